@@ -1,4 +1,4 @@
-"""A value as a short text that is equal exactly where the values are: small ones as they are, tensors by checksum."""
+"""Short texts for values, equal exactly if the values are equal: plain values verbatim, tensors by checksum."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import torch
 from ..checkpoint.format.crc import crc32
 from ..state.sharding.dtensor import local
 
-#: Characters of a plain value that are shown; longer ones are shown cut, with a checksum of the whole.
+#: Longest plain value, in characters, that is shown in full. A longer one is cut, with a checksum of the full text.
 _SHOWN = 60
-#: Bytes of an unregistered tensor or array that are read in full. Of a larger one, this many pieces of `_PIECE` bytes are.
+#: Largest unregistered tensor or array, in bytes, that is read in full.
 _WHOLE = 64 * 2**20
+#: Number of pieces, and bytes of each, that are read of a larger one.
 _PIECES, _PIECE = 64, 2**16
 
 ATOMS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def of_tensor(tensor: torch.Tensor, *, sampled: bool = False) -> str:
-    """Type, shape and checksum of a tensor; a number is shown as it is. Of a DTensor, what lies here.
+    """Return type, shape and checksum of a tensor; a single number is shown verbatim. A DTensor counts by its local shard.
 
     Args:
-        sampled: read a large one in places only.
+        sampled: read only pieces of a large tensor.
     """
     try:
         here = local(tensor.detach())
@@ -41,12 +42,12 @@ def of_tensor(tensor: torch.Tensor, *, sampled: bool = False) -> str:
         TypeError,
         ValueError,
         NotImplementedError,
-    ) as error:  # no bytes to be had: quantized, fake, freed, of a lazy module
+    ) as error:  # no bytes can be read: quantized, fake, freed, or of a lazy module
         return f"{type(tensor).__name__} without bytes ({type(error).__name__})"
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Of its first element; 0 where it has no memory that it could share with another one."""
+    """Return the address of the tensor's first element; 0 if the tensor has no memory to share with another one."""
     try:
         return tensor.data_ptr() if tensor.numel() else 0
     except (RuntimeError, ValueError):  # sparse, fake, freed; of a lazy module before its first input
@@ -59,7 +60,7 @@ _NUMBERS = frozenset(
 
 
 def of_text(text: str) -> str:
-    """The text itself, or its begin and a checksum."""
+    """Return the text itself, or its first 60 characters and a checksum."""
     if len(text) <= _SHOWN:
         return text
     return f"{text[:_SHOWN]}… {crc32(text.encode(errors='surrogatepass')):08x}"
@@ -70,7 +71,7 @@ def of_atom(value: object) -> str:
 
 
 def of_array(array: Any) -> str:
-    """Of a numpy array; one of objects by its text."""
+    """Return type, shape and checksum of a numpy array; an array of objects is shown as text."""
     if array.dtype.hasobject:
         return of_text(repr(array.tolist()))
     if array.size == 1:
@@ -96,7 +97,7 @@ def is_array(value: object) -> bool:
 
 
 def of_any(value: Any, depth: int = 4) -> str:
-    """Of nested containers of tensors and plain values, as one text: a batch, or what a generator's state is."""
+    """Return one text for nested containers of tensors and plain values, such as a batch or a generator's state."""
     return of_text(_text(value, depth))
 
 
@@ -118,7 +119,7 @@ def _text(value: Any, depth: int) -> str:
 
 
 def of_generator(value: object) -> str | None:
-    """The state of somebody's own random number generator; None for what is none."""
+    """Return the state of a script's own random number generator; None if `value` is not one."""
     if isinstance(value, torch.Generator):
         return of_tensor(value.get_state())
     if isinstance(value, random.Random):
@@ -132,7 +133,7 @@ def of_generator(value: object) -> str | None:
 
 
 def of_generators() -> dict[str, str]:
-    """The states of those that spotguard always saves, short. Nothing is drawn."""
+    """Return checksums of the generators that spotguard always saves, by name. It draws no random number."""
     states = {"python": repr(random.getstate()), "torch": of_tensor(torch.get_rng_state())}
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -9,22 +9,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-#: Names the file of the plan. Whoever has it in the environment is recorded.
+#: Environment variable with the path of the plan. The recorder records every training process that has it.
 VARIABLE = "SPOTGUARD_PROVE"
 
-#: A notice by hand, a notice through `spotguard run`, or the end of the machine without one.
+#: A manual `guard.preempt`, a notice through `spotguard run`, or the end of the machine without a notice.
 ActionKind = Literal["preempt", "notice", "kill"]
 
-#: A place in the turn of the loop. The first is the boundary itself, `guard.step()`.
+#: A place in one turn of the training loop. The first is the boundary itself, `guard.step()`.
 Place = Literal["boundary", "forward", "optimizer", "after optimizer", "epoch end", "evaluation", "save"]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """How the harness ends a run early."""
+    """The way in which the harness ends a run early."""
 
     kind: ActionKind
-    #: Completed steps from which on it is due.
+    #: Completed steps after which the action is due.
     step: int
     at: Place = "boundary"
 
@@ -33,21 +33,21 @@ class Action:
 class LifePlan:
     """One run of the script, from its start to its end or to its action."""
 
-    #: Its name on the page and in errors.
+    #: The run's name in the report and in errors.
     name: str
-    #: Where the records go.
+    #: Folder of the records.
     folder: str
     #: The copy of the working folder that the script runs in.
     workdir: str
-    #: Where checkpoints go, whatever the script says.
+    #: URL of the store for checkpoints. It overrides the script's.
     store: str
     run_id: str
     #: Boundaries after which the run ends.
     steps: int
     #: Seconds without a completed step after which the run counts as hung.
     stall: float
-    #: What generators are seeded with that the script itself does not seed. A resumed life has another one, as a new process
-    #: has other random numbers.
+    #: Seed of the generators that the script does not seed. A resumed run gets another seed, because a new process has
+    #: other random numbers.
     seed: int = 0
     #: Steps between two background checkpoints; 0 for none.
     every: int = 0
@@ -64,11 +64,14 @@ class LifePlan:
 
     @property
     def acted(self) -> Path:
-        """There once the action has been carried out: a process that a launcher starts again does not act twice."""
+        """Return the path of a file that exists once the action was carried out.
+
+        A process that a launcher restarts thereby does not act twice.
+        """
         return Path(self.folder, "acted")
 
 
 def plan_of(env: Mapping[str, str] = os.environ) -> LifePlan | None:
-    """The plan that this process is to follow; None where nobody proves anything."""
+    """Return the plan of this process; None if `spotguard prove` did not start it."""
     path = env.get(VARIABLE, "")
     return LifePlan.read(Path(path)) if path else None

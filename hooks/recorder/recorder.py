@@ -1,4 +1,7 @@
-"""Each boundary of a run as one line of JSON, the plan's action at its step, and the `Guard` that records."""
+"""The recorder of one training process: it writes each boundary as one line of JSON and carries out the plan's action.
+
+`RecordedGuard` is the `Guard` that feeds it.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,19 @@ from .state import RegisteredObjects
 from .trace import Trace
 from .variables import CodeOwner, HiddenModules, VariableCensus
 
-#: Seconds between two looks at whether what was asked for has come.
+#: Seconds between two polls of a condition that the recorder waits for.
 _LOOK = 0.01
-#: Seconds that one boundary waits for a background checkpoint. Not for as long as it takes: of several ranks, the others may
-#: have to go on for it.
+#: Seconds that one boundary waits for a background checkpoint. The wait is short because the checkpoint of a job with
+#: several ranks may need the other ranks to go on.
 _PATIENCE = 0.2
-#: Boundaries after which no further modules are searched for.
+#: Boundaries after which the recorder stops searching for hidden modules.
 _SETTLED = 2
-#: Optimizer steps without one boundary, for each that the plan wants, after which nobody waits any longer.
+#: Optimizer steps without a boundary, per step of the plan, after which the recorder ends the run.
 _NEVER = 10
 
 
 class RunRecorder:
-    """Of one training process. Called on the training thread, but for `leaving`."""
+    """The recorder of one training process. Only the training thread calls it, except for `leaving`."""
 
     def __init__(self, plan: LifePlan, state: dict[str, Any], clock: Clock) -> None:
         self._plan = plan
@@ -55,20 +58,20 @@ class RunRecorder:
         self._ended = False
         self._acted = plan.action is None
         self._begin_of_turn: dict[str, Any] = {}
-        #: Optimizers that have stepped, held so that their ids stay theirs.
+        #: Optimizers that have stepped, by id. The reference keeps each id from being reused.
         self._optimizers: dict[int, Optimizer] = {}
         self._known: dict[str, Any] = {}
         self._steps_before_any_boundary = 0
-        self._nothing = threading.Event()  # never set: what is waited on between two looks
+        self._nothing = threading.Event()  # never set: `_wait` sleeps on it between two polls
 
     def begin(self, guard: RecordedGuard, rank: int, world: int, said: str) -> None:
-        """The guard is made.
+        """Begin the record, once the guard exists.
 
         Args:
-            said: the store and the run id that the script itself has named.
+            said: the store and the run id that the script itself passed.
 
         Raises:
-            SystemExit: this run has come to its end before, and a launcher has started the process again.
+            SystemExit: the plan's action was already carried out, and a launcher has restarted the process.
         """
         self._guard, self._rank = guard, rank
         path = Path(self._plan.folder, f"rank-{rank}.jsonl")
@@ -89,7 +92,7 @@ class RunRecorder:
         atexit.register(self._left_by_itself)
 
     def elsewhere(self, run_id: str) -> None:
-        """The script restores another run than its own."""
+        """Record that the script restores another run than its own."""
         self._write("elsewhere", run_id=run_id)
 
     def restored(self, step: int) -> None:
@@ -100,19 +103,19 @@ class RunRecorder:
         self._passing("boundary")
 
     def boundary(self, completed: int) -> None:
-        """`guard.step()` is done.
+        """Record a boundary, after `guard.step()`.
 
         Raises:
             SystemExit: the plan ends here.
         """
         if self._ended:
-            os._exit(0)  # somebody has caught what should have ended the process
+            os._exit(0)  # the script caught the SystemExit that should have ended the process
         self._completed = completed
         self._turns += 1
         if self._turns <= _SETTLED:
             self._hidden.search()
         look = self._look()
-        # An optimizer's name is only known by now.
+        # `_look` has just found the names of the optimizers.
         turn = [(what, self._called(whose), *rest) for what, whose, *rest in self._trace.turn()]
         self._write("boundary", step=completed, turn=turn, opened=self._begin_of_turn, **look)
         self._begin_of_turn = {}
@@ -126,7 +129,7 @@ class RunRecorder:
         self._passing("boundary")
 
     def leaving(self) -> None:
-        """Training is told to leave. Any thread."""
+        """Record that training is asked to leave. Any thread may call it."""
         if self._guard is not None:
             self._write("leaving", step=self._guard.committed)
 
@@ -139,14 +142,14 @@ class RunRecorder:
         if action.at != place or self._completed < action.step:
             return
         if action.kind == "kill" and not self._wait(lambda: guard.committed > 0, _PATIENCE):
-            return  # at the next boundary, perhaps: a kill without a checkpoint would show nothing
+            return  # try again at the next boundary: a kill before the first checkpoint would prove nothing
         self._acted = True
         self._plan.acted.touch()
         if action.kind == "preempt":
             self._write("acted", step=self._completed, at=place)
             guard.preempt(self._plan.stall)
             return
-        # The harness acts now. A notice shuts the gate; a kill ends this process here.
+        # The harness acts now: a notice shuts the gate, or a kill ends this process here.
         self._write("asks", action=action.kind, step=self._completed, at=place)
         self._wait(lambda: guard.held, self._plan.stall)
 
@@ -156,7 +159,7 @@ class RunRecorder:
             self._clock.wait(self._nothing, _LOOK)
         return until()
 
-    # --- what happens in a turn ---
+    # --- events of a turn ---
 
     def _opening(self) -> None:
         census = self._census()
@@ -171,7 +174,7 @@ class RunRecorder:
                 self._end("never")
                 raise SystemExit(0)
 
-    # --- one look ---
+    # --- one snapshot ---
 
     def _look(self) -> dict[str, Any]:
         census = self._census()
@@ -198,13 +201,13 @@ class RunRecorder:
         census = VariableCensus(self._code, self._registered, self._hidden, ours)
         try:
             census.take(sys._getframe(2))
-        except Exception as error:  # noqa: BLE001 - somebody's object is odd; the rest is compared all the same
+        except Exception as error:  # noqa: BLE001 - a user's object may raise anything; the rest is still compared
             self._write("trouble", text=f"{type(error).__name__}: {error}")
         self._names = {**census.names, **self._registered.names}
         return census
 
     def _moved(self, census: VariableCensus) -> tuple[dict[str, str], dict[str, Any]]:
-        """Parameters that an optimizer has moved and nobody has registered; and who moves what."""
+        """Return checksums of parameters that are unregistered but trained, and facts about each optimizer by its name."""
         registered = self._registered.parameter_names()
         names = {**census.names, **registered}
         moved: dict[str, str] = {}
@@ -232,7 +235,7 @@ class RunRecorder:
     # --- the record ---
 
     def _watched(self) -> bool:
-        """Whether files and threads were watched from the interpreter's first line on."""
+        """Report whether `startup` has watched files and threads from the interpreter's first line on."""
         return getattr(sys.modules.get(startup.NAME), "early", False)
 
     def _end(self, why: str) -> None:
@@ -245,15 +248,15 @@ class RunRecorder:
 
     def _write(self, what: str, **facts: Any) -> None:
         if os.getpid() != self._pid:
-            return  # a child that was forked
+            return  # a forked child
         os.write(self._out, (json.dumps({"what": what, **facts}) + "\n").encode())
 
 
-# A `Guard` that also records: `register` returns it where a plan is set.
-
-
 class RecordedGuard(Guard):
-    """Follows a plan: its store and run id hold, whatever the script says, and it ends where the plan ends."""
+    """A `Guard` that also records; `register` returns it if a plan is set.
+
+    The plan's store and run id override the script's, and the run ends where the plan ends.
+    """
 
     def __init__(
         self,
@@ -266,11 +269,12 @@ class RecordedGuard(Guard):
         *,
         said: tuple[str | None, str | None] = (None, None),
     ) -> None:
-        """
+        """Make the guard and begin its record.
+
         Args:
-            said: the store and the run id that the script has named.
+            said: the store and the run id that the script passed.
         """
-        # What the script itself may have set: a stage outlives the run, and the recorder asks for background checkpoints.
+        # The script may have set both. A stage outlives the run, and the recorder itself requests background checkpoints.
         os.environ.pop("SPOTGUARD_STAGE", None)
         os.environ["SPOTGUARD_EVERY"] = "off"
         self._recorder = RunRecorder(plan, state, clock)
@@ -278,7 +282,7 @@ class RecordedGuard(Guard):
         self._recorder.begin(self, self._rank, self._world, " ".join(each or "-" for each in said))
 
     def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
-        """The plan's run begins with nothing, and no other run is read: one that the script names is as if it were empty."""
+        """Restore the plan's own run. If the script names another run, treat that run as empty and do not read it."""
         if run_id is not None and run_id != self._run_id:
             self._recorder.elsewhere(run_id)
             step = None
@@ -294,19 +298,19 @@ class RecordedGuard(Guard):
         self._recorder.leaving()
         super().leave(code)
 
-    # --- what the recorder asks ---
+    # --- for the recorder ---
 
     @property
     def held(self) -> bool:
-        """Whether a notice has closed the gate."""
+        """Report whether a notice has closed the gate."""
         return self._gate.place.shut is not type(self._gate.place.shut).OPEN
 
     @property
     def committed(self) -> int:
-        """The step of the newest checkpoint of this attempt; -1 before the first."""
+        """Return the step of this attempt's newest checkpoint; -1 before the first."""
         last = self._checkpointer.last
         return -1 if last is None else last.step
 
     def checkpoint_soon(self) -> None:
-        """A background checkpoint at the next boundary."""
+        """Request a background checkpoint at the next boundary."""
         self._cadence.ask(going=True)

@@ -1,9 +1,10 @@
-"""What is done from the interpreter's first line on: files that are opened, threads that are started and a hang are watched, and
-generators get a seed, so that two runs of a script that seeds nothing can be compared.
+"""The recorder's start-up, from the interpreter's first line on: it watches opened files, started threads and hangs.
 
-The harness has every Python of the run execute this file by its path (a `sitecustomize` on PYTHONPATH), before the script and
-without the rest of spotguard. So it imports the standard library only, and must also load on a Python that spotguard does not
-support. Nothing in here may raise: the script would fail of it.
+It also seeds the generators, so that two runs of a script that seeds nothing can be compared.
+
+Every Python of the run executes this file by its path (a `sitecustomize` on PYTHONPATH), before the script and without the
+rest of spotguard. So the module imports only the standard library. It must load even on a Python that spotguard does not
+support. Nothing in here may raise, because the script would fail with it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: Under this name the module is known in whichever way it was loaded.
+#: Key of this module in `sys.modules`, whichever way it was loaded.
 NAME = "_spotguard_prove_startup"
-#: Share of the time without a step after which the stacks are written; the harness ends the run at the whole of it.
+#: Share of the plan's `stall` without a step after which the stacks are dumped. The harness ends the run after all of it.
 _DUMP_AT = 0.8
 
 _LIBRARY = (os.path.dirname(os.__file__),)
@@ -34,7 +35,10 @@ _SYSTEM = ("/usr/", "/lib", "/proc/", "/sys/", "/dev/", "/etc/", *_LIBRARY)
 
 
 class FileWatch:
-    """The files and threads of this process, as lines of JSON. An audit hook cannot be removed, so there is one."""
+    """A record of this process's files and threads, as lines of JSON.
+
+    A process has only one, because an audit hook cannot be removed.
+    """
 
     def __init__(self, folder: str, stall: float) -> None:
         self._stall = stall
@@ -51,7 +55,7 @@ class FileWatch:
         self._hear_of_threads()
 
     def still_alive(self) -> None:
-        """A step was completed: the stacks are due that much later."""
+        """Restart the hang timer, after a completed step."""
         if os.getpid() == self._pid:
             faulthandler.dump_traceback_later(self._stall * _DUMP_AT, exit=False, file=self._stacks)
 
@@ -61,7 +65,7 @@ class FileWatch:
         self._busy.now = True
         try:
             _EVENTS[event](self, args)
-        except Exception:  # noqa: BLE001 - whatever it is, the script goes on as if nobody watched
+        except Exception:  # noqa: BLE001 - the script must go on as if nothing watched it
             return
         finally:
             self._busy.now = False
@@ -78,7 +82,7 @@ class FileWatch:
         self._note("update", args[0])
 
     def _hear_of_threads(self) -> None:
-        """There is an audit event from Python 3.12 on only."""
+        """Wrap `Thread.start`, because Python has an audit event for threads only from 3.12 on."""
         start = threading.Thread.start
 
         def started(thread: threading.Thread) -> None:
@@ -89,7 +93,7 @@ class FileWatch:
         threading.Thread.start = started  # type: ignore[method-assign,assignment]
 
     def _thread(self, frame: types.FrameType | None) -> None:
-        """Note the line of the script's that has started one, itself or through the standard library."""
+        """Note the line of the script that starts a thread, directly or through the standard library."""
         while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARY, "<frozen")):
             if "site-packages" in frame.f_code.co_filename:
                 return
@@ -117,7 +121,7 @@ class FileWatch:
 
 
 def _way(path: object, mode: object, flags: int) -> str:
-    """How a file is opened: "read", "write" (from its begin), "append", or "update" where what is there counts too."""
+    """Return how a file is opened: "read", "write" (from its start), "append", or "update" if its old content counts too."""
     access = flags & os.O_ACCMODE
     if access == os.O_RDONLY:
         return "read"
@@ -138,7 +142,7 @@ _EVENTS = {
 
 
 class Seeder:
-    """Seeds a library's generator once the library is loaded: a finder that finds nothing by itself."""
+    """A finder that seeds a library's generator once the library is loaded. It finds no module by itself."""
 
     def __init__(self, seed: int) -> None:
         self._after: dict[str, Callable[[Any], object]] = {
@@ -150,7 +154,7 @@ class Seeder:
         if name not in self._after:
             return None
         after = self._after.pop(name)
-        spec = importlib.util.find_spec(name)  # those who come after us know it
+        spec = importlib.util.find_spec(name)  # from the finders after this one
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
@@ -169,7 +173,7 @@ def _seed_generators(seed: int) -> None:
 
 
 def begin() -> FileWatch | None:
-    """Watch this process, where a plan says so. Once; a second call returns the same watch."""
+    """Watch this process if a plan asks for it. A second call returns the same watch."""
     try:
         if NAME in sys.modules and hasattr(sys.modules[NAME], "watch"):
             return sys.modules[NAME].watch  # type: ignore[no-any-return]
@@ -180,5 +184,5 @@ def begin() -> FileWatch | None:
         module = sys.modules.setdefault(NAME, type(sys)(NAME))
         module.watch = made  # type: ignore[attr-defined]
         return made
-    except Exception:  # noqa: BLE001 - a plan that is gone, a Python that is too old: nobody is watched
+    except Exception:  # noqa: BLE001 - no plan file, or a Python that is too old: nothing is watched
         return None

@@ -1,5 +1,6 @@
-"""What was registered, as checksums by name: read from the live objects, so that the comparison does not rest on the copies that
-spotguard itself makes.
+"""The registered objects, as checksums by name.
+
+They are read from the live objects, so that the comparison does not rest on the copies that spotguard itself makes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from torch.optim import Optimizer
 from ..state.parts.loaders import is_stateful_loader
 from . import checksums
 
-#: Bytes of a tensor that is looked at once more, within a turn.
+#: Largest tensor, in bytes, that is read a second time within a turn.
 _SMALL = 2**20
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers that a state dict holds; a tied one under its first name."""
+    """Yield the parameters and buffers that a state dict holds, by name. A tied tensor comes under its first name."""
     left_out = {
         f"{prefix}.{name}".lstrip(".")
         for prefix, part in module.named_modules()
@@ -30,7 +31,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class RegisteredObjects:
-    """The objects that the script has given to `register`, by the names that it gave them."""
+    """The objects that the script passed to `register`, by their names."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -38,12 +39,12 @@ class RegisteredObjects:
         self.names = {id(value): name for name, value in values.items()}
 
     def is_replaced(self, name: str, value: object) -> bool:
-        """Whether it is another object than the one of this name, of the very same type."""
+        """Report whether `value` has the exact type of the object registered as `name`, but is another object."""
         registered = self._values.get(name)
         return registered is not None and value is not registered and type(value) is type(registered)
 
     def kinds(self) -> dict[str, str]:
-        """The type of each, by its name."""
+        """Return the type of each registered object, by name."""
         return {name: type(value).__name__ for name, value in self._values.items()}
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -53,15 +54,15 @@ class RegisteredObjects:
         yield from (value for value in self._values.values() if isinstance(value, Optimizer))
 
     def parameter_names(self) -> dict[int, str]:
-        """id of a registered tensor -> its name."""
-        found = {id(value): name for name, value in self._values.items() if isinstance(value, torch.Tensor)}
+        """Return the name of each registered tensor, by the tensor's id."""
+        names = {id(value): name for name, value in self._values.items() if isinstance(value, torch.Tensor)}
         for name, module in self.modules():
             for key, tensor in named_tensors(module):
-                found.setdefault(id(tensor), f"{name}.{key}")
-        return found
+                names.setdefault(id(tensor), f"{name}.{key}")
+        return names
 
     def frozen(self) -> list[str]:
-        """Names of the parameters whose `requires_grad` is off."""
+        """Return the names of the parameters whose `requires_grad` is off."""
         return [
             f"{name}.{key}"
             for name, module in self.modules()
@@ -70,48 +71,49 @@ class RegisteredObjects:
         ]
 
     def items(self, *, small: bool = False) -> dict[str, str]:
-        """
+        """Return a checksum of each registered tensor and plain value, by name.
+
         Args:
-            small: leave out what lies in large tensors, and in optimizers' moments.
+            small: leave out tensors over 1 MiB, optimizers' moments and stateful loaders.
         """
-        found: dict[str, str] = {}
+        checked: dict[str, str] = {}
         names = self.parameter_names()
         for name, value in self._values.items():
             if isinstance(value, nn.Module):
                 pairs = named_tensors(value)
-                found |= {f"{name}.{k}": checksums.of_tensor(t) for k, t in pairs if _taken(t, small)}
+                checked |= {f"{name}.{k}": checksums.of_tensor(t) for k, t in pairs if _taken(t, small)}
             elif isinstance(value, Optimizer):
-                found |= of_optimizer(name, value, names, moments=not small)
+                checked |= of_optimizer(name, value, names, moments=not small)
             elif isinstance(value, torch.Tensor):
                 if _taken(value, small):
-                    found[name] = checksums.of_tensor(value)
+                    checked[name] = checksums.of_tensor(value)
             elif isinstance(value, dict):
-                flatten(name, value, found)
+                flatten(name, value, checked)
             elif is_stateful_loader(value):
-                # Asking one that has not begun would make it begin.
+                # `state_dict` of a loader that has not begun would make it begin.
                 if not small and value._iterator is not None:
-                    flatten(name, value.state_dict(), found)
+                    flatten(name, value.state_dict(), checked)
             else:
-                flatten(name, value.state_dict(), found)
-        return found
+                flatten(name, value.state_dict(), checked)
+        return checked
 
 
 def of_optimizer(
     name: str, optimizer: Optimizer, names: Mapping[int, str], *, moments: bool = True
 ) -> dict[str, str]:
-    """The numbers of its groups, and what it keeps for each parameter."""
-    found: dict[str, str] = {}
+    """Return checksums of an optimizer's group options, and of its state for each parameter."""
+    checked: dict[str, str] = {}
     for number, group in enumerate(optimizer.param_groups):
         plain = {key: value for key, value in group.items() if key != "params"}
-        flatten(f"{name}.group {number}", plain, found)
+        flatten(f"{name}.group {number}", plain, checked)
     if moments:
         for number, (parameter, state) in enumerate(optimizer.state.items()):
-            flatten(f"{name}.{names.get(id(parameter), f'parameter {number}')}", state, found)
-    return found
+            flatten(f"{name}.{names.get(id(parameter), f'parameter {number}')}", state, checked)
+    return checked
 
 
 def flatten(path: str, value: Any, found: dict[str, str], depth: int = 6) -> None:
-    """Give each tensor and plain value of a state dict a name of its own."""
+    """Add a checksum of each tensor and plain value of a state dict to `found`, each under a name of its own."""
     if isinstance(value, torch.Tensor):
         found[path] = checksums.of_tensor(value)
     elif checksums.is_array(value):

@@ -1,7 +1,7 @@
-"""What happens between two boundaries, in order: batches fetched, forwards, losses, optimizers' steps, evaluations, saves.
+"""The trace of one turn: its batches, forwards, losses, optimizer steps, evaluations and saves, in order.
 
-By torch's own global hooks where there are any; `torch.autograd.backward`, `torch.save` and the loaders have none and are wrapped.
-Only the training thread is recorded.
+A turn lies between two boundaries. The trace uses torch's global hooks. It wraps `torch.autograd.backward`, `torch.save`
+and the loaders, because they have no hooks. It records only the training thread.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch.utils.data import dataloader
 from . import checksums
 from .plan import Place
 
-#: An entry of the record: what, whose, its checksum or value, and the generators' states after it.
+#: An entry of the trace: the event, the object it belongs to, its checksum or value, and the generators' states after it.
 Entry = tuple[str, str, str, dict[str, str]]
 
-#: Entries of one turn that are kept: a turn of thousands of micro-batches is not written down in full.
+#: Entries kept of one turn. A turn of thousands of micro-batches is not recorded in full.
 _MOST = 400
 
 
 class Trace:
-    """The turn that is running.
+    """The trace of the current turn.
 
     Args:
         passing: called at each place of the turn where an action may be due.
-        opening: called once a turn, before its first forward of training.
-        stepped: called after each optimizer's step.
+        opening: called once a turn, before its first training forward.
+        stepped: called after each optimizer step.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Trace:
         self._depth = 0
         self._opened = False
         self._entries: list[Entry] = []
-        #: Loaders' iterators that were there before the loop could restore anything.
+        #: Number of loader iterators that existed before the restore.
         self.early = 0
 
     def begin(self) -> None:
-        """Put the hooks in. They stay until the process ends."""
+        """Install the hooks. They stay until the process ends."""
         hooks_of_modules.register_module_forward_pre_hook(_uncompiled(self._before_forward))
         hooks_of_modules.register_module_forward_hook(_uncompiled(self._after_forward), always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
@@ -74,12 +74,12 @@ class Trace:
             self._wrap(stateful.StatefulDataLoader, "__iter__", self._iterate)
 
     def turn(self) -> list[Entry]:
-        """The entries since the last call. At a boundary."""
+        """Return the entries since the last call. Called at a boundary."""
         ended, self._entries, self._opened = self._entries, [], False
         return ended
 
     def restored(self) -> None:
-        """A restore is over: what came before it belongs to no turn."""
+        """Begin the first turn after a restore. Earlier entries belong to no turn and are dropped."""
         self._thread = threading.get_ident()
         self.early = sum(issubclass(type(each), dataloader._BaseDataLoaderIter) for each in gc.get_objects())
         self.turn()
@@ -89,7 +89,7 @@ class Trace:
             self._entries.append((what, whose, value, checksums.of_generators()))
 
     def _here(self) -> bool:
-        """Whether this is the training thread. A forked worker has the very number, in a process of its own."""
+        """Report whether this is the training thread. The pid counts too: a forked worker has the same thread id."""
         return threading.get_ident() == self._thread and os.getpid() == self._pid
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -116,7 +116,7 @@ class Trace:
         if not self._opened:
             self._opened = True
             self._opening()
-        # A global hook is given no keyword arguments; torch's own frame has them.
+        # torch passes no keyword arguments to a global hook, so they are read from the frame of its caller.
         named = sys._getframe(2).f_locals.get("kwargs", {})
         given = [*args, *(named[key] for key in sorted(named))] if isinstance(named, dict) else [*args]
         self._note("input", type(module).__name__, checksums.of_any(given))
@@ -136,7 +136,7 @@ class Trace:
             self._stepped(optimizer)
             self._passing("after optimizer")
 
-    # --- what is wrapped ---
+    # --- wrapped functions ---
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         roots = args[0] if args else kwargs.get("tensors")
@@ -168,7 +168,10 @@ class Trace:
 
 
 def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """What `torch.compiler.disable` makes of it, without loading the compiler where nobody else does: 1.2 s."""
+    """Return the hook marked so that TorchDynamo skips it, as `torch.compiler.disable` would.
+
+    That function would load the compiler even if nothing else needs it, which takes 1.2 s.
+    """
 
     def called(*args: Any) -> None:
         hook(*args)

@@ -1,7 +1,7 @@
-"""The script's own variables, as checksums by name: what training depends on and nobody has registered is among them.
+"""A census of the script's own variables, as checksums by name. It includes unregistered state that training depends on.
 
-Read without running anybody's code: no property, no `__repr__` of a user's class, no iterator moved on. Names are those of
-the script, with the function in front (`main(): count`), so that a page can say them.
+The census runs none of the script's code: it reads no property, calls no `__repr__` of a user's class and advances no
+iterator. Names are the script's own, with the function in front (`main(): count`), so that a report can show them.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from torch.utils.data import DataLoader, dataloader
 from . import checksums
 from .state import RegisteredObjects, named_tensors, of_optimizer
 
-#: Before the type of an object that is registered: a field of it that changes is one that its state dict may leave out.
+#: Prefix for the type of a registered object. If a field of such an object changes, its state dict may leave that field out.
 REGISTERED = "registered "
-#: Between a function and its variable.
+#: Separator between a function and its variable.
 IN = ": "
 
 _DEEPEST = 8
 _MOST_ITEMS = 300
 _MOST_VALUES = 20_000
 
-#: Values whose own text is safe to ask for, and says all.
+#: Types whose `repr` is safe to call and shows the full value.
 _PLAIN = (
     *(*checksums.ATOMS, torch.dtype, torch.device, torch.Size, range, slice, enum.Enum),
     *(datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath, itertools.count),
 )
-#: The interpreter's own iterators: what they hold is found by the garbage collector, how far they are by their length hint.
+#: The interpreter's own iterators. The garbage collector finds what they refer to; their length hint shows their progress.
 _SOME_ITERATORS: tuple[object, ...] = (
     *(iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(range(0)), iter(set())),
     *(reversed([]), enumerate(()), zip(), map(str, ()), filter(None, ()), itertools.chain()),
     *(itertools.cycle(()), itertools.islice((), 0), itertools.repeat(None, 0)),
 )
 _ITERATORS = tuple(map(type, _SOME_ITERATORS))
-#: Of a module's or a scheduler's own attributes, what is state elsewhere, or none.
+#: Attributes of a module or a scheduler that are recorded elsewhere, or are not state.
 _LEFT_OUT = frozenset({"optimizer", "_parameters", "_buffers", "_modules", "_iterator", "_opt_called"})
 
 
 class CodeOwner:
-    """Whose code a file is: the script's, or a library's."""
+    """A classifier of files: the script's own code, or a library's."""
 
     def __init__(self, workdir: str) -> None:
         self._workdir = os.path.realpath(workdir) + os.sep
@@ -74,21 +74,21 @@ class CodeOwner:
         self._count = 0
 
     def portable(self, text: str) -> str:
-        """The same in each copy of the working folder."""
+        """Return `text` with the working folder as `.`, so that it is the same in each copy of that folder."""
         return text.replace(self._workdir, "./").replace(self._workdir.rstrip(os.sep), ".")
 
     def is_users(self, file: str | None) -> bool:
         if not file or file.startswith("<"):
             return file in ("<string>", "<stdin>")
-        found = self._known.get(file)
-        if found is None:
+        known = self._known.get(file)
+        if known is None:
             path = os.path.realpath(file)
             library = path.startswith(self._libraries) or f"{os.sep}site-packages{os.sep}" in path
-            found = self._known[file] = path.startswith(self._workdir) or not library
-        return found
+            known = self._known[file] = path.startswith(self._workdir) or not library
+        return known
 
     def modules(self) -> list[str]:
-        """The names of the script's own modules. Looked for again when one was imported."""
+        """Return the names of the script's own modules. The search runs again only after an import."""
         if self._count != len(sys.modules):
             self._count = len(sys.modules)
             self._modules = [
@@ -108,29 +108,31 @@ class CodeOwner:
 
 
 class HiddenModules:
-    """Modules that no variable of the script leads to: they hang in a library's objects. Found by the garbage collector, which
-    takes 60 ms, so `search` is for the begin of a run."""
+    """Modules that no variable of the script leads to, because a library's objects hold them.
+
+    `search` asks the garbage collector for them. That takes 60 ms, so it is meant for the start of a run.
+    """
 
     def __init__(self) -> None:
         self._found: dict[int, weakref.ref[nn.Module]] = {}
 
     def search(self) -> None:
-        # By its type: `isinstance` asks some proxies for their class, and they warn.
-        found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-        inner = {id(part) for each in found for part in each.modules() if part is not each}
-        self._found = {id(each): weakref.ref(each) for each in found if id(each) not in inner}
+        # `issubclass` on the type: `isinstance` asks some proxies for their class, and they warn.
+        alive = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+        inner = {id(part) for each in alive for part in each.modules() if part is not each}
+        self._found = {id(each): weakref.ref(each) for each in alive if id(each) not in inner}
 
     def modules(self) -> list[nn.Module]:
-        return [module for found in self._found.values() if (module := found()) is not None]
+        return [module for reference in self._found.values() if (module := reference()) is not None]
 
 
 class VariableCensus:
-    """One look at all variables.
+    """One snapshot of all variables.
 
     Args:
-        registered: what is compared elsewhere, and left out here.
-        hidden: modules to look at beside those that variables lead to.
-        skip: objects of spotguard's own.
+        registered: the registered objects. They are compared elsewhere and left out here.
+        hidden: modules to read in addition to those that variables lead to.
+        skip: spotguard's own objects.
     """
 
     def __init__(
@@ -149,26 +151,26 @@ class VariableCensus:
             for _, module in registered.modules()
             for _, tensor in named_tensors(module)
         } - {0}
-        #: By id. They are held as well, or a new object could have the id of one that is gone.
+        #: Objects already visited, by id. The reference keeps each id from being reused by a new object.
         self._met: dict[int, object] = {id(each): each for each in skip}
         self._taken: set[str] = set()
         self._queue: collections.deque[tuple[str, Any, int]] = collections.deque()
         self._met |= {id(group): group for each in registered.optimizers() for group in each.param_groups}
-        #: Variables by name.
+        #: Checksum of each variable, by its name.
         self.values: dict[str, str] = {}
-        #: Tensors of modules that are not registered.
+        #: Checksums of the tensors of unregistered modules.
         self.modules: dict[str, str] = {}
-        #: What optimizers keep that are not registered.
+        #: Checksums of the state of unregistered optimizers.
         self.optimizers: dict[str, str] = {}
-        #: id of an object -> how the script calls it.
+        #: The script's name for each object, by the object's id.
         self.names: dict[int, str] = {}
-        #: Objects that are registered or could be, and iterators of loaders: "name: type", by their variable.
+        #: Objects that are registered or could be, and loaders' iterators, as "name: type" by their variable.
         self.objects: dict[str, str] = {}
-        #: RegisteredObjects names that the script has bound to another object since.
+        #: Registered names that the script has since bound to another object.
         self.rebound: list[str] = []
 
     def take(self, frame: types.FrameType | None) -> None:
-        """Look at the variables of every function of the script that is running, and of its modules."""
+        """Record the variables of the script's modules and of each of its functions on the stack."""
         innermost = True
         while frame is not None:
             if self._code.is_users(frame.f_code.co_filename):
@@ -184,9 +186,10 @@ class VariableCensus:
         self._modules_nobody_names()
 
     def _add_all(self, where: str, variables: Mapping[str, Any], *, watched: bool) -> None:
-        """
+        """Queue all variables of one scope.
+
         Args:
-            watched: note which registered names mean something else in here.
+            watched: note which registered names are bound to another object in this scope.
         """
         for name, value in list(variables.items()):
             if not name.startswith("__"):
@@ -263,7 +266,7 @@ class VariableCensus:
             self.optimizers |= of_optimizer(called, optimizer, named)
 
     def _name(self, path: str, value: object) -> str:
-        """What the script calls it: without the function, where that is plain."""
+        """Return the script's name for `value`, without the function if that name is not taken yet."""
         name = path.rpartition(IN)[2]
         if name in self._taken:
             name = path
@@ -289,7 +292,7 @@ class VariableCensus:
             items = list(value)
             if all(isinstance(item, checksums.ATOMS) for item in items):
                 self.values[path] = checksums.of_text(self._code.portable(repr(items)))
-                if not items:  # it may be filled with what has no text
+                if not items:  # later it may hold objects without a text
                     self._length(path, items)
                 return
             self._length(path, items)
@@ -332,7 +335,7 @@ class VariableCensus:
         yield from ((f"{path}'s default", item) for item in function.__defaults__ or ())
 
     def _object(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """An object's own fields, where its class is the script's, or keeps a state that it gives out."""
+        """Yield an object's fields, if its class is the script's or has a state dict, or if it is a loader's iterator."""
         cls = type(value)
         called = self._name(path, value)
         stateful = callable(getattr(cls, "state_dict", None)) or isinstance(value, DataLoader)
@@ -357,7 +360,7 @@ class VariableCensus:
 
 
 def _is_loaders(cls: type) -> bool:
-    """Whether it is a loader's own iterator, which says how far it is."""
+    """Report whether `cls` is a loader's own iterator, whose fields show its progress."""
     return issubclass(cls, dataloader._BaseDataLoaderIter)
 
 
