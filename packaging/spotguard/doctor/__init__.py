@@ -1,5 +1,5 @@
-"""The doctor: one look at everything that decides whether this machine would save in time, and what to do where not.
+"""The doctor: it checks whether this machine would save in time, and advises what to do if not.
 
-Each module looks at one thing and returns findings; `run` has the order, `render` the words on a terminal. Nothing here
-waits longer than it says: whatever may hang is asked on a thread of its own.
+Each module checks one thing and returns findings. `run` has their order, and `render` prints them on a terminal. Every wait
+has a timeout: a request that may hang runs on a thread of its own.
 """

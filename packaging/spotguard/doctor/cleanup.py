@@ -1,4 +1,4 @@
-"""Nothing of the doctor stays in a store: each key is noted before it is put, and removed at the end, however that comes."""
+"""The doctor's cleanup: each key is noted before its put, and removed at the end of the visit, even after an error or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from .timeouts import Aside, within
 
 log = logging.getLogger("spotguard.doctor")
 
-#: Seconds for removing all of it, and for those who still put to hear that it is over.
+#: Seconds for deleting all keys, and for threads that still put to notice the end.
 _CLEARING, _RETURNING = 10.0, 5.0
 
 
 class Leftovers:
-    """What may lie in a store because of us. A context manager: it is gone after, or `left` says what is not.
+    """The objects that the doctor may have put into a store. A context manager that deletes them at its end.
+
+    `left` then names those that could not be deleted.
 
     Args:
-        store: whose objects they are.
+        store: the store that has the objects.
+        clock: times the cleanup.
     """
 
     def __init__(self, store: BlobStore, clock: Clock) -> None:
@@ -36,36 +39,37 @@ class Leftovers:
         self._keys: list[str] = []
         self._putting: list[Aside[object]] = []
         self._made: list[Path] | None = None
-        #: Set when everybody who puts has to stop.
+        #: Set when every thread that puts has to stop.
         self.over = threading.Event()
-        #: Keys that could not be removed, and why.
+        #: Keys that could not be deleted.
         self.left: tuple[str, ...] = ()
+        #: Why they could not be deleted.
         self.why = ""
         self._cleared = False
 
     def note(self, key: str) -> str:
-        """Before it is put."""
+        """Note a key before its put, and return it."""
         self.look_once()
         with self._lock:
             self._keys.append(key)
         return key
 
     def look_once(self) -> None:
-        """Which folders will be ours: before the first is made. A cloud's store has none."""
+        """Note which folders the first put will make, before it makes them. A cloud's store has none."""
         if self._made is None:
             self._made = []
             if urlsplit(self._store.url).scheme != "file":
                 return
-            with suppress(TimeoutError):  # it stands still: then nothing is put either
+            with suppress(TimeoutError):  # the file system hangs, so no put follows
                 self._made = within(_RETURNING, self._clock, lambda: _missing(self._store.url), "looking")
 
     def removed(self, key: str) -> None:
-        """It is not there any more, or never was."""
+        """Forget a key that does not exist: it was deleted, or never put."""
         with self._lock, suppress(ValueError):
             self._keys.remove(key)
 
     def putting(self, aside: Aside[object]) -> None:
-        """Somebody who puts, and looks at `over`."""
+        """Note a call that puts and stops when `over` is set."""
         self._putting.append(aside)
 
     def __enter__(self) -> Leftovers:
@@ -74,21 +78,23 @@ class Leftovers:
     def __exit__(self, *raised: object) -> None:
         try:
             self.clear(asked_for=raised[0] is None)
-        except BaseException:  # Ctrl-C in the midst of it: a second one is not heard (`cli.commands.doctor`)
+        except (
+            BaseException
+        ):  # Ctrl-C during the cleanup; the doctor ignores a second one (`cli.commands.doctor`)
             self.clear(asked_for=False)
             raise
 
     def clear(self, *, asked_for: bool) -> None:
-        """Remove all of it, once: until that has come to its end it may be called again, and begins anew.
+        """Delete all noted keys, once. If a call was interrupted, the next one starts again.
 
         Args:
-            asked_for: somebody will look at `left`; else it is a warning in the log.
+            asked_for: the caller reads `left`. Otherwise keys that stay are a warning in the log.
         """
         if self._cleared:
             return
         self.over.set()
         until = self._clock.monotonic() + _RETURNING
-        for aside in self._putting:  # what lands after it was removed would stay
+        for aside in self._putting:  # an object that is put after the deletion would stay
             aside.ended(self._clock, until)
         with self._lock:
             keys = list(self._keys)
@@ -115,14 +121,14 @@ class Leftovers:
 
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
-        with suppress(OSError):  # not made after all, or somebody has put something there meanwhile
+        with suppress(OSError):  # it was never made, or another program has put something into it
             os.rmdir(folder)
 
 
 def _missing(url: str) -> list[Path]:
-    """The folders that the first put would make, the innermost first."""
-    found, folder = [], folder_of(url)
+    """Return the folders that the first put would make, the innermost first."""
+    missing, folder = [], folder_of(url)
     while not os.path.lexists(folder):
-        found.append(folder)
+        missing.append(folder)
         folder = folder.parent
-    return found
+    return missing

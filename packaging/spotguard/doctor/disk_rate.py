@@ -1,9 +1,9 @@
-"""How fast a folder takes bytes: by whole objects, for a byte is in it when its object is, flushed to the disk.
+"""Measurement of a folder's write rate, by whole objects: a byte is stored once its object is flushed to the disk.
 
-What write(2) takes is memory's pace, and then fsync(2) brings nothing for as long as the disk needs: of such jumps a
-stretch of time tells what it happened to meet. So each connection has its own rate, its bytes by the seconds of its puts,
-and they are summed. Objects begin small and double while one takes no time: so a slow disk comes to the end of some, and
-of a fast one it is not the price of a flush that is measured.
+write(2) runs at the speed of memory, and then fsync(2) blocks until the disk has caught up. A count over a fixed time would
+depend on which of the two phases it met. So each connection has a rate of its own, its bytes divided by the seconds of its
+puts, and the rates are summed. Objects begin small and double in size while a put is quick. So a slow disk finishes some
+objects, and the cost of a flush does not distort the rate of a fast disk.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from spotguard.providers.stores.base import BlobStore
 from .cleanup import Leftovers
 from .measuring import PATIENCE, Measured, MeasureLimits, Measuring
 
-#: Bytes of the first object, and the seconds below which the next is twice as large, up to a save's.
+#: Bytes of the first object, and the seconds below which the next object is twice as large, up to the size in a save.
 _FIRST, _QUICK = 2**20, 0.25
-#: Seconds for all of it; what is under way then does not count.
+#: Seconds for the whole measurement. A put in progress at its end does not count.
 _LONGEST = 11.0
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One connection: what it has put of the largest size so far, and in how many seconds."""
+    """One connection: the bytes that it has put in objects of its largest size so far, and the seconds of those puts."""
 
     size: int
     nbytes: int = 0
@@ -47,10 +47,15 @@ class _Lane:
 
 
 class DiskMeasurement(Measuring):
-    """Of a folder: a byte counts when its object is flushed, also one that comes to its end a little later.
+    """The measurement of a folder: a byte counts when its object is flushed, even if the put ends a little late.
 
     Args:
-        most: bytes that may be put, all together.
+        store: the folder's store.
+        key: returns a new key at each call, already noted in `litter`.
+        litter: removes the objects, and stops the puts if the visit ends.
+        clock: times the puts.
+        pace: the length of the measurement.
+        most: total bytes that may be put.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What one look found: well, not quite, or not at all; in words, with what to do about it."""
+"""A finding: the result of one check as ok, warning or failure, in words, with advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-#: What is looked at, in the order of the page. A closed set: programs read it.
+#: The checks, in the order of the page. The set is closed, because programs read it.
 Check = Literal[
     "cloud",
     "notices",
@@ -34,9 +34,9 @@ Check = Literal[
 
 class FindingState(StrEnum):
     OK = "ok"
-    #: It would save all the same; somebody should know.
+    #: The machine would still save, but the user should know.
     WARNING = "warning"
-    #: It would not, or nobody can say that it would.
+    #: The machine would not save, or the doctor cannot show that it would.
     FAILS = "fails"
 
 
@@ -44,16 +44,16 @@ class FindingState(StrEnum):
 class Finding:
     check: Check
     state: FindingState
-    #: One line: what was found.
+    #: The result, in one line.
     found: str
-    #: What to do; "" where nothing is.
+    #: The user's next step; "" for none.
     advice: str = ""
-    #: The same in values, for a program.
+    #: The result as values, for a program.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        said = {"check": self.check, "state": str(self.state), "found": self.found, "advice": self.advice}
-        return {**said, **self.facts}
+        body = {"check": self.check, "state": str(self.state), "found": self.found, "advice": self.advice}
+        return {**body, **self.facts}
 
 
 def ok(check: Check, found: str, advice: str = "", **facts: Any) -> Finding:
@@ -73,6 +73,6 @@ def any_fails(findings: Iterable[Finding]) -> bool:
 
 
 def parted(error: Exception) -> tuple[str, str]:
-    """An error's one line in two: what was met, and the way out, which our messages put behind a semicolon."""
+    """Return an error's line in two parts: the problem, and the advice, which our messages put after a semicolon."""
     found, _, advice = " ".join(str(error).split()).partition("; ")
     return found, advice

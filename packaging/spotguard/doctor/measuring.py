@@ -1,7 +1,7 @@
-"""The frame of a measurement: as many threads as a save has connections put until it is enough, and no longer than it is worth.
+"""The frame of a rate measurement: as many threads as a save has connections put objects, until enough is measured.
 
-What is put cannot be compressed, is made once, and goes under key after key. What counts as the rate is each one's own
-matter: `rate` has a network's, `disk_rate` a folder's.
+Each object has the same random bytes, which cannot be compressed, and a key of its own. The subclasses define the rate:
+`throughput` for a network, `disk_rate` for a folder.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from spotguard.providers.stores.base import BlobStore
 from .cleanup import Leftovers
 from .timeouts import Aside
 
-#: Seconds that one put may take: a slow link brings an object in as many. What stands still is left behind before that.
+#: Timeout of one put, in seconds: a slow link needs as long for one object. The measurement abandons a hung put earlier.
 PATIENCE = 60.0
-#: Seconds after the end for puts to come to theirs, or to hear of it; one that stands still is found by its own timeout.
+#: Seconds after the deadline in which puts may finish, or notice the end. A hung put ends by its own timeout.
 _GRACE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureLimits:
-    """How long it is measured, and how much is put for it at the most."""
+    """The length of a measurement, and the most bytes that it puts."""
 
     seconds: float = 2.0
-    #: Seconds before those, in which sockets fill and windows open.
+    #: Seconds before the measurement, in which socket buffers fill and TCP windows open.
     ramp: float = 0.5
-    #: Bytes.
+    #: Most bytes for a cloud's store.
     most: int = 4 * 2**30
-    #: Bytes for a folder: what a disk takes beyond its cache is its own affair, and the rest of it is somebody's.
+    #: Most bytes for a folder: the doctor does not measure a disk beyond its cache, and others need the free space.
     most_on_disk: int = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was seen. `rate` is None where nothing moved, and `why` says more."""
+    """The result of a measurement. If nothing was put, `rate` is None and `why` has the reason."""
 
     rate: float | None
     nbytes: int
@@ -51,12 +51,16 @@ class Measured:
 
 
 class Measuring(ABC):
-    """One run of it.
+    """One measurement.
 
     Args:
-        key: a new one at each call, already noted as litter.
-        most: bytes that may be put, all together.
-        longest: seconds for all of it.
+        store: the store to measure.
+        key: returns a new key at each call, already noted in `litter`.
+        litter: removes the objects, and stops the puts if the visit ends.
+        clock: times the measurement.
+        pace: the length of the measurement.
+        most: total bytes that may be put.
+        longest: seconds for the whole measurement.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Measuring(ABC):
         width = UploadWidth(store.parallel)
         self.connections = width.count
         self._data = memoryview(os.urandom(min(width.object_bytes, max(1, most // width.count))))
-        #: Over all that follows, and what a measurement counts.
+        #: Guards the fields below, and the counters of the subclasses.
         self._lock = threading.Lock()
         self._enough = threading.Event()
         self._error: StoreError | None = None
@@ -102,8 +106,8 @@ class Measuring(ABC):
 
     @abstractmethod
     def _lanes(self) -> Sequence[Callable[[], None]]:
-        """What each thread does: put until `_stopped`, and set `_enough` when it is."""
+        """Return one function for each thread: it puts until `_stopped`, and sets `_enough` when enough is measured."""
 
     @abstractmethod
     def _result(self, ended: float) -> Measured:
-        """What was seen until then (monotonic seconds). The lock is held."""
+        """Return the result up to `ended` (monotonic seconds). The caller holds the lock."""

@@ -1,6 +1,6 @@
-"""The verdict of a drill: the doctor's own sentence, from what happened instead of what was measured beforehand.
+"""The verdict of a drill: the doctor's sentence, from the drill's outcome instead of a measurement.
 
-What happened decides: a save that lost something did not fit, whatever the numbers make of it afterwards.
+The outcome decides: a save that lost something did not fit, even if the numbers say that it would.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LONGER = (
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
     fit: Fit
-    #: What is to be said of a save that was not everything as it stood; "" of one that was.
+    #: The loss of the save, in words; "" if it saved the whole state of the current step.
     short: str
-    #: What the script does wrong, and after a semicolon what to do about it; "" where nothing is known.
+    #: How the script misuses spotguard, and after a semicolon the advice; "" if no misuse is known.
     misuse: str = ""
 
     @property
@@ -38,7 +38,7 @@ class Rehearsed:
         return f"{words}; {wrong}" if wrong else words
 
     def advice(self) -> str:
-        """What would make it fit, or right; "" where it is."""
+        """Return the advice that would make the save fit, or mend the script; "" if nothing is wrong."""
         if self.misuse:
             return self.misuse.partition("; ")[2]
         if self.fits is not False:
@@ -46,27 +46,28 @@ class Rehearsed:
         return _LONGER if self._disagrees else "; ".join(ways(self.fit))
 
     def as_json(self) -> dict[str, Any]:
-        """With the keys of the doctor's verdict."""
+        """Return the verdict as JSON values, with the keys of the doctor's verdict."""
         known = values(self.fit)
-        if self._disagrees:  # by these numbers it would have fitted, so they are worth nothing
+        if self._disagrees:  # by these numbers the save would have fitted, so they are wrong
             known |= dict.fromkeys(("seconds", "slack_seconds", "most_bytes", "enough_seconds"))
-        said = {"found": self.verdict(), "advice": self.advice(), "misuse": self.misuse}
-        return {**said, **known, "fits": self.fits}
+        words = {"found": self.verdict(), "advice": self.advice(), "misuse": self.misuse}
+        return {**words, **known, "fits": self.fits}
 
     @property
     def _disagrees(self) -> bool:
-        """Whether it was not saved, and the numbers do not say so."""
+        """Report whether the save lost something although its numbers fit."""
         return bool(self.short) and self.fit.fits is not False
 
 
 def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearsed | None:
-    """
+    """Return the verdict of a drill.
+
     Args:
-        outcome: of the drill, as its JSON has it.
-        before: who was registered, as `status` has it.
+        outcome: the drill's outcome, as in its JSON.
+        before: the sessions registered before the drill, as in `status`.
 
     Returns:
-        None where nothing of ours was to be saved: a function of `on_notice` saves by itself.
+        None if spotguard had nothing to save: a function of `on_notice` saves by itself.
     """
     misuse = next(iter(job.misuse(before)), "")
     short, sent = _short(outcome, misused=bool(misuse)), int(outcome["bytes"])
@@ -74,10 +75,9 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
     if not nbytes:
         return None
     left, rate = outcome["left"], outcome["rate"]
-    reserve = min(
-        outcome["reserve"], left / 2
-    )  # one below a second was given more, as a last try, and kept more back
-    # What it took beside its bytes: until the state stood still and the first of them left.
+    # A window below a second got a longer one as a last try, and a larger reserve with it.
+    reserve = min(outcome["reserve"], left / 2)
+    # Seconds of the save without its bytes: until the state stood still and the first byte left.
     took = None if short else outcome["committed"]
     beside = took - sent / rate if took is not None and rate else outcome["first_byte"] or 0.0
     usual = isclose(reserve, reserve_of(left, None), abs_tol=0.05)
@@ -93,15 +93,18 @@ def _short(outcome: Mapping[str, Any], *, misused: bool) -> str:
     if outcome["level"] == "partial-extras":
         return "saved without the extras of a rank that did not answer"
     if outcome["level"] != "full":
-        # An optimizer that nobody registered has the moments: more time would not bring them.
+        # The moments belong to an unregistered optimizer, so more time would not save them.
         return ("" if misused else "does not fit, ") + f"the {outcome['level']} alone were saved"
-    # An earlier step, or rounded moments: the outcome's own line says which, and why.
+    # The save is of an earlier step, or has rounded moments. The outcome's own line has the reason.
     return "does not fit as it stands" if outcome.get("less") else ""
 
 
 def _known(before: Sequence[job.Session]) -> float | None:
-    """Bytes a second by the job's own last saves. The ranks of a run save beside each other; runs each by itself, over the
-    same link."""
+    """Return the bytes per second of the job's own last saves; None if it has made none.
+
+    The ranks of a run save at the same time, so their rates add up. Runs save separately over the same link, so the highest
+    of their rates counts.
+    """
     runs: dict[str, float] = {}
     for each in job.savers(before):
         runs[each["run_id"]] = runs.get(each["run_id"], 0.0) + float(each.get("rate") or 0.0)

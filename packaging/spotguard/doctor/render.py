@@ -1,7 +1,7 @@
-"""The visit as a person reads it: state, check, what was found, and below what to do.
+"""The findings as lines for a terminal: state, check and result, and the advice below.
 
-Pure: a finding and a width come in, lines go out. As `cli.status_view`: they fit 80 columns, say without colours what
-colours say, and end without spaces.
+Pure functions from a finding and a width to lines. As in `cli.status_view`, the lines fit 80 columns, need no colours to be
+understood, and have no trailing spaces.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _STATES = {
     FindingState.WARNING: ("warning", "yellow"),
     FindingState.FAILS: ("FAILS", "bold red"),
 }
-#: What a check is called on the page, where its name alone says too little.
+#: Labels of the checks whose name alone is unclear.
 _CALLED = {"create": "create once"}
-#: Where the words begin.
+#: Column of the text.
 _INDENT = 24
 
-Line = tuple[str, str]  # the words, and their style
+Line = tuple[str, str]  # the text, and its style
 
 
 def lines(finding: Finding, width: int | None) -> Iterator[Line]:
-    """One finding, folded to `width` where there is one."""
+    """Yield the lines of one finding, folded to `width` if it is given."""
     state, style = _STATES[finding.state]
     called = _CALLED.get(finding.check, finding.check)
     yield from _folded(f"  {state:<9}{called:<13}", finding.found, style, width)
     if finding.advice:
-        # Of what is well it is a remark.
+        # Not bold after an ok: there the advice is only a remark.
         yield from _folded(
             f"{'':<11}{'what to do':<13}",
             finding.advice,
@@ -42,13 +42,13 @@ def lines(finding: Finding, width: int | None) -> Iterator[Line]:
 
 
 def last(findings: Sequence[Finding]) -> Line:
-    """The page in one line."""
+    """Return the one line that sums up all findings."""
     failing = list(dict.fromkeys(each.check for each in findings if each.state is FindingState.FAILS))
     warnings = sum(each.state is FindingState.WARNING for each in findings)
     beside = f" ({count(warnings, 'warning')})" if warnings else ""
     known = any(each.check == "verdict" and each.facts.get("fits") for each in findings)
     if failing:
-        wrong = known and set(failing) <= {"job", "verdict"}  # the script's mistake, and no machine's
+        wrong = known and set(failing) <= {"job", "verdict"}  # a mistake of the script, not of the machine
         what = "save in time, and NOT what a resumed run needs" if wrong else "NOT save in time"
         return f"This machine would {what}: {', '.join(failing)}{beside}", "bold red"
     words = (
@@ -63,7 +63,7 @@ def _folded(first: str, words: str, style: str, width: int | None) -> Iterator[L
     if width is None:
         yield f"{first}{words}".rstrip(), style
         return
-    # Never cut inside a word: an address or a flag is to be copied.
+    # Words are never cut, because users copy addresses and flags.
     folded = textwrap.wrap(
         words, max(20, width - _INDENT), break_long_words=False, break_on_hyphens=False
     ) or [""]

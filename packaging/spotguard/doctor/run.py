@@ -1,6 +1,6 @@
-"""The whole visit: every look in its order, each finding given as it is made; what was put into the store is removed.
+"""The doctor's visit: it runs every check in order, yields each finding at once, and removes its objects from the store.
 
-The order is that of a notice: who would hear it, how long it leaves, where the bytes go, how fast, how many there are.
+The checks follow the course of a notice: its source, its window, the store, the store's rate, the size of the state.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ from .cleanup import Leftovers
 from .finding import Finding, FindingState, fails, parted, warning
 from .measuring import Measured, MeasureLimits
 
-#: Below which name the probe lies where no run is named. It looks like no run to anybody: those have attempts.
+#: The run id of the probe's key if no run is named. A listing does not take it for a run, because a run has attempts.
 _NO_RUN = "spotguard-doctor"
 
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """Who is looked at."""
+    """The machine, job and options that the doctor checks."""
 
     options: Options
-    #: The run that was named; "" for whichever is here.
+    #: The run that was named; "" for any run that is here.
     run_id: str
     clock: Clock
     env: Mapping[str, str]
     uid: int
-    #: What `run` would start; empty where none was given.
+    #: The command that `run` would start; empty if none was given.
     command: Sequence[str] = ()
-    #: Where the firmware's words lie, and the machine's service listens.
+    #: Root of the file system that has the firmware's DMI files.
     root: Path = Path("/")
+    #: Socket of the machine's service.
     service: Path = SERVICE_SOCKET
     pace: MeasureLimits = field(default_factory=MeasureLimits)
 
 
 def visit(who: Patient) -> Generator[Finding, None, None]:
-    """Every finding, the verdict last.
+    """Yield every finding, the verdict last.
 
     Raises:
         UsageError: an option cannot be used.
@@ -82,7 +83,11 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
 def _store(
     who: Patient, url: str, cloud_name: str, run_id: str, nbytes: int
 ) -> Generator[Finding, None, tuple[Measured | None, float]]:
-    """What is found of the store; returns the rate, where one could be measured, and what a small put takes."""
+    """Yield the findings about the store.
+
+    Returns:
+        The measured rate, or None if it could not be measured; and the seconds that a small put takes.
+    """
     folder = urlsplit(url).scheme == "file"
     dates = clocks.Dates(who.clock)
     try:
@@ -93,7 +98,10 @@ def _store(
         return None, 0.0
     litter = Leftovers(opened, who.clock)
     measured, put_seconds = None, 0.0
-    with litter, litter:  # twice: the one interruption may come at the very begin of the first clearing
+    with (
+        litter,
+        litter,
+    ):  # twice: Ctrl-C, which is heard once, may come at the very start of the first cleanup
         reached = store.reach(opened, who.clock, partial(dates.hear, "the store"))
         yield reached
         room = None
@@ -120,16 +128,17 @@ def _store(
 
 
 def _url(options: Options, saving: Sequence[job.Session]) -> str:
-    """The store that somebody said, else that of the job that is registered here, else the default."""
+    """Return the store that was passed, else that of the job that is registered here, else the default."""
     if options.store_given or not saving:
         return options.store
     return str(max(saving, key=lambda each: int(each["bytes"]))["store"])
 
 
 def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Leftovers, room: int | None) -> Measured:
-    """
+    """Measure the store's rate.
+
     Args:
-        room: bytes that are free in a folder; None in a cloud.
+        room: free bytes, if the store is a folder; None for a cloud's store.
     """
 
     def key() -> str:

@@ -1,7 +1,7 @@
-"""How fast this machine puts bytes into the store: for two seconds, over the connections and with the objects of a save.
+"""Measurement of the rate at which this machine uploads to a store, for two seconds, with a save's connections and objects.
 
-The bytes are counted as a save counts them (`hooks.save.plan.throughput`), from when the connections are full: what the
-kernel takes ahead of the network is no rate. What cannot be compressed is put, once made, under key after key.
+Bytes count as in a save (`hooks.save.plan.throughput`), once the connections are full. Bytes that the kernel buffers ahead
+of the network say nothing about the rate.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from .cleanup import Leftovers
 from .finding import Finding, fails, ok, warning
 from .measuring import PATIENCE, Measured, MeasureLimits, Measuring
 
-#: Sockets and routers take up to so many pieces of each connection at once, on their way to a link that is slower: they
-#: are not counted (at 50 Mbit/s they would make it 60), unless that takes so many seconds.
+#: Pieces per connection that sockets and routers may buffer ahead of a slower link, and the most seconds to wait for them.
+#: The measurement does not count these pieces: at 50 Mbit/s they would make the rate 60.
 _AHEAD, _AHEAD_MOST = 2, 3.0
-#: A link that is so slow that a connection has not brought one piece by then is looked at for longer.
+#: Longest count in seconds. A slow link needs it, until its connections have sent one piece each.
 _LONGEST = 8.0
-#: Bytes a second of a link that is worth a question.
+#: Bytes per second below which the doctor warns.
 _SLOW = 10e6
 _FAR = "a connection gives 50 to 95 MB/s where store and machine are in one region: are they?"
 _BUSY = "a disk gives more: look at what else writes to it, and at the network that it may lie behind"
 _NETWORK = "look at the network between this machine and the store, and at what else uses it"
-#: Puts of one connection that may fail for now.
+#: Transient failures of one connection after which the measurement ends.
 _TRIES = 3
 
 
 class _Enough(Exception):
-    """It was measured: nothing more is to be sent."""
+    """Enough is measured: abort the put."""
 
 
 class Measurement(Measuring):
-    """Of a network: every byte counts from when the connections are full."""
+    """The measurement of a network: every byte counts once the connections are full."""
 
     def __init__(
         self, store: BlobStore, key: Callable[[], str], litter: Leftovers, clock: Clock, pace: MeasureLimits
@@ -49,10 +49,13 @@ class Measurement(Measuring):
         super().__init__(store, key, litter, clock, pace, pace.most, _AHEAD_MOST + _LONGEST)
         self._crc = crc32(self._data)
         self._link = StoreLink()
-        #: When the first byte left, the first that counts, and the last.
+        #: When the first byte left, in monotonic seconds.
         self._began: float | None = None
+        #: When the first byte that counts left.
         self._counted_from: float | None = None
+        #: When the last byte left.
         self._last = 0.0
+        #: Bytes that count.
         self._counted = 0
 
     def _lanes(self) -> Sequence[Callable[[], None]]:
@@ -65,7 +68,7 @@ class Measurement(Measuring):
         if (seen := self._link.rate(self._last)) is not None:
             rate = seen.expected
         if self._began is not None and self._total < self._most:
-            # Of a slow link a few pieces may have come together at the end: all of them by all of the time say so.
+            # On a slow link a few pieces may arrive together at the end. The rate over the whole time corrects that.
             whole = (self._last if rate is not None else ended) - self._began
             at_most = self._total / whole if whole > 0 else rate
             if rate is None or (at_most is not None and at_most < rate):
@@ -96,9 +99,9 @@ class Measurement(Measuring):
         def sent(count: int) -> None:
             nonlocal left
             left -= count
-            if not self._stopped():  # what comes after the end is measured by nobody
+            if not self._stopped():  # bytes after the end do not count
                 self._count(count)
-            # What has left as a whole is stored, also where nobody waits for the answer: it would land after it was removed.
+            # A put whose last byte has left is not aborted: the store would still write it, after the cleanup.
             if self._stopped() and left > 0:
                 raise _Enough
 
@@ -122,8 +125,8 @@ class Measurement(Measuring):
                 self._enough.set()
 
     def _is_full(self, seconds: float) -> bool:
-        """Whether the connections are full: from here on what leaves is what the link takes."""
-        if self._total >= self._most // 4:  # of a store that is full so soon there is no more to count
+        """Report whether the connections are full, so that bytes leave at the link's own rate from here on."""
+        if self._total >= self._most // 4:  # a quarter of the limit has left already: count the rest
             return True
         ahead = _AHEAD * PIECE * self.connections
         return seconds >= self._pace.ramp and (self._total >= ahead or seconds >= _AHEAD_MOST)
@@ -137,10 +140,11 @@ class Measurement(Measuring):
 
 
 def told(measured: Measured, *, folder: bool = False) -> Finding:
-    """The line of it.
+    """Return the finding about the rate.
 
     Args:
-        folder: of the store that is meant; else it is a cloud's.
+        measured: the result of the measurement.
+        folder: the store is a folder, not a cloud's.
     """
     facts: dict[str, Any] = {"connections": measured.connections, "bytes": measured.nbytes}
     if measured.rate is None:

@@ -1,6 +1,6 @@
-"""What may hang is asked on a thread of its own, and waited for no longer than it is worth (as `agent.sources.poller.PollDeadline` does).
+"""Calls that may hang, each on a thread of its own and with a timeout (as in `agent.sources.poller.PollDeadline`).
 
-A thread that hangs in a file system or a network is left behind: it is a daemon, and ends with the program.
+The doctor abandons a thread that hangs in a file system or a network. The thread is a daemon and ends with the program.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 from spotguard.providers.clock import Clock
 
 T = TypeVar("T")
-#: An answer is only given: who takes any takes this one.
+#: Covariant, because an `Aside` only returns its answer.
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Aside(Generic[T_co]):
-    """One question on its way."""
+    """One call in progress, on a thread of its own."""
 
     def __init__(self, ask: Callable[[], T_co], name: str) -> None:
         self._ask = ask
@@ -27,29 +27,29 @@ class Aside(Generic[T_co]):
         threading.Thread(target=self._run, name=f"spotguard-doctor-{name}", daemon=True).start()
 
     def ended(self, clock: Clock, until: float) -> bool:
-        """Wait for the answer until then (monotonic seconds); whether it is there."""
+        """Wait for the answer until `until` (monotonic seconds), and report whether it is there."""
         return clock.wait(self._ended, until - clock.monotonic())
 
     def value(self) -> T_co:
-        """The answer, once it has ended; what was raised is raised here."""
+        """Return the answer of a call that has ended, or raise what the call raised."""
         if self.error is not None:
             raise self.error
-        return self._value  # type: ignore[return-value]  # it is T's own None then
+        return self._value  # type: ignore[return-value]  # a None is then the call's own answer
 
     def _run(self) -> None:
         try:
             self._value = self._ask()
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is asked for
+        except BaseException as error:  # noqa: BLE001 - `value` raises it
             self.error = error
         finally:
             self._ended.set()
 
 
 def within(seconds: float, clock: Clock, ask: Callable[[], T], name: str) -> T:
-    """The answer, or what it raised.
+    """Return the answer of `ask`, or raise what it raised.
 
     Raises:
-        TimeoutError: there is none after so many seconds.
+        TimeoutError: there is no answer after `seconds`.
     """
     aside = Aside(ask, name)
     if not aside.ended(clock, clock.monotonic() + seconds):
@@ -60,7 +60,7 @@ def within(seconds: float, clock: Clock, ask: Callable[[], T], name: str) -> T:
 def all_within(
     seconds: float, clock: Clock, asked: Sequence[Callable[[], T]], name: str
 ) -> list[Aside[T] | None]:
-    """All at once; None for one that has no answer after so many seconds."""
+    """Run all calls at once. Return each call, or None for one that has no answer after `seconds`."""
     until = clock.monotonic() + seconds
     asides = [Aside(ask, f"{name}-{number}") for number, ask in enumerate(asked)]
     return [aside if aside.ended(clock, until) else None for aside in asides]

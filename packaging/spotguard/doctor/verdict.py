@@ -1,4 +1,4 @@
-"""The sentence that everything else is for: whether the state, or how much of one, would be saved in time."""
+"""The doctor's verdict: whether the state would be saved in time, or how large a state would be."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from spotguard.providers.text import amount
 
 from .finding import Finding, fails, ok, warning
 
-if TYPE_CHECKING:  # a drill's verdict needs none of what measures
+if TYPE_CHECKING:  # a drill's verdict needs no measuring module
     from spotguard.agent.config.options import Options
 
     from .checks.window import Window
     from .measuring import Measured
 
-#: Beside the objects of a save: a manifest and a marker, one after the other.
+#: Small puts that follow the objects of a save, one after the other: a manifest and a marker.
 _COMMITS = 2
 _SLOWER = "training ran beside those, or something else than the link holds a save up: see what a whole one takes, spotguard drill"
 _ABOVE = "see what fails above"
-#: Adam's state has two more numbers for each parameter, so parameters are a third of the whole.
+#: Adam keeps two more numbers for each parameter, so the parameters are a third of the state.
 _WEIGHTS = 3
-#: Moments that are rounded from 32 bits to bfloat16 take half: of three thirds two are left.
+#: Share of the state that is left if its moments are rounded from 32 bits to bfloat16: they are two thirds, and take half.
 _ROUNDED = 2 / 3
 
 
 def values(fit: Fit) -> dict[str, Any]:
-    """What decides, for a program: of a visit, and of a drill."""
+    """Return the figures behind a verdict for JSON. A visit and a drill have the same keys."""
     return {
         "fits": fit.fits,
         "bytes": fit.nbytes,
@@ -35,7 +35,7 @@ def values(fit: Fit) -> dict[str, Any]:
         "seconds": _rounded(fit.seconds),
         "slack_seconds": _rounded(fit.slack),
         "most_bytes": fit.most,
-        # Up: a hair less would not be enough.
+        # Rounded up, because slightly less would not be enough.
         "enough_seconds": None if fit.enough is None else ceil(fit.enough * 100) / 100,
     }
 
@@ -51,13 +51,17 @@ def judge(
     *,
     misused: bool = False,
 ) -> Finding:
-    """
+    """Return the verdict as a finding.
+
     Args:
-        misused: the script does something wrong, so that what is saved in time is not what a resumed run needs.
-        own: seconds that a save would take by the job's own last ones; None where it has made none.
-        nbytes: of all that is registered here; None where nothing is.
-        measured: None where it could not be.
-        put_seconds: that one small object took.
+        window: the seconds of warning, and the reserve.
+        nbytes: bytes of all state that is registered here; None if no process is registered.
+        measured: the store's rate; None if it could not be measured.
+        put_seconds: seconds that one small put took.
+        options: the options of the visit.
+        cloud: "aws", "gcp", "azure" or "none".
+        own: seconds that a save takes by the job's own last saves; None if the job has made none.
+        misused: the script misuses spotguard, so that a save in time is not what a resumed run needs.
     """
     rate = None if measured is None else measured.rate
     fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds, window.said)
@@ -90,11 +94,12 @@ def judge(
 
 
 def ways(fit: Fit, cloud: str = "", rounds: bool = True) -> list[str]:
-    """What would make it fit, the best first.
+    """Return the ways to make the save fit, the best first.
 
     Args:
-        cloud: "" where it is not known.
-        rounds: `--lossy-moments` is said already, or nobody knows.
+        fit: the figures of the save.
+        cloud: "" if it is not known.
+        rounds: `--lossy-moments` is set already, or it is not known whether it is.
     """
     ways: list[str] = []
     most, enough = fit.most or 0, fit.enough or 0.0

@@ -1,1 +1,1 @@
-"""What the doctor looks at, one thing each."""
+"""The doctor's checks, one thing each."""

@@ -1,4 +1,4 @@
-"""Who watches on this machine already: runs of this user, and the machine's service, where this user may ask it."""
+"""The check of the agents on this machine: this user's runs, and the machine's service if this user may ask it."""
 
 from __future__ import annotations
 
@@ -31,43 +31,47 @@ _RESTART_RUN = (
 @dataclass(frozen=True, slots=True)
 class Agents:
     findings: tuple[Finding, ...]
-    #: Every training process that is registered here, as `status --json` shows it; each once.
+    #: Every training process of the selected runs that is registered here, as in `status --json`; each once.
     sessions: tuple[Mapping[str, Any], ...]
-    #: The run ids of those that are meant and whose agents answer.
+    #: The ids of the selected runs whose agents answer.
     running: tuple[str, ...] = ()
-    #: The shortest warning that one of those counts on, and its reserve.
+    #: The shortest window that one of these runs counts on, and its reserve.
     counted: Counted | None = None
-    #: Training processes of other runs than the one that is meant.
+    #: Training processes of runs that were not selected.
     others: tuple[Mapping[str, Any], ...] = ()
-    #: The machine's service sees, and a run with these options lets it look.
+    #: Whether all sources of the machine's service see, and a run with these options relies on the service.
     sees: bool = False
 
 
 def ask(
     options: Options, env: Mapping[str, str], uid: int, *, run_id: str = "", service: Path = SERVICE_SOCKET
 ) -> Agents:
-    """
+    """Ask each agent on this machine for its status.
+
     Args:
-        run_id: the run that is meant; "" for all.
-        service: where the machine's service would listen.
+        options: the options of the visit.
+        env: the environment that names the folder of sockets.
+        uid: the user who asks.
+        run_id: the run to check; "" for all.
+        service: socket of the machine's service.
     """
     findings: list[Finding] = []
-    said = [Path(options.socket).absolute()] if options.socket else []
+    given = [Path(options.socket).absolute()] if options.socket else []
     try:
-        found = control.find_sockets(env, uid, service)
+        sockets = control.find_sockets(env, uid, service)
     except control.AgentError as error:
-        if not said:
+        if not given:
             what, _, advice = str(error).rpartition(": ")
             return Agents((fails("agent", what, advice),), ())
-        # The rest would be somebody else's, and `run` does not need it.
-        found = control.machine_sockets(service)
-    # Where the run that is meant would have its socket.
-    place = path_of(options.socket, run_id, env, uid).absolute() if said or run_id else None
-    asked = {path: body for path in dict.fromkeys([*said, *found]) if (body := _status(path, service))}
+        # The folder belongs to another user. `run` does not need it, because a socket was passed.
+        sockets = control.machine_sockets(service)
+    # The socket that the selected run has, or would have.
+    place = path_of(options.socket, run_id, env, uid).absolute() if given or run_id else None
+    asked = {path: body for path in dict.fromkeys([*given, *sockets]) if (body := _status(path, service))}
     meant = {
         path: body
         for path, body in asked.items()
-        if path == service or (_is_run(run_id, place, path, body) and (not said or path in said))
+        if path == service or (_is_run(run_id, place, path, body) and (not given or path in given))
     }
     others = [body for path, body in asked.items() if path not in meant and "error" not in body]
     bodies = list(meant.values())
@@ -99,12 +103,12 @@ def ask(
 
 
 def _counted(running: Sequence[Mapping[str, Any]]) -> Counted | None:
-    found = [
+    counted = [
         Counted(str(body["run_id"]), float(body["window"]), body["reserve"])
         for body in running
-        if "reserve" in body  # an agent of an older version does not say
+        if "reserve" in body  # an agent of an older version does not report it
     ]
-    return min(found, key=lambda each: each.seconds, default=None)
+    return min(counted, key=lambda each: each.seconds, default=None)
 
 
 def _sees(service: Mapping[str, Any]) -> bool:
@@ -113,8 +117,10 @@ def _sees(service: Mapping[str, Any]) -> bool:
 
 
 def instead(own: Finding) -> Finding:
-    """What was seen from here, where the machine's service sees: what it could not see (a pod's network is not its node's) hides
-    nothing from a run."""
+    """Return the doctor's own failed poll as ok, if the machine's service sees.
+
+    The doctor may not reach what the service reaches (a pod's network is not its node's), but that hides nothing from a run.
+    """
     if own.check != "notices" or own.facts.get("sight", "seeing") == "seeing":
         return own
     found = f"seen by the machine's service, which runs here ask; from here {own.found}"
@@ -122,15 +128,17 @@ def instead(own: Finding) -> Finding:
 
 
 def _is_run(run_id: str, place: Path | None, path: Path, body: Mapping[str, Any]) -> bool:
-    """Whether this is the run that is meant, or a service whose socket was named. Who does not answer is known by its socket: a
-    run's own, or its unit's (`spotguard bootstrap`)."""
+    """Report whether this is the selected run, or a service whose socket was named.
+
+    An agent that does not answer is known by its socket: a run's own, or its unit's (`spotguard bootstrap`).
+    """
     if not run_id or control.guards(run_id, path, body):
         return True
     return path == place if "error" in body else bool(body["service"])
 
 
 def _held(run_id: str, place: Path, body: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether another run has the socket that this one would have."""
+    """Yield a failure if another run has the socket that this run would have."""
     if not _is_run(run_id, place, place, body):
         facts = {name: body[name] for name in ("socket", "pid", "run_id")}
         found = f"run {body['run_id']} answers at {place}, and not run {run_id}"
@@ -144,7 +152,7 @@ def _status(path: Path, service: Path) -> dict[str, Any] | None:
     try:
         return control.status(path)
     except control.DeadSocketError:
-        # A run's leftover guards nothing, and `run` takes its place; the service's is missed.
+        # A dead run's socket guards nothing, and `run` replaces it. A dead service's socket means a missing service.
         return {"socket": str(path), "error": "nobody listens there"} if path == service else None
     except control.AgentError as error:
         return {"socket": str(path), "error": str(error)}
@@ -165,7 +173,9 @@ def of(body: Mapping[str, Any], service: Path = SERVICE_SOCKET) -> Iterator[Find
         "run_id": body["run_id"],
         "sessions": count,
     }
-    blind: dict[tuple[str, str], Mapping[str, Any]] = {}  # what all keys suffer from together is one thing
+    blind: dict[
+        tuple[str, str], Mapping[str, Any]
+    ] = {}  # a problem that several sources share is one finding
     for source in body["sources"]:
         if source["sight"] != "seeing":
             blind.setdefault((source["reason"], source["advice"]), source)
@@ -185,7 +195,7 @@ def of(body: Mapping[str, Any], service: Path = SERVICE_SOCKET) -> Iterator[Find
 
 
 def _shut_out(service: Path) -> Iterator[Finding]:
-    """Whether there is a service that this user may not ask."""
+    """Yield a warning if there is a service that this user may not ask."""
     try:
         os.stat(service)
     except PermissionError:
@@ -195,7 +205,7 @@ def _shut_out(service: Path) -> Iterator[Finding]:
             f"a service watches here ({service}), and you are not in its group, {group}",
             f"sudo usermod -aG {group} $USER, and log in again; until then each run looks for itself",
         )
-    except OSError:  # none is here
+    except OSError:  # no service is here
         return
 
 
@@ -203,17 +213,17 @@ def _group(folder: Path) -> str:
     gid = os.stat(folder).st_gid
     try:
         return grp.getgrgid(gid).gr_name
-    except KeyError:  # a container knows another list of groups
+    except KeyError:  # a container has another list of groups
         return str(gid)
 
 
 def _sessions(
     bodies: Sequence[Mapping[str, Any]], meant: Callable[[str], bool]
 ) -> tuple[Mapping[str, Any], ...]:
-    """A process may be known to its run and to the service."""
-    found: dict[tuple[int, str], Mapping[str, Any]] = {}
+    """Return each selected session once: its run and the machine's service may both know it."""
+    sessions: dict[tuple[int, str], Mapping[str, Any]] = {}
     for body in bodies:
         for each in body.get("sessions", ()):
             if meant(each["run_id"]):
-                found.setdefault((each["pid"], each["store"]), each)
-    return tuple(found.values())
+                sessions.setdefault((each["pid"], each["store"]), each)
+    return tuple(sessions.values())

@@ -1,7 +1,7 @@
-"""This machine's clock beside the store's, or the metadata service's: where requests are signed, a wrong one's are refused.
+"""The check of this machine's clock against the store's, or the metadata service's.
 
-What is compared is the `Date` of an answer (RFC 9110, 6.6.1), in whole seconds and some milliseconds old: a few seconds
-mean nothing.
+A store refuses signed requests of a machine whose clock is wrong. The check compares the `Date` of an answer (RFC 9110,
+6.6.1). It has whole seconds and is some milliseconds old, so a few seconds mean nothing.
 """
 
 from __future__ import annotations
@@ -14,41 +14,43 @@ from spotguard.providers.dates import parse_http_date
 
 from ..finding import Finding, fails, ok, warning
 
-#: Seconds that mean nothing; from which who gives out tokens may refuse (AWS's STS takes what was signed in the last 5
-#: minutes); and from which a signature is refused: 15 minutes by S3 (RequestTimeTooSkewed) and with Azure's keys.
+#: Differences in seconds: up to NOTHING it means nothing. From TOKENS on a token service may refuse (AWS's STS accepts what
+#: was signed in the last 5 minutes). From SIGNATURES on S3 (RequestTimeTooSkewed) and Azure's keys refuse: 15 minutes.
 NOTHING, TOKENS, SIGNATURES = 5.0, 300.0, 900.0
-#: The stores whose requests are signed. Google's carry a token alone, and a machine's own is given out without a look at its clock.
+#: The stores whose requests are signed. Google's requests carry only a token, and a machine gets its own token whatever
+#: its clock says.
 _SIGNED = ("s3", "az")
 
 _SET_IT = "set this machine's clock: timedatectl set-ntp true, or chronyc makestep"
 
 
 class Dates:
-    """What the answers have said of the time: the last of them counts."""
+    """The clock's difference to the answers' dates. The last answer counts."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: Seconds by which this machine is ahead of who answered; None: nobody has said.
+        #: Seconds by which this machine's clock is ahead of the answering service; None if no answer had a date.
         self.ahead: float | None = None
-        #: Who that was: "the store".
+        #: Name of that service, such as "the store".
         self.whose = ""
 
     def hear(self, whose: str, headers: Mapping[str, str]) -> None:
-        """An answer. For any thread."""
-        if (
-            theirs := parse_http_date(headers.get("Date"))
-        ) is None:  # as some proxies answer: nothing is known by it
+        """Take the date of an answer. Any thread may call it."""
+        theirs = parse_http_date(headers.get("Date"))
+        if theirs is None:  # no date, as in some proxies' answers
             return
-        # That second may be nearly over: up to one less is none.
+        # The date's second may be nearly over, so up to one second ahead counts as none.
         ahead = self._clock.time() - theirs
         self.ahead, self.whose = (ahead if ahead < 0 else max(0.0, ahead - 1.0)), whose
 
 
 def judge(dates: Dates, scheme: str, *, taken: bool) -> Finding:
-    """
+    """Return the finding about the clock.
+
     Args:
-        scheme: of the store's URL.
-        taken: whether the store has answered this machine, by this clock, without a refusal.
+        dates: the dates of the answers.
+        scheme: the scheme of the store's URL.
+        taken: the store has accepted a request of this machine, with this clock.
     """
     if dates.ahead is None:
         return ok("clock", "not compared: nobody has answered with a date", skew_seconds=None)
@@ -66,6 +68,6 @@ def judge(dates: Dates, scheme: str, *, taken: bool) -> Finding:
         return warning("clock", f"{found}: {tokens}", _SET_IT, **facts)
     if off < SIGNATURES:
         return warning("clock", f"{found}: {tokens}, {signatures}", _SET_IT, **facts)
-    if taken:  # an S3 of somebody's that does not look at the time, a token for Azure
+    if taken:  # an S3-compatible store that ignores the time, or a token for Azure
         return warning("clock", f"{found}: this store takes it all the same; {tokens}", _SET_IT, **facts)
     return fails("clock", f"{found}: {signatures}", _SET_IT, **facts)

@@ -1,7 +1,7 @@
-"""Whose notices this machine would see: the cloud that DMI names or somebody said, and one real look of each real source.
+"""The check of the cloud and its notices: the cloud that DMI names or the user passed, and one real poll of each source.
 
-They are the agent's own sources, asked once, so that what is said here is what `run` would see. Where no cloud is named
-nothing is sent from here. A store's SDK that has no credentials asks the metadata service for some all the same, as in the job.
+The sources are the agent's own, so the findings are what `run` would see. If no cloud is named, this check sends nothing.
+The SDK of a store without credentials still asks the metadata service for some, as it does in the job.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from spotguard.providers.notice import NoticeSource, Severity, Sighting
 from ..finding import Finding, fails, ok, warning
 from ..timeouts import all_within, within
 
-#: Seconds for a look of every source, all at once. Longer than any of them takes that answers, or finds out why not twice;
-#: Azure's alone may take longer, and has said "starting" by then.
+#: Seconds for one poll of all sources at once. A source that answers needs less, and so does one that fails twice. Only
+#: Azure's may need longer, and it has reported "starting" by then.
 LOOK = 12.0
 
-#: What passes by itself: it is asked again until it answers.
+#: Reasons that pass by themselves, because the agent polls again until the source answers.
 PASSES = ("starting", "throttled", "server-error")
-#: What one request says that was not answered in time. The agent looks again in a second, and so do we, once.
+#: Reasons after one request without an answer in time. The agent polls again after a second; the doctor does so once.
 _UNANSWERED = ("timeout", "hop-limit")
 
 _NO_CLOUD = (
@@ -40,19 +40,22 @@ _HANGS = "run the doctor again; where it stays so, look for a firewall between t
 
 @dataclass(frozen=True, slots=True)
 class CloudSight:
-    """What was found of the cloud."""
+    """The findings about the cloud."""
 
     #: "aws", "gcp", "azure" or "none".
     cloud: str
     findings: tuple[Finding, ...]
-    #: Seconds of warning, where the cloud's own service tells them.
+    #: Seconds of warning, if the cloud's own service reports them.
     window: float | None = None
 
 
 def look(options: Options, clock: Clock, root: Path = Path("/")) -> CloudSight:
-    """
+    """Name the cloud, and poll each of its sources once.
+
     Args:
-        root: where the firmware's words lie.
+        options: the options of the visit.
+        clock: times the polls.
+        root: root of the file system that has the firmware's DMI files.
 
     Raises:
         UsageError: the provider, or its endpoint, cannot be used.
@@ -68,7 +71,7 @@ def look(options: Options, clock: Clock, root: Path = Path("/")) -> CloudSight:
 
 
 def _told(cloud: str, made: Sequence[NoticeSource]) -> float | None:
-    """Seconds of warning as the service itself tells them: GCE's alone does, of a VM that was made so."""
+    """Return the seconds of warning that the service itself reports. Only GCE's does, for a VM made with a longer notice."""
     if cloud != "gcp":
         return None
     from spotguard.providers.clouds.gcp.preempted import PreemptedPlainly
@@ -89,10 +92,10 @@ def _named(cloud: str, options: Options, machine: Detection) -> Finding:
 
 
 def _looks(made: Sequence[NoticeSource], clock: Clock) -> list[Sighting]:
-    """One look of each, all at once; what does not come back is blind."""
-    found = all_within(LOOK, clock, [lambda one=source: _look(one) for source in made], "look")  # type: ignore[misc]
+    """Poll all sources at once. A source whose poll does not return counts as blind."""
+    polls = all_within(LOOK, clock, [lambda one=source: _look(one) for source in made], "look")  # type: ignore[misc]
     late = Sighting(blind("overdue", f"no look came to its end in {LOOK:g} s", _HANGS))
-    return [late if aside is None else aside.value() for aside in found]
+    return [late if aside is None else aside.value() for aside in polls]
 
 
 def _look(source: NoticeSource) -> Sighting:
@@ -104,11 +107,11 @@ def _look(source: NoticeSource) -> Sighting:
 
 
 def _seen(made: Sequence[NoticeSource], sightings: Sequence[Sighting]) -> Iterator[Finding]:
-    """A line for all that see, and one for each thing that is wrong, whatever the number of keys that suffer from it."""
+    """Yield one finding for all sources that see, one for each problem, however many sources have it, and the notices."""
     alike: dict[Health, list[str]] = {}
     for source, sighting in zip(made, sightings, strict=True):
         health = sighting.health
-        # Each names its own request: what to do is what tells them apart.
+        # The detail names each source's own request, so the advice tells problems apart.
         key = next((one for one in alike if _same(one, health)), health)
         alike.setdefault(key, []).append(source.name)
     for health, names in alike.items():
@@ -153,7 +156,7 @@ def _later(health: Health) -> str:
 
 
 def dated(cloud: str, options: Options, clock: Clock) -> Mapping[str, str]:
-    """The headers of any answer of the metadata service; none where it gives none. For the time that they tell."""
+    """Return the headers of any answer of the metadata service, for their date; empty if there is no answer."""
     if cloud == "none":
         return {}
     from spotguard.providers.clouds.aws import imds as aws_imds
@@ -161,13 +164,13 @@ def dated(cloud: str, options: Options, clock: Clock) -> Mapping[str, str]:
     from spotguard.providers.clouds.gcp import metadata
     from spotguard.providers.clouds.http import MetadataAnswer, MetadataClient
 
-    said = options.metadata_endpoint
+    endpoint = options.metadata_endpoint
     if cloud == "aws":
-        base = aws_imds.resolve_endpoint(said, os.environ)
+        base = aws_imds.resolve_endpoint(endpoint, os.environ)
     elif cloud == "gcp":
-        base = metadata.resolve_endpoint(said, os.environ)
+        base = metadata.resolve_endpoint(endpoint, os.environ)
     else:
-        base = azure_imds.resolve_endpoint(said)
+        base = azure_imds.resolve_endpoint(endpoint)
     client = MetadataClient(base)
     try:
         answer = within(LOOK, clock, lambda: client.send(client.prepare("GET", "/", {})), "date")

@@ -1,4 +1,4 @@
-"""As whom the store is asked, and for how much longer: the last save may come hours from now."""
+"""The check of the store's credentials: whose they are, and how long they last. The last save may be hours away."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from spotguard.providers.text import ago
 
 from ..finding import Finding, fails, ok, warning
 
-#: Seconds: who cannot renew them should have credentials for the day.
+#: Seconds for which credentials should last if they cannot be renewed.
 _DAY = 24 * 3600.0
 
 _RENEW = "what holds them cannot renew them: give the machine a role or an identity, or credentials that outlive the job"
 
 
 def look(store: BlobStore) -> Finding:
-    """After the store was reached."""
+    """Return the finding about the store's credentials. Called after the store was reached."""
     if not isinstance(store, Identified):
         return ok("credentials", "a folder needs none", left_seconds=None, renewed=None)
     found = store.credentials()

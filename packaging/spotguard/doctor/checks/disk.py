@@ -1,6 +1,6 @@
-"""Of a store that is a folder: whether it outlives this machine, and has room.
+"""The check of a store that is a folder: whether it outlives this machine, and has room.
 
-A folder may be somebody else's, and a network's file system may stand still: neither ends the visit.
+Another user may own the folder, and a network file system may hang. Neither ends the visit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..finding import Finding, fails, ok, warning
 from ..timeouts import within
 from .store import FOLDER, STEP
 
-#: File systems that lie on a server. One that is a program's (FUSE) does as well, as buckets are mounted.
+#: File systems that lie on a server. A FUSE file system counts as one too, because buckets are mounted by FUSE.
 _NETWORKS = (
     "nfs",
     "cifs",
@@ -34,10 +34,10 @@ _NETWORKS = (
     "afs",
     "orangefs",
 )
-#: What a virtual machine's host hands in.
+#: File systems that the host of a virtual machine shares with it.
 _OF_THE_HOST = ("9p", "virtiofs")
 
-#: Of a file system without a size: some that are programs (FUSE), and /proc.
+#: Free bytes of a file system without a size, such as some FUSE file systems and /proc.
 UNTOLD = 2**62
 
 _DIES = "give a store that outlives it: --store s3://, gs:// or az://, or a folder of a network file system"
@@ -46,14 +46,17 @@ _DIES = "give a store that outlives it: --store s3://, gs:// or az://, or a fold
 def look(
     url: str, cloud: str, nbytes: int, clock: Clock, mounts: Path = Path("/proc/self/mounts")
 ) -> Generator[Finding, None, int | None]:
-    """
+    """Yield the finding about the folder.
+
     Args:
-        url: of a folder.
-        nbytes: of the state; 0 where it is not known.
-        mounts: what is mounted where, as proc_pid_mounts(5) has it.
+        url: the URL of the folder.
+        cloud: "aws", "gcp", "azure" or "none".
+        nbytes: bytes of the state; 0 if they are not known.
+        clock: times the check.
+        mounts: the table of mounts, as in proc_pid_mounts(5).
 
     Returns:
-        Bytes that are free; None where the folder does not answer.
+        Free bytes; None if the folder does not answer.
     """
     path = folder_of(url)
     try:
@@ -63,9 +66,9 @@ def look(
         yield fails("disk", found, FOLDER, filesystem=None, outlives=None, free_bytes=None)
         return None
     elsewhere = _lies_elsewhere(place, kind)
-    told = None if room == UNTOLD else room
-    facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": told}
-    much = "nobody says how much is" if told is None else amount(told)
+    known = None if room == UNTOLD else room
+    facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": known}
+    much = "nobody says how much is" if known is None else amount(known)
     words = f"{much} free on {kind or 'a file system'}"
     if nbytes and room < nbytes:
         found = f"{words}, and the state has {amount(nbytes)}"
@@ -81,22 +84,24 @@ def look(
 
 
 def free(folder: Path) -> int:
-    """Bytes that are free where a folder lies, or will lie; `UNTOLD` where its file system does not say."""
+    """Return the free bytes where a folder lies, or will lie; `UNTOLD` if its file system has no size."""
     usage = shutil.disk_usage(_there(folder))
     return usage.free if usage.total else UNTOLD
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or what is there above it: the first put makes the rest."""
-    while not os.path.isdir(folder):  # `Path.is_dir` raises where it may not look (up to Python 3.13)
+    """Return the folder, or the nearest parent that exists: the first put makes the rest."""
+    while not os.path.isdir(
+        folder
+    ):  # `Path.is_dir` raises on a folder that it may not read (up to Python 3.13)
         folder = folder.parent
     return folder
 
 
 def _lies_elsewhere(place: str, kind: str) -> bool:
-    """Whether what is mounted there outlives this machine, as far as its type tells."""
-    if kind.startswith("fuse"):  # but a disk (NTFS, exFAT), and the writable layer of a rootless container
+    """Report whether the file system outlives this machine, as far as its type shows."""
+    if kind.startswith("fuse"):  # except a disk (NTFS, exFAT), and the writable layer of a rootless container
         return kind != "fuseblk" and not kind.endswith("overlayfs")
-    if kind in _OF_THE_HOST:  # a folder of another, but a sandbox's own root (gVisor, Kata)
+    if kind in _OF_THE_HOST:  # a folder of the host, except a sandbox's own root (gVisor, Kata)
         return place != "/"
     return kind.startswith(_NETWORKS)

@@ -1,6 +1,6 @@
-"""The job that is registered here: how much it has to save, when a save begins, and how old its newest checkpoint is.
+"""The check of the job registered here: the size of its state, when a save begins, and the age of its newest checkpoint.
 
-All processes of a machine are noticed together and share its link: their bytes are summed.
+All processes of a machine get a notice together and share its link, so their bytes are summed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spotguard.providers.text import ago, amount, count
 
 from ..finding import Finding, fails, ok, warning
 
-#: A checkpoint is late where it is older than so many of its intervals: one may be under way.
+#: Intervals after which a checkpoint is late. One interval is not enough, because a new checkpoint may be in progress.
 _LATE = 2.0
 
 Session = Mapping[str, Any]
@@ -27,35 +27,40 @@ _NO_JOB = (
 
 
 def savers(sessions: Sequence[Session]) -> list[Session]:
-    """Those that save by themselves. A function of `on_notice` has no store of ours."""
+    """Return the sessions that save through spotguard. A function of `on_notice` has no store of ours."""
     return [each for each in sessions if each["store"]]
 
 
 def nbytes(sessions: Sequence[Session]) -> int:
-    """What a notice would have this machine put."""
+    """Return the bytes that this machine would put at a notice."""
     return sum(map(_share, savers(sessions)))
 
 
 def _share(session: Session) -> int:
-    """What is held by several ranks is written by one of them: of a rank whose saves have shown its share, that counts."""
+    """Return the bytes that this rank writes.
+
+    If several ranks hold a tensor, one of them writes it. Once a rank's saves have shown its share, that share counts.
+    """
     seconds, rate = session.get("save_seconds"), session.get("rate")
     held = int(session["bytes"])
     return min(held, int(seconds * rate)) if seconds is not None and rate else held
 
 
 def own_seconds(sessions: Sequence[Session]) -> float | None:
-    """That a save would take by what the last ones have shown: the slowest rank's. None: none has shown it yet."""
+    """Return the seconds that a save takes by the slowest rank's last saves; None if no rank has made one."""
     return max((each["save_seconds"] for each in savers(sessions) if each.get("save_seconds")), default=None)
 
 
 def look(
     sessions: Sequence[Session], tried: str, run_id: str = "", others: Sequence[Session] = ()
 ) -> Iterator[Finding]:
-    """
+    """Yield the findings about the job.
+
     Args:
-        tried: the URL of the store that was looked at.
-        run_id: the run that was named.
-        others: of other runs, where one was named.
+        sessions: the registered training processes.
+        tried: the URL of the store that the visit checked.
+        run_id: the run that was named; "" for all.
+        others: sessions of other runs, if a run was named.
     """
     beside = list(dict.fromkeys(str(each["run_id"]) for each in others))
     if not sessions:
@@ -112,7 +117,7 @@ def _size(run_id: str, ranks: Sequence[Session]) -> Finding:
 
 
 def misuse(sessions: Sequence[Session]) -> list[str]:
-    """What the scripts do wrong with spotguard, each once. An agent of an older version does not say."""
+    """Return each misuse of spotguard by the scripts, once. An agent of an older version reports none."""
     return [*dict.fromkeys(str(each["misuse"]) for each in sessions if each.get("misuse"))]
 
 
@@ -129,13 +134,13 @@ def _facts(saving: Sequence[Session]) -> dict[str, Any]:
         "bytes": nbytes(saving),
         "runs": runs,
         "ranks": len(saving),
-        "step": max(steps, default=None) if len(runs) == 1 else None,  # each counts its own
+        "step": max(steps, default=None) if len(runs) == 1 else None,  # each run counts its own steps
         "modes": sorted({each["mode"] for each in saving}),
     }
 
 
 def _elsewhere(saving: Sequence[Session], tried: str) -> Iterator[Finding]:
-    """A run that saves to another store: what was found of this one says nothing of that."""
+    """Yield a warning for each run that saves to another store, because the visit did not check that store."""
     for run_id, url in dict.fromkeys((str(each["run_id"]), str(each["store"])) for each in saving):
         if _place(url) != _place(tried):
             found = f"run {run_id} saves to {shown(url)}, and that store was not tried"
@@ -143,7 +148,7 @@ def _elsewhere(saving: Sequence[Session], tried: str) -> Iterator[Finding]:
 
 
 def _place(url: str) -> tuple[str, str, str]:
-    """What is behind a `?` says how to get there."""
+    """Return scheme, host and path of a store's URL. The query only says how to reach it."""
     at = urlsplit(url)
     return at.scheme, at.netloc, at.path.rstrip("/")
 
@@ -168,7 +173,7 @@ def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
             "a machine may go without a word: leave --every auto, so that no more than an hour is lost",
             **facts,
         )
-    # Who has just begun again is not late: its newest may be from before this machine was there.
+    # A run that has just resumed is not late: its newest checkpoint may be older than this machine.
     since = min(newest["for_seconds"] if age is None else age, newest.get("for_seconds", inf))
     if since > _LATE * interval:
         return warning(

@@ -1,4 +1,4 @@
-"""`--stage`: whether background checkpoints could lie on this machine's own disk first, by the very probe of `register`."""
+"""The check of `--stage`: whether background checkpoints can go to this machine's disk first, by the probe of `register`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ _MEMORY = "each checkpoint there takes host memory: name a folder on a disk"
 
 
 def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Finding]:
-    """
+    """Yield the finding about the stage.
+
     Args:
-        nbytes: of the state; 0 where it is not known.
+        folder: the folder of `--stage`.
+        run_id: the run that would use it.
+        nbytes: bytes of the state; 0 if they are not known.
+        clock: times the probe.
     """
     facts: dict[str, Any] = {"folder": str(folder), "filesystem": None, "free_bytes": None}
     litter = Leftovers(FileStore(folder), clock)
-    with litter, litter:  # twice, as for the store
+    with litter, litter:  # twice, as in `run._store`
         litter.look_once()
         aside = Aside(lambda: _probe(folder, run_id), "stage")
         litter.putting(aside)
@@ -53,6 +57,6 @@ def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Findi
 
 
 def _probe(folder: Path, run_id: str) -> tuple[str, int]:
-    """The file system's type, and the bytes that are free on it."""
+    """Return the file system's type, and its free bytes."""
     usable(folder, run_id)
     return file_system(folder), free(folder)

@@ -1,4 +1,4 @@
-"""Whether `spotguard run` would start with the words that were given, by what `run` itself asks (`agent.preflight`)."""
+"""The check whether `spotguard run` would start with these options, by `run`'s own preflight (`agent.preflight`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..finding import Finding, fails, ok, parted
 from ..timeouts import within
 from .store import STEP
 
-#: Seconds for the answer of who has the port; and bytes of it that are read.
+#: Seconds for an answer from the metrics port, and the most bytes to read of it.
 _ANSWERS, _MOST = 2.0, 64 * 1024
 _WHOSE = re.compile(r'^spotguard_agent_info\{[^}]*\brun_id="([^"]+)"', re.MULTILINE)
 
@@ -29,15 +29,19 @@ def look(
     uid: int,
     clock: Clock,
 ) -> Iterator[Finding]:
-    """A line for each thing that would be refused, all at once.
+    """Yield one finding for each thing that `run` would refuse, all at once.
 
     Args:
-        command: that was given; empty where none was.
-        running: asks for the run ids of those that are meant and run here now.
+        options: the options to check.
+        command: the command that was given; empty if none was.
+        running: returns the ids of the selected runs that run here now.
+        env: the environment of the command.
+        uid: the user who would start the run.
+        clock: times the requests.
     """
 
     def started() -> bool:
-        """Who asks beside the job says the job's own words: its port is taken, by itself."""
+        """Report whether the job itself has the metrics port, because the user checks a running job with its own options."""
         whose = None if options.metrics_port is None else _whose(options.metrics_port, clock)
         return whose is not None and whose in running()
 
@@ -46,14 +50,14 @@ def look(
 
     try:
         program, refused = within(STEP, clock, asked, "start")
-    except TimeoutError as late:  # a file server that is gone
+    except TimeoutError as late:  # a file server that does not answer
         found = f"a folder of the notice file, the socket or the command: {late}"
         yield fails("start", found, "look at their file systems (df, mount)", program=None)
         return
     facts: dict[str, Any] = {"program": program}
     for error in refused:
         found, advice = parted(error)
-        if not advice:  # of a line without a semicolon it is what follows the last colon
+        if not advice:  # in a line without a semicolon the advice follows the last colon
             found, _, advice = found.rpartition(": ")
         yield fails("start", found, advice, **facts)
     if not refused:
@@ -62,7 +66,7 @@ def look(
 
 
 def _whose(port: int, clock: Clock) -> str | None:
-    """The run whose metrics are read at this port; None where nobody answers, or somebody else does."""
+    """Return the id of the run whose metrics this port serves; None if there is no answer, or another program's."""
 
     def ask() -> str:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWERS)
@@ -73,7 +77,7 @@ def _whose(port: int, clock: Clock) -> str | None:
             connection.close()
 
     try:
-        said = _WHOSE.search(within(_ANSWERS, clock, ask, "port"))
-    except (OSError, http.client.HTTPException):  # TimeoutError too: what does not speak HTTP is no agent's
+        match = _WHOSE.search(within(_ANSWERS, clock, ask, "port"))
+    except (OSError, http.client.HTTPException):  # also TimeoutError; an agent's port would speak HTTP
         return None
-    return None if said is None else said[1]
+    return None if match is None else match[1]

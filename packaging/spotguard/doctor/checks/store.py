@@ -1,6 +1,6 @@
-"""Whether the store answers, and lets this job do what a save and a restore need: each right tried, each a line.
+"""The check of the store: whether it answers, and whether this job has each right that a save and a restore need.
 
-It is `register`'s own probe (`hooks.checkpoint.store_probe`), which goes on here where a right is missing.
+It uses `register`'s own probe (`hooks.checkpoint.store_probe`). Here the probe goes on after a missing right.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..cleanup import Leftovers
 from ..finding import Check, Finding, FindingState, fails, ok, parted, warning
 from ..timeouts import Aside, within
 
-#: Seconds before what failed for now is asked again.
+#: Seconds before each retry of a transient failure.
 _PAUSES = (0.1, 1.0)
-#: Seconds for one request: what answers does so in a tenth of one, and what stands still is found by then.
+#: Timeout of one request, in seconds. A store that answers needs a tenth of a second.
 STEP = 15.0
 
 _START_ONE = "two starts of the run at the same moment may count themselves the same: start one at a time"
@@ -41,18 +41,21 @@ _REPORT = "nothing of this machine's, most likely: report it, with this line"
 @dataclass(slots=True)
 class Rights:
     findings: list[Finding] = field(default_factory=list)
-    #: Whether something may be put, and be removed again.
+    #: Whether the job may put an object.
     puts: bool = False
+    #: Whether the job may delete it again.
     removes: bool = False
-    #: Seconds that one small object took; 0 where none was put.
+    #: Seconds that one small put took; 0 if none succeeded.
     put_seconds: float = 0.0
 
 
 def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
-    """The first request of all: credentials, the network, the bucket.
+    """Send the first request to the store, which needs the credentials, the network and the bucket.
 
     Args:
-        heard: told the headers of what is answered, on another thread.
+        store: the store to reach.
+        clock: times the request.
+        heard: takes the headers of each answer, on another thread.
     """
     folder = store.url.startswith("file:")
 
@@ -70,16 +73,21 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
     except SpotguardError as error:
         found, advice = parted(error)
         return fails("store", found, advice or _otherwise(store), url=store.url)
-    except Exception as error:  # noqa: BLE001 - an SDK's own mistake is one more thing that is found here
+    except Exception as error:  # noqa: BLE001 - an error inside an SDK is one more finding
         return fails("store", f"{store.url}: {type(error).__name__}: {error}", _REPORT, url=store.url)
     took = clock.monotonic() - began
-    # A folder is not asked: the rights below show what it does.
+    # For a folder no request was sent, so its answer has no time: the rights below show whether it works.
     answers = "" if folder else f" answers in {took * 1000:.0f} ms"
     return ok("store", f"{store.url}{answers}", url=store.url, seconds=round(took, 3))
 
 
 def _enter(url: str) -> None:
-    """Whether what lies there is a folder that may be read; one that is not there yet is made by the first put."""
+    """Check that the path is a folder that this user may read. A folder that does not exist is made by the first put.
+
+    Raises:
+        StoreError: the path is not a folder, or its file system fails.
+        DeniedError: this user may not read the folder.
+    """
     try:
         os.scandir(folder_of(url)).close()
     except FileNotFoundError:
@@ -88,22 +96,22 @@ def _enter(url: str) -> None:
         raise StoreError(f"{url}: {error.strerror}; {_NO_FOLDER}") from error
     except PermissionError as error:
         raise DeniedError(f"{url}: {error.strerror}; {_NOT_OURS}") from error
-    except OSError as error:  # a file server that is gone, a name that is too long
+    except OSError as error:  # a file server that does not answer, a name that is too long
         raise StoreError(f"{url}: {error.strerror}") from error
 
 
 def rights(store: BlobStore, run_id: str, litter: Leftovers, clock: Clock) -> Rights:
-    """Try each right on an object that no other probe has. A store that stands still is asked nothing more."""
+    """Try each right on an object of this probe's own. After a request that hangs, send no other one."""
     found = Rights()
     probe = StoreProbe(store, run_id, STEP)
     litter.note(probe.key)
     unsure: list[BaseException] = []
 
     def put() -> None:
-        began = clock.monotonic()  # of the one that succeeds: what comes before a pause is no put's time
+        began = clock.monotonic()  # of this attempt: earlier attempts and pauses do not count
         try:
             probe.write()
-        except (DeniedError, NotFoundError, FullError):  # nothing was put: that is an answer
+        except (DeniedError, NotFoundError, FullError):  # the store has answered, and has put nothing
             raise
         except BaseException as error:
             unsure.append(error)
@@ -127,7 +135,7 @@ def rights(store: BlobStore, run_id: str, litter: Leftovers, clock: Clock) -> Ri
             _create(tried, probe, found)
             tried("get", "read", probe.read)
         else:
-            # What was not put may all the same be read (and not found), listed (nothing) and deleted (no error).
+            # The other rights can be tried without an object: get finds none, list lists none, delete raises no error.
             tried("get", "read", probe.miss)
             if not unsure:
                 litter.removed(probe.key)
@@ -140,7 +148,7 @@ def rights(store: BlobStore, run_id: str, litter: Leftovers, clock: Clock) -> Ri
 
 
 def _patiently(what: Callable[[], object], clock: Clock, litter: Leftovers) -> object:
-    """What fails for now is asked again, as a save does: a store may say "slow down" to anybody."""
+    """Retry a transient failure, as a save does: a store may answer "slow down" to any client."""
     for pause in _PAUSES:
         try:
             return what()
@@ -151,19 +159,22 @@ def _patiently(what: Callable[[], object], clock: Clock, litter: Leftovers) -> o
 
 
 class _StandsStill(Exception):
-    """It did not answer: whatever it is asked next would take as long."""
+    """The store did not answer in time, and the next request would take as long."""
 
 
 def _otherwise(store: BlobStore) -> str:
-    """What to do where the error itself says nothing."""
+    """Return the advice for an error that has none of its own."""
     return FOLDER if store.url.startswith("file:") else _NETWORK
 
 
 def _judged(check: Check, name: str, asked: Aside[object], otherwise: str) -> Finding:
-    """
+    """Return the finding about one right.
+
     Args:
-        name: the cloud's own, of the right.
-        otherwise: what to do where the error itself says nothing.
+        check: the check of this right.
+        name: the cloud's own name of the right.
+        asked: the request that has ended.
+        otherwise: the advice for an error that has none of its own.
     """
     try:
         asked.value()
@@ -179,7 +190,7 @@ def _judged(check: Check, name: str, asked: Aside[object], otherwise: str) -> Fi
 def _create(
     tried: Callable[[Check, str, Callable[[], object]], Finding], probe: StoreProbe, found: Rights
 ) -> None:
-    """The conditional put: by it two starts of a run get different numbers."""
+    """Try the conditional put, by which two starts of a run get different attempt numbers."""
     refused: list[bool] = []
     asked = tried("create", "write", lambda: refused.append(probe.create()))
     if refused == [False]:
@@ -189,11 +200,11 @@ def _create(
 
 def _listed(probe: StoreProbe, written: bool) -> None:
     probe.find(written=written)
-    probe.miss()  # S3 says of what is not there that it may not be read, to who may not list
+    probe.miss()  # without the right to list, S3 answers "denied" for an object that does not exist
 
 
 def remains(litter: Leftovers) -> Iterator[Finding]:
-    """What of ours could not be removed."""
+    """Yield a warning about the doctor's own objects that could not be deleted."""
     if litter.left:
         more = f" and {len(litter.left) - 1} more" if len(litter.left) > 1 else ""
         found = f"not removed: {litter.left[0]}{more} ({litter.why})"

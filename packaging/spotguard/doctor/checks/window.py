@@ -1,4 +1,4 @@
-"""How many seconds there are: what a notice leaves, what is kept back of it, and what is left for the save."""
+"""The check of the window: the seconds that a notice leaves, the reserve, and the rest for the save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spotguard.agent.core.budget import expected_window, reserve_of
 
 from ..finding import Finding, fails, ok, warning
 
-#: Whose word each cloud's usual warning is.
+#: Source of each cloud's usual warning.
 _USUAL = {
     "aws": "AWS gives them",
     "gcp": "what GCP gives, unless the VM was made with more",
@@ -22,12 +22,12 @@ _CUT = "--window only shortens what this cloud's notice says itself: leave it ou
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """In seconds."""
+    """The window and its reserve, in seconds."""
 
     warning: float
     reserve: float
     finding: Finding
-    #: Of the reserve, what somebody said; None: it is in proportion to the window.
+    #: The reserve that was set; None if it is in proportion to the window.
     said: float | None = None
 
     @property
@@ -37,23 +37,25 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a run counts on that was started already, with words of its own."""
+    """The window of a run that is already started, by the run's own options."""
 
     run_id: str
     seconds: float
-    #: `--reserve`; None: in proportion.
+    #: `--reserve`; None if it is in proportion to the window.
     reserve: float | None
 
 
 def count_on(
     cloud: str, said: float | None, told: float | None, reserve: float | None, run: Counted | None = None
 ) -> Window:
-    """
+    """Return the window that a save can count on.
+
     Args:
-        said: `--window`.
-        told: what the cloud's own service tells of this machine.
-        reserve: `--reserve`.
-        run: its words hold where none are said here, as its store does.
+        cloud: "aws", "gcp", "azure" or "none".
+        said: `--window`, in seconds.
+        told: seconds of warning that the cloud's own service reports for this machine.
+        reserve: `--reserve`, in seconds.
+        run: a started run. Its options count if none are passed here, as its store does.
     """
     seconds = told if said is None and told is not None else expected_window(cloud, said)
     whence = _whence(cloud, said, told)
@@ -71,20 +73,20 @@ def count_on(
 
 
 def _finding(
-    cloud: str, said: float | None, told: float | None, seconds: float, found: str, facts: dict[str, Any]
+    cloud: str, given: float | None, reported: float | None, seconds: float, found: str, facts: dict[str, Any]
 ) -> Finding:
     if seconds - facts["reserve_seconds"] <= 0:
         return fails("window", found, "nothing is left to save in: say a longer --window", **facts)
-    if said is not None and said > seconds:
+    if given is not None and given > seconds:
         return warning("window", found, _CUT, **facts)
-    if cloud == "gcp" and said is None and told is None and seconds == expected_window(cloud, None):
+    if cloud == "gcp" and given is None and reported is None and seconds == expected_window(cloud, None):
         return warning("window", found, _GCP, **facts)
     return ok("window", found, **facts)
 
 
-def _whence(cloud: str, said: float | None, told: float | None) -> str:
-    if said is not None:
-        return f"--window {said:g}"
-    if told is not None:
+def _whence(cloud: str, given: float | None, reported: float | None) -> str:
+    if given is not None:
+        return f"--window {given:g}"
+    if reported is not None:
         return "the metadata service says so"
     return _USUAL.get(cloud, _USUAL["none"])
