@@ -37,12 +37,8 @@ def of_tensor(tensor: torch.Tensor, *, sampled: bool = False) -> str:
         flat = here.cpu().contiguous().reshape(-1)
         data = memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
         return f"{kind}{list(here.shape)} {_crc(data, sampled):08x}"
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        NotImplementedError,
-    ) as error:  # no bytes can be read: quantized, fake, freed, or of a lazy module
+    # The tensor has no bytes to read: it is quantized, fake, freed, or of a lazy module.
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return f"{type(tensor).__name__} without bytes ({type(error).__name__})"
 
 

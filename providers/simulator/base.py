@@ -1,6 +1,6 @@
-"""What every simulated service is: a server on loopback that says its truth, spoilt by the faults that are on.
+"""The base of every simulated service: a loopback server whose correct replies are spoilt by the active faults.
 
-A cloud adds its truth, and the verbs of what can happen to one of its machines.
+A cloud's subclass adds the correct replies, and a method for each event that can happen to one of its machines.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .scenario import Verb, count, seconds
 
 
 class Simulator(ABC):
-    """A metadata service on loopback. A context manager: listens inside, is gone outside.
+    """A metadata service on loopback. A context manager that listens from its start to its end.
 
     Args:
         kinds: every fault that this service has, by name.
-        clock: dates what happens; a clock by hand makes everything stand still.
+        clock: dates the events; with a manual clock everything stands still.
         host: 127.0.0.1 or ::1.
-        port: 0 picks a free one.
-        keep_alive: True serves many requests on one connection.
-        tell: is told what happens, in one line each.
+        port: 0 picks a free port.
+        keep_alive: whether a connection serves more than one request.
+        tell: takes one line for each event.
     """
 
-    #: What `spotguard run` needs, beside provider and endpoint, to look at this one.
+    #: Further options that `spotguard run` needs, besides provider and endpoint, to watch this simulator.
     try_with = ""
 
     def __init__(
@@ -44,7 +44,7 @@ class Simulator(ABC):
     ) -> None:
         self.clock = clock or SystemClock()
         self.endpoint = ""
-        #: Monotonic seconds at which the machine goes, once there is a notice.
+        #: Monotonic seconds at which the machine ends, once there is a notice.
         self.deadline: float | None = None
         self._tell = tell
         self._server = LoopbackServer(self._answer, self.clock, host=host, port=port, keep_alive=keep_alive)
@@ -52,17 +52,17 @@ class Simulator(ABC):
 
     @abstractmethod
     def _truth(self, request: HttpRequest) -> Reply:
-        """What the service answers on a good day. Called on the connections' threads, several at a time."""
+        """Return the correct reply. Several connection threads may call it at the same time."""
 
     # --- life ---------------------------------------------------------------------------------------------
 
     def start(self) -> str:
-        """Listen; returns the endpoint, "http://127.0.0.1:PORT"."""
+        """Listen, and return the endpoint, "http://127.0.0.1:PORT"."""
         self.endpoint = self._server.start()
         return self.endpoint
 
     def adopt(self, listening: socket.socket) -> None:
-        """Serve on a socket that listens already, wherever that is, in place of host and port. Before `start`."""
+        """Serve on a socket that listens already, instead of host and port. Call it before `start`."""
         self._server.adopt(listening)
 
     def stop(self) -> None:
@@ -77,22 +77,28 @@ class Simulator(ABC):
     ) -> None:
         self.stop()
 
-    # --- what goes wrong ------------------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------------------
 
     def fault(
         self, kind: str, *, seconds: float | None = None, count: int | None = None, path: str = ""
     ) -> None:
-        """Misbehave, for `seconds` or for `count` requests or until `clear`.
+        """Switch a fault on.
 
         Args:
-            path: only where this is a part of the request's path.
+            kind: the fault's name.
+            seconds: its duration; None until `clear`.
+            count: the number of requests that it spoils; None for all.
+            path: spoil only requests whose path contains this text.
+
+        Raises:
+            UsageError: this service has no such fault.
         """
         self._faults.add(kind, self.clock.monotonic(), seconds=seconds, count=count, path=path)
         where = f" at {path}" if path else ""
         self._tell(f"fault: {kind}{where}" + (f" for {seconds:g} s" if seconds is not None else ""))
 
     def clear(self) -> None:
-        """Take back every fault, and what a cloud adds: whatever was said of an end."""
+        """Take back every fault and the deadline. A cloud's subclass also takes back its notices."""
         self._faults.clear()
         self.deadline = None
         self._tell("all clear")
@@ -100,26 +106,26 @@ class Simulator(ABC):
     def _answer(self, request: HttpRequest) -> Reply:
         return self._faults.spoil(request, self._truth(request), self.clock.monotonic())
 
-    # --- what clients did -----------------------------------------------------------------------------------
+    # --- the clients' requests ------------------------------------------------------------------------------
 
     @property
     def requests(self) -> tuple[ServedRequest, ...]:
-        """The newest requests, oldest first."""
+        """Return the newest requests, oldest first."""
         return self._server.seen
 
     def count(self, method: str = "", path: str = "", status: int | None = None) -> int:
-        """How many requests were of this method, path and status; what is not given is not looked at."""
+        """Count the requests with this method, end of path and status. An argument left out matches every request."""
         return sum(map(_wanted(method, path, status), self.requests))
 
     def wait_for(
         self, count: int = 1, method: str = "", path: str = "", status: int | None = None, timeout: float = 5
     ) -> bool:
-        """Block until there were `count` such requests; False when `timeout` real seconds went by first."""
+        """Block until there were `count` such requests. Return False after `timeout` real seconds without them."""
         return self._server.wait_for(_wanted(method, path, status), count, timeout)
 
 
 def common_verbs(kinds: Mapping[str, Spoil]) -> dict[str, Verb[Any]]:
-    """What a script may say of every service; a cloud's own verbs stand before these."""
+    """Return the script verbs that every service has. A cloud's own verbs come before them."""
     settings: dict[str, Callable[[str], Any]] = {"for": seconds, "count": count, "path": str}
     return {
         "fault": Verb(_fault, words=sorted(kinds), settings=settings),
@@ -128,7 +134,7 @@ def common_verbs(kinds: Mapping[str, Spoil]) -> dict[str, Verb[Any]]:
 
 
 def _fault(simulator: Simulator, kind: str, **settings: Any) -> None:
-    # `for` is a word of Python and no parameter's name.
+    # `for` is a Python keyword and cannot name a parameter.
     left, path = settings.get("count"), settings.get("path", "")
     simulator.fault(kind, seconds=settings.get("for"), count=left, path=path)
 

@@ -1,6 +1,6 @@
-"""`spotguard simulate CLOUD`: a metadata service on loopback, for a person at a terminal.
+"""`spotguard simulate CLOUD`: a metadata service on loopback, for a user at a terminal.
 
-Each cloud is one module that says its flags, makes its simulator and its steps; here is what they share.
+Each cloud has one module with its flags, its simulator and its steps. This module has the parts that they share.
 """
 
 from __future__ import annotations
@@ -35,44 +35,45 @@ examples:
 
 
 class SimulatedCloud(Protocol):
-    """A cloud's module, the whole of it: what is not the same for all."""
+    """The whole interface of a cloud's module."""
 
-    #: One line, and what stands below the options of `--help`.
+    #: The cloud's line in `--help`.
     SUMMARY: str
+    #: The text below the options of `--help`.
     EPILOG: str
 
     @property
     def FAULTS(self) -> Mapping[str, Spoil]:
-        """What may go wrong, by name."""
+        """Return the cloud's faults, by name."""
         ...
 
     @property
     def VERBS(self) -> Mapping[str, Verb[Any]]:
-        """What a script may say, with `base.common_verbs` among it."""
+        """Return the verbs of the cloud's scripts, `base.common_verbs` included."""
         ...
 
     def add_arguments(self, parser: argparse.ArgumentParser, duration: Callable[[str], float], /) -> None:
-        """The flags of this service alone; `duration` is the type of those that take a time."""
+        """Add the flags that only this service has. `duration` is the type of flags that take a time."""
         ...
 
     def simulator(self, arguments: argparse.Namespace, tell: Callable[[str], None], /) -> Simulator:
-        """The service that the flags describe, not started yet."""
+        """Return the service that the flags describe, not started yet."""
         ...
 
     def steps(self, arguments: argparse.Namespace, /) -> Sequence[Step[Any]]:
-        """What the cloud's own flags say that happens, in any order."""
+        """Return the events that the cloud's own flags ask for, in any order."""
         ...
 
 
-#: A later cloud is one more line.
+#: The module of each cloud. A new cloud adds one line here.
 CLOUDS: Mapping[str, SimulatedCloud] = {"aws": aws_cli, "gcp": gcp_cli, "azure": azure_cli}
 
-#: What ends it, beside `--for`.
+#: Signals that end the simulator, besides `--for`.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The clouds, and each one's flags."""
+    """Add a subcommand with its flags for each cloud."""
     clouds = parser.add_subparsers(dest="cloud", metavar="CLOUD")
     for name, module in CLOUDS.items():
         shown = argparse.RawDescriptionHelpFormatter
@@ -93,7 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
-    """Serve until Ctrl-C, SIGTERM or the end of `--for`."""
+    """Serve until Ctrl-C, SIGTERM or the end of `--for`.
+
+    Raises:
+        UsageError: no cloud was named, or a flag or the script cannot be used.
+    """
     if arguments.cloud is None:
         *others, last = CLOUDS
         raise UsageError(
@@ -121,7 +126,7 @@ def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command by itself: `python -m spotguard.providers.simulator.cli aws --preempt-after 10`."""
+    """Run the simulator as a command of its own: `python -m spotguard.providers.simulator.cli aws --preempt-after 10`."""
     parser = argparse.ArgumentParser(prog="simulate", description=SUMMARY, allow_abbrev=False)
     add_arguments(parser)
     try:
@@ -132,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Teller:
-    """Prints what happens, each line with the seconds since the start. For several threads."""
+    """A printer of events, each line with the seconds since the start. Several threads may call it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -146,18 +151,18 @@ class _Teller:
         return self.clock.monotonic() - self.start
 
     def __call__(self, line: str) -> None:
-        # In one piece: two threads' lines are not to be mixed.
+        # One write for each line, so that two threads' lines do not mix.
         sys.stdout.write(f"{self.elapsed:8.1f} s  {line}\n")
         sys.stdout.flush()
 
 
 def _steps(module: SimulatedCloud, arguments: argparse.Namespace) -> list[Step[Any]]:
-    """What the flags and the script say, in order of time; at one instant faults come first, a script last."""
-    found: list[Step[Any]] = [Step(0.0, methodcaller("fault", kind)) for kind in arguments.fault or ()]
-    found += module.steps(arguments)
+    """Return the steps of the flags and the script, by time. At one instant faults come first and the script last."""
+    steps: list[Step[Any]] = [Step(0.0, methodcaller("fault", kind)) for kind in arguments.fault or ()]
+    steps += module.steps(arguments)
     if arguments.script is not None:
-        found += read_script(arguments.script, module.VERBS)
-    return sorted(found, key=lambda step: step.at)
+        steps += read_script(arguments.script, module.VERBS)
+    return sorted(steps, key=lambda step: step.at)
 
 
 def _play(
@@ -167,15 +172,15 @@ def _play(
     say: _Teller,
     ending: queue.SimpleQueue[int],
 ) -> None:
-    """Take the steps, each at its time, until a signal or the end of the lifetime comes first."""
-    left = list(steps)
-    told: float | None = None
+    """Take each step at its time, until a signal or the end of the lifetime."""
+    pending = list(steps)
+    reported: float | None = None
     while True:
         moments: list[tuple[float, str]] = []
-        if left:
-            moments.append((left[0].at, "step"))
+        if pending:
+            moments.append((pending[0].at, "step"))
         deadline = simulator.deadline
-        if deadline is not None and deadline != told:
+        if deadline is not None and deadline != reported:
             moments.append((deadline - say.start, "gone"))
         if lifetime is not None:
             moments.append((lifetime, "end"))
@@ -183,10 +188,10 @@ def _play(
         if _signalled(ending, None if at is None else at - say.elapsed) or what == "end":
             return
         if what == "gone":
-            told = deadline
+            reported = deadline
             say("the deadline: a real instance is gone now")
         else:
-            left.pop(0).do(simulator)
+            pending.pop(0).do(simulator)
 
 
 def _signalled(ending: queue.SimpleQueue[int], timeout: float | None) -> bool:
@@ -199,8 +204,11 @@ def _signalled(ending: queue.SimpleQueue[int], timeout: float | None) -> bool:
 
 @contextmanager
 def _ending() -> Iterator[queue.SimpleQueue[int]]:
-    """A queue on which SIGINT and SIGTERM arrive. A SimpleQueue, because its `put` may interrupt its `get`
-    (the queue module's page: reentrant), which an Event's `set` and `wait` may not."""
+    """Yield a queue that receives SIGINT and SIGTERM.
+
+    It is a SimpleQueue because its `put` is reentrant (the queue module's page): a handler may call it during `get`. An
+    Event's `set` may not interrupt its `wait`.
+    """
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
     handlers = {number: signal.signal(number, lambda n, frame: arrived.put(n)) for number in _SIGNALS}
     try:

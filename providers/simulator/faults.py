@@ -1,4 +1,4 @@
-"""What goes wrong with metadata services in the field, on demand: each fault turns a good reply into a bad one."""
+"""The faults of metadata services in the field, on demand: each fault turns a good reply into a bad one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..errors import UsageError
 from .http_server import HttpRequest, Reply
 
-#: Turns a reply into a faulty one; None where this request is not concerned.
+#: Function from a reply to a faulty one; it returns None if the fault does not apply to the request.
 Spoil = Callable[[HttpRequest, Reply], Reply | None]
 
 _PORTAL = b"""<!DOCTYPE html>
@@ -17,17 +17,17 @@ _PORTAL = b"""<!DOCTYPE html>
 <body><h1>Please sign in</h1><form action="/login"><input name="room"></form></body></html>
 """
 
-#: Where `redirect` leads.
+#: Target of the fault `redirect`.
 REDIRECTED = "/login?from=metadata"
 
-#: Neither text, nor JSON, nor a page.
+#: Bytes that are neither text nor JSON nor HTML.
 _GARBAGE = bytes(range(255, 191, -1)) * 4
 
 _HUGE = 20 * 1024 * 1024
 
 
 def status(status: int, body: bytes = b"") -> Spoil:
-    """Every request is answered with this, whatever it asked for."""
+    """Return a fault that answers every request with this status."""
     return lambda request, reply: Reply(status, body, {"Content-Type": "text/html"})
 
 
@@ -36,11 +36,11 @@ def _portal(request: HttpRequest, reply: Reply) -> Reply:
 
 
 def _redirect(request: HttpRequest, reply: Reply) -> Reply:
-    # To ourselves: a client that follows is found out by the request log.
+    # The target is this server itself, so that the log of requests shows a client that follows.
     return Reply(302, b"", {"Location": REDIRECTED, "Server": "nginx"})
 
 
-#: What any metadata service may do.
+#: Faults that any metadata service may have.
 COMMON: Mapping[str, Spoil] = {
     "429": status(429),
     "500": status(500),
@@ -49,7 +49,7 @@ COMMON: Mapping[str, Spoil] = {
     "hang": lambda request, reply: replace(reply, instead="hang"),
     "slow": lambda request, reply: replace(reply, delay=10.0),
     "trickle": lambda request, reply: replace(reply, pace=0.5),
-    # The right words from a server that is somebody else's, without the headers a service signs with.
+    # The right body from a foreign server, without the headers by which the real service is known.
     "foreign": lambda request, reply: replace(reply, headers={"Server": "nginx"}),
     "garbage": lambda request, reply: Reply(200, _GARBAGE, {"Content-Type": "text/plain"}),
     "portal": _portal,
@@ -61,19 +61,19 @@ COMMON: Mapping[str, Spoil] = {
 @dataclass(slots=True)
 class _Active:
     spoil: Spoil
-    #: Monotonic seconds; None for ever.
+    #: End in monotonic seconds; None for no end.
     until: float | None
-    #: Requests still to be spoilt; None for any number.
+    #: Requests that it will still spoil; None for any number.
     left: int | None
-    #: A part of the paths that are concerned; "" for all.
+    #: Text in the path of the requests that it spoils; "" for all.
     path: str
 
 
 class Faults:
-    """The faults that are on now. For several threads.
+    """The active faults. Several threads may use it.
 
     Args:
-        kinds: every fault this service has, by name.
+        kinds: every fault that this service has, by name.
     """
 
     def __init__(self, kinds: Mapping[str, Spoil]) -> None:
@@ -82,7 +82,11 @@ class Faults:
         self._lock = threading.Lock()
 
     def add(self, kind: str, now: float, *, seconds: float | None, count: int | None, path: str = "") -> None:
-        """Switch a fault on, for a time or for a number of requests; twice the same is the newer one."""
+        """Switch a fault on, for a time or for a number of requests. It replaces an active fault of the same kind.
+
+        Raises:
+            UsageError: this service has no such fault.
+        """
         if kind not in self._kinds:
             raise UsageError(f"unknown fault {kind!r}: expected one of {', '.join(sorted(self._kinds))}")
         until = None if seconds is None else now + seconds
@@ -94,7 +98,7 @@ class Faults:
             self._active.clear()
 
     def spoil(self, request: HttpRequest, reply: Reply, now: float) -> Reply:
-        """The reply as the faults of this instant make it; of several the first that concerns the request."""
+        """Return the reply as spoilt by the first active fault that applies to the request."""
         with self._lock:
             self._active = {kind: fault for kind, fault in self._active.items() if not _over(fault, now)}
             for fault in self._active.values():

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback that can also misbehave: what all simulated metadata services stand on."""
+"""A small HTTP server on loopback that can misbehave: the base of all simulated metadata services."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..errors import UsageError
 
 log = logging.getLogger("spotguard.providers")
 
-#: Requests that are remembered: some hours of an agent's polling, some MiB at most.
+#: Requests that the server remembers: some hours of an agent's polls, some MiB at most.
 _REMEMBERED = 10_000
 
 #: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
@@ -31,10 +31,10 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What a client asked. Header names are in lower case."""
+    """A client's request. Header names are in lower case."""
 
     method: str
-    #: As it was written, with what follows a question mark.
+    #: The path as the client wrote it, with its query.
     path: str
     headers: Mapping[str, str]
     body: bytes = b""
@@ -42,7 +42,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, and the manner of giving it."""
+    """An answer, and how the server sends it."""
 
     status: int
     body: bytes = b""
@@ -51,13 +51,13 @@ class Reply:
     delay: float = 0.0
     #: Seconds between one byte of the body and the next.
     pace: float = 0.0
-    #: Instead of an answer: "hang" says nothing until the client leaves, "reset" breaks the connection.
+    #: Instead of an answer: "hang" sends nothing until the client leaves, "reset" resets the connection.
     instead: Literal["", "hang", "reset"] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """One request as it was met. `status` is 0 where no answer was given."""
+    """One request and the status of its answer; 0 if the server gave no answer."""
 
     method: str
     path: str
@@ -68,14 +68,17 @@ class ServedRequest:
 
 
 class LoopbackServer:
-    """Serves `answer` on loopback, a thread for each connection, and remembers what was asked.
+    """A server that answers on loopback, with a thread for each connection, and remembers the requests.
 
     Args:
-        answer: called on the connections' threads, several at a time.
+        answer: returns the reply. Several connection threads may call it at the same time.
         clock: paces slow answers and dates the log of requests.
-        host: 127.0.0.1 or ::1. Anything that others can reach is refused: a client believes what is served here.
-        port: 0 picks a free one.
-        keep_alive: whether connections serve more than one request.
+        host: 127.0.0.1 or ::1. Other addresses are refused, because a client would believe the simulator's answers.
+        port: 0 picks a free port.
+        keep_alive: whether a connection serves more than one request.
+
+    Raises:
+        UsageError: the host is not on loopback.
     """
 
     def __init__(
@@ -99,12 +102,18 @@ class LoopbackServer:
         self._thread: threading.Thread | None = None
 
     def adopt(self, listening: socket.socket) -> None:
-        """Serve on a socket that listens already, in place of host and port. It is ours from now on, and whom it can be
-        reached by is the care of whoever has opened it."""
+        """Serve on a socket that listens already, instead of host and port.
+
+        The server owns the socket from now on. The caller is responsible for who can reach it.
+        """
         self._adopted = listening
 
     def start(self) -> str:
-        """Listen, and return the base URL."""
+        """Listen, and return the base URL.
+
+        Raises:
+            UsageError: the server cannot listen on this host and port.
+        """
         self.stopping.clear()
         try:
             tcp = _Tcp(self, self._host, self._port, self._adopted)
@@ -117,7 +126,7 @@ class LoopbackServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def stop(self) -> None:
-        """Close every connection and join every thread. Stopping twice is stopping once."""
+        """Close every connection and join every thread. A second call does nothing."""
         self.stopping.set()
         if self._tcp is None or self._thread is None:
             return
@@ -142,7 +151,7 @@ class LoopbackServer:
             self._change.notify_all()
 
     def wait_for(self, wanted: Callable[[ServedRequest], bool], count: int, timeout: float) -> bool:
-        """Block until `count` of the remembered requests are as `wanted`, for at most `timeout` real seconds."""
+        """Block until `count` of the remembered requests match `wanted`, for at most `timeout` real seconds."""
         with self._change:
             return self._change.wait_for(lambda: sum(map(wanted, self._seen)) >= count, timeout)
 
@@ -157,7 +166,7 @@ def _loopback(host: str) -> str:
 
 
 class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Not `http.server.HTTPServer`: that looks its own name up in DNS when it binds."""
+    """The server's TCP side. It is no `http.server.HTTPServer`, which asks DNS for its own name when it binds."""
 
     allow_reuse_address = True
     request_queue_size = 128
@@ -176,7 +185,9 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.socket = listening
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:  # here, on the accepting thread: `close_all` runs after it and misses none
+        with (
+            self._lock
+        ):  # on the accepting thread, which ends before `close_all` runs, so that it misses no connection
             self._open.add(request)
         super().process_request(request, client_address)
 
@@ -188,19 +199,19 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
         with self._lock:
             self._open.discard(request)
         if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == _RESET:
-            request.close()  # without the shutdown that would say goodbye first
+            request.close()  # without a shutdown, which would end the connection normally first
         else:
             super().shutdown_request(request)
 
     def close_all(self) -> None:
         with self._lock:
             for connection in self._open:
-                with suppress(OSError):  # the client has left already, which is what is wanted
+                with suppress(OSError):  # the client has left already
                     connection.shutdown(socket.SHUT_RDWR)
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # clients that leave in mid-answer are nothing new
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that leaves during an answer is normal
             log.exception("the simulator failed at a request of %s", client_address)
 
 
@@ -221,7 +232,7 @@ class _LoopbackHandler(BaseHTTPRequestHandler):
         self._give(request, reply)
 
     def _headers(self) -> dict[str, str]:
-        """By name; a header that came twice is one list with a comma, as RFC 9110, 5.2 reads it."""
+        """Return the headers by name. A repeated header becomes one list with commas (RFC 9110, 5.2)."""
         joined: dict[str, str] = {}
         for name, value in self.headers.items():
             known = joined.get(name.lower())
@@ -229,12 +240,14 @@ class _LoopbackHandler(BaseHTTPRequestHandler):
         return joined
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the owner remembers requests, and says what matters of them."""
+        """Log nothing: the owner remembers the requests."""
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "0")
         if not length.isdigit() or int(length) > 65536 or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # unread: what follows on this connection is no request
+            self.close_connection = (
+                True  # the body stays unread, so the next bytes on this connection are no request
+            )
             return b""
         return self.rfile.read(int(length))
 
@@ -243,7 +256,7 @@ class _LoopbackHandler(BaseHTTPRequestHandler):
         if reply.instead == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         elif reply.instead == "hang":
-            while self.connection.recv(4096):  # until the client leaves, or `stop` closes the connection
+            while self.connection.recv(4096):  # ends when the client leaves, or `stop` closes the connection
                 pass
         if reply.instead or owner.clock.wait(owner.stopping, reply.delay):
             self.close_connection = True

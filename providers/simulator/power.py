@@ -1,7 +1,7 @@
-"""A machine that goes, for one process on it: what ACPI's power button brings, and then the end.
+"""The end of a machine, as one process on it sees it: ACPI's power button, and then the power cut.
 
-At the button the operating system stops its services: SIGTERM to the process. At the end nothing runs any more: SIGKILL
-to it and to all that it has started.
+At the button the operating system stops its services: the process gets SIGTERM. At the end nothing runs any more: the
+process and all its descendants get SIGKILL.
 """
 
 from __future__ import annotations
@@ -18,10 +18,17 @@ from ..errors import UsageError
 
 
 class Power:
-    """Holds one process by its pidfd, so that another one under the same number is safe from it.
+    """The power of a simulated machine, for one process.
+
+    It holds the process by its pidfd, so that a later process with the same pid gets no signal.
+
+    Args:
+        pid: the process.
+        clock: times the button and the end.
+        tell: takes one line for each event.
 
     Raises:
-        UsageError: there is no such process, or it is somebody else's.
+        UsageError: there is no such process, or it belongs to another user.
     """
 
     def __init__(self, pid: int, clock: Clock, tell: Callable[[str], None]) -> None:
@@ -37,7 +44,7 @@ class Power:
         self._thread: threading.Thread | None = None
 
     def press(self, button: float, end: float) -> None:
-        """Press the button so many seconds from now, and cut the power so many seconds from now."""
+        """Press the button in `button` seconds, and cut the power in `end` seconds, both from now."""
         now = self._clock.monotonic()
         self._thread = threading.Thread(
             target=self._run, args=(now + button, now + end), name="simulator power"
@@ -45,7 +52,7 @@ class Power:
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing more happens to the process."""
+        """Release the process: it gets no more signals."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -58,7 +65,7 @@ class Power:
         for at, act in ((button, self._term), (end, self._kill)):
             if self._clock.wait(self._over, at - self._clock.monotonic()):
                 return
-            with suppress(ProcessLookupError):  # it has ended by itself, as it should
+            with suppress(ProcessLookupError):  # the process has ended by itself, as it should
                 act()
 
     def _term(self) -> None:
@@ -66,7 +73,7 @@ class Power:
         self._tell(f"ACPI's power button: SIGTERM to pid {self._pid}")
 
     def _kill(self) -> None:
-        below = list(_descendants(self._pid))  # before it is gone: then they are nobody's children
+        below = list(_descendants(self._pid))  # before the kill: after it they have another parent
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         for pid in below:
             with suppress(ProcessLookupError):
@@ -75,12 +82,12 @@ class Power:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Children first, then theirs. A process that is born meanwhile is missed."""
+    """Yield the children, then their children. It misses a process that starts meanwhile."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError):  # it has ended
-                # The name in parentheses may hold anything: what follows the last one is state and parent (proc(5)).
+            with suppress(OSError):  # the process has ended
+                # The name in parentheses may hold any character; state and parent follow the last `)` (proc(5)).
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 parents.setdefault(parent, []).append(int(entry.name))
     found = list(parents.get(pid, ()))

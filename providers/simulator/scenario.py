@@ -1,7 +1,7 @@
-"""What happens and when, as lines of a file: `10s preempt window=120 action=terminate`.
+"""The language of simulator scripts: one event a line, as in `10s preempt window=120 action=terminate`.
 
-A line is a time after the start, a verb, for some verbs a word, and settings. Lines may stand in any order;
-empty ones and what follows `#` are skipped.
+A line has a time after the start, a verb, for some verbs a word, and settings. Lines may come in any order. Empty lines,
+and comments after `#`, are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[S]):
-    """One thing that happens to a simulator of kind S."""
+    """One event that happens to a simulator of type S."""
 
     #: Seconds after the start.
     at: float
@@ -31,17 +31,21 @@ class Step(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Verb(Generic[S]):
-    """A word of the language: what it does, and what may stand behind it."""
+    """A verb of the language, with its action and its arguments."""
 
     do: Callable[..., object]
-    #: The words one of which must follow; none for a verb that stands alone.
+    #: Words of which one must follow; empty for a verb without one.
     words: Sequence[str] = ()
-    #: For each setting, what turns its text into a value; a ValueError of it is shown.
+    #: The parser of each setting. The text of its ValueError is shown to the user.
     settings: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
 
 
 def seconds(text: str) -> float:
-    """A time: `10`, `10s`, `1.5m`, `500ms`."""
+    """Return the seconds of a time such as `10`, `10s`, `1.5m` or `500ms`.
+
+    Raises:
+        ValueError: the text is not a time.
+    """
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a time: expected seconds, as in 10, 10s, 1.5m or 500ms")
@@ -49,14 +53,18 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A number of times, from 1 on."""
+    """Return a number of times, at least 1.
+
+    Raises:
+        ValueError: the text is not such a number.
+    """
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         raise ValueError(f"{text!r} is not a number of times: expected 1, 2, 3 …")
     return int(text)
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """What takes one of these words."""
+    """Return a parser that accepts one of these words."""
 
     def chosen(text: str) -> str:
         if text not in choices:
@@ -67,10 +75,10 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def read_script(path: str, verbs: Mapping[str, Verb[S]]) -> list[Step[S]]:
-    """The steps of a file.
+    """Return the steps of a script file.
 
     Raises:
-        UsageError: it cannot be read, or a line cannot be understood: the file, the line, and what was expected.
+        UsageError: the file cannot be read, or a line cannot be parsed. The error names file, line and what was expected.
     """
     try:
         text = Path(path).read_text("utf-8")
@@ -81,7 +89,11 @@ def read_script(path: str, verbs: Mapping[str, Verb[S]]) -> list[Step[S]]:
 
 
 def parse_script(text: str, name: str, verbs: Mapping[str, Verb[S]]) -> list[Step[S]]:
-    """The steps of a text; `name` is what its errors call it."""
+    """Return the steps of a script's text.
+
+    Raises:
+        UsageError: a line cannot be parsed. The error calls the script `name`.
+    """
     steps = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
@@ -107,8 +119,8 @@ def _step(words: list[str], verbs: Mapping[str, Verb[S]]) -> Step[S]:
     operands: list[str] = []
     if verb.words:
         if not rest or rest[0] not in verb.words:
-            said = repr(rest[0]) if rest else "nothing"
-            raise ValueError(f"{words[1]} {said}: expected one of {', '.join(verb.words)}")
+            given = repr(rest[0]) if rest else "nothing"
+            raise ValueError(f"{words[1]} {given}: expected one of {', '.join(verb.words)}")
         operands.append(rest.pop(0))
     settings = dict(_setting(word, words[1], verb) for word in rest)
     return Step(at, lambda simulator: verb.do(simulator, *operands, **settings))

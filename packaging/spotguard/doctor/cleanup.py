@@ -78,9 +78,7 @@ class Leftovers:
     def __exit__(self, *raised: object) -> None:
         try:
             self.clear(asked_for=raised[0] is None)
-        except (
-            BaseException
-        ):  # Ctrl-C during the cleanup; the doctor ignores a second one (`cli.commands.doctor`)
+        except BaseException:  # a signal during the cleanup; a second one is ignored (`cli.commands.doctor`)
             self.clear(asked_for=False)
             raise
 

@@ -98,10 +98,8 @@ def _store(
         return None, 0.0
     litter = Leftovers(opened, who.clock)
     measured, put_seconds = None, 0.0
-    with (
-        litter,
-        litter,
-    ):  # twice: Ctrl-C, which is heard once, may come at the very start of the first cleanup
+    # Entered twice: the one signal that is heard may come at the very start of the first cleanup.
+    with litter, litter:
         reached = store.reach(opened, who.clock, partial(dates.hear, "the store"))
         yield reached
         room = None

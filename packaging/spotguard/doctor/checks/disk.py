@@ -91,9 +91,8 @@ def free(folder: Path) -> int:
 
 def _there(folder: Path) -> Path:
     """Return the folder, or the nearest parent that exists: the first put makes the rest."""
-    while not os.path.isdir(
-        folder
-    ):  # `Path.is_dir` raises on a folder that it may not read (up to Python 3.13)
+    # Not `Path.is_dir`: up to Python 3.13 it raises on a folder that it may not read.
+    while not os.path.isdir(folder):
         folder = folder.parent
     return folder
 
