@@ -185,9 +185,8 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.socket = listening
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with (
-            self._lock
-        ):  # on the accepting thread, which ends before `close_all` runs, so that it misses no connection
+        # On the accepting thread: that thread ends before `close_all` runs, so `close_all` misses no connection.
+        with self._lock:
             self._open.add(request)
         super().process_request(request, client_address)
 

@@ -1,1 +1,1 @@
-"""EC2's metadata service. `tree` holds its keys, `maintenance` its scheduled events, `service` answers, `cli` has its flags."""
+"""EC2's metadata service. `tree` has its keys, `maintenance` its scheduled events, `service` its answers, `cli` its flags."""

@@ -1,4 +1,4 @@
-"""`spotguard simulate aws`: its flags, and the verbs of its scripts."""
+"""The flags of `spotguard simulate aws`, and the verbs of its scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .service import ACTIONS, FAULTS, STATES, TIMES, AwsSimulator
 
 __all__ = ["EPILOG", "FAULTS", "SUMMARY", "VERBS", "add_arguments", "simulator", "steps"]
 
-#: A code, and a state, that no documentation has.
+#: An event code and a state that are in no documentation.
 _UNKNOWN = "unheard-of"
 
 SUMMARY = "EC2's metadata service (IMDSv2), with everything in it that warns"
@@ -37,7 +37,7 @@ faults: {", ".join(sorted(FAULTS))}"""
 
 
 def _maintenance(simulator: AwsSimulator, code: str, **settings: float) -> None:
-    # `in` is a word of Python and no parameter's name.
+    # `in` is a Python keyword and cannot name a parameter.
     simulator.maintenance(code, settings.get("in", 600.0), skew=settings.get("skew", 0.0))
 
 
@@ -56,7 +56,7 @@ VERBS: dict[str, Verb[AwsSimulator]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
-    """The flags of this service alone; `duration` is the type of those that take a time."""
+    """Add the flags that only this service has. `duration` is the type of flags that take a time."""
     parser.add_argument(
         "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then (default: never)"
     )
@@ -117,21 +117,21 @@ def simulator(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Aws
 
 
 def steps(arguments: argparse.Namespace) -> list[Step[AwsSimulator]]:
-    """What the flags say."""
-    found: list[Step[AwsSimulator]] = []
+    """Return the events that the flags ask for."""
+    events: list[Step[AwsSimulator]] = []
     if arguments.rebalance_after is not None:
-        found.append(Step(arguments.rebalance_after, AwsSimulator.rebalance))
+        events.append(Step(arguments.rebalance_after, AwsSimulator.rebalance))
     if arguments.termination_time != "absent":
-        found.append(
+        events.append(
             Step(0.0, methodcaller("termination_time", arguments.termination_time, arguments.window))
         )
     if arguments.maintenance_after is not None:
         event = methodcaller("maintenance", arguments.maintenance, arguments.not_before)
-        found.append(Step(arguments.maintenance_after, event))
+        events.append(Step(arguments.maintenance_after, event))
     if arguments.scale_in_after is not None:
-        found.append(Step(0.0, methodcaller("autoscaling", "InService")))
-        found.append(Step(arguments.scale_in_after, methodcaller("autoscaling", "Terminated")))
+        events.append(Step(0.0, methodcaller("autoscaling", "InService")))
+        events.append(Step(arguments.scale_in_after, methodcaller("autoscaling", "Terminated")))
     if arguments.preempt_after is not None:
         notice = methodcaller("preempt", arguments.window, arguments.action, skew=arguments.skew)
-        found.append(Step(arguments.preempt_after, notice))
-    return found
+        events.append(Step(arguments.preempt_after, notice))
+    return events

@@ -1,22 +1,22 @@
-"""The scheduled events of an instance: those that stand under one key, those that are over under another."""
+"""The scheduled events of an instance: the active ones under one key, the ended ones under another."""
 
 from __future__ import annotations
 
 import json
 from email.utils import formatdate
 
-#: As the documentation has them; a later AWS may have more.
+#: The event codes of AWS's documentation. AWS may add more.
 CODES = ("instance-stop", "instance-retirement", "instance-reboot", "system-reboot", "system-maintenance")
 
 SCHEDULED = "events/maintenance/scheduled"
 HISTORY = "events/maintenance/history"
 
-#: Seconds for which an event may take, and for which it could be put off.
+#: Seconds that an event may last, and seconds by which it can be postponed.
 _LASTS, _PUT_OFF = 7200.0, 7 * 86400.0
 
 
 class Schedule:
-    """Two lists of events. Its owner locks it."""
+    """The active and the ended events. Its owner locks it."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, str]] = []
@@ -39,13 +39,13 @@ class Schedule:
         return event["EventId"]
 
     def move(self, id: str, start: float) -> None:
-        """Give an event another day."""
+        """Move an event to another start (Unix seconds)."""
         for event in self._events:
             if event["EventId"] == id:
                 event |= {"NotBefore": date(start), "NotAfter": date(start + _LASTS)}
 
     def end(self, state: str, id: str = "") -> None:
-        """Move an event into the history, or all of them, as `completed` or `canceled`."""
+        """Move an event, or all active ones, into the history as `completed` or `canceled`."""
         for event in self._events:
             if event["State"] == "active" and id in ("", event["EventId"]):
                 event["State"] = state
@@ -55,7 +55,7 @@ class Schedule:
         self._events = []
 
     def bodies(self) -> dict[str, bytes]:
-        """What stands under each of the two keys."""
+        """Return the value of each of the two keys."""
         active = [event for event in self._events if event["State"] == "active"]
         over = [event for event in self._events if event["State"] != "active"]
         return {
@@ -65,5 +65,5 @@ class Schedule:
 
 
 def date(wall: float) -> str:
-    """`21 Jan 2019 09:00:43 GMT`: an RFC 1123 date without its day of the week."""
+    """Return an RFC 1123 date without its day of the week, such as `21 Jan 2019 09:00:43 GMT`."""
     return formatdate(wall, usegmt=True).partition(", ")[2]

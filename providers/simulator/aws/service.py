@@ -1,8 +1,12 @@
-"""EC2's metadata service, version 2, as its documentation and captures of it show it.
+"""EC2's metadata service, version 2, as in its documentation and in captures.
 
-Three things that other mocks get wrong: `time` is fixed when the notice appears, not made anew for each
-request; the key's body is text/plain; the folder `spot/` is not there before a notice is. Captures also show
-`Connection: close` after each answer (with `Server: EC2ws`), which is the default here.
+Other mocks get three things wrong:
+
+- `time` is fixed when the notice appears, not computed anew for each request.
+- The key's body is text/plain.
+- The folder `spot/` does not exist before a notice.
+
+Captures also show `Connection: close` after each answer (with `Server: EC2ws`), which is the default here.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ from .tree import AwsTree
 
 ACTIONS = ("terminate", "stop", "hibernate")
 
-#: What `spot/termination-time` was seen to hold: nothing (404), a value that is no time, the time of an interruption
-#: that failed, the time of one that is to come.
+#: Observed values of `spot/termination-time`: none (404), a value that is not a time, the time of an interruption that
+#: failed, and the time of one to come.
 TIMES = ("absent", "garbage", "stale", "valid")
 
-#: What an Auto Scaling group may want of its instance.
+#: Target states that an Auto Scaling group may set for its instance.
 STATES = (
     "Detached",
     "InService",
@@ -81,7 +85,7 @@ def _on_reads(status: int) -> Spoil:
 
 
 def _hop_limit(request: HttpRequest, reply: Reply) -> Reply | None:
-    """The answer to the PUT dies on its way; everything else arrives."""
+    """Drop the answer to the PUT, and let every other answer through."""
     return Reply(200, instead="hang") if request.method == "PUT" else None
 
 
@@ -94,16 +98,16 @@ FAULTS: dict[str, Spoil] = {
 
 
 class AwsSimulator(Simulator):
-    """An instance's metadata service on loopback. A context manager: listens inside, is gone outside.
+    """An instance's metadata service on loopback. A context manager that listens from its start to its end.
 
     Args:
-        clock: dates the notice and ages the tokens; a clock by hand makes both stand still.
+        clock: dates the notice and ages the tokens; with a manual clock both stand still.
         host: 127.0.0.1 or ::1.
-        port: 0 picks a free one.
-        max_ttl: the longest life that a token is given, whatever was asked for.
-        v2_required: False lets reads without a token pass, as on an instance whose tokens are "optional".
-        keep_alive: True serves many requests on one connection, which the real service was not seen to do.
-        tell: is told what happens, in one line each.
+        port: 0 picks a free port.
+        max_ttl: the longest life of a token in seconds, even if the client asks for more.
+        v2_required: False answers reads without a token, as on an instance whose tokens are "optional".
+        keep_alive: whether a connection serves more than one request, which the real service was never observed to do.
+        tell: takes one line for each event.
     """
 
     def __init__(
@@ -126,15 +130,18 @@ class AwsSimulator(Simulator):
         self._schedule = Schedule()
         self._unread_since: float | None = None
 
-    # --- what happens to the instance -----------------------------------------------------------------------
+    # --- events of the instance -----------------------------------------------------------------------------
 
     def preempt(self, window: float = 120.0, action: str = "terminate", *, skew: float = 0.0) -> float:
         """Issue a notice, and return its true deadline in monotonic seconds.
 
         Args:
-            window: seconds until the end; hibernation begins now, whatever is said. Negative for a late notice.
-            action: what AWS calls it.
+            window: seconds until the end; negative for a late notice. Hibernation ignores it and begins now.
+            action: AWS's name of the action, one of `ACTIONS`.
             skew: seconds by which AWS's clock is ahead of ours.
+
+        Raises:
+            UsageError: the action is unknown.
         """
         if action not in ACTIONS:
             raise UsageError(f"action {action!r}: expected one of {', '.join(ACTIONS)}")
@@ -148,13 +155,21 @@ class AwsSimulator(Simulator):
         return self.deadline
 
     def rebalance(self) -> None:
-        """Recommend to rebalance: advice that the instance is at risk, with no end named."""
+        """Recommend to rebalance: the instance is at risk, and no end is named."""
         time = _iso(self.clock.time())
         self.put(_REBALANCE, f'{{"noticeTime":"{time}"}}'.encode())
         self._tell(f"rebalance recommendation at {time}")
 
     def termination_time(self, value: str, window: float = 120.0) -> None:
-        """Let the legacy key hold one of `TIMES`, whatever `spot/instance-action` says."""
+        """Set the legacy key to one of `TIMES`, independently of `spot/instance-action`.
+
+        Args:
+            value: one of `TIMES`.
+            window: seconds until the time that "valid" names.
+
+        Raises:
+            UsageError: the value is unknown.
+        """
         if value not in TIMES:
             raise UsageError(f"termination-time {value!r}: expected one of {', '.join(TIMES)}")
         if value == "absent":
@@ -170,8 +185,9 @@ class AwsSimulator(Simulator):
         """Schedule an event that does not begin before `ahead` seconds from now, and return its id.
 
         Args:
-            code: of `CODES`, or any other word.
-            state: "active"; an event in another one stands in the history.
+            code: one of `CODES`, or any other word.
+            ahead: seconds until its start.
+            state: "active"; an event in any other state is in the history.
             skew: seconds by which AWS's clock is ahead of ours.
         """
         with self._lock:
@@ -180,13 +196,13 @@ class AwsSimulator(Simulator):
         return id
 
     def reschedule(self, id: str, ahead: float) -> None:
-        """Move an event to another day."""
+        """Move an event to `ahead` seconds from now."""
         with self._lock:
             self._schedule.move(id, self.clock.time() + ahead)
         self._schedule_changed(f"rescheduled: {id} in {ahead:g} s")
 
     def maintenance_over(self, state: str = "completed", id: str = "") -> None:
-        """Let an event, or all, be completed or canceled."""
+        """Complete or cancel an event, or all."""
         with self._lock:
             self._schedule.end(state, id)
         self._schedule_changed(f"scheduled events: {state}")
@@ -198,7 +214,7 @@ class AwsSimulator(Simulator):
         self._tell(line)
 
     def autoscaling(self, state: str) -> None:
-        """Let the group want this of its instance; any word may be said."""
+        """Set the state that the group wants of its instance; any word may be passed."""
         self.put(_STATE, state.encode())
         self._tell(f"autoscaling: {state}")
 
@@ -214,7 +230,7 @@ class AwsSimulator(Simulator):
             self._tree.remove(key)
 
     def clear(self) -> None:
-        """Take back notices, recommendation, events, faults, and what a group wants."""
+        """Take back notices, recommendation, events, faults, and the group's target state."""
         with self._lock:
             self._schedule.clear()
             for key, body in self._schedule.bodies().items():
@@ -224,7 +240,7 @@ class AwsSimulator(Simulator):
         super().clear()
 
     def expire_tokens(self) -> None:
-        """Forget every token, long before its time, as the service does now and then."""
+        """Forget every token before it expires, as the service does now and then."""
         with self._lock:
             self._tokens.clear()
         self._tell("all tokens forgotten")
@@ -250,7 +266,7 @@ class AwsSimulator(Simulator):
         if path != "/latest/api/token":
             return _page(403 if path.endswith("/api/token") else 405)
         if "x-forwarded-for" in request.headers:
-            return _page(403)  # sent on by a proxy: maybe for somebody outside
+            return _page(403)  # a proxy has forwarded the request, perhaps from outside the instance
         asked = request.headers.get(_TTL, "")
         if not re.fullmatch(r"[0-9]{1,5}", asked) or not 1 <= int(asked) <= _MAX_TTL:
             return _page(400)

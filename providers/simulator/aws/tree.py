@@ -1,4 +1,4 @@
-"""What an EC2 instance's metadata service has to read: keys in folders, below a version."""
+"""The keys of an EC2 instance's metadata service: keys in folders, below a version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DOCUMENT = {
 
 
 class AwsTree:
-    """The keys below `meta-data`, each with the wall-clock time it was set at. Its owner locks it."""
+    """The keys below `meta-data`, each with the wall-clock time of its last change. Its owner locks it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class AwsTree:
         self._keys.pop(key, None)
 
     def read(self, path: str) -> tuple[bytes, float | None] | None:
-        """A key's value and the time it was set at, a folder's listing, or None where there is neither."""
+        """Return a key's value and the time of its last change, a folder's listing, or None if there is neither."""
         if path == "/":
             return b"1.0\n2021-07-15\nlatest", None
         match = _VERSION.fullmatch(path)
@@ -71,7 +71,7 @@ class AwsTree:
         return (listing, None) if listing else None
 
     def _listing(self, folder: str) -> bytes:
-        """The children, one to a line, folders with a slash; nothing where there is no such folder."""
+        """Return the children, one a line, folders with a slash; empty if there is no such folder."""
         prefix = f"{folder}/" if folder else ""
         below = [key.removeprefix(prefix) for key in self._keys if key.startswith(prefix)]
         children = {name.partition("/")[0] + ("/" if "/" in name else "") for name in below}

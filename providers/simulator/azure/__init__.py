@@ -1,1 +1,1 @@
-"""Azure's Instance Metadata Service. `document` is the list of Scheduled Events, `service` answers, `cli` has its flags."""
+"""Azure's Instance Metadata Service. `document` has the list of Scheduled Events, `service` its answers, `cli` its flags."""

@@ -1,4 +1,4 @@
-"""`spotguard simulate azure`: its flags, and the verbs of its scripts."""
+"""The flags of `spotguard simulate azure`, and the verbs of its scripts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VERBS: dict[str, Verb[AzureSimulator]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
-    """The flags of this service alone; `duration` is the type of those that take a time."""
+    """Add the flags that only this service has. `duration` is the type of flags that take a time."""
     parser.add_argument(
         "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then (default: never)"
     )
@@ -104,7 +104,7 @@ def simulator(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Azu
 
 
 def steps(arguments: argparse.Namespace) -> list[Step[AzureSimulator]]:
-    """What the flags say."""
+    """Return the events that the flags ask for."""
     if arguments.preempt_after is None:
         return []
     notice = methodcaller("preempt", arguments.window, skew=arguments.skew, of=arguments.of)

@@ -1,7 +1,7 @@
-"""The list of Scheduled Events as a machine of Azure reads it, and what time does to it.
+"""The list of Scheduled Events as an Azure machine reads it, and its changes over time.
 
-An event is scheduled, starts at its time or when it is approved, and leaves the list when it is over; no other status
-exists. Two things that Azure's own mock server does are options here: ISO dates, and a new id when an event starts.
+An event is scheduled, starts at its time or at its approval, and leaves the list when it is over. There is no other status.
+Two habits of Azure's own mock server are options here: ISO dates, and a new id when an event starts.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _DESCRIPTIONS = {
 
 @dataclass(slots=True)
 class Scheduled:
-    """One event, and its times in monotonic seconds."""
+    """One event, with its times in monotonic seconds."""
 
     id: str
     type: str
     resources: tuple[str, ...]
     begins_at: float
-    #: As it is written until the event starts.
+    #: The text of `NotBefore` until the event starts.
     not_before: str
     ends_at: float | None = None
 
@@ -46,13 +46,13 @@ class Scheduled:
 
 
 class EventList:
-    """The document. Its owner locks it.
+    """The document of events. Its owner locks it.
 
     Args:
-        clock: by which events start and end.
-        dates: how `NotBefore` is written.
-        new_ids: whether an event has another id once it has started.
-        tell: is told what happens, in one line each.
+        clock: starts and ends the events.
+        dates: the format of `NotBefore`.
+        new_ids: whether an event gets a new id when it starts.
+        tell: takes one line for each event.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EventList:
         self.events: list[Scheduled] = []
 
     def add(self, kind: str, window: float, resources: tuple[str, ...], skew: float) -> Scheduled:
-        """Schedule an event for so many seconds from now, by Azure's clock, which is `skew` seconds ahead of ours."""
+        """Schedule an event in `window` seconds. Azure's clock, which dates it, is `skew` seconds ahead of ours."""
         now, wall = self._clock.monotonic(), self._clock.time() + window + skew
         event = Scheduled(_new_id(), kind, resources, now + window, self._date(wall))
         self.events.append(event)
@@ -78,7 +78,7 @@ class EventList:
         return event
 
     def start(self, event: Scheduled) -> None:
-        """It begins, whatever its time was."""
+        """Start an event now, even if its time has not come."""
         if event.started:
             return
         event.ends_at = self._clock.monotonic() + _LASTS
@@ -88,12 +88,12 @@ class EventList:
         self._tell(f"{event.type} of {', '.join(event.resources)} has started")
 
     def remove(self, event: Scheduled) -> None:
-        """It is over, or was called off."""
+        """Remove an event that is over or was canceled."""
         self.events.remove(event)
         self._incarnation += 1
 
     def tick(self) -> None:
-        """Bring the list up to this instant."""
+        """Bring the list up to date: start the events that are due, and remove those that are over."""
         now = self._clock.monotonic()
         for event in tuple(self.events):
             if now >= event.begins_at:

@@ -1,7 +1,7 @@
-"""Azure's metadata service, as its pages show it: Scheduled Events, and what a machine is called.
+"""Azure's metadata service, as in its documentation: Scheduled Events, and the machine's name.
 
-What the official mock server lacks: `Preempt`, the two minutes of the first call, five requests a second, the events
-of other machines, and requests that are refused for what they lack.
+The official mock server lacks several things that are here: `Preempt`, the two minutes of the first call, the limit of five
+requests a second, events of other machines, and the refusal of incomplete requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .document import EventList, Scheduled
 EVENTS = "/metadata/scheduledevents"
 _INSTANCE = "/metadata/instance"
 
-#: What may be scheduled, with the least warning that is documented; of `Terminate` the least that can be chosen.
+#: Event types, each with its least documented warning in seconds. For `Terminate` it is the least that a user can choose.
 WINDOWS = {"Preempt": 30.0, "Terminate": 300.0, "Reboot": 900.0, "Redeploy": 600.0, "Freeze": 900.0}
 
 OF = ("us", "other", "all")
@@ -46,17 +46,17 @@ class AzureSimulator(Simulator):
     """A spot machine's metadata service on loopback, in a scale set with others.
 
     Args:
-        clock: dates events and starts them, and counts requests; a clock by hand makes everything stand still.
+        clock: dates and starts events, and times the limit of requests; with a manual clock everything stands still.
         host: 127.0.0.1 or ::1.
-        port: 0 picks a free one.
-        vm_name: what this machine is called.
-        others: how many other machines are in its set.
-        enabling: seconds until the first request for events is answered; real ones take up to 120.
-        limit: requests a second, of all clients; None for any number.
-        dates: how dates are written: "rfc1123" as Azure does, "iso" as its mock server does.
-        new_ids: whether an event gets another id when it starts, as in Azure's mock server.
-        capitals: whether events write machine names in capital letters.
-        tell: is told what happens, in one line each.
+        port: 0 picks a free port.
+        vm_name: this machine's name.
+        others: number of other machines in its set.
+        enabling: seconds until the first request for events is answered; the real service takes up to 120.
+        limit: requests a second from all clients; None for no limit.
+        dates: the format of dates: "rfc1123" as Azure's, "iso" as its mock server's.
+        new_ids: whether an event gets a new id when it starts, as in Azure's mock server.
+        capitals: whether events have machine names in capital letters.
+        tell: takes one line for each event.
     """
 
     def __init__(
@@ -87,21 +87,34 @@ class AzureSimulator(Simulator):
         self._unread_since: float | None = None
         self._skew = 0.0
 
-    # --- what happens to the machine ------------------------------------------------------------------------
+    # --- events of the machine ------------------------------------------------------------------------------
 
     def preempt(self, window: float = 30.0, *, skew: float = 0.0, of: str = "us") -> float:
-        """Evict, and return the true deadline in monotonic seconds.
+        """Evict machines, and return the true deadline in monotonic seconds.
 
         Args:
             window: seconds until the end.
-            skew: seconds by which Azure's clock is ahead of ours, from here on.
-            of: "us", "other" or "all": whose end it is.
+            skew: seconds by which Azure's clock is ahead of ours, from now on.
+            of: the machines that end: "us", "other" or "all".
+
+        Raises:
+            UsageError: `of` is unknown.
         """
         self.schedule("Preempt", window, skew=skew, of=of)
         return self.clock.monotonic() + window
 
     def schedule(self, kind: str, window: float | None = None, *, skew: float = 0.0, of: str = "us") -> str:
-        """Schedule an event of any type, known or not; returns its id."""
+        """Schedule an event of any type, known or not, and return its id.
+
+        Args:
+            kind: the type, one of `WINDOWS` or any other word.
+            window: seconds until its start; None for the least documented warning.
+            skew: as for `preempt`.
+            of: as for `preempt`.
+
+        Raises:
+            UsageError: `of` is unknown.
+        """
         with self._lock:
             left = WINDOWS.get(kind, 30.0) if window is None else window
             event = self._list.add(kind, left, self._resources(of), skew)
@@ -113,26 +126,26 @@ class AzureSimulator(Simulator):
         return event.id
 
     def fail(self) -> None:
-        """The host fails: a `Reboot` that has started when it is first seen."""
+        """Let the host fail: a `Reboot` that has already started when a client first sees it."""
         with self._lock:
             self.schedule("Reboot", 0.0)
             self._list.tick()
 
     def begin(self) -> None:
-        """Everything that is scheduled starts now."""
+        """Start every scheduled event now."""
         with self._lock:
             for event in self._list.events:
                 self._start(event)
 
     def cancel(self) -> None:
-        """Everything that has not started is called off."""
+        """Cancel every event that has not started."""
         self._remove(lambda event: not event.started, "called off")
         with self._lock:
             if not any(self._is_ours(event) for event in self._list.events):
                 self.deadline = None
 
     def finish(self) -> None:
-        """Everything that has started is over."""
+        """End every event that has started."""
         self._remove(lambda event: event.started, "over")
 
     def clear(self) -> None:
@@ -213,7 +226,7 @@ class AzureSimulator(Simulator):
         return Reply(200, body, {**_HEADERS, "Date": date}, delay=left)
 
     def _approve(self, body: bytes) -> Reply:
-        """A list of events that may begin now. Any id that could be one is taken, as Azure does."""
+        """Start the events that the client approves. Any well-formed id is accepted, as by Azure."""
         try:
             ids = [request["EventId"] for request in json.loads(body)["StartRequests"]]
         except (ValueError, KeyError, TypeError):

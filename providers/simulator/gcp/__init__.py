@@ -1,1 +1,4 @@
-"""Compute Engine's metadata server. `tree` holds its keys, `upcoming` host maintenance, `faults` what it does wrong; `service` answers, `cli` has its flags."""
+"""Compute Engine's metadata server.
+
+`tree` has its keys, `upcoming` host maintenance, `faults` its faults, `service` its answers, `cli` its flags.
+"""

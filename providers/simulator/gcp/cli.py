@@ -1,4 +1,4 @@
-"""`spotguard simulate gcp`: its flags, and the verbs of its scripts."""
+"""The flags of `spotguard simulate gcp`, and the verbs of its scripts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ faults: {", ".join(sorted(FAULTS))}"""
 
 
 def _upcoming(simulator: GcpSimulator, **settings: Any) -> None:
-    # `in` and `as` are words of Python and no parameters' names.
+    # `in` and `as` are Python keywords and cannot name parameters.
     how = {"spelling": settings.get("as", "snake"), "status": settings.get("status", "PENDING")}
     simulator.plan(settings.get("in", 3600.0), **how)
 
@@ -55,7 +55,7 @@ VERBS: dict[str, Verb[GcpSimulator]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
-    """The flags of this service alone; `duration` is the type of those that take a time."""
+    """Add the flags that only this service has. `duration` is the type of flags that take a time."""
     parser.add_argument(
         "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then (default: never)"
     )
@@ -97,21 +97,21 @@ def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], flo
 
 def simulator(arguments: argparse.Namespace, tell: Callable[[str], None]) -> GcpSimulator:
     if arguments.pid is not None:
-        Power(arguments.pid, SystemClock(), tell).close()  # refused now, and not when the notice comes
+        Power(arguments.pid, SystemClock(), tell).close()  # refuse a wrong pid now, not at the notice
     made = GcpSimulator(host=arguments.host, port=arguments.port, gke=arguments.gke, tell=tell)
-    # The notice duration is the VM's, and only its maker knows it: so whoever guards is told it by hand.
+    # The notice duration is set when a VM is made, so the user has to pass it to the guard.
     made.try_with = f"--window {arguments.notice:g}" if arguments.notice > 30 else ""
     return made
 
 
 def steps(arguments: argparse.Namespace) -> list[Step[GcpSimulator]]:
-    """What the flags say."""
-    found: list[Step[GcpSimulator]] = []
+    """Return the events that the flags ask for."""
+    events: list[Step[GcpSimulator]] = []
     if arguments.upcoming is not None:
-        found.append(Step(0.0, methodcaller("plan", arguments.upcoming)))
+        events.append(Step(0.0, methodcaller("plan", arguments.upcoming)))
     if arguments.maintenance_after is not None:
-        found.append(Step(arguments.maintenance_after, methodcaller("maintain", arguments.maintenance)))
+        events.append(Step(arguments.maintenance_after, methodcaller("maintain", arguments.maintenance)))
     if arguments.preempt_after is not None:
         settings = {"notice": arguments.notice, "pid": arguments.pid}
-        found.append(Step(arguments.preempt_after, methodcaller("preempt", arguments.window, **settings)))
-    return found
+        events.append(Step(arguments.preempt_after, methodcaller("preempt", arguments.window, **settings)))
+    return events

@@ -1,4 +1,4 @@
-"""How Compute Engine's metadata server refuses, and what goes wrong with it."""
+"""The refusals and the faults of Compute Engine's metadata server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..faults import COMMON, Spoil
 from ..http_server import HttpRequest, Reply
 
-#: On each answer, whatever it says.
+#: Headers of every answer.
 HEADERS = {
     "Metadata-Flavor": "Google",
     "Server": "Metadata Server for VM",
@@ -63,7 +63,7 @@ FAULTS: dict[str, Spoil] = {
     "flavor": lambda request, reply: replace(reply, headers={**reply.headers, "Metadata-Flavor": "Vanilla"}),
     # An ETag that changes with each answer, though no value does.
     "etag": lambda request, reply: replace(reply, headers={**reply.headers, "ETag": secrets.token_hex(8)}),
-    # What befalls only requests that would be held: refused, answered at once, or never.
+    # Faults of held requests only: refused, answered at once, or never answered.
     "held-503": _if_held(lambda reply: page(503)),
     "held-not": _if_held(replace),
     "held-for-ever": _if_held(lambda reply: replace(reply, instead="hang")),

@@ -1,8 +1,11 @@
-"""Compute Engine's metadata server, as its documentation, its users' reports and captures of it show it.
+"""Compute Engine's metadata server, as in its documentation, its users' reports and captures.
 
-What other mocks get wrong: a request with `wait_for_change` is held, and without `last_etag` also where the value has
-changed already; when `timeout_sec` is over the answer is the old value under the old ETag, with 200; a refusal is
-signed as an answer is; a key that is not there is a page of HTML.
+Other mocks get four things wrong:
+
+- The server holds a request with `wait_for_change`; without `last_etag` it does so even if the value has already changed.
+- After `timeout_sec` the answer is the old value with the old ETag and status 200.
+- A refusal has the same signing headers as an answer.
+- The answer for a key that does not exist is an HTML page.
 """
 
 from __future__ import annotations
@@ -35,19 +38,19 @@ _SHUTDOWN = "instance/shutdown-details"
 #: Seconds from the power button to the end of a spot VM.
 _SHUTDOWN_PERIOD = 30.0
 
-#: Seconds: for ever. A wait of the system's own has an end.
+#: Seconds that stand for ever, because the system limits a wait.
 _FOR_EVER = 10.0 * 365 * 24 * 3600
 
 
 class GcpSimulator(Simulator):
-    """A VM's metadata server on loopback. A context manager: listens inside, is gone outside.
+    """A VM's metadata server on loopback. A context manager that listens from its start to its end.
 
     Args:
-        clock: dates what happens and ends what is held; a clock by hand makes both stand still.
+        clock: dates the events and ends held requests; with a manual clock both stand still.
         host: 127.0.0.1 or ::1.
-        port: 0 picks a free one.
-        gke: what a pod sees of it: GKE's own server, which knows nothing of preemption and maintenance.
-        tell: is told what happens, in one line each.
+        port: 0 picks a free port.
+        gke: be GKE's own server, which pods see. It has no keys for preemption and maintenance.
+        tell: takes one line for each event.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class GcpSimulator(Simulator):
         self._headers = HEADERS | ({"Server": "GKE Metadata Server"} if gke else {})
         self._change = threading.Condition()
         self._tree = GcpTree(gke=gke)
-        #: Set, and made anew, whenever something changed that a held request may have waited for.
+        #: Set, and replaced by a new event, at each change that a held request may wait for.
         self._changed = threading.Event()
         self._held = 0
         self._ended = False
@@ -83,15 +86,18 @@ class GcpSimulator(Simulator):
         self._cut_off()
         super().stop()
 
-    # --- what happens to the VM -------------------------------------------------------------------------------
+    # --- events of the VM -----------------------------------------------------------------------------------
 
     def preempt(self, window: float | None = None, *, notice: float = 0.0, pid: int | None = None) -> float:
-        """Take the VM back, and return its true deadline in monotonic seconds.
+        """Preempt the VM, and return its true deadline in monotonic seconds.
 
         Args:
-            window: seconds until the end; None for 30 after the power button.
-            notice: seconds until ACPI's power button is pressed: 120 on a VM that was made with a notice duration.
-            pid: a process that gets SIGTERM with the button and SIGKILL at the end, with all below it.
+            window: seconds until the end; None for 30 s after the power button.
+            notice: seconds until ACPI's power button is pressed: 120 on a VM made with a notice duration.
+            pid: a process that gets SIGTERM with the button. At the end it and its descendants get SIGKILL.
+
+        Raises:
+            UsageError: the process cannot be signalled.
         """
         left = notice + _SHUTDOWN_PERIOD if window is None else window
         self._cut_off()
@@ -106,28 +112,28 @@ class GcpSimulator(Simulator):
         return self.deadline
 
     def maintain(self, event: str = "terminate") -> None:
-        """Announce a host event: "migrate" (60 s before), "terminate" (60 min), or "none"."""
+        """Announce a host event: "migrate" (60 s before), "terminate" (60 min before), or "none"."""
         if event not in EVENTS:
             raise UsageError(f"maintenance {event!r}: expected one of {', '.join(EVENTS)}")
         self._tell(f"maintenance-event: {EVENTS[event]}")
         self.put(_EVENT, EVENTS[event].encode())
 
     def plan(self, ahead: float = 3600.0, *, spelling: str = "snake", status: str = "PENDING") -> None:
-        """Plan host maintenance whose window begins in so many seconds; the spellings are `upcoming`'s."""
+        """Plan host maintenance whose window begins in `ahead` seconds, in one of `upcoming.SPELLINGS`."""
         if spelling not in SPELLINGS:
             raise UsageError(f"upcoming maintenance {spelling!r}: expected one of {', '.join(SPELLINGS)}")
         self._tell(f"upcoming maintenance in {ahead:g} s, as {spelling}")
         self.put(_UPCOMING, planned(self.clock.time() + ahead, spelling, status), kind=JSON)
 
     def plan_nothing(self, spelling: str = "error-503") -> None:
-        """No maintenance is planned, said in one of the ways in which a VM was seen to say so."""
+        """Plan no maintenance, and answer so in one of the observed forms, `upcoming.NOTHING`."""
         if spelling not in NOTHING:
             raise UsageError(f"no maintenance {spelling!r}: expected one of {', '.join(NOTHING)}")
         self._plan_nothing(spelling)
         self._tell(f"no upcoming maintenance, as {spelling}")
 
     def ask_to_stop(self, most: float = 600.0) -> None:
-        """Somebody stops the VM, for which graceful shutdown is on: it has this long at most."""
+        """Begin a user's stop of a VM with graceful shutdown, which may take `most` seconds."""
         asked = datetime.fromtimestamp(self.clock.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.put(f"{_SHUTDOWN}/max-duration", f"{most:g}s".encode())
         self.put(f"{_SHUTDOWN}/request-timestamp", asked.encode())
@@ -151,7 +157,7 @@ class GcpSimulator(Simulator):
         self._cut_off()
         for name in ("max-duration", "request-timestamp", "target-state"):
             self.remove(f"{_SHUTDOWN}/{name}")
-        if self._tree.read(f"{_SHUTDOWN}/stop-state", {}) is not None:  # else graceful shutdown is off
+        if self._tree.read(f"{_SHUTDOWN}/stop-state", {}) is not None:  # the VM has graceful shutdown
             self.put(f"{_SHUTDOWN}/stop-state", b"UNSPECIFIED")
         self.put(_EVENT, b"NONE")
         self._plan_nothing("error-503")
@@ -163,10 +169,10 @@ class GcpSimulator(Simulator):
         self, kind: str, *, seconds: float | None = None, count: int | None = None, path: str = ""
     ) -> None:
         super().fault(kind, seconds=seconds, count=count, path=path)
-        self._wake()  # what is held is met by it too
+        self._wake()  # the fault applies to held requests too
 
     def wait_for_held(self, count: int = 1, timeout: float = 5.0) -> bool:
-        """Block until so many requests are held; False when `timeout` real seconds went by first."""
+        """Block until `count` requests are held. Return False after `timeout` real seconds without them."""
         with self._change:
             return self._change.wait_for(lambda: self._held >= count, timeout)
 
@@ -190,14 +196,17 @@ class GcpSimulator(Simulator):
             self._changed = threading.Event()
 
     def _answer(self, request: HttpRequest) -> Reply:
-        """At once, or, for who waits for a change, when there is one, or its time is over, or a fault meets it."""
+        """Answer at once, or hold a request that waits for a change.
+
+        A held request ends with a change, with its `timeout_sec`, with a fault that applies to it, or with the server.
+        """
         query = _query(request)
         seconds = query.get("timeout_sec", "")
         end = self.clock.monotonic() + (float(seconds) if seconds.isdecimal() else _FOR_EVER)
         known = query.get("last_etag")
         while True:
             with self._change:
-                changed = self._changed  # before the look: what changes after it sets this one
+                changed = self._changed  # taken before the value is read: any later change sets this event
             truth = self._truth(request)
             reply = self._faults.spoil(request, truth, self.clock.monotonic())
             etag = truth.headers.get("ETag")
@@ -226,7 +235,7 @@ class GcpSimulator(Simulator):
             return page(
                 403, f"Your client does not have permission to get URL <code>{path}</code> from this server."
             )
-        if path == "/":  # by which a library finds out where it is
+        if path == "/":  # libraries use it to detect the cloud
             return Reply(200, b"computeMetadata/\n", headers)
         if request.headers.get("metadata-flavor") != "Google":
             return page(403, "Missing Metadata-Flavor:Google header.")

@@ -1,7 +1,7 @@
-"""What a Compute Engine VM's metadata server has to read: keys in folders, as text or as JSON, each with its ETag.
+"""The keys of a Compute Engine VM's metadata server: keys in folders, as text or as JSON, each with its ETag.
 
-The ETag belongs to what was asked for: a folder's is another than its keys'. It changes with each change, also where
-the value comes back to what it was.
+The ETag belongs to the requested path: a folder's differs from its keys'. It changes with each change, even if the value
+returns to an earlier one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = "/computeMetadata/v1/"
 
 TEXT, JSON = "application/text", "application/json"
 
-#: Values of several lines, and numbers, are what they are in JSON.
+#: The keys of a VM. Values of several lines, and numbers, have their JSON type.
 _VM: dict[str, Any] = {
     "instance/cpu-platform": "Intel Cascade Lake",
     "instance/hostname": "trainer-1.us-central1-a.c.example-project.internal",
@@ -38,7 +38,7 @@ _VM: dict[str, Any] = {
     "project/project-id": "example-project",
 }
 
-#: What GKE's own server lets a pod see of its VM, below `instance/`.
+#: Keys of the VM that GKE's own server shows to a pod.
 _SHOWN_TO_PODS = re.compile(r"instance/(?:attributes|hostname|id|service-accounts|zone)(?:/.*)?|project/.*")
 
 
@@ -56,18 +56,18 @@ class GcpTree:
     """The keys below `computeMetadata/v1/`. Its owner locks it.
 
     Args:
-        gke: only what a pod is shown by GKE's metadata server.
+        gke: show only the keys that GKE's metadata server shows to a pod.
     """
 
     def __init__(self, *, gke: bool = False) -> None:
         self._gke = gke
         self._keys: dict[str, Any] = dict(_VM)
-        #: Answers that are no value of a key, by the key they stand in for.
+        #: Answers in place of a key's value, by the key.
         self._raw: dict[str, TreeLeaf] = {}
         self._versions: dict[str, int] = {}
 
     def put(self, key: str, body: bytes, kind: str = TEXT, status: int = 200) -> None:
-        """Any answer, right or wrong. What is no plain text under 200 is on no list."""
+        """Set a key to any answer, right or wrong. Only plain text with status 200 appears in listings."""
         plain = kind == TEXT and status == 200
         self._keys.pop(key, None)
         self._raw.pop(key, None)
@@ -83,11 +83,11 @@ class GcpTree:
         self.touch(key)
 
     def touch(self, key: str) -> None:
-        """Change the ETag, and nothing else."""
+        """Change only the ETag."""
         self._versions[key] = self._versions.get(key, 0) + 1
 
     def read(self, path: str, query: Mapping[str, str]) -> TreeLeaf | None:
-        """A key or a folder below the root; None where there is neither. A folder without its slash is none."""
+        """Return a key or a folder below the root; None if there is neither. A folder needs its trailing slash."""
         if self._gke and path and not path.endswith("/") and not _SHOWN_TO_PODS.fullmatch(path):
             return None
         if (raw := self._raw.get(path)) is not None:
@@ -112,7 +112,7 @@ class GcpTree:
         return not path or any(key.startswith(f"{path}/") for key in self._there())
 
     def _there(self) -> list[str]:
-        """The keys that are shown. What is answered in a value's place is on no list."""
+        """Return the keys that listings show. They leave out answers in place of a value."""
         return [key for key in self._keys if not self._gke or _SHOWN_TO_PODS.fullmatch(key)]
 
     def _etag(self, path: str, body: bytes) -> str:
@@ -127,7 +127,7 @@ class GcpTree:
         ]
 
     def _listing(self, folder: str) -> list[str]:
-        """The children, one to a line, folders with a slash."""
+        """Return the children, one a line, folders with a slash."""
         names = (name for name, _ in self._below(folder))
         return sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in names})
 
@@ -135,14 +135,14 @@ class GcpTree:
         return [f"{name} {value}" for name, value in self._below(folder)]
 
     def _nested(self, folder: str) -> dict[str, Any]:
-        """With names in camelCase, as every folder comes in JSON."""
-        whole: dict[str, Any] = {}
+        """Return a folder as nested objects, with names in camelCase, as in every folder's JSON."""
+        tree: dict[str, Any] = {}
         for name, value in self._below(folder):
             *folders, leaf = (
                 re.sub("-(.)", lambda match: match[1].upper(), part) for part in name.split("/")
             )
-            inner = whole
+            inner = tree
             for part in folders:
                 inner = inner.setdefault(part, {})
             inner[leaf] = value
-        return whole
+        return tree

@@ -1,4 +1,4 @@
-"""The ways in which `instance/upcoming-maintenance` was seen to say something, and to say nothing."""
+"""The observed forms of `instance/upcoming-maintenance`, for planned maintenance and for none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tree import JSON, TEXT, TreeLeaf
 
 _ERROR = b'{ "error": "no notifications have been received yet, try again later" }'
 
-#: How a VM says that nothing is planned: by name, the answer; None for a key that is not there.
+#: A VM's answers if nothing is planned, by name; None for a key that does not exist.
 NOTHING: Mapping[str, TreeLeaf | None] = {
     "empty": TreeLeaf(b"{ }", JSON),
     "bare": TreeLeaf(b"NONE", TEXT),
@@ -21,12 +21,12 @@ NOTHING: Mapping[str, TreeLeaf | None] = {
     "missing": None,
 }
 
-#: Seconds that a maintenance window lasts.
+#: Duration of a maintenance window, in seconds.
 LENGTH = 4 * 3600.0
 
 
 def planned(start: float, spelling: str, status: str = "PENDING") -> bytes:
-    """What a VM says of maintenance whose window begins at these Unix seconds."""
+    """Return a VM's answer for maintenance whose window begins at `start` (Unix seconds)."""
     fields: dict[str, Any] = {
         "can_reschedule": "false",
         "latest_window_start_time": _iso(start),
@@ -63,12 +63,12 @@ def _dumped(value: dict[str, Any]) -> bytes:
     return json.dumps(value).encode()
 
 
-#: By name, what makes an answer of the fields in snake_case.
+#: Functions from the fields in snake_case to an answer, by name.
 SPELLINGS: Mapping[str, Callable[[dict[str, Any]], bytes]] = {
     "snake": _dumped,
     "camel": lambda fields: _dumped(_camel(fields)),
     "old": lambda fields: _dumped(_old(fields)),
     "wrapped": lambda fields: _dumped({"Upcoming maintenance": fields}),
-    # As a page of the documentation has it.
+    # As on a page of the documentation.
     "unbraced": lambda fields: b'"Upcoming maintenance": ' + _dumped(fields),
 }
