@@ -1,6 +1,6 @@
 """The trace of one turn: its batches, forwards, losses, optimizer steps, evaluations and saves, in order.
 
-A turn lies between two boundaries. The trace uses torch's global hooks. It wraps `torch.autograd.backward`, `torch.save`
+A turn is the time between two boundaries. The trace uses torch's global hooks. It wraps `torch.autograd.backward`, `torch.save`
 and the loaders, because they have no hooks. It records only the training thread.
 """
 

@@ -44,7 +44,7 @@ _PLAIN = (
     *(*checksums.ATOMS, torch.dtype, torch.device, torch.Size, range, slice, enum.Enum),
     *(datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath, itertools.count),
 )
-#: The interpreter's own iterators. The garbage collector finds what they refer to; their length hint shows their progress.
+#: The interpreter's own iterators. The garbage collector finds their referents, and their length hint shows their progress.
 _SOME_ITERATORS: tuple[object, ...] = (
     *(iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(range(0)), iter(set())),
     *(reversed([]), enumerate(()), zip(), map(str, ()), filter(None, ()), itertools.chain()),

@@ -38,7 +38,7 @@ _SHUTDOWN = "instance/shutdown-details"
 #: Seconds from the power button to the end of a spot VM.
 _SHUTDOWN_PERIOD = 30.0
 
-#: Seconds that stand for ever, because the system limits a wait.
+#: Timeout of a request without `timeout_sec`, in seconds. It is finite because the system limits the length of a wait.
 _FOR_EVER = 10.0 * 365 * 24 * 3600
 
 

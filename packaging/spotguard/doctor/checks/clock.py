@@ -17,8 +17,8 @@ from ..finding import Finding, fails, ok, warning
 #: Differences in seconds: up to NOTHING it means nothing. From TOKENS on a token service may refuse (AWS's STS accepts what
 #: was signed in the last 5 minutes). From SIGNATURES on S3 (RequestTimeTooSkewed) and Azure's keys refuse: 15 minutes.
 NOTHING, TOKENS, SIGNATURES = 5.0, 300.0, 900.0
-#: The stores whose requests are signed. Google's requests carry only a token, and a machine gets its own token whatever
-#: its clock says.
+#: The stores whose requests are signed. Google's requests carry only a token, and the metadata server gives a machine its
+#: token without a check of its clock.
 _SIGNED = ("s3", "az")
 
 _SET_IT = "set this machine's clock: timedatectl set-ntp true, or chronyc makestep"

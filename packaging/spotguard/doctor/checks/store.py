@@ -76,7 +76,7 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
     except Exception as error:  # noqa: BLE001 - an error inside an SDK is one more finding
         return fails("store", f"{store.url}: {type(error).__name__}: {error}", _REPORT, url=store.url)
     took = clock.monotonic() - began
-    # For a folder no request was sent, so its answer has no time: the rights below show whether it works.
+    # A folder gets no request, so no time is shown. The rights below show whether it works.
     answers = "" if folder else f" answers in {took * 1000:.0f} ms"
     return ok("store", f"{store.url}{answers}", url=store.url, seconds=round(took, 3))
 
