@@ -1,6 +1,7 @@
-"""What training has in memory: copied at boundaries, read in place, put back. Knows torch, and no store.
+"""The training state in memory: copy it at boundaries, read it in place, restore it. This room knows torch, and no
+store.
 
-`state` is all that was registered, as one; `parts` is one registered value each; `sharding` says which part of a tensor
-this rank holds. `changes` finds state that moved when it should stand still, `misuse` finds loops that are written wrongly.
-`collected` is what a save is given, `restore_plan` what a restore fills.
+`state` holds everything that was registered. `parts` has one part for each registered value. `sharding` computes
+which part of a tensor this rank holds. `changes` finds state that moved between boundaries. `misuse` finds training
+loops that use the guard wrongly. `collected` is the input of a save, and `restore_plan` the input of a restore.
 """

@@ -1,4 +1,4 @@
-"""The state as one save writes it: tensors where they lie, and everything else as JSON that names them."""
+"""The state as one save writes it: tensors in place, and everything else as JSON that refers to the tensors by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from .tensor_item import StateTensor
 
 @dataclass(frozen=True, slots=True)
 class CollectedState:
-    """The state of one completed step, still lying where training has it."""
+    """The state of one completed step. Its tensors are still the memory that training uses."""
 
     leaves: tuple[StateTensor, ...]
     #: Encoded trees by registered name, for the manifest.
     trees: Mapping[str, Any]
-    #: The same for the lower level: optimizers with their numbers and without their moments.
+    #: The trees of a weights-only checkpoint: optimizers keep their groups' numbers and lose their moments.
     light_trees: Mapping[str, Any]
-    #: Why the moments of an optimizer are not in it, so that it is of the lower level; "" where they are.
+    #: Why this state lacks the moments of an optimizer, which makes the checkpoint weights-only; "" if no moments are
+    #: missing.
     lacks: str = ""
 
     @property
@@ -35,18 +36,20 @@ class CollectedState:
 
 
 def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) -> CollectedState:
-    """The state as it stands, nothing copied. With the gate shut.
+    """Return the state as it is now, without copying a tensor. Call it with the gate shut.
 
     Args:
-        dead: optimizers whose moments are not those of the training any more, and why: they are left out.
+        parts: the parts of the registered values.
+        ranks: this process's rank, and the number of ranks.
+        dead: the reason by name for each optimizer whose moments training no longer uses. Such moments are left out.
 
     Raises:
-        StateError: a tensor has no bytes of its own.
+        StateError: the bytes of a tensor are not in its own memory.
     """
     leaves: dict[str, StateTensor] = {}
     for part in parts:
         for leaf in () if part.name in dead else part.leaves():
-            check_savable(leaf.name, leaf.tensor)  # whoever reads it takes its address on trust
+            check_savable(leaf.name, leaf.tensor)  # every reader trusts the address
             leaves.setdefault(leaf.name, leaf)
     names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
     trees: dict[str, Any] = {}
@@ -71,14 +74,15 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
     return CollectedState(tuple(leaves.values()), trees, {**trees, **light}, "; ".join(dead.values()))
 
 
-# What decides whether training continues bit for bit: recorded in the manifest, compared at restore.
+# The environment that decides whether training continues bit for bit. The manifest records it, and a restore compares
+# it.
 
-#: A difference in one of these may change low bits of the very next step.
+#: A difference in one of these may change the low bits of the very next step.
 _DECISIVE = {"torch": "torch", "threads": "CPU threads", "machine": "machine type", "device": "device"}
 
 
 def describe() -> dict[str, Any]:
-    """This process's environment as plain JSON."""
+    """Return this process's environment as plain JSON."""
     device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "cpu"
     return {
         "python": platform.python_version(),
@@ -90,7 +94,11 @@ def describe() -> dict[str, Any]:
 
 
 def differences(saved: Mapping[str, Any]) -> list[str]:
-    """One line for each thing that differs here from where the checkpoint was made, and may change low bits."""
+    """Return one line for each difference between this environment and the saved one that may change low bits.
+
+    Args:
+        saved: the environment that the manifest records.
+    """
     here = describe()
     return [
         f"saved with {words} {saved[key]}, restored with {here[key]}: training may differ in the last bits"

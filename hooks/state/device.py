@@ -1,14 +1,14 @@
-"""Order between the training thread's kernels and the copies of a save, where there is an accelerator, or several.
+"""Order between the training thread's kernels and a save's copies, on one accelerator or several.
 
-The host runs ahead of the device: when `guard.step()` returns, the kernels of that step may not have run. An
-event recorded at the boundary says when they have; the saving thread waits for it, bounded, and copies on a
-stream of its own, so that it never waits for the kernels of the next step. A stream and an event belong to one device
-and order nothing on another, so there is one of each for every device that holds state, whichever is the current one.
-On the host nothing here does anything.
+The host runs ahead of the device: when `guard.step()` returns, the kernels of that step may not have run. An event
+recorded at the boundary completes when these kernels have run. The saver thread waits for that event with a deadline.
+It copies on a stream of its own, so it never waits for the kernels of the next step. A stream and an event belong to
+one device and order nothing on another. So each device that holds state has its own stream and event, whichever
+device is current. On the host this module does nothing.
 
-CUDA's go by `torch.cuda`, those of other accelerators by `torch.accelerator`, `torch.Stream` and `torch.Event`, of which
-torch 2.6 has all that is used here; its streams are no context managers yet. A device without them is refused
-(`unordered`): nothing would say when its bytes are there.
+CUDA devices use `torch.cuda`. Other accelerators use `torch.accelerator`, `torch.Stream` and `torch.Event`. Torch 2.6
+provides everything that this module uses, but its streams are not yet context managers. A device without streams and
+events is refused (`unordered`): no call would report when its bytes have arrived.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import torch
 
-#: Seconds between two looks at an event: a host-side wait for it could not be called off.
+#: Seconds between two queries of an event. A host-side wait for an event could not be cancelled.
 _POLL = 0.0005
-#: Where there are no kernels.
+#: Device types without kernels.
 _HOST = ("cpu", "meta")
 
 
@@ -31,12 +31,17 @@ class Event(Protocol):
 
 
 def _backend(device: torch.device) -> Any:
-    """What knows the current streams of such devices."""
+    """Return the torch module that knows the current streams of devices of this kind."""
     return torch.cuda if device.type == "cuda" else torch.accelerator
 
 
 def record(device: torch.device, held: Event | None) -> Event:
-    """An event on the stream that the calling thread computes with on that device."""
+    """Record an event on the calling thread's current stream of a device, and return the event.
+
+    Args:
+        device: the device.
+        held: an event to record again; None makes a new one.
+    """
     event: Any = held
     if event is None:
         event = torch.cuda.Event() if device.type == "cuda" else torch.Event(device)
@@ -46,17 +51,17 @@ def record(device: torch.device, held: Event | None) -> Event:
 
 
 def accelerator() -> torch.device | None:
-    """The one that this torch was built for, whether or not there is any."""
+    """Return the kind of accelerator that this torch was built for, whether or not the machine has one."""
     try:
-        found: torch.device | None = torch.accelerator.current_accelerator()
-    except RuntimeError:  # torch 2.6 raises where later ones say None
+        current: torch.device | None = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6 raises, and later versions return None
         return None
-    return found
+    return current
 
 
 @cache
 def unordered(device: torch.device) -> str:
-    """Why nothing can say when what was launched on a device is done; "" where something can."""
+    """Return why no call can report that a device has run its kernels; "" if streams and events work there."""
     if device.type in (*_HOST, "cuda"):
         return ""
     known = accelerator()
@@ -72,33 +77,34 @@ def unordered(device: torch.device) -> str:
 
 
 class Fence:
-    """The end of the last boundary on each device that holds state."""
+    """The events that mark the end of the last boundary on each device that holds state."""
 
     def __init__(self, record: Callable[[torch.device, Event | None], Event] = record) -> None:
         self._record = record
-        #: The devices that are recorded; never the host.
+        #: The devices that get an event at each boundary; never the host.
         self.devices: tuple[torch.device, ...] = ()
         self._events: dict[torch.device, Event] = {}
         self._copied: Sequence[Set[torch.device]] = ()
 
     def watch(self, copied: Sequence[Set[torch.device]]) -> None:
-        """
+        """Also record the devices on which boundaries make copies.
+
         Args:
-            copied: devices on which something is copied at boundaries; they may grow.
+            copied: sets of such devices. The sets may grow later.
         """
         self._copied = copied
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These tensors are the state now. On the training thread."""
+        """Record the devices of these tensors, which are the state from now on. On the training thread."""
         self.cover({tensor.device for tensor in tensors})
 
     def cover(self, devices: Iterable[torch.device]) -> None:
-        """The state lies on these devices. One that held some before is kept: its kernels may still be running."""
-        found = {device for device in devices if device.type not in _HOST}
-        self.devices = tuple(sorted({*self.devices, *found}, key=str))
+        """Record these devices from now on. A device that held state earlier stays: its kernels may still be running."""
+        added = {device for device in devices if device.type not in _HOST}
+        self.devices = tuple(sorted({*self.devices, *added}, key=str))
 
     def record(self) -> None:
-        """On the training thread, after everything of the boundary was launched."""
+        """Record an event on each device. On the training thread, after it has launched everything of the boundary."""
         for devices in self._copied:
             if devices and not devices <= self._events.keys():
                 self.cover(devices)
@@ -106,14 +112,18 @@ class Fence:
             self._events[device] = self._record(device, self._events.get(device))
 
     def reached(self) -> bool:
-        """Whether every device has reached what was recorded last. Nothing waits."""
+        """Return whether every device has reached its last recorded event. This does not wait."""
         return all(event.query() for event in self._events.values())
 
     def wait(self, pause: Callable[[float], object]) -> None:
-        """On the saving thread: until every device has reached the boundary.
+        """Wait until every device has reached the boundary. On the saver thread.
+
+        Args:
+            pause: waits for a number of seconds; called between two queries.
 
         Raises:
-            Exception: what `pause` raises: one device did not in time (a hung kernel), or the save was called off.
+            Exception: the exception of `pause`: a device did not arrive in time (a hung kernel), or the save was
+                cancelled.
         """
         for event in list(self._events.values()):
             while not event.query():
@@ -123,13 +133,13 @@ class Fence:
 class DeviceProbes:
     """A few bytes of tensors on devices, as they were at the last boundary.
 
-    The training thread never waits for a device here. It launches a comparison there, and reads the verdict at a later
-    boundary, once the device has reached it.
+    The training thread never waits for a device here. It launches a comparison on the device. It reads the verdict at
+    a later boundary, once the device has computed it.
 
     Args:
         owned: tensors that only a hooked optimizer changes.
-        others: tensors that anybody may change at a boundary, and nobody between two.
-        record: how an event is recorded on a device.
+        others: tensors that any code may change at a boundary, and none between two boundaries.
+        record: records an event on a device.
     """
 
     def __init__(
@@ -146,21 +156,22 @@ class DeviceProbes:
             bytes_of[tensor.device] = bytes_of.get(tensor.device, 0) + tensor.itemsize
         for tensor in others:
             groups.setdefault(tensor.device, []).append(_middle(tensor))
-        #: By device, the optimizers' first; and how many bytes are the optimizers'.
+        #: The probed bytes of each device, with the optimizers' bytes first; and how many of them are the
+        #: optimizers'.
         self._probes = [*groups.values()]
         self._owned = [bytes_of.get(device, 0) for device in groups]
         self._seen: list[torch.Tensor] = []
-        #: Comparisons that a device has not been seen to finish: the event behind each, and where its verdict arrives.
+        #: Comparisons that a device has not finished: the event behind each, and the host tensor for its verdict.
         self._verdicts: list[tuple[Event, torch.Tensor]] = []
 
     def mark(self, stepped: bool) -> bool:
-        """Take the bytes as they are now. On the training thread.
+        """Record the bytes as they are now. On the training thread.
 
         Args:
             stepped: a registered optimizer stepped since the last mark, so nothing is compared.
 
         Returns:
-            Whether what only optimizers change was seen to move, at this mark or an earlier one, though none had stepped.
+            Whether bytes that only optimizers change have moved without a step, at this mark or at an earlier one.
         """
         if not self._probes:
             return False
@@ -185,13 +196,15 @@ class DeviceProbes:
         self._verdicts.append((self._record(differs.device, None), verdict))
 
     def differ(self) -> bool:
-        """Whether the bytes are other than at the mark. Waits for the calling thread's stream; any thread."""
+        """Return whether the bytes differ from those at the mark. This waits for the calling thread's stream; any
+        thread may call it.
+        """
         pairs = zip(self._probes, self._seen, strict=False)
         return any(not torch.equal(torch.cat(probes), seen) for probes, seen in pairs)
 
 
 def _middle(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the element in the middle, as an alias: compared as bytes, a NaN equals itself."""
+    """Return the bytes of the middle element, as an alias. Compared as bytes, a NaN equals itself."""
     middle = sum((size // 2) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     first = (tensor.storage_offset() + middle) * tensor.itemsize
     alias = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -209,13 +222,13 @@ def _new_stream(device: torch.device) -> _Stream:
 
 @contextmanager
 def _under(stream: _Stream) -> Iterator[None]:
-    """Launch inside on this stream."""
+    """Launch the kernels of the `with` block on this stream."""
     assert isinstance(stream, torch.Stream)
     if isinstance(stream, torch.cuda.Stream):
         with torch.cuda.stream(stream):
             yield
         return
-    # A stream that is set makes its device the current one: both are put back, the device last.
+    # `set_stream` also makes the stream's device current. Restore both, the current device last.
     here, there = torch.accelerator.current_stream(), torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
     try:
@@ -226,7 +239,7 @@ def _under(stream: _Stream) -> Iterator[None]:
 
 
 class SideStreams:
-    """A stream of one's own for each device that is copied from. Used by one thread at a time."""
+    """One stream of our own for each device that a save copies from. Only one thread at a time may use it."""
 
     def __init__(
         self,
@@ -240,7 +253,7 @@ class SideStreams:
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
-        """Launch inside what reads from `device`. It has not happened before `finish`."""
+        """Launch the copies of the `with` block, which read from `device`. They are complete only after `finish`."""
         if device.type in _HOST:
             yield
             return
@@ -252,19 +265,19 @@ class SideStreams:
             yield
 
     def finish(self) -> None:
-        """Wait for what was launched since the last time, on every device."""
+        """Wait, on every device, for the copies launched since the last call."""
         used, self._used = self._used, {}
         for stream in used.values():
             stream.synchronize()
 
 
 def host_tensor(like: torch.Tensor) -> torch.Tensor:
-    """Host memory for a copy of `like`: pinned where it comes from a GPU of CUDA's."""
+    """Return host memory for a copy of `like`: pinned memory if `like` is on a CUDA device."""
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
 
 
 class OwnStreams:
-    """Streams of the calling thread's own: on the default ones it would wait for everybody's kernels."""
+    """Streams for the calling thread alone. On the default streams it would wait for the kernels of all threads."""
 
     def __init__(
         self,
@@ -275,7 +288,7 @@ class OwnStreams:
         self._given: set[torch.device] = set()
 
     def take(self, devices: Iterable[torch.device]) -> None:
-        """Have one on each of these, from now on. Always on the same thread."""
+        """Give the calling thread its own stream on each of these devices. Always call this on the same thread."""
         for device in devices:
             if device not in self._given:
                 self._backend(device).set_stream(self._new(device))

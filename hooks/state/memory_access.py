@@ -1,21 +1,22 @@
-"""A tensor's memory: whether its bytes lie where its address says, and as what they can be copied. Whatever reads memory
-by address asks here first.
+"""Checks of a tensor's memory: whether its bytes are at its address, and as which dtype torch can copy them. Code
+that reads memory by address calls these checks first.
 
-Two kinds of tensor look like any other and have nothing there, and reading them ends the process: wrapper subclasses
-(`_make_wrapper_subclass`: torchao's 8-bit moments, DTensor), whose bytes lie in tensors inside, and a tensor whose
-storage was resized to 0 (as FSDP frees a gathered weight).
+Two kinds of tensor look like any other and have no bytes at their address. Reading them ends the process:
+
+- wrapper subclasses (`_make_wrapper_subclass`: torchao's 8-bit moments, DTensor), whose bytes are in inner tensors;
+- a tensor whose storage was resized to 0, as FSDP frees a gathered weight.
 """
 
 from __future__ import annotations
 
 import torch
 
-#: Exactly these: a subclass may keep its bytes anywhere.
+#: Exactly these types: a subclass may keep its bytes anywhere.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def gap(tensor: torch.Tensor) -> str:
-    """What is wrong with reading this tensor's bytes by address; "" where they are all there."""
+    """Return why this tensor's bytes cannot be read by address; "" if all of them can."""
     kind = type(tensor)
     if kind not in _PLAIN:
         return f"a {kind.__module__}.{kind.__qualname__}, whose bytes are not its own"
@@ -25,7 +26,7 @@ def gap(tensor: torch.Tensor) -> str:
 
 
 def lack(tensor: torch.Tensor) -> str:
-    """What a strided tensor's storage lacks of its bytes; "" where it holds them all."""
+    """Return which bytes a strided tensor's storage lacks; "" if the storage holds them all."""
     if tensor.numel() == 0:
         return ""
     storage = tensor.untyped_storage()
@@ -39,16 +40,18 @@ def lack(tensor: torch.Tensor) -> str:
 
 
 def expanded(tensor: torch.Tensor) -> bool:
-    """Whether many of its elements are one place in memory (`expand`): it can be read, and torch writes nothing to it."""
+    """Return whether several elements share one place in memory (`expand`). Such a tensor can be read, but torch
+    refuses to write to it.
+    """
     return tensor.numel() > 0 and any(
         n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
-#: Torch stores the integers of fewer than 8 bits in bytes, and copies none of them.
+#: Torch stores integers of fewer than 8 bits in bytes, and has no copy for them.
 _NO_COPY = {getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8)}
 
 
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or the same memory as a dtype that torch has a copy for."""
+    """Return the tensor, or the same memory as a dtype that torch can copy."""
     return tensor.view(torch.uint8) if tensor.dtype in _NO_COPY else tensor

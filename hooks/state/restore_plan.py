@@ -1,4 +1,6 @@
-"""From a checkpoint's trees to this rank's: what fits, whose it is, and the memory that each tensor is read into."""
+"""From a checkpoint's trees to this rank's: whether they fit, which rank's state to use, and the memory for each
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +25,34 @@ from .parts.values import Part, StatefulPart, room, tensors_in
 from .sharding.dtensor import RankOf, TargetMemory, local
 from .tensor_item import StateTensor
 
-#: No rank's state stands in for another's.
+#: No rank's state replaces another's.
 NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A checkpoint that fits: its trees, and the memory that each of their tensors is to be read into."""
+    """A checkpoint that fits: its trees, and the memory that each tensor is read into."""
 
-    #: By registered name; none for what is left as it is.
+    #: Trees by registered name. A part that the restore leaves unchanged has no tree here.
     trees: Mapping[str, Any]
-    #: By the tensor's name in the checkpoint: memory, and the box of the tensor that it is to hold.
+    #: By the tensor's name in the checkpoint: the memory, and the box of the tensor that the memory holds.
     into: Mapping[str, StateTensor]
-    #: Registered names of the checkpoint that nobody registered here.
+    #: Names in the checkpoint that are not registered here.
     left_out: Sequence[str]
-    #: What of the checkpoint is not restored here, and what to do about it.
+    #: One line for each value that is not restored here or comes from another rank, with what to do about it.
     warnings: Sequence[str] = ()
 
 
 @runtime_checkable
 class PlacedPart(Protocol):
-    """A part that knows where its tensors belong. Others take theirs from the host's memory."""
+    """A part that knows where its tensors belong. The other parts take their tensors from host memory."""
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterable[TargetMemory]:
-        """For the tensors of an outline that fits (`targets`).
+        """Yield the memory for each tensor of an outline that fits (`targets`).
 
         Args:
-            tree: the outline.
-            name_of: a tensor's name in the checkpoint.
+            tree: the outline: the decoded tree with tensors that have no memory.
+            name_of: returns the name of an outline's tensor in the checkpoint.
         """
         ...
 
@@ -62,25 +64,25 @@ def plan(
     ranks: RankOf,
     stand_ins: Mapping[int, int] = NOBODY,
 ) -> RestorePlan:
-    """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
+    """Check that a checkpoint fits, and return the memory for each tensor. Nothing is written yet.
 
     Args:
-        parts: what is registered here.
-        states: of each rank of the saved job, in order: encoded trees by registered name.
+        parts: the parts registered here.
+        states: the encoded trees by registered name, for each rank of the job that saved, in rank order.
         entries: the checkpoint's tensors by name.
-        ranks: which of the ranks of the job that goes on this is.
-        stand_ins: by rank that said nothing, the one whose state is its own too.
+        ranks: this process's rank in the resumed job, and the number of its ranks.
+        stand_ins: for a rank that saved no state, the rank whose state is identical to it.
 
     Raises:
-        StateError: it does not fit.
-        CheckpointError: it is not as this version writes it.
+        StateError: the checkpoint does not fit.
+        CheckpointError: the checkpoint does not have the form that this version writes.
     """
     names = _Names(entries)
     trees: dict[str, Any] = {}
     into: dict[str, StateTensor] = {}
     made: dict[str, torch.Tensor] = {}
     warnings: list[str] = []
-    #: By the rank whose they were: names that were not this rank's.
+    #: Names of parts that this rank takes from another rank's state, by that rank.
     taken: dict[int, list[str]] = {}
     place = ranks.rank % len(states)
     own = states[place] or states[stand_ins.get(place, place)] or next(filter(None, states), {})
@@ -133,7 +135,7 @@ def plan(
 
 
 def _why(rank: int, states: Sequence[Mapping[str, Any]], stand_ins: Mapping[int, int]) -> str:
-    """Why this rank has taken another's."""
+    """Return why this rank uses the state of another rank."""
     if rank >= len(states):
         return f"the checkpoint is of {len(states)} ranks"
     if rank in stand_ins:
@@ -152,8 +154,8 @@ def _place(
     for memory in memories:
         name = names.of(memory.outline)
         tensor = memory.tensor
-        if (there := into.get(name)) is not None:
-            if (there.offsets, there.shape, there.tensor.shape) != (
+        if (existing := into.get(name)) is not None:
+            if (existing.offsets, existing.shape, existing.tensor.shape) != (
                 memory.offsets,
                 memory.shape,
                 local(tensor).shape,
@@ -162,8 +164,9 @@ def _place(
                     f"{part} holds twice, and sharded in two ways, what is one tensor in the checkpoint ({name}); "
                     "shard both alike"
                 )
-            continue  # read once, and copied to the other
-        if id(tensor) in taken:  # one tensor here, two in the checkpoint: the later one's bytes stay
+            continue  # the restore reads the tensor once, and copies it to the other parameter
+        # One tensor here is two tensors in the checkpoint: the later one's bytes win.
+        if id(tensor) in taken:
             tensor = torch.empty_like(tensor)
         taken.add(id(tensor))
         made[name] = tensor
@@ -171,7 +174,7 @@ def _place(
 
 
 class _Names:
-    """The checkpoint's tensors without their memory, and which is which."""
+    """The checkpoint's tensors as outlines without memory, and the name of each outline."""
 
     def __init__(self, entries: Mapping[str, MergedTensor]) -> None:
         self._entries = entries
@@ -188,7 +191,9 @@ class _Names:
         return self._outlines[name]
 
     def of(self, outline: torch.Tensor) -> str:
-        """By its storage: a parameter that was made of it is another object."""
+        """Return the name by the outline's storage: a parameter made from an outline is another object on the same
+        storage.
+        """
         return self._names[_storage(outline)]
 
 
@@ -196,13 +201,13 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-# Parameters that each rank of the saved job had for itself, by one name, and in which they differed.
+# Parameters that each rank of the saved job held under one name for itself, and whose values differ between ranks.
 #
-# Replicas that nobody declares are alike, and it is all the same whose a rank takes. Stages of a pipeline that are named alike
-# are not: among as many ranks each has its own again, and among another number most would silently train somebody else's.
-# (Buffers of replicas may differ: each has its own statistics.)
+# Replicas may be undeclared. Their values are equal, so any rank's copy serves. Pipeline stages with equal names hold
+# different values. With the same number of ranks each rank gets its own again. With another number most ranks would
+# silently train another stage's parameters. (Buffers of replicas may differ: each replica has its own statistics.)
 
-#: Parameters that a warning names.
+#: The most parameters that a warning names.
 _NAMED = 3
 
 
@@ -211,17 +216,20 @@ class NamedPart(Protocol):
     """A part that holds parameters."""
 
     def named(self) -> Mapping[int, KnownTensor]:
-        """Each live tensor, by its id."""
+        """Return each live tensor by its id."""
         ...
 
 
 def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: int, world: int) -> str:
-    """What to warn of, where so many ranks go on with what was saved by another number; or nothing.
+    """Return a warning if the number of ranks changed and ranks saved different parameters under one name; ""
+    otherwise.
 
     Args:
+        part: a registered part; only parts with parameters are checked.
         entries: the checkpoint's tensors by name.
-        saved: how many ranks have saved it.
-        rank: who goes on, of `world`.
+        saved: the number of ranks that saved the checkpoint.
+        rank: this process's rank in the resumed job.
+        world: the number of ranks in the resumed job.
     """
     if saved == world or not isinstance(part, NamedPart):
         return ""
@@ -242,45 +250,49 @@ def _differs(name: str, entries: Mapping[str, MergedTensor], saved: int) -> bool
 
 
 def _said(entry: MergedTensor) -> tuple[object, ...]:
-    """Ranks that hold the same have cut it alike, for all of them go by shapes and sizes."""
+    """Return the recorded content of an entry, for comparison between ranks. Chunk boundaries depend on shapes and
+    sizes alone, so ranks with equal tensors have equal chunks.
+    """
     chunks = frozenset((chunk.offsets, chunk.sizes, chunk.crc32) for _, chunk in entry.chunks)
     return entry.dtype, entry.shape, chunks
 
 
-# Whose state a rank goes on with, when the job that goes on may have other ranks than the one that saved.
+# The rules for whose state a rank resumes with. The resumed job may have other ranks than the job that saved.
 #
-# - What has a name goes by its name: parameters, buffers, and what optimizers keep of them. A rank looks in the tree of the
-# rank whose place it has, and for what is not there (another pipeline stage's) in the others'. Which part of a tensor
-# it wants is its own layout's business.
-# - A random number generator goes on only where the same rank did: two ranks with one state would draw the same dropout,
-# so that of a rank that did not exist stays as it is, and says so.
-# - A loader counts what one rank of so many has read. Among another number of ranks its position means other samples, some
-# of them twice and some never: it is left at its beginning, and says so.
-# - Of a rank that had died before the others saved, both are lost: who has its place keeps what it has, and says so.
-# - Everything else (schedulers, scalers, dicts) is nearly always the same on all ranks, and a rank that is new takes
-# that of rank mod the saved job's ranks, one whose own is lost that of the first rank that was there. Both say whose.
+# - Parameters, buffers and the state that optimizers keep of them go by name. A rank reads the tree of the rank whose
+#   place it has. It searches the other trees for names that are missing there, such as another pipeline stage's. The
+#   layout of its own tensor selects the part of a tensor that it reads.
+# - A random number generator resumes only on the rank that saved it: two ranks with one state would draw the same
+#   dropout. On a rank that did not exist, the generator stays as it is, and a warning reports this.
+# - A loader counts the samples that one of N ranks has read. With another number of ranks its position means other
+#   samples, some read twice and some never. Such a loader stays at its beginning, and a warning reports this.
+# - If a rank died before the others saved, both its generator and its loader position are lost. The rank with its
+#   place keeps the state that it has, and a warning reports this.
+# - Everything else (schedulers, scalers, dicts) is nearly always equal on all ranks. A new rank takes the state of
+#   its rank modulo the number of saved ranks. A rank whose own state is lost takes that of the first rank that saved.
+#   A warning names the source in both cases.
 #
-# With the same number of ranks each takes its own of all of these.
+# With the same number of ranks, each rank takes its own state for all of these.
 
 
 @runtime_checkable
 class MergedByName(Protocol):
-    """A part whose state is found by the names of what it belongs to, in the tree of whichever rank has it."""
+    """A part whose state is found by parameter names, in the tree of any rank that has it."""
 
     def merge(self, trees: SavedTrees) -> Any:
-        """One tree, of what this rank holds."""
+        """Return one tree with the state that this rank holds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Nothing of the checkpoint is for this part here."""
+    """The result for a part that takes nothing from the checkpoint."""
 
     why: str
 
 
 def pick(part: Part, trees: SavedTrees) -> Any:
-    """The tree that this rank goes on with, or why there is none (`LeftOut`)."""
+    """Return the tree that this rank resumes with, or a `LeftOut` with the reason why there is none."""
     if isinstance(part, MergedByName):
         return part.merge(trees)
     rank, world = trees.ranks.rank, trees.ranks.world
@@ -289,8 +301,8 @@ def pick(part: Part, trees: SavedTrees) -> Any:
             f"the checkpoint is of {trees.world} ranks, and rank {rank} was none of them: its random number "
             "generators stay as they are"
         )
-    position = isinstance(part, StatefulPart) and is_position(part.value)
-    if (isinstance(part, RngPart) or position) and not trees.was_there:
+    is_loader = isinstance(part, StatefulPart) and is_position(part.value)
+    if (isinstance(part, RngPart) or is_loader) and not trees.was_there:
         return LeftOut(
             f"rank {rank} was not there any more when the others saved: {part.name} of its own is lost, and stays as it is"
         )
@@ -303,7 +315,7 @@ def pick(part: Part, trees: SavedTrees) -> Any:
 
 
 def unknown(part: Part, trees: SavedTrees, picked: Any) -> str:
-    """The first name that the tree of the rank whose place this one has holds and this rank does not; "" if none."""
+    """Return the first name that this rank does not hold, of the tree whose place it has; "" if there is none."""
     if not isinstance(part, MergedByName) or not isinstance(trees.own, dict) or not isinstance(picked, dict):
         return ""
     return next((str(key) for key in trees.own if key not in picked), "")

@@ -1,5 +1,5 @@
-"""Everything that was registered, as one: proven at `register`, copied at boundaries, collected for a save,
-put back by a restore.
+"""All registered values as one state: proven at `register`, copied at boundaries, collected for a save, filled by a
+restore.
 """
 
 from __future__ import annotations
@@ -33,32 +33,37 @@ from .tensor_item import StateTensor
 
 log = logging.getLogger("spotguard")
 
-#: Boundaries at which everything is looked at anew, until optimizers have made their state.
+#: Boundaries at which the training thread checks all optimizer state, until the optimizers have created it.
 _EARLY = 4
-#: A boundary's copies may cost this much, or this share of a step, before saves wait for the boundary instead.
+#: Limits for a boundary's copies, in seconds and as a share of a step. Beyond both, saves wait for the boundary
+#: instead.
 _COSTLY_SECONDS, _COSTLY_SHARE = 0.002, 0.01
 
 
-#: Seconds between two looks at what hangs in the modules, at boundaries: 15 µs for ResNet-50. A save looks by itself.
+#: Seconds between two checks of the modules' tables at boundaries. A check costs 15 µs for ResNet-50. A save checks
+#: again.
 _LOOK_EVERY = 1.0
-#: A step may spend this long, and this share of itself, between the optimizer and the boundary unremarked.
+#: Limits for the time between the optimizer's step and the boundary, in seconds and as a share of a step. Beyond
+#: both, the state warns.
 _LATE_SECONDS, _LATE_SHARE = 1.0, 0.3
 
 
 class State:
-    """The registered values.
+    """The registered values, and the hooks that watch them change.
 
     Args:
-        values: by registered name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
-            dicts of plain values.
+        values: by registered name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors, dicts
+            of plain values.
         before_change: called before a registered optimizer changes anything, with the frame that runs its step.
+        clock: the clock that measures steps.
         after_change: called when that step is over.
-        clock: by which steps are measured.
-        rank: this process's, in the job.
-        world: the job's processes. More than one: what nobody declares to be shared is saved by each under its own name.
+        fence: records when each device reaches a boundary; by default a new one.
+        rank: this process's rank in the job.
+        world: the number of ranks in the job. With more than one, each rank saves a tensor that is not declared
+            shared under its own name.
 
     Raises:
-        StateError: a value cannot be saved; names it, its type, and what to do.
+        StateError: a value cannot be saved. The message names the value, its type, and what to do.
     """
 
     def __init__(
@@ -72,13 +77,15 @@ class State:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        #: Why saves wait for the boundary, "" where they can start at once. Only ever set, never unset.
+        #: Why saves wait for the boundary; "" if they can start at once. Once set, it is never unset.
         self.boundary_only = ""
-        #: What an optimizer has come to hold that no save would have: then none is made. "" where all is well.
+        #: State that an optimizer now holds and that no save would contain. While it is not "", every save is
+        #: refused.
         self._lacks = ""
-        #: Why nobody may train on what is in memory: a restore ended in its middle. "" where all is well.
+        #: Why training must not continue on this memory: a restore ended halfway. "" if the memory is sound.
         self.poisoned = ""
-        #: How often it was taken: while this stays, so does what a save reads at rest.
+        #: The number of boundaries taken. While this number is unchanged, the values that a save reads at rest are
+        #: unchanged too.
         self.taken = 0
         self._gone = ""
         self._before_change, self._after_change = before_change, after_change
@@ -87,13 +94,13 @@ class State:
         self._threads = torch.get_num_threads()
         self._stepped = False
         self._boundaries = 0
-        #: An optimizer makes new state tensors at every step (LBFGS): it is looked at anew each time.
+        #: Whether an optimizer creates new state tensors at every step (LBFGS). Then each boundary checks its state.
         self._restless = False
-        #: Checksums of the last boundary's state, by which an edit is found that the witness does not see.
+        #: Checksums of the last boundary's state. They find edits that the change detector misses.
         self.audit = Audit(self._now, self.save_at_boundaries)
-        #: When the device has reached the last boundary.
+        #: Records when each device has reached the last boundary.
         self.fence = Fence() if fence is None else fence
-        #: Monotonic seconds: when the last boundary's copies were made; 0 before the first.
+        #: Monotonic seconds at which the last boundary's copies were complete; 0 before the first boundary.
         self.ended_at = 0.0
         self._stepped_at = 0.0
         self._look_at = 0.0
@@ -112,18 +119,18 @@ class State:
         self._prove()
         if registered.boundary_only:
             self.save_at_boundaries(registered.boundary_only)
-        # Last: who was refused has no hooks on his optimizers.
+        # This is the last step that can fail: if `register` refuses a value, no hooks are left on the optimizers.
         self._hooks = [
             handle
             for optimizer in registered.optimizers
             for handle in hook(optimizer, self._on_step, self._after_step)
         ]
-        #: What the loop does wrong. It begins with the guard.
+        #: Finds misuse of the guard in the training loop. It begins with the guard.
         saved = {part.name: part.optimizer for part in self._optimizers}
         self.monitor = StepMonitor(values, saved, self._now, self.save_at_boundaries)
 
     def close(self) -> None:
-        """Let go of the optimizers: their steps are nobody's business any more."""
+        """Remove the hooks from the optimizers, and end the audit's threads."""
         self.monitor.close()
         for handle in self._hooks:
             handle.remove()
@@ -131,11 +138,15 @@ class State:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The training thread's. (torch counts threads for each thread by itself: the saving one has other numbers.)"""
+        """The training thread's environment. Torch counts threads per thread, so the saver thread would report
+        another number.
+        """
         return {**self._environment, "threads": self._threads}
 
     def _prove(self) -> None:
-        """Save and read back every tree in memory: what cannot be saved is refused now, not at the notice."""
+        """Save and read back every tree in memory. A value that cannot be saved is refused now, not when a notice
+        arrives.
+        """
         for part in self.parts:
             part.at_boundary()
             for leaf in part.leaves():
@@ -145,8 +156,11 @@ class State:
             part.targets(prove(part.name, part.tree()))
 
     def expected_bytes(self) -> int:
-        """About what a full save will write, also before the optimizers have made their state (Adam: two more
-        numbers a parameter)."""
+        """Return roughly how many bytes a full save will write.
+
+        The estimate holds before the optimizers have created their state: it assumes two more numbers per parameter,
+        as Adam keeps.
+        """
         held = sum(leaf.tensor.nbytes for part in self.parts for leaf in part.leaves())
         fresh = [part for part in self._optimizers if not part.optimizer.state]
         return held + 2 * sum(local(p).nbytes for part in fresh for p in part.tensors)
@@ -155,7 +169,8 @@ class State:
 
     def _on_step(self, frame: FrameType) -> None:
         self._before_change(frame)
-        # Behind the gate: the boundary of another thread, for which this step waited, is not this step's.
+        # This code runs after the gate. If this step waited for another thread's boundary, that boundary does not
+        # belong to this step.
         if not self._stepped:
             self._stepped = True
             self._stepped_at = self._now()
@@ -166,15 +181,15 @@ class State:
         self._after_change(frame)
 
     def at_boundary(self) -> None:
-        """Copy what changes between steps, and remember what must not.
+        """Copy the values that change between steps, and mark the values that must not change.
 
         Raises:
-            StateError: a restore ended in its middle, or what is registered cannot be saved any more.
+            StateError: a registered value can no longer be saved.
         """
         started = self._now()
-        # This thread's own time: waiting for the GIL while something is saved is no cost of the copies. It is asked
-        # for only once they look costly: a system call, 1.3 µs twice in 5. It is a cost and no instant: nothing is
-        # ordered by it or waits for it, so no Clock has it.
+        # Measure this thread's own CPU time: waiting for the GIL during a save is no cost of the copies. The system
+        # call takes 1.3 µs twice in 5 boundaries, so it is made only once the copies look costly. This value measures
+        # a cost, and nothing is ordered by it or waits for it. So no Clock provides it.
         worked = time.thread_time() if self._costly else None
         self.taken += 1
         for part in self.parts:
@@ -200,13 +215,13 @@ class State:
             looking = self._now()
             self._look_for_the_unsaved()
             once += self._now() - looking
-        if not self._witness.stands():  # a storage was resized: the old block is not read any more
+        if not self._witness.stands():  # a storage was resized: do not read the old block again
             self._refresh()
         if started >= self._look_at:
             self._look_at = started + _LOOK_EVERY
             if any(module.outdated() for module in self._modules):
                 self._refresh()
-        # Where saves wait for boundaries anyway nothing is compared: a device would have to be asked each time.
+        # If saves wait for boundaries anyway, compare nothing: each comparison would have to query a device.
         moved = self._witness.mark(self._stepped or self.boundary_only != "")
         self._threads = torch.get_num_threads()
         if moved:
@@ -216,28 +231,40 @@ class State:
         else:
             self._late = 0
         cost = self._now() - started if worked is None else time.thread_time() - worked
-        # Following what optimizers have made says nothing about the price of later boundaries.
+        # The time spent to follow new optimizer state does not predict the cost of later boundaries.
         if cost - once >= _COSTLY_SECONDS:
             self._weigh(cost - once, started - self.ended_at)
         else:
             self._costly = 0
-        # Behind the weighing: a slice keeps within a share of its own.
+        # Take the slice after the costs are weighed: the audit limits slices to a share of their own.
         if self.boundary_only:
             self.audit.forget()
         else:
             self.audit.turn(started - self.ended_at if self._stepped else 0.0)
-        self.fence.record()  # behind the slice: who saves compares it on a stream of its own
+        self.fence.record()  # after the slice: the saver thread compares the slice on its own stream
         self._stepped = False
         self.ended_at = self._now()
 
     def save_at_boundaries(self, why: str) -> None:
-        """Have saves wait for the boundary from now on."""
+        """Make saves wait for the boundary from now on.
+
+        Args:
+            why: the reason, for the log and the status.
+        """
         if not self.boundary_only:
             self.boundary_only = why
             log.warning("from now on a save waits for the next guard.step(): %s", why)
 
     def _look_at_the_rest(self, dirty: float, step: float) -> None:
-        """Time between the optimizer and `guard.step()` is time in which a notice must wait: say so, once."""
+        """Warn, at the third such boundary in a row, about a long time between the optimizer's step and
+        `guard.step()`.
+
+        A notice must wait for all of this time.
+
+        Args:
+            dirty: seconds from the end of the optimizer's step to this boundary.
+            step: seconds from the last boundary to this one.
+        """
         self._late = self._late + 1 if dirty > _LATE_SHARE * step else 0
         if self._late == 3:
             log.warning(
@@ -248,8 +275,14 @@ class State:
             )
 
     def _weigh(self, cost: float, step: float) -> None:
-        """A boundary that took long, and after it two whose copies cost too much by this thread's own time: from
-        now on they are made only when wanted."""
+        """Make saves wait for the boundary if copies cost too much at three boundaries in a row.
+
+        The first of the three counts elapsed time. The two after it count this thread's own CPU time.
+
+        Args:
+            cost: seconds that this boundary's copies took.
+            step: seconds from the last boundary to the start of this one.
+        """
         if cost < _COSTLY_SHARE * (cost + step):
             self._costly = 0
             return
@@ -273,24 +306,30 @@ class State:
         leaves = [leaf for part in self.parts for leaf in part.leaves()]
         self._look_for_gaps(leaves)
         self.audit.follow(leaves, map(local, (*owned, *watched.values())))
-        # Here and not when it is asked for: then the training thread may be within the first step, which makes state.
+        # Compute the fingerprint now. When a save asks for it, the training thread may be in the first step, which
+        # creates state.
         self._fingerprint = fingerprint(leaves)
         self._alone = alone(leaves, self._ranks.rank)
 
     def _look_for_gaps(self, leaves: Sequence[StateTensor]) -> None:
-        """Tensors that no save can hold, though `register` saw none: said now, and refused by name at each save."""
-        found = ((leaf.name, gap(leaf.tensor)) for leaf in leaves)
-        gone = next((f"{name} is {why}" for name, why in found if why), "")
+        """Find tensors that no save can hold, although `register` accepted them. Log them now; each save refuses them
+        by name.
+        """
+        gaps = ((leaf.name, gap(leaf.tensor)) for leaf in leaves)
+        gone = next((f"{name} is {why}" for name, why in gaps if why), "")
         if gone and gone != self._gone:
             self.save_at_boundaries(gone)
             log.error("%s: no save is possible while it is; use a plain tensor", gone)
         self._gone = gone
 
     def _look_for_the_unsaved(self) -> None:
-        """What optimizers have come to hold since `register`, in places that no save looks at. At boundary 1, 2, 4, 8 and so
-        on: some ms each time, and moments are made by the first step."""
+        """Find state that optimizers hold since `register` in places that no save reads.
+
+        This runs at boundaries 1, 2, 4, 8 and so on. It takes some ms each time, and the first step creates the
+        moments.
+        """
         if lost := self._lost():
-            self._refresh()  # it may be of a parameter that took another's place
+            self._refresh()  # the state may belong to a parameter that replaced another
             lost = self._lost()
         if lost != self._lacks:
             self._lacks = lost
@@ -300,7 +339,9 @@ class State:
             each.look()
 
     def take_again(self) -> None:
-        """Take the boundary anew, just as it is now: somebody saves by hand. On the training thread."""
+        """Take the boundary again, with the values of this moment, for a save that the script asks for. On the
+        training thread.
+        """
         self.taken += 1
         self.audit.forget()
         for part in self.parts:
@@ -310,14 +351,14 @@ class State:
         self.fence.record()
 
     def look_again(self) -> None:
-        """Follow tensors that were replaced. With the training thread parked at its boundary."""
+        """Follow tensors that were replaced. The training thread must be parked at its boundary."""
         self._refresh()
         self._witness.mark(stepped=True)
 
     # --- the saving thread, gate shut ---
 
     def broken(self) -> str:
-        """Nothing while the state stands as it stood at the boundary, else what moved."""
+        """Return what moved since the boundary; "" if the state is unchanged."""
         if any(part.moved() for part in self._optimizers):
             return "an optimizer replaced its state after guard.step()"
         if any(part.moved() for part in self._modules):
@@ -325,10 +366,11 @@ class State:
         return self._witness.broken()
 
     def collect(self) -> CollectedState:
-        """The state as it stands, nothing copied.
+        """Return the state as it is now, without copying a tensor.
 
         Raises:
-            StateError: it cannot be saved: a tensor has no bytes of its own, or a restore ended in its middle.
+            StateError: the state cannot be saved. Either the bytes of a tensor are not in its own memory, or a
+                restore ended halfway, or an optimizer holds state that no save would contain.
         """
         if self.poisoned:
             raise StateError(f"{self.poisoned}; it is not saved")
@@ -337,20 +379,26 @@ class State:
         return collect(self.parts, self._ranks, self.monitor.dead)
 
     def fingerprint(self) -> Mapping[tuple[int, ...], str]:
-        """By the ranks that hold the same as this one: a hash of what that is, equal on all of them. Of the last boundary,
-        or of the one before whose tensors were the same. Any thread."""
+        """Return, by group of ranks that hold the same tensors, a hash of the names and layouts of those tensors.
+
+        All ranks of a group get the same hash. The hash belongs to the last boundary, or to an earlier one with the
+        same tensors. Any thread may call this.
+        """
         return self._fingerprint
 
     def alone(self) -> bool:
-        """Whether it has tensors that no other rank has. As `fingerprint`."""
+        """Return whether this rank has tensors that no other rank has. It belongs to the same boundary as
+        `fingerprint`. Any thread may call this.
+        """
         return self._alone
 
     def digests(self, leaves: Iterable[StateTensor], look: Callable[[], object] = int) -> dict[str, int]:
-        """The CRC32 of what other ranks hold too, for `fingerprint.drifted`. Reads every byte of it.
+        """Return the CRC32 of each tensor that other ranks hold too, for `fingerprint.drifted`. This reads every byte
+        of them.
 
         Args:
-            leaves: as they were collected, or copies of them.
-            look: called before each 64 MiB; what it raises ends the reading.
+            leaves: the state tensors as they were collected, or copies of them.
+            look: called before each 64 MiB. If it raises, the reading ends with its exception.
         """
         return digests(leaves, self._ranks.rank, look)
 
@@ -362,35 +410,41 @@ class State:
         entries: Mapping[str, MergedTensor],
         stand_ins: Mapping[int, int] = NOBODY,
     ) -> RestorePlan:
-        """Check that a checkpoint fits, before a byte is written, and say where each tensor goes.
+        """Check that a checkpoint fits, and return the memory for each tensor. Nothing is written yet.
 
         Args:
-            states: of each rank of the job that saved, in order: the encoded trees by registered name.
+            states: the encoded trees by registered name, for each rank of the job that saved, in rank order.
             entries: the checkpoint's tensors by name.
-            stand_ins: by rank that said nothing, the one whose state is its own too.
+            stand_ins: for a rank that saved no state, the rank whose state is identical to it.
 
         Raises:
-            StateError: it does not fit.
-            CheckpointError: it is not as this version writes it.
+            StateError: the checkpoint does not fit.
+            CheckpointError: the checkpoint does not have the form that this version writes.
         """
-        self._refresh()  # what was replaced or put in since `register`
+        self._refresh()  # follow tensors that were replaced or added since `register`
         return plan(self.parts, states, entries, self._ranks, stand_ins)
 
     def put_back(self, restoring: RestorePlan) -> list[str]:
-        """Hand every object its tree; returns warnings. All tensors are filled and verified by now.
+        """Give every object its tree. All tensors are filled and verified before this call.
+
+        Args:
+            restoring: the plan that `targets` returned.
+
+        Returns:
+            The warnings, one line each.
 
         Raises:
-            StateError: an object's own code refuses what was saved.
+            StateError: an object's own code refuses the saved state.
         """
         for part in self.parts:
             if part.name in restoring.trees:
                 part.put_back(restoring.trees[part.name])
         self._refresh()
         self._environment = describe()
-        left = next(part.left_out for part in self.parts if isinstance(part, RngPart))
+        missing = next(part.left_out for part in self.parts if isinstance(part, RngPart))
         warnings = [*restoring.warnings]
-        if left:
-            warnings.append(f"no generator here for the saved RNG state of {', '.join(left)}")
+        if missing:
+            warnings.append(f"no generator here for the saved RNG state of {', '.join(missing)}")
         if names := ", ".join(restoring.left_out):
             warnings.append(f"the checkpoint also holds {names}, registered nowhere here: not restored")
         return warnings

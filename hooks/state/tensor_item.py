@@ -1,4 +1,4 @@
-"""A tensor of the state under the name that a checkpoint gives it: what the state hands over, and a writer writes."""
+"""A tensor of the state under its name in a checkpoint. `state` collects such tensors, and a save writes them."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ if TYPE_CHECKING:
 
 
 class Tier(enum.IntEnum):
-    """What a tensor is worth when time is short. Objects are put in this order, and none holds two tiers."""
+    """The value of a tensor when time is short. A save uploads objects in this order, and no object holds two tiers."""
 
-    #: Parameters, buffers, extras: with these a job goes on, if it must.
+    #: Parameters, buffers and extras. If time is short, a job can resume with these alone.
     WEIGHTS = 0
-    #: Parameters that nobody trains: worth as much, and most likely in the store since the first checkpoint.
+    #: Parameters without a gradient. Their value is the same, and the store most likely has them since the first
+    #: checkpoint.
     FROZEN = 1
-    #: What optimizers keep.
+    #: State of optimizers.
     MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A tensor of the state, held where it lies."""
+    """A tensor of the state and its place in the checkpoint. The tensor is not copied."""
 
-    #: Its name in the checkpoint: "model/blocks.0.attn.weight".
+    #: The name in the checkpoint, such as "model/blocks.0.attn.weight".
     name: str
-    #: An alias of the live storage (or a copy that nobody else writes to).
+    #: An alias of the live storage, or a copy that only spotguard writes to.
     tensor: torch.Tensor
-    #: Stands still while the gate is shut: a copy of ours, or changed only by a hooked optimizer's `step()`.
-    #: What may be changed by anybody (an EMA, a frozen weight) is checked a second time after it was read.
+    #: Whether the bytes cannot change while the gate is shut. This holds for a copy of ours, and for a tensor that
+    #: only the `step()` of a hooked optimizer changes. Any code may change the others (an EMA, a frozen weight), so a
+    #: save checks them again after it has read them.
     still: bool = False
     tier: Tier = Tier.WEIGHTS
-    #: Where it lies in the tensor that all ranks hold together, and that tensor's shape; None for one that is whole here.
+    #: The offsets of this shard in the global tensor, and the shape of the global tensor. None if this rank holds the
+    #: whole tensor.
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
-    #: The ranks that hold these same bytes, in order: one of them writes each object. A rank that is not among them writes
-    #: nothing of it (DDP's buffers: the group's first rank has them for all). Empty for what is this rank's alone.
+    #: The ranks that hold these same bytes, in order. One of them writes each object. A rank outside `holders` writes
+    #: nothing of the tensor: for DDP's buffers the group's first rank writes for all. Empty if the tensor is this
+    #: rank's alone.
     holders: tuple[int, ...] = ()
-    #: All ranks that it lies on, as far as anybody says: those of its mesh, or of its wrapper's process group. Empty for what
-    #: bears this rank's own name.
+    #: All ranks that hold a part of the tensor, as far as its mesh or its wrapper's process group declares them.
+    #: Empty if the name belongs to this rank alone.
     group: tuple[int, ...] = ()

@@ -1,4 +1,5 @@
-"""Whether the state stood still since the last boundary, and while it was read.
+"""Checks that the state did not change since the last boundary, nor while a save read it.
 
-`change_detector` looks at tensors' versions and addresses, `audit` at checksums of memory, a slice at each boundary.
+`change_detector` compares tensors' versions and addresses. `audit` compares checksums of memory, one slice at each
+boundary.
 """

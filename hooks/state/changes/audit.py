@@ -1,12 +1,12 @@
-"""Checksums of the state, taken at a boundary, by which an edit between boundaries is found.
+"""Checksums of the state, taken at a boundary, that reveal an edit between boundaries.
 
-Version counters and samples (`change_detector`) miss an edit of some rows through `.data` or `.numpy()`. A comparison of a copy
-with live memory misses one that came before the copy. So the reference is always a checksum taken at the boundary, on
-the training thread, before the next turn runs:
+Version counters and samples (`change_detector`) miss an edit of some rows through `.data` or `.numpy()`. A comparison
+of a copy with live memory misses an edit before the copy. So the reference is always a checksum that the training
+thread takes at the boundary, before the next turn runs:
 
-- a slice of the state at each boundary, compared before the next `optimizer.step()`; slice after slice, all bytes come
-  round (`turn`, `look`);
-- all of it at a boundary whose state is copied for a background checkpoint, compared with the copy (`take`).
+- A slice of the state at each boundary, compared before the next `optimizer.step()`. Slice after slice, the audit
+  covers all bytes (`turn`, `look`).
+- All of the state at a boundary whose state is copied for a background checkpoint, compared with the copy (`take`).
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ from .checksums import Checksum, ChecksumSource, equal, source
 
 log = logging.getLogger("spotguard")
 
-#: Share of a step that slices may take: of the first boundaries, and of all later ones. A tenth below the 2 % and 0.1 %
-#: that docs/concepts.md promises.
+#: The number of early boundaries, and the share of a step that slices may take: at the early ones, and at all later
+#: ones. The shares are a tenth below the 2 % and 0.1 % that docs/concepts.md promises.
 _EARLY, _EARLY_SHARE, _SHARE = 200, 0.018, 0.0009
-#: Seconds that `turn` and `look` take at a boundary of which no slice is taken, behind a step of 0.1 GB that emptied the
-#: caches (2 µs behind a short step). They come off the later share, of which half is left to slices all the same.
+#: Seconds that `turn` and `look` take at a boundary without a slice, after a step of 0.1 GB that emptied the caches
+#: (2 µs after a short step). The later share pays for them, but at least half of that share stays with the slices.
 _CALLS = 9e-6
-#: Seconds that one of the first boundaries may take whatever the step's length: a job of steps of 1 ms is looked at too.
+#: Seconds that an early boundary may always take, however short the step. So a job with steps of 1 ms is audited too.
 _EARLY_LEAST = 100e-6
-#: Seconds that the smallest slice costs, of the first boundaries and of later ones. Less is saved up over boundaries: behind
-#: a step of 0.1 GB a slice of 20 µs reads no 10 KB, and all came round in 13,000 turns; at 200 µs in a fraction of them.
+#: Seconds that the smallest slice costs, at early boundaries and at later ones. A smaller share is saved up over
+#: several boundaries. After a step of 0.1 GB a slice of 20 µs reads less than 10 KB, and a full round took 13,000
+#: turns. With 200 µs a full round took a fraction of them.
 _EARLY_SLICE, _SLICE = 20e-6, 200e-6
-#: Bytes of a slice, and of a piece: as many are read between two looks at whether the audit is still wanted.
+#: The most bytes of a slice, and of a piece. Between two pieces the audit checks whether it is still wanted.
 MOST = 64 * 2**20
-#: Bytes that a call of the checksum costs beyond those that it reads: 2 µs at 8 GB/s.
+#: The cost of one checksum call, as bytes on top of those that it reads: 2 µs at 8 GB/s.
 _CALL = 16 * 2**10
-#: Bytes a second of one thread, until it is measured.
+#: Bytes per second of one thread, until the rate is measured.
 _RATE = 4e9
-#: Fewer bytes than these are read by the training thread alone.
+#: Up to this many bytes, the training thread reads alone.
 _ALONE = 8 * 2**20
-#: More threads than memory has channels gain nothing.
+#: The most threads. Threads beyond the number of memory channels gain nothing.
 _THREADS = 8
 
 
 class Region(NamedTuple):
-    """Some bytes of a source, in the order of its elements."""
+    """A range of bytes of a source, in the order of its elements."""
 
     source: ChecksumSource
     start: int
@@ -62,7 +63,7 @@ class Region(NamedTuple):
 
 
 class Reference:
-    """Checksums of all that is audited, of one boundary."""
+    """Checksums of all audited bytes at one boundary."""
 
     def __init__(
         self, sums: Sequence[tuple[Region, Checksum]], reached: Fence, found: Callable[[str], str]
@@ -72,23 +73,26 @@ class Reference:
         self._found = found
 
     def differs(self, leaves: Iterable[StateTensor], pause: Callable[[float], object]) -> str:
-        """What was edited since the boundary; "" where all bytes are as they were.
+        """Return a description of the edit since the boundary; "" if all bytes are unchanged.
 
         Args:
-            leaves: the tensors as they were collected at that boundary, or copies of them.
-            pause: waits for so many seconds; called with 0 before each 64 MiB.
+            leaves: the state tensors as they were collected at that boundary, or copies of them.
+            pause: waits for a number of seconds; called with 0 before each 64 MiB.
 
         Raises:
-            Exception: what `pause` raises, to call it off.
-            CheckpointError: a tensor of the boundary is missing among them.
+            Exception: the exception of `pause`, which cancels the comparison.
+            CheckpointError: a tensor of the boundary is missing among the state tensors.
         """
         return self._compared(self._sums, leaves, pause)
 
     def differs_from_written(
         self, entries: Iterable[TensorEntry], leaves: Iterable[StateTensor], pause: Callable[[float], object]
     ) -> str:
-        """As `differs`, of what was written from live memory: by the checksums that were taken on the way. A device's are of
-        another kind: there live memory is looked at once more, and an edit that was undone meanwhile is not seen."""
+        """Do the work of `differs` for bytes written from live memory, by the checksums computed during the write.
+
+        Checksums on a device are of another kind. For these the audit reads live memory once more, so it misses an
+        edit that was undone meanwhile.
+        """
         written = {entry.name: crc for entry in entries if (crc := _whole_crc(entry)) is not None}
         parts: dict[str, list[tuple[int, int]]] = {}
         rest: list[tuple[Region, Checksum]] = []
@@ -107,43 +111,50 @@ class Reference:
         pause: Callable[[float], object],
     ) -> str:
         self._reached.wait(pause)
-        held = {leaf.name: leaf.tensor for leaf in leaves}
+        current = {leaf.name: leaf.tensor for leaf in leaves}
         made: dict[str, ChecksumSource] = {}
         for region, checksum in sums:
             pause(0)
             name = region.source.name
-            if name not in held:
+            if name not in current:
                 raise CheckpointError(f"{name} was part of the state at guard.step() and is not any more")
             if name not in made:
-                made = {name: source(name, held[name], region.source.kind)}
+                made = {name: source(name, current[name], region.source.kind)}
             if not equal(made[name].read(region.start, region.stop), checksum):
                 return self._found(name)
         return ""
 
 
 def _whole_crc(entry: TensorEntry) -> int | None:
-    """Of all bytes of a tensor, in the order of its elements; None where its chunks do not lie so, or are rounded."""
-    chunks = sorted(entry.chunks)  # by their offsets
+    """Return the CRC32 of all bytes of a tensor, in the order of its elements. None if its chunks are not in that
+    order, or are rounded.
+    """
+    chunks = sorted(entry.chunks)  # by offsets
     if entry.stored or not all(_runs_on(chunk.sizes, entry.shape) for chunk in chunks):
         return None
     return combine((chunk.crc32, chunk.end - chunk.start) for chunk in chunks)
 
 
 def _runs_on(sizes: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether the elements of a box follow each other in the whole: a part of one dimension, one of each before it, all of
-    those behind."""
-    some = next(
+    """Return whether the elements of a box are contiguous in the whole tensor.
+
+    They are if the box has a part of one dimension, one element of each dimension before it, and all of those after
+    it.
+    """
+    first = next(
         (at for at, (size, full) in enumerate(zip(sizes, shape, strict=True)) if size > 1), len(shape)
     )
-    return [*sizes[some + 1 :]] == [*shape[some + 1 :]]
+    return [*sizes[first + 1 :]] == [*shape[first + 1 :]]
 
 
 class Audit:
-    """Used on the training thread; `look` also by the one that saves, while the gate is shut.
+    """The slices and references of one training process.
+
+    The training thread uses it. The saver thread calls `look` too, while the gate is shut.
 
     Args:
-        now: monotonic seconds.
-        found: called with what was edited, and what that means for earlier checkpoints.
+        now: returns monotonic seconds.
+        found: called with a description of the edit and its meaning for earlier checkpoints.
     """
 
     def __init__(self, now: Callable[[], float], found: Callable[[str], None]) -> None:
@@ -154,31 +165,33 @@ class Audit:
         self._boundaries = 0
         self._credit = 0.0
         self._rate = _RATE
-        #: Where the next slice begins: a source, and a byte of it.
+        #: The start of the next slice: the index of a source, and a byte of that source.
         self._at, self._byte = 0, 0
         #: The slice of the last boundary.
         self._slice: list[tuple[Region, Checksum]] = []
-        #: Comparisons on devices, to be read when the device has made them.
+        #: Comparisons on devices. The training thread reads them once the device has computed them.
         self._later: list[tuple[str, torch.Tensor]] = []
         self._fence = Fence()
         self._threads: ThreadPoolExecutor | None = None
-        #: What of the last boundary's state was edited since.
+        #: A description of the edit since the last boundary; "" if the audit found none.
         self._edited = ""
-        #: Completed steps at whose boundary all is to be checksummed, for a save that ranks agreed on; -1: none.
+        #: The step count at whose boundary the training thread checksums all state, for a save that the ranks agreed
+        #: on. -1 if no step is wanted.
         self.wanted = -1
-        #: Set when that reference is there, or will not be.
+        #: Set when that reference exists, or will not be taken.
         self.ready = threading.Event()
-        #: Checksums of all of the last boundary's state; None: nobody asked for them.
+        #: Checksums of all of the last boundary's state; None if no save asked for them.
         self.reference: Reference | None = None
-        #: For which training stood still for the newest reference.
+        #: Seconds that training stood still for the newest reference.
         self.seconds = 0.0
 
     def follow(self, leaves: Iterable[StateTensor], live: Iterable[torch.Tensor]) -> None:
-        """Take checksums of these from now on. More or others than before: all bytes come round faster.
+        """Take checksums of these tensors from now on. If their total size changed, the early boundaries begin again,
+        so that slices soon cover all bytes.
 
         Args:
-            leaves: of which those are taken that are no copies of ours.
-            live: the tensors that are read where they lie.
+            leaves: the state tensors. The audit skips those that are copies of ours.
+            live: the tensors that a save reads in place.
         """
         memory = {tensor.untyped_storage().data_ptr() for tensor in live if not gap(tensor)}
         self._sources = [
@@ -204,10 +217,10 @@ class Audit:
     # --- slices ---
 
     def turn(self, seconds: float) -> None:
-        """At a boundary: take the next slice, if the time for one is saved up.
+        """Take the next slice if enough time is saved up. Called at a boundary.
 
         Args:
-            seconds: that the step took.
+            seconds: the duration of the step.
         """
         started = self._now()
         self.forget()
@@ -226,19 +239,21 @@ class Audit:
         if ended > began and regions:
             rate = sum(each.stop - each.start + _CALL for each in regions) / (ended - began)
             self._rate += 0.3 * (min(max(rate, 1e8), 1e11) - self._rate)
-        # What is left pays for the comparison, and for the next slice; for no more than that.
+        # The remaining credit pays for the comparison and for the next slice. It is capped at that.
         self._credit = min(credit - (ended - started), 2 * MOST / self._rate)
 
     def forget(self) -> None:
-        """What was taken is of no boundary that anybody saves."""
+        """Drop the slice, the edit and the reference: no save uses the boundary they belong to."""
         self._slice, self._edited, self.reference, self.seconds = [], "", None, 0.0
 
     def look(self, *, wait: bool = False) -> str:
-        """Compare the slice of the last boundary: before the first change after it, or while the gate is shut. Returns what
-        was edited; "" where nothing was seen.
+        """Compare the slice of the last boundary, before the first change after it or while the gate is shut.
 
         Args:
-            wait: for what a device compares, which is else read at a later look. On the thread that saves.
+            wait: wait for a device's comparison, which is otherwise read at a later call. Set it on the saver thread.
+
+        Returns:
+            A description of the edit; "" if none was found.
         """
         if (self._slice or self._later) and not self._edited:
             started = self._now()
@@ -257,11 +272,11 @@ class Audit:
         return self._edited
 
     def _changed(self, wait: bool) -> str:
-        # Those of the training thread are its own to read: they are on its stream.
+        # Only the training thread reads the pending device comparisons: they are on its stream.
         name = "" if wait else self._on_device()
         for region, checksum in self._slice:
             if not region.source.stands():
-                continue  # moved or resized: the witness says so
+                continue  # moved or resized: the change detector reports it
             now = region.source.read(region.start, region.stop)
             if wait:
                 if not equal(now, checksum):
@@ -275,21 +290,23 @@ class Audit:
         return name
 
     def _on_device(self) -> str:
-        """Of comparisons that the device has made by now. Nothing waits for it."""
+        """Return the name of a tensor whose finished device comparison found an edit; "" if none. This does not wait
+        for the device.
+        """
         if not self._later or not self._fence.reached():
             return ""
         later, self._later = self._later, []
         return next((name for name, changed in later if bool(changed)), "")
 
     def _next(self, nbytes: float) -> Iterator[Region]:
-        """Regions of about so many bytes, from where the last slice ended, each byte once at most."""
-        left, ends = int(nbytes), 0
-        while left > 0 and ends < len(self._sources):
+        """Yield regions of about `nbytes` bytes from the end of the last slice. No byte appears twice."""
+        remaining, ends = int(nbytes), 0
+        while remaining > 0 and ends < len(self._sources):
             here, start = self._sources[self._at], self._byte
-            stop = min(here.nbytes, start + here.whole_rows(left - _CALL))
+            stop = min(here.nbytes, start + here.whole_rows(remaining - _CALL))
             if here.stands():
                 yield Region(here, start, stop)
-            left -= stop - start + _CALL
+            remaining -= stop - start + _CALL
             self._byte = stop
             if stop == here.nbytes:
                 self._at, self._byte = (self._at + 1) % len(self._sources), 0
@@ -298,13 +315,16 @@ class Audit:
     # --- all of it ---
 
     def want(self, step: int) -> None:
-        """Have the training thread take a reference at the boundary of this step, which it has not come to."""
+        """Make the training thread take a reference at the boundary of this step, which lies ahead."""
         self.ready.clear()
         self.wanted = step
 
     def take(self, stop: Callable[[], bool]) -> None:
-        """Take the reference of this boundary, unless `stop`, which is asked every 64 MiB, says that nobody wants it any
-        more. On the training thread."""
+        """Take the reference of this boundary. On the training thread.
+
+        Args:
+            stop: called every 64 MiB; if it returns True, no save wants the reference any more.
+        """
         started, self.reference = self._now(), None
         try:
             self.reference = self._whole(stop)
@@ -315,7 +335,7 @@ class Audit:
             self.give_up()
 
     def give_up(self) -> None:
-        """No reference is taken any more: who waits for it goes on."""
+        """End the wait for a reference: none will be taken, and a waiting save continues."""
         self.wanted = -1
         self.ready.set()
 
@@ -336,7 +356,8 @@ class Audit:
             else:
                 sums[index] = region.source.read(region.start, region.stop)
 
-        # A device's are launched here, behind the step's kernels: another thread computes on another stream.
+        # Launch checksums of device memory here, after the step's kernels: another thread would compute on another
+        # stream.
         alone = self._total <= _ALONE
         for index, region in enumerate(regions):
             if alone or region.source.kind == "sums":

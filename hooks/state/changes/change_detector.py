@@ -1,14 +1,15 @@
-"""The window is checked, not trusted: did the state really stand still since the last boundary?
+"""A cheap check that the state did not change since the last boundary.
 
-Three cheap witnesses, taken at the boundary and asked again before and during a save:
-- the sum of `_version` of every tensor, which in-place operations bump (but not those through `.data`, fused
-  optimizers, and EMA swaps written with `.data`: seen);
-- one element of a few tensors of each kind, read straight from memory, which catches those (0.4 µs for 32: one join
-  of their buffers; reading each word's value takes twice that);
-- the address of every tensor's storage, which catches `.data = other`.
+The detector takes three measures at the boundary, and compares them before and during a save:
+- The sum of `_version` of all tensors. In-place operations increase it, but operations through `.data` do not: fused
+  optimizers, and EMA swaps written with `.data` (both observed).
+- One element of a few tensors of each kind, read straight from memory. This catches the changes that versions miss.
+  It takes 0.4 µs for 32 tensors by one join of their buffers; reading the value of each word takes twice that.
+- The address of every probed tensor's storage, and of every live tensor that a save reads in place. This catches
+  `.data = other`.
 
-What is read straight from memory is looked at before each read (`stands`): a storage that was resized has another
-block, or none, and reading the old one would end the process.
+Before each read from memory the detector checks the storage's address (`stands`). A resized storage has another block
+or none, and reading the old block would end the process.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from ..device import DeviceProbes, Event, record
 from ..memory_access import gap
 from ..sharding.dtensor import local
 
-#: How many tensors are probed: evenly spread over the list, so that every layer kind is among them.
-#: Sixteen each of the optimizers' and of the others: a swap or a scaling moves them all, and each one costs 0.06 µs a
-#: boundary, most of it for the look at its storage.
+#: The number of tensors probed, evenly spread over the list, so that each kind of layer is among them. Sixteen of the
+#: optimizers' tensors and sixteen of the others are enough: a swap or a scaling changes them all. Each probe costs
+#: 0.06 µs per boundary, most of it for the check of its storage.
 PROBES = 16
 
 _WORD = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64, 16: ctypes.c_uint64}
@@ -37,20 +38,21 @@ _address = torch.UntypedStorage.data_ptr
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether this process can read the tensor by its address."""
+    """Return whether this process can read the tensor by its address."""
     return tensor.device.type == "cpu"
 
 
 class ChangeDetector:
-    """Remembers what some tensors looked like at a boundary.
+    """The versions, sampled bytes and addresses of tensors at the last boundary.
 
     Args:
         owned: every tensor that only a hooked optimizer changes: parameters first, then their moments.
-        others: what else is read in place: an EMA, frozen weights, large buffers. Anybody may change them, but
-            between boundaries nobody does.
-        sources: (live tensor, alias that is read) pairs: both must stay the same memory, a DTensor's local shard too.
-        readable: whether a tensor is read by its address. The others are asked on their device.
-        record: how an event is recorded on a device.
+        others: the other tensors read in place: an EMA, frozen weights, large buffers. Any code may change them, but
+            none does between boundaries.
+        sources: pairs of a live tensor and the alias that a save reads. Both must stay the same memory, also for a
+            DTensor's local shard.
+        readable: returns whether a tensor can be read by its address. The other tensors are compared on their device.
+        record: records an event on a device.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class ChangeDetector:
     ) -> None:
         self._versioned = [t for t in (*owned, *others) if not t.is_inference()]
         self._sources = [pair for pair in sources if not (gap(local(pair[0])) or gap(pair[1]))]
-        # Aliases, so that the memory a probe reads stays ours even when `.data` is pointed elsewhere.
+        # Aliases, so that the memory that a probe reads stays allocated even when `.data` is pointed elsewhere.
         mine, theirs = _spread(owned), _spread(others)
         self._held = [*mine, *theirs]
         self._host = [_word(t) for t in self._held if readable(t)]
@@ -72,23 +74,24 @@ class ChangeDetector:
         )
         self._storages = [t.untyped_storage() for t in self._held]
         self._blocks = [*map(_address, self._storages)]
-        #: How many of the probed bytes are the optimizers'.
+        #: The number of probed bytes that belong to the optimizers.
         self._owned = sum(t.itemsize for t in mine if readable(t))
         self._versions = -1
         self._seen = b""
 
     def stands(self) -> bool:
-        """Whether the memory that is probed is still where it was. Where not, this witness is of no more use."""
+        """Return whether the probed memory is still at its address. If not, this detector can no longer be used."""
         return [*map(_address, self._storages)] == self._blocks
 
     def mark(self, stepped: bool = False) -> bool:
-        """At the boundary, on the training thread, where everything `stands`.
+        """Record the measures at the boundary. On the training thread, only if the memory `stands`.
 
         Args:
-            stepped: a registered optimizer stepped since the last mark: what they own has moved, and may.
+            stepped: a registered optimizer stepped since the last mark, so its tensors may have changed.
 
         Returns:
-            Whether what only optimizers change moved though none had stepped. A device tells a boundary or more later.
+            Whether tensors that only optimizers change have changed without a step. A device reports this one
+            boundary or more later.
         """
         before = self._seen
         self._versions = sum(map(_version, self._versioned))
@@ -98,7 +101,7 @@ class ChangeDetector:
         return near or far
 
     def broken(self) -> str:
-        """Nothing while everything stands as it stood at the mark, else what moved. Any thread; some µs."""
+        """Return what changed since the mark; "" if nothing did. Any thread may call it; it takes some µs."""
         if sum(map(_version, self._versioned)) != self._versions:
             return "a tensor was changed in place after guard.step()"
         if not self.stands():
@@ -114,36 +117,38 @@ class ChangeDetector:
 
 
 def _spread(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Some of the tensors, as aliases, evenly chosen."""
-    some = [t for t in tensors if t.numel() and not gap(t)]
-    if len(some) > PROBES:
-        some = [some[i * len(some) // PROBES] for i in range(PROBES)]
-    return [t.detach() for t in some]
+    """Return up to `PROBES` tensors as aliases, evenly chosen."""
+    chosen = [t for t in tensors if t.numel() and not gap(t)]
+    if len(chosen) > PROBES:
+        chosen = [chosen[i * len(chosen) // PROBES] for i in range(PROBES)]
+    return [t.detach() for t in chosen]
 
 
 def _word(tensor: torch.Tensor) -> ctypes._SimpleCData[int]:
-    """The word in the middle of a tensor, read by its address."""
+    """Return the word in the middle of a tensor, read by its address."""
     offset = sum((size // 2) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return _WORD[tensor.itemsize].from_address(tensor.data_ptr() + offset * tensor.itemsize)
 
 
-# What hangs in a module and below it: looked at after every step, so that a layer that comes later is saved too.
+# Detection of layers and tensors that are added to a module after `register`, after every step, so that a save has
+# them too.
 #
-# A module keeps what it holds in three dicts. That one of them grew or shrank, that a child was replaced, or that a place
-# kept free (`register_buffer(name, None)`) was filled shows at a cost of 12 µs for ResNet-50's 108 modules; what exactly
-# it was, only a new listing tells. A tensor that replaces another is not looked for here: its reader compares them anyway.
+# A module keeps its parameters, buffers and children in three dicts. The check finds a dict that grew or shrank, a
+# child that was replaced, and a reserved place (`register_buffer(name, None)`) that was filled. It takes 12 µs for
+# ResNet-50's 108 modules. Only a new listing tells exactly which entry changed. The check does not find a tensor that
+# replaces another: the code that reads tensors compares those anyway.
 
 _values = operator.methodcaller("values")
 
 
 class ModuleTables:
-    """Remembers what hung in a module when it was made."""
+    """The tables of a module and its submodules, as they were at construction."""
 
     def __init__(self, module: nn.Module) -> None:
         below = [*module.modules()]
         self._tensors: list[dict[str, Any]] = [t for each in below for t in (each._parameters, each._buffers)]
         self._children: list[dict[str, Any]] = [each._modules for each in below if len(each._modules)]
-        #: Where there was none a first child would be one more, so they are counted with the tensors.
+        #: A first child of a module without children is one more entry, so these tables are counted with the tensors.
         self._tensors += [each._modules for each in below if not len(each._modules)]
         self._count = sum(map(len, self._tensors))
         self._hung = [*chain.from_iterable(map(_values, self._children))]
@@ -152,7 +157,7 @@ class ModuleTables:
         ]
 
     def same(self) -> bool:
-        """Whether all of it hangs where it hung. Any thread."""
+        """Return whether the tables hold the same entries. Any thread may call it."""
         now = [*chain.from_iterable(map(_values, self._children))]
         free = [table.get(key) for table, key in self._free]
         return (

@@ -1,8 +1,8 @@
-"""A checksum of some bytes of a tensor: equal for equal bytes, whether they lie on the host or on a device.
+"""A checksum of some bytes of a tensor: equal for equal bytes, whether they are on the host or on a device.
 
-On the host it is CRC32, 8 GB/s a core, GIL released. A device sums up 64-bit words, by blocks of 64 KiB and across them,
-each column with a weight of its own, so that rows which change places are seen. Nothing waits for its kernels; the same
-sums of a copy on the host cost as little.
+On the host the checksum is CRC32: 8 GB/s per core, with the GIL released. A device sums 64-bit words within blocks of
+64 KiB and across blocks. Each column has its own weight, so that swapped rows change the sum. Nothing waits for the
+device's kernels. The same sums of a copy on the host cost as little.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from ...checkpoint.format.crc import crc32
 from ..memory_access import copyable
 
-#: Bytes: CRC32 as a number, or sums as a tensor, on the device or on the host.
+#: CRC32 as a number, or sums as a tensor, on the device or on the host.
 Checksum = int | torch.Tensor
 Kind = Literal["crc32", "sums"]
 
-#: 64-bit words of a block.
+#: 64-bit words per block.
 _WORDS = 8192
 
 _address = torch.UntypedStorage.data_ptr
 
 
 class ChecksumSource(Protocol):
-    """A tensor as bytes, in the order of its elements wherever they lie."""
+    """A tensor as bytes, in the order of its elements, whatever their order in memory."""
 
     name: str
     tensor: torch.Tensor
@@ -34,23 +34,25 @@ class ChecksumSource(Protocol):
     kind: Kind
 
     def stands(self) -> bool:
-        """Whether its memory is still where it was. Where not, nothing may be read any more."""
+        """Return whether the memory is still at its address. If not, it must not be read."""
         ...
 
     def whole_rows(self, nbytes: int) -> int:
-        """About so many bytes, and at least one row: what can be read begins and ends between rows."""
+        """Return the largest number of bytes up to `nbytes` that ends between rows; at least one row."""
         ...
 
     def read(self, start: int, stop: int) -> Checksum:
-        """The checksum of these bytes."""
+        """Return the checksum of the bytes from `start` to `stop`, both between rows."""
         ...
 
 
 def source(name: str, tensor: torch.Tensor, kind: Kind | None = None) -> ChecksumSource:
-    """The source for a tensor.
+    """Return the source for a tensor.
 
     Args:
-        kind: that of the checksum with which these are to be compared; by default, what its device makes.
+        name: the tensor's name in the checkpoint.
+        tensor: the tensor.
+        kind: the kind of the checksum to compare with; by default, the kind that suits the tensor's device.
     """
     tensor = copyable(tensor.detach())
     kind = kind or ("crc32" if tensor.device.type == "cpu" else "sums")
@@ -61,18 +63,18 @@ def source(name: str, tensor: torch.Tensor, kind: Kind | None = None) -> Checksu
 
 
 def equal(one: Checksum, other: Checksum) -> bool:
-    """Whether two checksums are the same. Waits for a device that has not made its own yet."""
+    """Return whether two checksums are equal. This waits for a device that has not computed its checksum yet."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one.cpu(), other.cpu())
     return isinstance(one, int) and isinstance(other, int) and one == other
 
 
 class _Kept:
-    """The tensor, and where its memory was when it was taken."""
+    """A tensor, and the address of its memory when the source was made."""
 
     def __init__(self, name: str, tensor: torch.Tensor, row_bytes: int) -> None:
         self.name = name
-        #: Held: what is read stays ours even when `.data` is pointed elsewhere.
+        #: Kept, so that the memory stays allocated even when `.data` is pointed elsewhere.
         self.tensor = tensor
         self.nbytes = tensor.nbytes
         self._row_bytes = row_bytes
@@ -87,7 +89,7 @@ class _Kept:
 
 
 class _Memory(_Kept):
-    """Bytes that lie one behind the other on the host."""
+    """Contiguous bytes on the host."""
 
     kind: Kind = "crc32"
 
@@ -100,7 +102,9 @@ class _Memory(_Kept):
 
 
 class _Rows(_Kept):
-    """Anything else: elements where they are contiguous, or else what lies along the first dimension."""
+    """Any other bytes, read by single elements if the tensor is contiguous, otherwise by entries of the first
+    dimension.
+    """
 
     def __init__(self, name: str, tensor: torch.Tensor, kind: Kind, plain: bool) -> None:
         self._rows = tensor.reshape(-1) if plain or not tensor.dim() else tensor
@@ -114,7 +118,9 @@ class _Rows(_Kept):
 
 
 def _sums(flat: torch.Tensor) -> torch.Tensor:
-    """The words of each block; all words, weighted by their place in their block; the bytes behind the last word."""
+    """Return the sum of the words of each block, the sum of all words weighted by their place in the block, and the
+    sum of the bytes after the last word.
+    """
     words = flat.numel() // 8
     blocks = words // _WORDS
     if flat.storage_offset() % 8:
