@@ -369,8 +369,8 @@ class State:
         """Return the state as it is now, without copying a tensor.
 
         Raises:
-            StateError: the state cannot be saved. Either the bytes of a tensor are not in its own memory, or a
-                restore ended halfway, or an optimizer holds state that no save would contain.
+            StateError: the state cannot be saved. The bytes of a tensor are not in its own memory, or a restore ended
+                halfway. Or an optimizer holds state that no save would contain.
         """
         if self.poisoned:
             raise StateError(f"{self.poisoned}; it is not saved")

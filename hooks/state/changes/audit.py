@@ -33,8 +33,9 @@ log = logging.getLogger("spotguard")
 #: The number of early boundaries, and the share of a step that slices may take: at the early ones, and at all later
 #: ones. The shares are a tenth below the 2 % and 0.1 % that docs/concepts.md promises.
 _EARLY, _EARLY_SHARE, _SHARE = 200, 0.018, 0.0009
-#: Seconds that `turn` and `look` take at a boundary without a slice, after a step of 0.1 GB that emptied the caches
-#: (2 µs after a short step). The later share pays for them, but at least half of that share stays with the slices.
+#: Seconds that `turn` and `look` take at a boundary without a slice: after a step of 0.1 GB, which emptied the
+#: caches. After a short step they take 2 µs. The later share pays for them, but at least half of that share stays
+#: with the slices.
 _CALLS = 9e-6
 #: Seconds that an early boundary may always take, however short the step. So a job with steps of 1 ms is audited too.
 _EARLY_LEAST = 100e-6
@@ -150,7 +151,7 @@ def _runs_on(sizes: Sequence[int], shape: Sequence[int]) -> bool:
 class Audit:
     """The slices and references of one training process.
 
-    The training thread uses it. The saver thread calls `look` too, while the gate is shut.
+    The training thread uses it. The thread that saves calls `look` too, while the gate is shut.
 
     Args:
         now: returns monotonic seconds.
@@ -250,7 +251,8 @@ class Audit:
         """Compare the slice of the last boundary, before the first change after it or while the gate is shut.
 
         Args:
-            wait: wait for a device's comparison, which is otherwise read at a later call. Set it on the saver thread.
+            wait: wait for a device's comparison, which is otherwise read at a later call. Set it on the thread that
+                saves.
 
         Returns:
             A description of the edit; "" if none was found.

@@ -118,7 +118,9 @@ class _Rows(_Kept):
 
 
 def _sums(flat: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the words of each block, the sum of all words weighted by their place in the block, and the
+    """Return three kinds of sums of the bytes, as one tensor.
+
+    They are the sum of the words of each block, the sum of all words weighted by their place in the block, and the
     sum of the bytes after the last word.
     """
     words = flat.numel() // 8

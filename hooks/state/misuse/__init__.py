@@ -1,1 +1,3 @@
-"""Training loops that would be saved wrongly: `step()` in the wrong place, optimizers that nobody registered."""
+"""Training loops that would be saved wrongly: `guard.step()` in the wrong place, or optimizers that are not
+registered.
+"""

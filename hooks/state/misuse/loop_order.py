@@ -1,8 +1,9 @@
-"""Where `guard.step()` stands in a training loop: told from the order of the first boundaries and optimizer steps.
+"""The place of `guard.step()` in a training loop, derived from the order of the first boundaries and optimizer steps.
 
-Order alone does not tell. `guard.step()` at the top of the loop gives boundary, step, boundary, step; so does a sound loop
-whose first step a GradScaler skipped. So two things must agree before anything is said: the first turn lacks an optimizer
-that every later turn has, and in the function that makes both calls that optimizer's step comes after `guard.step()`.
+Order alone is not enough. `guard.step()` at the top of the loop gives boundary, step, boundary, step. A correct loop
+gives the same if a GradScaler skipped its first step. So two facts must agree before a warning. The first turn lacks
+an optimizer that every later turn has. And the function that makes both calls has that optimizer's step after
+`guard.step()`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-#: Turns that are compared: the first one, and those that show what a usual turn is.
+#: Turns that are compared: the first one, and those that show the usual turn.
 TURNS = 4
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class CallSite(NamedTuple):
-    """A function that is running, and how far it has come."""
+    """A function on the call stack, and the place that it has reached."""
 
     code: CodeType
-    #: Of the instruction in its bytecode.
+    #: The offset of the current instruction in the bytecode.
     offset: int
     line: int
 
@@ -31,24 +32,24 @@ class CallSite(NamedTuple):
         return f"{os.path.basename(self.code.co_filename)}:{self.line}"
 
 
-#: From the outermost function to the innermost.
+#: Call sites from the outermost function to the innermost.
 CallPath = tuple[CallSite, ...]
 
 
 def call_path(frame: FrameType | None) -> CallPath:
-    """The functions that led to this frame."""
-    found = []
+    """Return the functions that led to this frame."""
+    sites = []
     while frame is not None:
-        found.append(CallSite(frame.f_code, frame.f_lasti, frame.f_lineno or 0))
+        sites.append(CallSite(frame.f_code, frame.f_lasti, frame.f_lineno or 0))
         frame = frame.f_back
-    return tuple(reversed(found))
+    return tuple(reversed(sites))
 
 
 def common(one: CallPath, other: CallPath) -> tuple[CallSite, CallSite] | None:
-    """The place of each call in the function that makes both; None where no one function says which comes first."""
+    """Return the place of each call in the function that makes both; None if no single function determines the order."""
     for at, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine != theirs:
-            # A generator is entered at one place of its caller and goes on at another of its own.
+            # A generator is entered at one place of its caller and continues at another place of its own.
             entered = [path[at + 1].code.co_flags for path in (one, other) if at + 1 < len(path)]
             if mine.code is not theirs.code or any(flags & _RESUMED for flags in entered):
                 return None
@@ -58,11 +59,11 @@ def common(one: CallPath, other: CallPath) -> tuple[CallSite, CallSite] | None:
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """`guard.step()` comes before an optimizer's step of the same turn."""
+    """A `guard.step()` that comes before an optimizer's step of the same turn."""
 
-    #: The optimizers that step after it.
+    #: The optimizers that step after `guard.step()`.
     after: frozenset[int]
-    #: Whether others step before it.
+    #: Whether other optimizers step before it.
     between: bool
     boundary: str
     step: str
@@ -71,7 +72,7 @@ class Misplaced:
 class LoopOrder:
     """The first turns after a restore. A turn ends with a boundary.
 
-    Optimizers go by a number that is theirs for as long as these turns last.
+    Each optimizer has a number that stays its own during these turns.
     """
 
     def __init__(self) -> None:
@@ -80,15 +81,17 @@ class LoopOrder:
 
     @property
     def done(self) -> bool:
-        """Whether enough was seen: what follows changes nothing."""
+        """Return whether enough turns were seen. Later turns do not change the result."""
         return len(self._boundaries) >= TURNS
 
     def stepped(self, optimizer: int, path: CallPath) -> None:
-        """An optimizer's first step of this turn."""
+        """Record an optimizer's first step of this turn."""
         self._turns[-1].setdefault(optimizer, path)
 
     def boundary(self, path: CallPath) -> Misplaced | None:
-        """The turn is over. Returns what is wrong with the loop, when enough was seen, and None where nothing is."""
+        """End the turn. Return the mistake of the loop once enough turns were seen; None before that, and if there is
+        none.
+        """
         self._boundaries.append(path)
         if self.done:
             return self._judge()

@@ -1,11 +1,11 @@
-"""What a training loop does wrong with `guard.step()` and its optimizers, seen by torch's hook on all optimizers' steps.
+"""Misuse of `guard.step()` and of optimizers in a training loop, detected by torch's hook on all optimizers' steps.
 
-The monitor counts steps since the last boundary, knows which optimizers are registered, and which parameters are. It
-changes nothing: it warns once by case, says what is wrong for `status`, `doctor` and `drill`, and names the registered
-optimizers whose moments are not those of the training any more.
+The monitor counts steps since the last boundary, and knows the registered optimizers and parameters. It changes
+nothing. It warns once per case, and reports the misuse to `status`, `doctor` and `drill`. It also names each
+registered optimizer whose moments training no longer uses.
 
-A usual step costs one call, a look into a set and an addition. Clocks, names and call stacks are asked for in the first
-turns after a restore, and where something is out of the ordinary.
+A usual step costs one call, a lookup in a set and an addition. The monitor reads clocks, names and call stacks only
+in the first turns after a restore, and in unusual cases.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from .unregistered import UnregisteredOptimizer, few, holds
 
 log = logging.getLogger("spotguard")
 
-#: Without a boundary so many optimizer steps, and so many seconds, are remarkable.
+#: Optimizer steps and seconds without a boundary, both of which together cause a warning.
 _STEPS, _SECONDS = 20, 30.0
-#: With so many a loop goes on past where its first boundary belongs.
+#: Optimizer steps without a first boundary, after which the loop has passed the place where that boundary belongs.
 _SEVERAL = 2
-#: After the first boundary, so many times the most steps that any turn had.
+#: After the first boundary the limit of steps is this many times the most steps of any turn.
 _TIMES = 10
-#: Turns in which one unregistered optimizer steps: what lives for one turn (an inner loop's, an evaluation's) leaves nothing
-#: behind. One that steps nothing registered may be anybody's, and has a turn more.
+#: Turns in which an unregistered optimizer must step before a warning. An optimizer that lives for one turn (an inner
+#: loop's, an evaluation's) leaves no state behind. An optimizer that steps no registered tensor may belong to other
+#: code, so it gets one turn more.
 _TURNS, _TURNS_ELSEWHERE = 2, 3
 
 NEVER = (
@@ -65,18 +66,18 @@ DEAD = (
     "the registered optimizer %r no longer steps, and %s in its place: checkpoints lack the moments; change %r itself "
     "(param_groups, state), or register all optimizers before training begins"
 )
-#: What is wrong, the worst first.
+#: The cases of misuse, the worst first.
 _CASES = ("unmarked", "dead", "order", "unregistered")
 
 
 class StepMonitor:
-    """Of one guard. `begin` and `close` frame its life; nothing is hooked outside of it.
+    """The misuse detector of one guard. It hooks optimizers only between `begin` and `close`.
 
     Args:
-        values: what is registered, by name.
-        optimizers: the optimizers that are saved, by name; where wrappers are registered, what these lead to.
-        now: monotonic seconds.
-        save_at_boundaries: called with the reason when a registered tensor changes outside of a registered optimizer's
+        values: the registered values, by name.
+        optimizers: the saved optimizers, by name; for a registered wrapper, the optimizers inside it.
+        now: returns monotonic seconds.
+        save_at_boundaries: called with the reason when a registered tensor changes outside a registered optimizer's
             step.
     """
 
@@ -92,66 +93,68 @@ class StepMonitor:
         self._save_at_boundaries = save_at_boundaries
         self._lock = threading.Lock()
         self._handle: RemovableHandle | None = None
-        #: Registered optimizers by id, and those that lie in a registered object: held, so that no id is taken anew.
+        #: Registered optimizers by id, and those inside a registered object. The references keep their ids from being
+        #: reused.
         self._registered = {id(each): (name, each) for name, each in optimizers.items()}
         for name, value in values.items():
             if isinstance(value, Optimizer) and not holds(value, self._registered.keys()):
                 self._registered[id(value)] = (name, value)
-        #: ids of the optimizers whose steps are only counted.
+        #: The ids of the optimizers whose steps the monitor only counts.
         self._quiet: frozenset[int] = frozenset()
         self._others: dict[int, UnregisteredOptimizer] = {}
-        #: Of this turn: the ids of those that stepped, and the unregistered among them.
+        #: The ids of the optimizers that stepped in this turn, and the unregistered ones among them.
         self._stepped: set[int] = set()
         self._beside: dict[int, UnregisteredOptimizer] = {}
-        #: Whether the end of this turn is looked at.
+        #: Whether the monitor checks the end of this turn.
         self._alert = True
         self._order: LoopOrder | None = None
-        #: The most steps that a turn had, and the steps of this one at which the clock is asked.
+        #: The most steps of any turn, and the step count of this turn at which the monitor reads the clock.
         self._most, self._look_at = 0, _STEPS
-        #: Monotonic seconds from which time counts that goes by without a boundary. None: from the next look on.
+        #: Monotonic seconds at which the time without a boundary begins. None: it begins at the next clock reading.
         self._since: float | None = None
         self._restored = False
         self._warned: set[str] = set()
         self._misuse: dict[str, str] = {}
-        #: Optimizer steps since the last boundary; since training began, before the first.
+        #: Optimizer steps since the last boundary; before the first boundary, since training began.
         self.steps = 0
-        #: Whether there was a boundary since training began.
+        #: Whether training has reached a boundary since it began.
         self.marked = False
-        #: Registered optimizers by name that step no more while others train their parameters, and why that is so. As of the
-        #: last boundary. Any thread.
+        #: The reason by name for each registered optimizer that no longer steps while another trains its parameters.
+        #: It is as of the last boundary. Any thread may read it.
         self.dead: Mapping[str, str] = {}
 
     def begin(self) -> None:
-        """See every optimizer step of this process from now on."""
+        """Watch every optimizer step of this process from now on."""
         self._since = self._now()
         self._handle = register_optimizer_step_pre_hook(self._on_step)
 
     def close(self) -> None:
-        """See none any more. Also in a forked child, whose steps are nobody's business."""
+        """Stop watching steps. A forked child calls this too, because its steps are not the guarded training's."""
         self._alert = False
         if self._handle is not None:
             self._handle.remove()
 
     @property
     def misuse(self) -> str:
-        """What is wrong with how the loop uses spotguard, and what to do about it, with a semicolon between; "" where
-        nothing is. The worst alone. Any thread."""
+        """Return the worst misuse of spotguard in the loop and its remedy, separated by a semicolon; "" if there is
+        none. Any thread may call it.
+        """
         return next((what for case in _CASES if (what := self._misuse.get(case))), "")
 
     @property
     def unmarked(self) -> str:
-        """Why no boundary is to be waited for; "" where there may come one. Any thread."""
+        """Return why no boundary can be expected; "" if one may still come. Any thread may call it."""
         early = NEVER if self._restored and not self.marked and self.steps >= _SEVERAL else ""
         return self._misuse.get("unmarked") or early
 
     def position(self) -> dict[str, Any]:
-        """For a `Position`. Any thread."""
+        """Return the fields for a `Position`. Any thread may call it."""
         return {"unmarked_steps": self.steps, "marked": self.marked, "misuse": self.misuse}
 
     # --- the training thread ---
 
     def restored(self) -> None:
-        """Training begins, or goes back."""
+        """Start anew: training begins, or returns to an earlier step."""
         with self._lock:
             self._restored, self.marked, self.steps = True, False, 0
             self._since, self._look_at = self._now(), max(_STEPS, _TIMES * self._most)
@@ -160,7 +163,7 @@ class StepMonitor:
             self._order, self._alert, self._quiet = LoopOrder(), True, frozenset()
 
     def boundary(self) -> None:
-        """A turn is over: called from `guard.step()`."""
+        """End a turn. `guard.step()` calls this."""
         if self._alert:
             self._guarded(self._end_turn)
         if self.steps > self._most:
@@ -170,7 +173,7 @@ class StepMonitor:
         self._stepped.clear()
 
     def _on_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Before each step of any optimizer, on whatever thread."""
+        """Count a step, before any optimizer makes it. Any thread may make the step."""
         key = id(optimizer)
         if key in self._quiet:
             self._stepped.add(key)
@@ -183,7 +186,7 @@ class StepMonitor:
         try:
             with self._lock:
                 what(*values)
-        except Exception:  # a mistake of ours must not end the training that it looks at
+        except Exception:  # a fault of the monitor must not end the training that it watches
             self.close()
             log.exception("spotguard failed inside; please report this")
 
@@ -194,7 +197,7 @@ class StepMonitor:
             if key not in self._registered and not self._trains_ours(optimizer, key):
                 return
             if self._order is not None and key not in self._stepped:
-                # This function, `_guarded`, `_on_step`; then torch.
+                # Skip this function, `_guarded` and `_on_step`; the next frame is torch's.
                 self._order.stepped(key, call_path(sys._getframe(3)))
             self._stepped.add(key)
             self.steps += 1
@@ -202,7 +205,7 @@ class StepMonitor:
             self._ask_the_clock()
 
     def _trains_ours(self, optimizer: Optimizer, key: int) -> bool:
-        """Whether this unregistered optimizer's step is one of the guarded training."""
+        """Return whether this unregistered optimizer's step belongs to the guarded training."""
         other = self._others.get(key)
         if other is None or other.ref() is not optimizer:
             other = self._others[key] = self._meet(optimizer, key)
@@ -231,10 +234,10 @@ class StepMonitor:
             self._look_at = self.steps + _STEPS
             return
         self._look_at = sys.maxsize
-        what = STOPPED if self.marked else NEVER if self._restored else NEITHER
-        self._misuse["unmarked"] = what
-        if self._first(what):
-            log.warning("%d optimizer steps without a boundary: %s", self.steps, what)
+        message = STOPPED if self.marked else NEVER if self._restored else NEITHER
+        self._misuse["unmarked"] = message
+        if self._first(message):
+            log.warning("%d optimizer steps without a boundary: %s", self.steps, message)
 
     def _first(self, case: str) -> bool:
         seen = case in self._warned
@@ -255,7 +258,7 @@ class StepMonitor:
         self._look_for_dead(beside)
         self._look_for_unregistered(beside)
         if self._order is not None:
-            # This function, `_guarded`, `boundary`; then `guard.step()`.
+            # Skip this function, `_guarded` and `boundary`; the next frame is `guard.step()`.
             if (misplaced := self._order.boundary(call_path(sys._getframe(3)))) is not None:
                 self._misplaced(misplaced)
             if self._order.done:
@@ -282,7 +285,7 @@ class StepMonitor:
         for other in beside:
             other.turns += 1
             if not other.owners.isdisjoint(self.dead):
-                continue  # that says more
+                continue  # the message for a dead optimizer tells more
             if other.turns >= (_TURNS if other.names else _TURNS_ELSEWHERE) and not other.warned:
                 other.warned = True
                 (ours if other.names else elsewhere).append(other.words)
@@ -293,16 +296,16 @@ class StepMonitor:
         if elsewhere and self._first("elsewhere"):
             log.warning(ELSEWHERE, few(elsewhere))
 
-    def _misplaced(self, found: Misplaced) -> None:
-        if found.between:
-            who = [self._name(key) for key in found.after]
-            values: tuple[str, ...] = (found.boundary, " and ".join(sorted(who)), found.step)
-            what = BETWEEN
+    def _misplaced(self, misplaced: Misplaced) -> None:
+        if misplaced.between:
+            names = [self._name(key) for key in misplaced.after]
+            values: tuple[str, ...] = (misplaced.boundary, " and ".join(sorted(names)), misplaced.step)
+            message = BETWEEN
         else:
-            values, what = (found.boundary, found.step), TOP
-        self._misuse["order"] = what % values
-        if self._first(what):
-            log.warning(what, *values)
+            values, message = (misplaced.boundary, misplaced.step), TOP
+        self._misuse["order"] = message % values
+        if self._first(message):
+            log.warning(message, *values)
 
     def _name(self, key: int) -> str:
         if key in self._registered:
@@ -316,7 +319,7 @@ class StepMonitor:
             self._misuse.pop(case, None)
 
 
-# The moment at which a registered optimizer changes something, and the moment at which it has.
+# Hooks before and after each change that a registered optimizer makes.
 
 
 def hook(
@@ -324,11 +327,14 @@ def hook(
     before_change: Callable[[FrameType], object],
     after_change: Callable[[FrameType], object],
 ) -> list[RemovableHandle]:
-    """Have `before_change` called before this optimizer changes anything, and `after_change` when its step is over, until
-    the handles are removed. Both are given the frame that runs the step; a step that raises ends without `after_change`.
+    """Call `before_change` before this optimizer changes anything, and `after_change` when its step is over.
 
-    A closure (LBFGS, Lightning) runs forward and backward inside `step()`: there the state changes only after
-    the closure has run once, so the gate is passed at that moment and not before.
+    Both get the frame that runs the step. A step that raises ends without `after_change`. A closure (LBFGS,
+    Lightning) runs forward and backward inside `step()`. There the state changes only after the closure has run once,
+    so the step passes the gate at that moment and not earlier.
+
+    Returns:
+        The handles of the hooks, for their removal.
     """
 
     def pre_hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -340,7 +346,7 @@ def hook(
 
         def gated() -> Any:
             loss = closure()
-            before_change(frame)  # nothing the second time: the state is dirty until the boundary
+            before_change(frame)  # has no effect the second time: the state is dirty until the boundary
             return loss
 
         if len(args) > 1:

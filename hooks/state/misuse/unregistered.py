@@ -1,4 +1,4 @@
-"""Optimizers that nobody registered: what each of them trains, and whether a registered object answers for it."""
+"""Optimizers that are not registered: which tensors each one trains, and whether a registered object saves it."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..parts.module import unwrap
 
-#: Names in a message.
+#: The most names in a message.
 _FEW = 2
-#: How far, and among how many objects, an optimizer is looked for inside of what is registered. What is longer than the
-#: last holds data.
+#: Limits of the search for an optimizer inside registered values: depth, and number of objects. A container longer
+#: than the last limit holds data and is skipped.
 _DEPTH, _OBJECTS, _LONG = 3, 2000, 200
 
 
 class UnregisteredOptimizer:
-    """An optimizer of this process that nobody registered, and what it trains."""
+    """An optimizer of this process that is not registered, and the tensors that it trains."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.ref = weakref.ref(optimizer)
         self.cls = type(optimizer).__qualname__
-        #: Registered tensors that it steps, and how many others.
+        #: The registered tensors that the optimizer steps, and the number of its other tensors.
         self.names: tuple[str, ...] = ()
         self.others = 0
-        #: Registered optimizers that have one of its parameters.
+        #: The registered optimizers that have one of its parameters.
         self.owners: frozenset[str] = frozenset()
         self.turns = 0
         self.warned = False
-        #: It belongs to a registered object, or is a wrapper around one.
+        #: Whether the optimizer belongs to a registered object, or wraps a registered optimizer.
         self.ignored = False
         self._count = -1
 
     def follow(
         self, optimizer: Optimizer, values: Mapping[str, Any], registered: Iterable[tuple[str, Optimizer]]
     ) -> None:
-        """Take its parameters as they are now.
+        """Take the optimizer's parameters as they are now.
 
         Args:
-            values: what is registered, by name.
-            registered: the optimizers of that, each under the name that answers for it.
+            optimizer: the optimizer that this object describes.
+            values: the registered values, by name.
+            registered: the optimizers among them, each with the name that it is saved under.
         """
         names = _names(values)
         owners: dict[str, set[int]] = {}
@@ -67,10 +68,10 @@ class UnregisteredOptimizer:
         return f"{self.cls} trains {few(self.names)}"
 
 
-def few(words: Iterable[str]) -> str:
-    found = [*words]
-    more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
-    return ", ".join(found[:_FEW]) + more
+def few(items: Iterable[str]) -> str:
+    names = [*items]
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(names[:_FEW]) + more
 
 
 def _params(optimizer: Optimizer) -> Iterator[int]:
@@ -78,7 +79,9 @@ def _params(optimizer: Optimizer) -> Iterator[int]:
 
 
 def _names(values: Mapping[str, Any]) -> dict[int, str]:
-    """By id, registered parameters and tensors. Not to be kept: ids of tensors that are gone may be anybody's."""
+    """Return the names of registered parameters and tensors, by id. Do not keep the result: another tensor may reuse
+    the id of one that is gone.
+    """
     names: dict[int, str] = {}
     for name, value in values.items():
         if isinstance(value, nn.Module):
@@ -89,8 +92,11 @@ def _names(values: Mapping[str, Any]) -> dict[int, str]:
 
 
 def holds(root: object, wanted: Set[int]) -> bool:
-    """Whether an object with a state of its own has one of these optimizers in it, by plain attributes: then its own
-    words, or a wrapper's steps, stand for it. A scheduler's and a module's do not: they do not save it."""
+    """Return whether an object with its own state holds one of these optimizers in plain attributes.
+
+    Then the object's own `state_dict()`, or a wrapper's steps, stand for the optimizer. The search skips schedulers
+    and modules: they do not save an optimizer.
+    """
     layer, seen = [root], {id(root)}
     for _ in range(_DEPTH):
         below = [each for value in layer for each in _inside(value)]
@@ -103,7 +109,7 @@ def holds(root: object, wanted: Set[int]) -> bool:
     return False
 
 
-#: Not looked into.
+#: Types that the search does not enter.
 _OPAQUE = (
     torch.Tensor,
     nn.Module,
@@ -123,7 +129,7 @@ def _inside(value: object) -> Iterable[object]:
         return value.values() if isinstance(value, dict) else value
     if isinstance(value, _OPAQUE):
         return ()
-    held = getattr(value, "__dict__", {})
-    if isinstance(value, Optimizer):  # its moments are many, and no optimizers
-        return [each for name, each in held.items() if name not in ("state", "param_groups")]
-    return list(held.values())
+    attributes = getattr(value, "__dict__", {})
+    if isinstance(value, Optimizer):  # the moments are many, and contain no optimizers
+        return [each for name, each in attributes.items() if name not in ("state", "param_groups")]
+    return list(attributes.values())

@@ -1,8 +1,10 @@
-"""Which part of a tensor one rank of a mesh holds: pure arithmetic, and so the same on every rank for every rank.
+"""Which part of a tensor one rank of a mesh holds. This is pure arithmetic, so every rank computes the same answer
+for every rank.
 
-DTensor cuts from left to right: each mesh dimension cuts what those before it have left. `Shard` cuts as `torch.chunk`
-does. `_StridedShard` cuts in pieces first and each piece among the ranks: so fully_shard says of a weight that tensor
-parallel had cut before that the rank's rows are not where left to right would put them.
+DTensor cuts from left to right: each mesh dimension cuts the part that the dimensions before it have left. `Shard`
+cuts as `torch.chunk` does. `_StridedShard` first cuts into pieces, and then cuts each piece among the ranks.
+`fully_shard` uses it for a weight that tensor parallel has already cut: the rank's rows are then not where a
+left-to-right cut would put them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from ...checkpoint.format.boxes import Box
 
-#: Rows [start, end) of a dimension, in order: what one rank holds of it.
+#: Rows [start, end) of a dimension that one rank holds, in order.
 Rows = tuple[tuple[int, int], ...]
 
 
@@ -22,20 +24,21 @@ class MeshCut:
 
     #: The tensor's dimension.
     dim: int
-    #: Pieces that are cut each by itself: 1 for `Shard`, the split factor for `_StridedShard`.
+    #: The number of pieces that are cut separately: 1 for `Shard`, the split factor for `_StridedShard`.
     pieces: int = 1
 
 
 def box(
     shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cuts: Sequence[MeshCut | None]
 ) -> Box | None:
-    """The part of the rank at `coordinate`; None where it is no box, but rows from here and there.
+    """Return the part of the rank at `coordinate`; None if its rows are not contiguous, so that the part is not a
+    box.
 
     Args:
-        shape: the whole tensor's.
-        mesh: ranks along each dimension of the mesh.
-        coordinate: the rank's place in it.
-        cuts: for each dimension of the mesh; None where it holds replicas.
+        shape: the shape of the global tensor.
+        mesh: the number of ranks along each dimension of the mesh.
+        coordinate: the rank's place in the mesh.
+        cuts: the cut of each dimension of the mesh; None for a dimension of replicas.
     """
     held: list[Rows] = [((0, size),) for size in shape]
     for ranks, at, cut in zip(mesh, coordinate, cuts, strict=True):
@@ -59,7 +62,7 @@ def _strided(rows: Rows, ranks: int, at: int, pieces: int) -> Rows:
 
 
 def _chunk(rows: Rows, chunks: int, index: int) -> Rows:
-    """One of the chunks that `torch.chunk` makes of these rows: the last ones may be small, or empty."""
+    """Return one of the chunks that `torch.chunk` makes of these rows. The last chunks may be small, or empty."""
     count = sum(end - start for start, end in rows)
     size = -(-count // chunks)
     first, last = min(count, index * size), min(count, (index + 1) * size)

@@ -1,9 +1,10 @@
-"""What DistributedDataParallel declares: which ranks hold the same parameters, and who says what a buffer is.
+"""The replicas that DistributedDataParallel declares: which ranks hold the same parameters, and whose buffers are the
+job's.
 
-Its buffers are not split among the ranks as its parameters are: BatchNorm's statistics differ between replicas, and
-before each forward all of them take those of the group's first rank. So that rank's are the job's, and it alone writes
-them. Where they are not broadcast (`broadcast_buffers=False`, or a name in `_ddp_params_and_buffers_to_ignore`) nobody
-declares anything: each rank has its own.
+DDP does not treat its buffers as it treats its parameters. BatchNorm's statistics differ between replicas, and before
+each forward all replicas take those of the group's first rank. So that rank's buffers are the job's, and it alone
+writes them. If DDP does not broadcast a buffer (`broadcast_buffers=False`, or a name in
+`_ddp_params_and_buffers_to_ignore`), nothing is declared for it: each rank has its own.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from ....providers.errors import StateError
 from .dtensor import DeclaredReplicas
 
-#: By the id of a tensor.
+#: Declarations by the id of a tensor.
 Declared = dict[int, DeclaredReplicas]
 
 
 def declared(module: nn.Module) -> Declared:
-    """What the wrappers in and around a module say of its tensors.
+    """Return what the wrappers in and around a module declare of its tensors.
 
     Raises:
-        StateError: a wrapper that keeps its shards where nobody can name them.
+        StateError: a wrapper hides where its shards are in the global tensor.
     """
     found: Declared = {}
     for each in module.modules():
@@ -35,7 +36,7 @@ def declared(module: nn.Module) -> Declared:
 def _ask(wrapper: DistributedDataParallel, found: Declared) -> None:
     group = torch.distributed.get_process_group_ranks(wrapper.process_group)
     if len(group) == 1:
-        return  # alone: it has its own
+        return  # a group of one rank shares nothing
     ranks, first = tuple(sorted(group)), (group[0],)
     ignored = set(wrapper.parameters_to_ignore)
     for name, parameter in wrapper.module.named_parameters():

@@ -1,8 +1,11 @@
-"""What a rank holds of a tensor that lies on several: its local shard, where that lies in the whole, and who holds the
-same. Asked of the DTensor's own mesh and placements: nothing is sent, and no other rank is waited for.
+"""The part of a distributed tensor that a rank holds: its local shard, the shard's place in the global tensor, and
+the ranks that hold the same.
 
-A tensor that is no DTensor says nothing of other ranks. It is shared where somebody declared it (DistributedDataParallel),
-and else this rank's alone, under a name of its own: equal names of several ranks are one tensor.
+The answer comes from the DTensor's own mesh and placements, with no message and no wait for another rank.
+
+A tensor that is not a DTensor tells nothing about other ranks. If a wrapper declares it (DistributedDataParallel),
+several ranks share it. Otherwise it belongs to this rank alone, under a private name, because equal names on several
+ranks mean one tensor.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-#: What no DTensor is: asked first, for nearly all are of these.
+#: Types that are never DTensors. They are checked first, because nearly all tensors have one of them.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
 class RankOf:
-    """Which of the job's processes this is."""
+    """This process's rank, and the number of ranks in the job."""
 
     rank: int = 0
     world: int = 1
@@ -38,29 +41,30 @@ class RankOf:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredReplicas:
-    """What is declared of a plain tensor that several ranks have."""
+    """The declaration for a plain tensor that several ranks have."""
 
-    #: All of them, in order.
+    #: All ranks that have the tensor, in order.
     group: tuple[int, ...]
-    #: Those whose bytes are the tensor's. Fewer than the group: the others have what one of these had a while ago.
+    #: The ranks whose bytes are the tensor's. If they are fewer than the group, the other ranks hold an older copy of
+    #: the bytes.
     holders: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """Where a local shard lies."""
+    """The place of a local shard in the global tensor."""
 
-    #: In the whole tensor; None where the whole of it is here.
+    #: The offsets in the global tensor; None if the whole tensor is here.
     offsets: tuple[int, ...] | None
     sizes: tuple[int, ...]
-    #: The ranks that hold the same bytes, in order; empty where this one does alone.
+    #: The ranks that hold the same bytes, in order; empty if this rank alone does.
     holders: tuple[int, ...]
-    #: All ranks of its mesh, in order.
+    #: All ranks of the tensor's mesh, in order.
     mesh: tuple[int, ...]
 
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
-    """Whether it is one, without loading what makes them."""
+    """Return whether the value is a DTensor, without importing DTensor's module."""
     if type(tensor) in _PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -68,28 +72,28 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor whose bytes lie here: a DTensor's local shard, and any other itself."""
+    """Return the tensor whose bytes are in this process: a DTensor's local shard, or a plain tensor itself."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def layout(tensor: DTensor) -> ShardLayout:
-    """Where its local shard lies.
+    """Return the place of a DTensor's local shard.
 
     Raises:
-        ValueError: the shard is none that a checkpoint can hold; says why.
+        ValueError: a checkpoint cannot hold such a shard; the message gives the reason.
     """
     spec = tensor._spec
     coordinate = spec.mesh.get_coordinate()
     if coordinate is None:
         raise ValueError("on a mesh that this rank is not part of")
-    found = _layout(spec.mesh, tuple(coordinate), tuple(spec.placements), tuple(tensor.shape))
-    here = tuple(tensor._local_tensor.shape)
-    if here != found.sizes:
-        raise ValueError(f"a shard of shape {list(here)} where its placements say {list(found.sizes)}")
-    order = getattr(spec, "shard_order", None)  # newer torch: cut in another order than left to right
+    expected = _layout(spec.mesh, tuple(coordinate), tuple(spec.placements), tuple(tensor.shape))
+    actual = tuple(tensor._local_tensor.shape)
+    if actual != expected.sizes:
+        raise ValueError(f"a shard of shape {list(actual)} where its placements say {list(expected.sizes)}")
+    order = getattr(spec, "shard_order", None)  # newer torch: may cut in another order than left to right
     if order is not None and any(list(each.mesh_dims) != sorted(each.mesh_dims) for each in order):
         raise ValueError("cut in an order of its own")
-    return found
+    return expected
 
 
 @lru_cache(maxsize=16384)
@@ -110,10 +114,14 @@ def _layout(
 
 
 def cut_of(placement: Any, dims: int) -> MeshCut | None:
-    """How one dimension of a mesh cuts a tensor of so many; None where it has copies.
+    """Return how one mesh dimension cuts a tensor; None for a dimension of replicas.
+
+    Args:
+        placement: the placement of that mesh dimension.
+        dims: the number of the tensor's dimensions.
 
     Raises:
-        ValueError: it is cut as no checkpoint can hold it.
+        ValueError: a checkpoint cannot hold a tensor with this placement.
     """
     if placement.is_replicate():
         return None
@@ -126,10 +134,10 @@ def cut_of(placement: Any, dims: int) -> MeshCut | None:
 
 @dataclass(frozen=True, slots=True)
 class TargetMemory:
-    """Where a tensor of an outline is to be read to."""
+    """The memory that a tensor of an outline is read into."""
 
     outline: torch.Tensor
-    #: What the restored tree has in its place. A DTensor: its local shard is filled.
+    #: The tensor in the restored tree. For a DTensor the restore fills its local shard.
     tensor: torch.Tensor
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
@@ -138,7 +146,13 @@ class TargetMemory:
     def of(
         cls, outline: torch.Tensor, tensor: torch.Tensor, bytes_of: torch.Tensor | None = None
     ) -> TargetMemory:
-        """The whole of the tensor, or the shard of it that lies here; read into `bytes_of`, if that is not its own."""
+        """Return the target for a whole tensor, or for the shard of it that is here.
+
+        Args:
+            outline: the tensor of the outline.
+            tensor: the live tensor.
+            bytes_of: the memory to read into, if it is not the tensor's own.
+        """
         into = tensor if bytes_of is None else bytes_of
         if not is_dtensor(tensor):
             return cls(outline, into)
@@ -157,32 +171,35 @@ def leaf(
     still: bool = False,
     tier: Tier = Tier.WEIGHTS,
 ) -> StateTensor:
-    """The leaf of a tensor of the state.
+    """Return the state tensor for a live tensor.
 
     Args:
-        name: what it is called in a checkpoint, if others may hold it too.
-        tensor: the live one.
-        declared: who has it too, where somebody says so of a plain tensor.
-        span: the ranks that its module lies on. One that lies on fewer (a norm that tensor parallel left alone, and
-            fully_shard cut for each tensor rank anew) is there several times, and nobody declares those to be the
-            same: it bears the number of its first rank.
-        read_from: the memory that is read; else the tensor's own.
+        name: its name in a checkpoint, if other ranks may hold it too.
+        tensor: the live tensor.
+        ranks: this process's rank, and the number of ranks.
+        declared: the ranks that have the tensor too, if a wrapper declares them for a plain tensor.
+        span: the ranks of the tensor's module. A tensor on fewer ranks exists several times, and nothing declares
+            these copies equal. An example is a norm that tensor parallel left alone, and that fully_shard cut once
+            per tensor rank. Such a tensor's name carries the number of its first rank.
+        read_from: the memory that a save reads; by default the tensor's own.
+        still: whether the bytes cannot change while the gate is shut.
+        tier: the tensor's tier.
 
     Raises:
-        StateError: no checkpoint can hold what this rank holds of it.
+        StateError: a checkpoint cannot hold this rank's part of the tensor.
     """
     memory = local(tensor) if read_from is None else read_from
     if is_dtensor(tensor):
         try:
-            lies = layout(tensor)
+            place = layout(tensor)
         except ValueError as error:
             raise StateError(
                 f"{name} is {error}, which cannot be saved; shard it by fully_shard or parallelize_module, "
                 "or leave it out"
             ) from error
-        name = _named(name, lies.mesh, span)
-        shape = None if lies.offsets is None else tuple(tensor.shape)
-        return StateTensor(name, memory, still, tier, lies.offsets, shape, lies.holders, lies.mesh)
+        name = _named(name, place.mesh, span)
+        shape = None if place.offsets is None else tuple(tensor.shape)
+        return StateTensor(name, memory, still, tier, place.offsets, shape, place.holders, place.mesh)
     if ranks.world == 1:
         return StateTensor(name, memory, still, tier)
     if declared is None:
@@ -192,10 +209,10 @@ def leaf(
 
 
 def group(tensor: torch.Tensor, declared: DeclaredReplicas | None) -> tuple[int, ...]:
-    """The ranks that a tensor lies on, as far as anybody says; in order.
+    """Return the ranks that hold a part of the tensor, in order, as far as its mesh or a wrapper declares them.
 
     Raises:
-        ValueError: no checkpoint can hold what this rank holds of it.
+        ValueError: a checkpoint cannot hold this rank's part of the tensor.
     """
     if is_dtensor(tensor):
         return layout(tensor).mesh

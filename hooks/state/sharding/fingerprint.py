@@ -1,4 +1,4 @@
-"""What ranks that hold the same must agree on before they write it in turns: that it is the same. Pure, of leaves alone."""
+"""Checks that replicas agree, before the ranks that hold them divide the writing. Pure functions of state tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from ...checkpoint.format.crc import crc32
 from ..memory_access import copyable
 from ..tensor_item import StateTensor
 
-#: Bytes that are read between two looks at whether they are still wanted.
+#: Bytes read between two calls of `look`, which can end the reading.
 _PIECE = 64 * 2**20
 
 
 def fingerprint(leaves: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
-    """By the ranks that hold the same: a hash over what that is (names, types, shapes, places; no bytes), in order. Equal
-    on all of them, or they would deal it out among themselves in different ways."""
+    """Return, by the ranks that hold the same tensors, a hash of those tensors' names, types, shapes and offsets, in
+    order.
+
+    The hash covers no bytes of the tensors. It must be equal on all of these ranks; otherwise they would divide the
+    writing in different ways.
+    """
     lines: dict[tuple[int, ...], list[str]] = {}
     for leaf in leaves:
         if len(leaf.holders) > 1:
@@ -37,16 +41,21 @@ def fingerprint(leaves: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
 
 
 def alone(leaves: Iterable[StateTensor], rank: int) -> bool:
-    """Whether this rank has tensors that no other one has: if it dies, they are lost. (Generators and other extras are each
-    rank's own, and are lost with it.)"""
+    """Return whether this rank has tensors that no other rank has: if the rank dies, they are lost.
+
+    (Generators and other extras belong to each rank alone, and are always lost with it.)
+    """
     return any(leaf.tensor.numel() and leaf.holders in ((), (rank,)) for leaf in leaves)
 
 
 def digests(leaves: Iterable[StateTensor], rank: int, look: Callable[[], object] = int) -> dict[str, int]:
-    """The CRC32 of all that others hold too, by what it is: the name, and where it lies in the whole. Reads every byte.
+    """Return the CRC32 of each tensor that other ranks hold too, by its name and its offsets. This reads every byte
+    of them.
 
     Args:
-        look: called before each 64 MiB; what it raises ends the reading.
+        leaves: the state tensors, or copies of them.
+        rank: this process's rank.
+        look: called before each 64 MiB. If it raises, the reading ends with its exception.
     """
     return {
         leaf.name if leaf.offsets is None else f"{leaf.name} at {list(leaf.offsets)}": crc_of(
@@ -58,16 +67,20 @@ def digests(leaves: Iterable[StateTensor], rank: int, look: Callable[[], object]
 
 
 def drifted(digests: Sequence[Mapping[str, int]]) -> list[str]:
-    """What the replicas of several ranks should have in common and have not, in order."""
+    """Return, in order, the tensors that replicas on several ranks should share and that differ.
+
+    Args:
+        digests: the result of `digests` on each rank.
+    """
     first: dict[str, int] = {}
-    found: set[str] = set()
+    differing: set[str] = set()
     for held in digests:
-        found |= {name for name, digest in held.items() if first.setdefault(name, digest) != digest}
-    return sorted(found)
+        differing |= {name for name, digest in held.items() if first.setdefault(name, digest) != digest}
+    return sorted(differing)
 
 
 def crc_of(tensor: torch.Tensor, look: Callable[[], object] = int) -> int:
-    """Of all that lies here. `look` as for `digests`."""
+    """Return the CRC32 of all local bytes of a tensor. `look` has the same meaning as in `digests`."""
     flat = copyable(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
     crc = 0
     for piece in flat.split(_PIECE):

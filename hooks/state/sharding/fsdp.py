@@ -1,9 +1,9 @@
-"""Where `fully_shard` keeps the shards of a module while it computes.
+"""The place where `fully_shard` keeps a module's shards, also during forward and backward.
 
-In the module's own tables lie the shards only between steps, and not always then: in forward and backward the gathered
-weights lie there, and after an evaluation the root's stay. The shards are held by FSDP2 itself, by the same objects all
-along, and there they are asked for. (Its public word for it, `reshard`, takes the
-gathered ones away: right for a restore, and for nothing else.)
+The module's own tables hold the shards only between steps, and not always then. In forward and backward they hold the
+gathered weights. After an evaluation the root module's gathered weights stay there. FSDP2 itself always keeps the
+shards, in the same objects, so this module reads those. (FSDP2's public call, `reshard`, frees the gathered weights:
+that is right for a restore only.)
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from torch import nn
 
 from ....providers.errors import StateError
 
-#: The attribute of FSDP2's own record of a parameter.
+#: The attribute of FSDP2's own parameter record.
 SHARDED = "sharded_param"
 
 
 def shards(name: str, module: nn.Module) -> dict[tuple[int, str], dict[str, Any]]:
-    """(id of a module inside, parameter's name) -> the table that holds its shard, under `SHARDED`.
+    """Return the table that holds each sharded parameter, under the key `SHARDED`, by (id of the owning submodule,
+    parameter name).
 
     Args:
-        name: the module's, for an error.
-        module: perhaps sharded, or with parts that are.
+        name: the module's name, for an error.
+        module: a module that may be sharded or contain sharded parts.
 
     Raises:
-        StateError: it is wrapped by FSDP1, or this torch keeps them elsewhere.
+        StateError: FSDP1 wraps the module, or this torch keeps the shards elsewhere.
     """
-    found: dict[tuple[int, str], dict[str, Any]] = {}
-    one = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    two = sys.modules.get("torch.distributed.fsdp")
+    tables: dict[tuple[int, str], dict[str, Any]] = {}
+    fsdp1 = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    fsdp2 = sys.modules.get("torch.distributed.fsdp")
     for each in module.modules():
-        if one is not None and isinstance(each, one.FullyShardedDataParallel):
+        if fsdp1 is not None and isinstance(each, fsdp1.FullyShardedDataParallel):
             raise StateError(
                 f"{name} is wrapped by FullyShardedDataParallel, which gathers weights from all ranks to say what they "
                 "are; use fully_shard (FSDP2)"
             )
-        if two is not None and isinstance(each, two.FSDPModule):
+        if fsdp2 is not None and isinstance(each, fsdp2.FSDPModule):
             for record in _records(name, each):
                 info = record._module_info
                 table = vars(record)
@@ -47,15 +48,17 @@ def shards(name: str, module: nn.Module) -> dict[tuple[int, str], dict[str, Any]
                     (info.module, info.param_name),
                     *zip(info.shared_modules, info.shared_param_names, strict=True),
                 ):
-                    found[id(owner), key] = table
-    return found
+                    tables[id(owner), key] = table
+    return tables
 
 
 def let_go(module: nn.Module) -> None:
-    """Have forward gather the weights anew: those that an evaluation left behind are of before a restore. Nothing is sent."""
-    two = sys.modules.get("torch.distributed.fsdp")
+    """Make forward gather the weights again: those that an evaluation left behind predate the restore. No message is
+    sent.
+    """
+    fsdp2 = sys.modules.get("torch.distributed.fsdp")
     for each in module.modules():
-        if two is not None and isinstance(each, two.FSDPModule):
+        if fsdp2 is not None and isinstance(each, fsdp2.FSDPModule):
             each.reshard()
 
 
