@@ -120,8 +120,8 @@ class _Rows(_Kept):
 def _sums(flat: torch.Tensor) -> torch.Tensor:
     """Return three kinds of sums of the bytes, as one tensor.
 
-    They are the sum of the words of each block, the sum of all words weighted by their place in the block, and the
-    sum of the bytes after the last word.
+    The first are the sums of the words of each block. The second is the sum of all words, each weighted by its place
+    in its block. The third is the sum of the bytes after the last word.
     """
     words = flat.numel() // 8
     blocks = words // _WORDS

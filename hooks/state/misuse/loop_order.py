@@ -2,7 +2,7 @@
 
 Order alone is not enough. `guard.step()` at the top of the loop gives boundary, step, boundary, step. A correct loop
 gives the same if a GradScaler skipped its first step. So two facts must agree before a warning. The first turn lacks
-an optimizer that every later turn has. And the function that makes both calls has that optimizer's step after
+an optimizer that every later turn has. In the function that makes both calls, that optimizer's step comes after
 `guard.step()`.
 """
 

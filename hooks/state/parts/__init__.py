@@ -1,4 +1,4 @@
-"""One registered value each: a module, an optimizer, a loader, a generator, anything with `state_dict()`.
+"""One part for each registered value: a module, an optimizer, a loader, a generator, any object with `state_dict()`.
 
-`registry` chooses the part; `values` has the protocol, and the parts of plain values.
+`registry` chooses the part. `values` has the protocol and the parts for plain values.
 """

@@ -1,8 +1,9 @@
-"""Small tensors that anybody may change between two steps (BatchNorm's statistics), copied at each boundary.
+"""Copies, made at each boundary, of small tensors that any code may change between two steps (BatchNorm's
+statistics).
 
-On the host their bytes are joined, straight from memory: 9 µs for ResNet-50's 159 buffers, where as many copies of torch's
-take 80, most of it for the calls. So their memory is looked at before each time: one that was given back is not there to be
-read. Tensors are made of the bytes when a save asks for them.
+On the host one join copies their bytes straight from memory: 9 µs for ResNet-50's 159 buffers. As many copies by
+torch take 80 µs, most of it for the calls. Memory that was freed must not be read, so check its address before each
+copy (`stand`). Tensors are made from the bytes when a save asks for them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _address = torch.UntypedStorage.data_ptr
 
 
 class BoundaryCopies:
-    """The tensors as they were when they were last taken; at first, when this was made.
+    """The tensors as they were at the last copy; at first, as they were at construction.
 
     Args:
-        tensors: with all of their bytes in memory of their own (`gap`).
+        tensors: tensors with all of their bytes in memory of their own (`gap`).
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        #: Aliases, so that what is read stays ours even when `.data` is pointed elsewhere.
+        #: Aliases, so that the memory that is read stays allocated even when `.data` is pointed elsewhere.
         self.live = [copyable(t.detach()) for t in tensors]
         self._copies = [t.clone() for t in self.live]
         self._storages = [t.untyped_storage() for t in self.live]
@@ -39,17 +40,17 @@ class BoundaryCopies:
         self._taken = self._made = b""
 
     def stand(self) -> bool:
-        """Whether the memory is still where it was. Where not, nothing may be taken any more."""
+        """Return whether the memory is still at its address. If not, it must not be copied any more."""
         return [*map(_address, self._storages)] == self._blocks
 
     def take(self) -> None:
-        """Copy them all. On the training thread, after every step, where they `stand`."""
+        """Copy all tensors. On the training thread, after every step, only if the tensors `stand`."""
         self._taken = b"".join(self._words)
         if self._others:
             torch._foreach_copy_(self._others_into, self._others)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The copies, each time the same tensors. While nobody takes."""
+        """Return the copies, each time as the same tensor objects. Do not call this while `take` runs."""
         if self._made is not self._taken:
             at = 0
             for tensor in self._into:
@@ -60,6 +61,6 @@ class BoundaryCopies:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie one behind the other on the host, as they are."""
+    """Return whether the tensor's bytes are contiguous on the host, and need no conversion."""
     lazy = tensor.is_conj() or tensor.is_neg()
     return tensor.is_cpu and tensor.numel() > 0 and tensor.is_contiguous() and not lazy

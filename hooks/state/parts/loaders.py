@@ -1,8 +1,8 @@
-"""torchdata's `StatefulDataLoader`: asked for its state only while it is under way.
+"""torchdata's `StatefulDataLoader`, asked for its state only while it iterates.
 
-Asking one that has not begun makes it begin: its workers start, and a seed is drawn from torch's generator,
-earlier than in a run without us. And one that was told where to go on draws that seed when it makes its iterator,
-where the uninterrupted run drew nothing: so that is done here, before the generators are put back.
+A loader that has not begun would begin when asked. Its workers start, and it draws a seed from torch's generator,
+earlier than in a run without spotguard. A loader with a restored position draws that seed when it makes its iterator.
+The uninterrupted run drew nothing there. So the restore makes that iterator before it restores the generators.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from .values import StatefulPart, prove
 
 
 def is_stateful_loader(value: object) -> bool:
-    """Whether it is torchdata's loader, or a kind of it."""
+    """Return whether the value is torchdata's loader, or a subclass of it."""
     return hasattr(value, "_iterator") and any(
         cls.__module__.startswith("torchdata.") for cls in type(value).__mro__
     )
 
 
 def is_position(value: object) -> bool:
-    """Whether its state is a place among the samples that one rank of so many reads."""
+    """Return whether the value's state is a position among the samples that one of N ranks reads."""
     return is_stateful_loader(value) or isinstance(value, Sampler)
 
 
 class LoaderPart(StatefulPart):
-    """A loader; its tree is None while it has not begun."""
+    """A stateful loader. Its tree is None until it has begun."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name, value)
@@ -38,7 +38,7 @@ class LoaderPart(StatefulPart):
             return
         super().at_boundary()
         if not self._proven:
-            prove(self.name, self._frozen)  # `register` had nothing to prove yet
+            prove(self.name, self._frozen)  # `register` had no state to prove yet
             self._proven = True
 
     def put_back(self, tree: Any) -> None:
@@ -47,4 +47,4 @@ class LoaderPart(StatefulPart):
             super().put_back(tree)
             self.value.state_dict()
         elif self.value._iterator is not None:
-            super().put_back({})  # torchdata's word for "not begun"
+            super().put_back({})  # torchdata's form of "not begun"

@@ -1,8 +1,10 @@
-"""A registered `nn.Module`: parameters are read where they lie, small buffers are copied at each boundary.
+"""A registered `nn.Module`. A save reads its parameters in place; the training thread copies its small buffers at
+each boundary.
 
-Names and identities are taken at `register`, on the main thread, and again at the boundary at which something else hangs
-in the module; the storage they point to is followed in between. `state_dict()` is never called within a step: off the main
-thread it sees a model in the middle of its forward (under FSDP2 it crashes, or gives unsharded tensors).
+`register` lists names and identities on the main thread. A boundary lists them again if the module's tables have
+changed. In between, the part follows the storage that they refer to. `state_dict()` is never called within a step.
+Off the main thread it sees a model in the middle of its forward; under FSDP2 it crashes there, or returns unsharded
+tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ Place = tuple[dict[str, Any], str, str]
 
 
 class KnownTensor(NamedTuple):
-    """A tensor that a checkpoint has under this name, who else is declared to have it, and the ranks of its module."""
+    """A live tensor and its name in the checkpoint, the ranks declared to have it, and the ranks of its module."""
 
     name: str
     tensor: torch.Tensor
@@ -52,23 +54,23 @@ class KnownTensor(NamedTuple):
     span: frozenset[int] = frozenset()
 
 
-#: What `nn.Module.state_dict` calls the entry of `get_extra_state`.
+#: The key of `get_extra_state` in `nn.Module.state_dict`.
 _EXTRA_STATE = "_extra_state"
 
 
 def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
-    """The part for a module: in place where its state dict is its own tensors, by `state_dict` otherwise.
+    """Return the part for a module: in place if its state dict is its own tensors, by `state_dict` otherwise.
 
-    Wrappers that only rename (`torch.compile`, DDP, Fabric's) are looked through, so that a checkpoint of a compiled
-    model restores into a plain one.
+    Wrappers that only rename (`torch.compile`, DDP, Fabric's) are unwrapped, so that a checkpoint of a compiled model
+    restores into a plain one.
     """
     registered, module = module, unwrap(module)
     cls = type(module)
     if (
         cls.state_dict is not nn.Module.state_dict or cls.load_state_dict is not nn.Module.load_state_dict
     ) and not isinstance(module, torch.jit.ScriptModule):
-        return StatefulPart(name, module)  # it has words of its own
-    shards(name, module)  # refuses what it must before anything is asked of the module
+        return StatefulPart(name, module)  # it defines its own state
+    shards(name, module)  # refuse unsupported modules before asking for their state
     entries = _entries(name, module)
     if entries is None:
         return StatefulPart(name, module)
@@ -76,8 +78,10 @@ def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
 
 
 def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
-    """What its state dict holds: tensors of its own, and extra states. None where a hook computes something else: only
-    its own state_dict knows how."""
+    """Return the entries of a module's state dict: its own tensors, and extra states.
+
+    None if a hook computes another value: then only the module's own `state_dict` can produce it.
+    """
     entries = module.state_dict(keep_vars=True)
     own = {id(t) for t in module.parameters()} | {id(t) for t in module.buffers()}
     for key, value in entries.items():
@@ -96,7 +100,9 @@ def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside `torch.compile`, DistributedDataParallel, and wrappers that give its state dict as their own."""
+    """Return the module inside `torch.compile`, DistributedDataParallel, and wrappers whose state dict is the inner
+    module's.
+    """
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module
@@ -109,13 +115,13 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def _shown(module: nn.Module) -> nn.Module | None:
-    """The module inside whose very tensors a wrapper's own `state_dict` gives, under the same names (Fabric's)."""
+    """Return the inner module if a wrapper's own `state_dict` has the same tensors under the same names (Fabric's)."""
     inside = getattr(module, "module", None)
     if type(module).state_dict is nn.Module.state_dict or not isinstance(inside, nn.Module):
         return None
     try:
         ours, theirs = (dict(each.state_dict(keep_vars=True)) for each in (module, inside))
-    except TypeError:  # its own takes other arguments: it has words of its own
+    except TypeError:  # the wrapper's own method takes other arguments: it defines its own state
         return None
     alike = all(ours[key] is theirs[key] or key.endswith(_EXTRA_STATE) for key in ours.keys() & theirs.keys())
     return inside if alike and ours.keys() == theirs.keys() else None
@@ -129,12 +135,12 @@ class ModulePart:
     ) -> None:
         self.name = name
         self._module = module
-        #: With its wrappers, which know what several ranks hold.
+        #: The module with its wrappers, which declare the ranks that share its tensors.
         self._registered = registered
         self._ranks = ranks
         self._frozen_extra: dict[str, Any] = {}
         self.devices: set[torch.device] = set()
-        #: ids of parameters that only a hooked optimizer changes; told by who knows the optimizers.
+        #: The ids of parameters that only a hooked optimizer changes. The registry sets them.
         self.stepped: frozenset[int] = frozenset()
         self._list(entries)
         self.refresh()
@@ -146,15 +152,17 @@ class ModulePart:
         self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
         self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
         shared = declared(self._registered) if self._ranks.world > 1 else {}
-        #: key -> who has it too, where a wrapper says so.
+        #: key -> the ranks that have the tensor too, if a wrapper declares them.
         self._declared = {key: shared.get(id(tensor)) for key, tensor in self._live.items()}
         self._shards = shards(self.name, self._module)
-        #: Where each tensor hangs: a module may put another one there at any time.
+        #: The place of each buffer and parameter: a module may put another tensor there at any time.
         self._places = self._hung(operator.attrgetter("_buffers"))
         self._weights = self._hung(operator.attrgetter("_parameters"))
 
     def _list_anew(self) -> None:
-        """Layers and tensors that came after `register` are saved from here on; what went is not."""
+        """List the module again: from here on a save has the layers and tensors added since `register`, and lacks
+        those removed.
+        """
         entries = _entries(self.name, self._module)
         if entries is None:
             raise StateError(
@@ -165,7 +173,7 @@ class ModulePart:
         self._frozen_extra = self._extra_state()
 
     def _hung(self, table: Callable[[nn.Module], dict[str, Any]]) -> list[Place]:
-        # A module that hangs in two places is met twice: each of its keys is followed.
+        # A module in two places appears twice here, so that each of its keys is followed.
         return [
             (shard, SHARDED, name)
             if (shard := self._shards.get((id(module), key))) is not None
@@ -194,8 +202,11 @@ class ModulePart:
             )
 
     def refresh(self) -> None:
-        """Follow what was replaced, put in or taken out: a layer, a buffer assigned anew, a parameter's storage moved
-        (`.to()`, `.data = …`). On the training thread, or with it parked."""
+        """Follow every change of the module: a layer added or removed, a buffer assigned anew, a parameter's storage
+        moved (`.to()`, `.data = …`).
+
+        On the training thread, or with it parked.
+        """
         if not self._tables.same():
             self._list_anew()
         for table, key, name in (*self._places, *self._weights):
@@ -204,8 +215,8 @@ class ModulePart:
                     f"{self.name}.{name} was a tensor at register and is None now; give it one of no elements"
                 )
             self._live[name] = table[key]
-        #: Buffers that forward changes (BatchNorm's statistics), and where they are copied to. One whose bytes are
-        #: not there is not read: each save refuses it by name.
+        #: Buffers, which forward changes (BatchNorm's statistics), and their copies. A buffer whose bytes are missing
+        #: is not read: each save refuses it by name.
         self._buffers = [self._live[name] for _, _, name in self._places]
         small = sum(local(t).nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
         self._gone = {id(t) for t in self._buffers if gap(local(t))}
@@ -214,7 +225,7 @@ class ModulePart:
         read = dict(zip(map(id, copied), self._copies.live, strict=True))
         copies = dict(zip(map(id, copied), self._copies.tensors(), strict=True))
         span = self._span()
-        #: key -> its leaf, shared by tied keys.
+        #: key -> its state tensor, shared by tied keys.
         self._leaf: dict[str, StateTensor] = {}
         named: dict[int, StateTensor] = {}
         known: dict[int, KnownTensor] = {}
@@ -244,24 +255,26 @@ class ModulePart:
         self._in_place = [t for t in self._live.values() if id(t) not in copies]
 
     def _span(self) -> frozenset[int]:
-        """The ranks that the module lies on."""
+        """Return the ranks that hold a part of the module."""
         try:
             return frozenset(
                 rank for key, tensor in self._live.items() for rank in group(tensor, self._declared[key])
             )
         except ValueError:
-            return frozenset()  # of a tensor that its leaf refuses, by name
+            return frozenset()  # `leaf` refuses this tensor, by name
 
     def moved(self) -> bool:
-        """Whether something that is read in place is another tensor than when `refresh` looked, or hangs elsewhere. (A
-        buffer that is copied at boundaries may be replaced at any time.)"""
+        """Return whether a tensor read in place is another object than at the last `refresh`, or a table has changed.
+
+        (A buffer that is copied at boundaries may be replaced at any time.)
+        """
         places = self._weights if self._copies.live else (*self._places, *self._weights)
         return not self._tables.same() or any(
             table.get(key) is not self._live[name] for table, key, name in places
         )
 
     def named(self) -> dict[int, KnownTensor]:
-        """Each live tensor, by its id."""
+        """Return each live tensor by its id."""
         return self._known
 
     def in_place(self) -> list[torch.Tensor]:
@@ -271,14 +284,16 @@ class ModulePart:
         return self._sources
 
     def outdated(self) -> bool:
-        """Whether something was put in, taken out, or lost its memory, that only `refresh` sees. Too dear for each step."""
+        """Return whether only `refresh` can see a change: an entry added or removed, or memory lost. This is too slow
+        for each step.
+        """
         return bool(self._gone) or not self._tables.same()
 
     def at_boundary(self) -> None:
         if self._places:
             try:
                 now = [place[key] for place, key, _ in self._places]
-            except KeyError:  # a buffer was taken out
+            except KeyError:  # a buffer was removed
                 now = []
             if len(now) != len(self._buffers) or not all(map(operator.is_, self._buffers, now)):
                 self.refresh()
@@ -305,34 +320,36 @@ class ModulePart:
         return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
 
     def merge(self, trees: SavedTrees) -> Any:
-        """Each key from the first rank that has it. Where one process has everything, also what it does not know."""
+        """Return each key from the first rank that has it. If this process is the only rank, also keep keys that it
+        does not know.
+        """
         if trees.alone:
             return trees.own
         wanted = {*self._live, *self._extra_keys}
-        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for _, tree in trees.each():
             if not isinstance(tree, dict):
                 return tree
-            found |= {
-                k: v for k, v in tree.items() if k not in found and (k in wanted or self._ranks.world == 1)
+            merged |= {
+                k: v for k, v in tree.items() if k not in merged and (k in wanted or self._ranks.world == 1)
             }
-            if len(found) == len(wanted) and self._ranks.world > 1:
+            if len(merged) == len(wanted) and self._ranks.world > 1:
                 break
-        return found
+        return merged
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
-        """What a save would read: live weights, and the copies of small buffers."""
+        """Yield the memory that a save would read: live weights, and the copies of small buffers."""
         for key, tensor in self._live.items():
             yield TargetMemory.of(tree[key], tensor, self._leaf[key].tensor)
 
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):
             raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
-        expected, found = set(self._live) | set(self._extra_keys), set(tree)
-        if expected != found:
+        expected, saved = set(self._live) | set(self._extra_keys), set(tree)
+        if expected != saved:
             raise StateError(
-                f"{self.name} does not fit the checkpoint: {_some('missing there', expected - found)}"
-                f"{_some('unknown here', found - expected)}; restore into the model it was saved from, "
+                f"{self.name} does not fit the checkpoint: {_some('missing there', expected - saved)}"
+                f"{_some('unknown here', saved - expected)}; restore into the model it was saved from, "
                 "or choose another run id"
             )
         for key, tensor in self._live.items():
@@ -340,7 +357,8 @@ class ModulePart:
                 raise CheckpointError(
                     f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
                 )
-            # At register it is the leaf's own: of a DTensor that is the shard, and fits.
+            # At `register` the tree's tensor is the state tensor itself. For a DTensor that is the shard, and it
+            # fits.
             if tree[key] is not self._leaf[key].tensor:
                 check_fits(f"{self.name}.{key}", tensor, tree[key])
 

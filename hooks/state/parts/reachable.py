@@ -1,13 +1,15 @@
-"""Which tensors an object holds that no checkpoint has.
+"""A search for tensors that an object holds and that no checkpoint has.
 
-`state_dict()` of torch's `Optimizer` gives `state` and `param_groups`. A tensor that hangs elsewhere in an optimizer is in no
-checkpoint, and nobody notices: slow weights in an attribute, masters in a closure, an inner optimizer. So everything that an
-optimizer holds is walked: attributes, items of containers, cells of functions, and what `gc.get_referents` gives of the rest.
+`state_dict()` of torch's `Optimizer` gives `state` and `param_groups`. A tensor elsewhere in an optimizer is in no
+checkpoint, and nothing reports this: slow weights in an attribute, masters in a closure, an inner optimizer. So the
+search walks all objects that an optimizer holds: attributes, items of containers, cells of functions, and for other
+objects the results of `gc.get_referents`.
 
-Only optimizers are walked, and what stands in `EXEMPT` is left out. A model's other tensors are left out by its author:
-`register_buffer(persistent=False)` says that `state_dict()` is not to have one, and plain attributes are mostly masks and
-tables, so that to refuse them would refuse most models. One that changes with each step is told of in a warning. Objects with
-a `state_dict()` of their own have said what their state is. `docs/training-script.md` says all three.
+The search walks only optimizers, and leaves out the values of `EXEMPT`. A model's author decides about its other
+tensors. `register_buffer(persistent=False)` declares that `state_dict()` leaves a buffer out. Plain attributes are
+mostly masks and tables, so refusing them would refuse most models. If such a tensor changes with each step, a warning
+reports it. An object with its own `state_dict()` has declared its state. `docs/training-script.md` documents all
+three cases.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ from ..sharding.dtensor import local
 
 log = logging.getLogger("spotguard")
 
-#: Steps from the object: attribute, item, cell.
+#: The longest path from the object, in attributes, items and cells.
 DEPTH = 6
-#: Objects that are looked at beside what is saved. Walking so many takes 0.1 to 0.3 s; AdamW over 1,000 parameters, 10 ms.
+#: The most objects of a search, on top of the saved ones. Walking this many takes 0.1 to 0.3 s; AdamW over 1,000
+#: parameters takes 10 ms.
 MOST = 50_000
-#: Objects for each tensor that is saved: itself, its dict, and the words it is kept under.
+#: Objects for each saved tensor: the tensor, its dict, and the keys that it is stored under.
 _EACH = 4
 
-#: What is left out, and why. The same list stands in docs/training-script.md.
+#: Values that the search leaves out, with the reason. docs/training-script.md has the same list.
 EXEMPT = {
     "gradients: `.grad` and `.main_grad`": "a boundary has none that count",
     "autograd graphs": "they belong to a step under way",
@@ -80,22 +83,26 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class SavedTensors:
-    """The tensors that a checkpoint has. They are held, so that no other tensor takes the id of one.
+    """The tensors that a checkpoint has. References to them keep other tensors from reusing their ids.
 
     Args:
-        tensors: live ones; their gradients count as theirs.
+        tensors: live tensors; their gradients count as saved too.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = {id(tensor): tensor for tensor in tensors}
-        #: By the address of a storage: how much of it is saved. Asked for when a tensor is none of these.
+        #: The number of saved bytes by the address of a storage. It is computed when a tensor is not among those
+        #: above.
         self._bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._tensors)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether these are its bytes: itself, or the memory that the saved ones are views of (but for some padding)."""
+        """Return whether a tensor's bytes are saved.
+
+        They are if the tensor itself is saved, or if saved tensors are views of its memory (except for some padding).
+        """
         if id(tensor) in self._tensors:
             return True
         here = local(tensor)
@@ -105,7 +112,7 @@ class SavedTensors:
         return 8 * self._bytes.get(here.untyped_storage().data_ptr(), 0) >= 7 * here.nbytes
 
     def _count(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        saved_bytes: dict[int, int] = {}
         pieces: set[tuple[int, int]] = set()
         for tensor in self._tensors.values():
             for each in (tensor, tensor.grad if tensor.is_leaf else None):
@@ -117,21 +124,21 @@ class SavedTensors:
                 ):
                     pieces.add(piece)
                     start = here.untyped_storage().data_ptr()
-                    found[start] = found.get(start, 0) + here.nbytes
-        return found
+                    saved_bytes[start] = saved_bytes.get(start, 0) + here.nbytes
+        return saved_bytes
 
 
-#: Numbers that torch counts on optimizers itself.
+#: Counters that torch itself keeps on optimizers.
 _TORCHS_COUNTS = frozenset({"_step_count", "_opt_called"})
 
 
 class ChangingValues:
-    """Values beside the state, which may be scratch, and may be state: one that changes again and again is told of.
+    """Values outside the saved state that may be scratch or state. A value that changes repeatedly causes a warning.
 
     Args:
-        values: as they are now, by how they are said.
-        times: between so many looks in a row it changes, before it is told of.
-        message: with a place for its name.
+        values: returns the current values, by the name for the warning.
+        times: the number of changes in a row, between two calls of `look` each, before the warning.
+        message: the warning, with a placeholder for the name.
     """
 
     def __init__(self, values: Callable[[], dict[str, Any]], times: int, message: str) -> None:
@@ -140,22 +147,22 @@ class ChangingValues:
         self._row: dict[str, int] = {}
 
     def look(self) -> None:
-        """Tell of what has changed often enough, each once."""
+        """Warn about each value that has changed often enough, once per value."""
         now = self._values()
         for name, value in now.items():
-            told = self._row.get(name, 0)
-            if told < self._times:
-                self._row[name] = told + 1 if name in self._seen and self._seen[name] != value else 0
+            in_a_row = self._row.get(name, 0)
+            if in_a_row < self._times:
+                self._row[name] = in_a_row + 1 if name in self._seen and self._seen[name] != value else 0
                 if self._row[name] == self._times:
                     log.warning(self._message, name)
         self._seen = now
 
 
 def counts(owners: Mapping[str, object]) -> ChangingValues:
-    """Numbers that optimizers keep in attributes: they are in no `state_dict()` of torch's.
+    """Return a watch on the numbers that optimizers keep in attributes: no `state_dict()` of torch's has them.
 
     Args:
-        owners: by registered name.
+        owners: the optimizers, by registered name.
     """
 
     def values() -> dict[str, Any]:
@@ -175,11 +182,13 @@ def counts(owners: Mapping[str, object]) -> ChangingValues:
 
 
 def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
-    """Tensors that modules keep in plain attributes: a table is made once, and state changes with each step. Twice in a row,
-    for tables are made in the first forward, or grow.
+    """Return a watch on the tensors that modules keep in plain attributes.
+
+    A table is made once, and state changes with each step. The watch waits for two changes in a row, because tables
+    are made in the first forward, or grow.
 
     Args:
-        modules: by registered name, those whose `state_dict()` is torch's.
+        modules: by registered name, the modules whose `state_dict()` is torch's.
     """
 
     def values() -> dict[str, Any]:
@@ -202,30 +211,32 @@ def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
     )
 
 
-#: An object on the way, the one that led to it, and how: ".attribute", "['key']", "[0]".
+#: An object on a path, the path to its owner, and the step between them: ".attribute", "['key']", "[0]".
 _Way = tuple[Any, "_Way | None", str]
 
 
 def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]) -> list[str]:
-    """The ways to tensors, and to other optimizers and scalers, that `root` holds and no checkpoint has; nearest first.
+    """Return the paths to tensors, other optimizers and scalers that `root` holds and no checkpoint has; nearest
+    first.
 
     Args:
-        name: what `root` is registered as.
+        name: the registered name of `root`.
+        root: the object to search.
         saved: the tensors that a checkpoint has.
-        known: ids of objects that are registered by themselves.
+        known: ids of objects that are registered separately.
     """
-    found: list[str] = []
+    paths: list[str] = []
     exempt: dict[type, bool] = {}
     seen = {id(root), *known}
-    line: deque[tuple[_Way, int]] = deque([((root, None, name), 0)])
+    queue: deque[tuple[_Way, int]] = deque([((root, None, name), 0)])
     most = MOST + _EACH * len(saved)
-    while line:
+    while queue:
         if len(seen) > most:
             log.info(
                 "%s holds more than %d objects: only the nearest were looked at for its state", name, most
             )
             break
-        way, depth = line.popleft()
+        way, depth = queue.popleft()
         for child, piece in _children(way[0]):
             kind = type(child)
             if kind in _ATOMS or id(child) in seen:
@@ -234,38 +245,38 @@ def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]
             here: _Way = (child, way, piece)
             if issubclass(kind, torch.Tensor):
                 if _counts(child) and not saved.has(child):
-                    found.append(_said(here))
+                    paths.append(_said(here))
             elif issubclass(kind, Optimizer) or (
                 issubclass(kind, torch.amp.GradScaler) and child.is_enabled()
             ):
-                found.append(f"{_said(here)} ({kind.__name__})")
+                paths.append(f"{_said(here)} ({kind.__name__})")
                 continue
             elif issubclass(kind, nn.Module):
                 lost = [key for key, each in _state_of(child) if _counts(each) and not saved.has(each)]
-                found += [f"{_said(here)}.{key}" for key in lost]
+                paths += [f"{_said(here)}.{key}" for key in lost]
                 continue
             if kind not in exempt:
                 exempt[kind] = _exempt(kind)
             if depth + 1 < DEPTH and not exempt[kind] and not _is_compiled(child):
-                line.append((here, depth + 1))
-    return found
+                queue.append((here, depth + 1))
+    return paths
 
 
 def _said(way: _Way | None) -> str:
-    pieces: list[str] = []
+    steps: list[str] = []
     while way is not None:
-        pieces.append(way[2])
+        steps.append(way[2])
         way = way[1]
-    return "".join(reversed(pieces))
+    return "".join(reversed(steps))
 
 
 def _counts(tensor: torch.Tensor) -> bool:
-    """Whether it has bytes that are somebody's state."""
+    """Return whether the tensor has bytes that may be state."""
     return tensor.numel() > 0 and not tensor.is_meta and tensor.grad_fn is None
 
 
 def _state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Its parameters and persistent buffers."""
+    """Yield a module's parameters and persistent buffers."""
     yield from module.named_parameters()
     for prefix, each in module.named_modules():
         for key, buffer in each.named_buffers(recurse=False):
@@ -274,9 +285,9 @@ def _state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _exempt(kind: type) -> bool:
-    """Whether what objects of a class hold is nobody's state, or not their owner's."""
+    """Return whether the contents of a class's objects are not state, or belong to another owner."""
     if issubclass(kind, torch.Tensor):
-        return kind not in _PLAIN  # a subclass is read by itself, or refused as a whole
+        return kind not in _PLAIN  # a subclass is saved on its own, or refused as a whole
     if kind.__module__.startswith(
         ("spotguard.", "torch._dynamo", "torch._inductor", "torch.distributed.device_mesh")
     ):
@@ -289,10 +300,11 @@ def _is_compiled(child: object) -> bool:
 
 
 def _children(owner: Any) -> Iterator[tuple[Any, str]]:
-    """What it holds, each with how it is said."""
+    """Yield each object that the owner holds, with its step in a path."""
     kind = type(owner)
     if issubclass(kind, torch.Tensor):
-        # Its attributes, where it has some: asking for `__dict__` would give it one. Its hooks are in no plain dict.
+        # Read the tensor's attributes only if it has some: access to `__dict__` would create one. Its hooks are not
+        # in a plain dict.
         for each in gc.get_referents(owner):
             if type(each) is dict:
                 yield from _attributes(each)

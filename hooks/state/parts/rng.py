@@ -1,5 +1,7 @@
-"""The random number generators that training draws from: python's, numpy's (where it is imported), torch's,
-and each accelerator's. Copied at every boundary, put back by `restore`, so that dropout and shuffling go on
+"""The random number generators that training draws from: python's, numpy's (if imported), torch's, and each
+accelerator's.
+
+The training thread copies them at every boundary, and `restore` puts them back. So dropout and shuffling continue
 with the very next number.
 """
 
@@ -17,13 +19,15 @@ from ..device import accelerator
 from ..tensor_item import StateTensor
 from .values import REFUSALS, said
 
-#: The generators of a kind of accelerator: its name, and what knows their states as `torch.cuda` does.
+#: The generators of a kind of accelerator: its name, and a module with the same state functions as `torch.cuda`.
 Generators = tuple[str, Any]
 
 
 @cache
 def other_generators() -> Generators | None:
-    """Those of the accelerator that this torch was built for, if that is not CUDA."""
+    """Return the generators of the accelerator that this torch was built for; None if that is CUDA, or if there are
+    none.
+    """
     device = accelerator()
     if device is None or device.type == "cuda":
         return None
@@ -35,16 +39,17 @@ def other_generators() -> Generators | None:
 
 
 def capture(others: Generators | None = None) -> dict[str, Any]:
-    """The states as they are now; nothing is drawn. About 20 µs with python, numpy and torch on a CPU.
+    """Return the generators' states as they are now. Nothing is drawn. With python, numpy and torch on a CPU this
+    takes about 20 µs.
 
     Args:
-        others: of an accelerator other than CUDA.
+        others: the generators of an accelerator other than CUDA.
     """
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         states["numpy"] = numpy.random.get_state()
-    # A device that was never used has no state worth keeping, and asking would initialize it.
+    # The state of an unused device is not worth saving, and asking for it would initialize the device.
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
     if others is not None and others[1].is_initialized():
@@ -53,8 +58,16 @@ def capture(others: Generators | None = None) -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any], others: Generators | None = None) -> list[str]:
-    """Put captured states back; returns the names of those that this process has no generator for."""
-    left: list[str] = []
+    """Put captured states back.
+
+    Args:
+        states: the result of `capture`.
+        others: the generators of an accelerator other than CUDA.
+
+    Returns:
+        The names of states that this process has no generator for.
+    """
+    missing: list[str] = []
     for name, state in states.items():
         if name == "python":
             random.setstate(state)
@@ -67,8 +80,8 @@ def restore(states: dict[str, Any], others: Generators | None = None) -> list[st
         elif others is not None and name == others[0] and len(state) == others[1].device_count():
             others[1].set_rng_state_all(state)
         else:
-            left.append(name)
-    return left
+            missing.append(name)
+    return missing
 
 
 class RngPart:
@@ -78,7 +91,7 @@ class RngPart:
         self.name = name
         self._others = others
         self._frozen: dict[str, Any] = {}
-        #: Saved states that `put_back` found no generator for.
+        #: Names of saved states that `put_back` found no generator for.
         self.left_out: list[str] = []
 
     def at_boundary(self) -> None:
@@ -91,7 +104,9 @@ class RngPart:
         return self._frozen
 
     def targets(self, tree: Any) -> None:
-        """Generators that this process lacks are left out, with a warning, by `put_back`."""
+        """Check the form of the states. `put_back` leaves out the generators that this process lacks, and the restore
+        warns.
+        """
         if not isinstance(tree, dict):
             raise CheckpointError(f"{self.name}: the generators' states are a {type(tree).__name__}")
         try:
@@ -110,13 +125,17 @@ class RngPart:
 
 
 def _try_on(states: dict[str, Any], others: Generators | None) -> None:
-    """Give the states to generators of nobody's. Tensors have no values yet: only what they are can be seen."""
+    """Load the states into temporary generators. Tensors have no values yet, so only their type and shape are
+    checked.
+    """
     if "python" in states:
         random.Random().setstate(states["python"])
     numpy, state = sys.modules.get("numpy"), states.get("numpy", {})
     if not isinstance(state, (tuple, dict)):
         raise TypeError(f"numpy's is a {type(state).__name__}")
-    if numpy is not None and isinstance(state, tuple):  # a dict is of another bit generator than the usual
+    if numpy is not None and isinstance(
+        state, tuple
+    ):  # a dict belongs to another bit generator than the default
         numpy.random.RandomState().set_state(state)
     names = ("cuda", *(others or ())[:1])
     devices = {name: states[name] for name in names if name in states}

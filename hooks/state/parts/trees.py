@@ -1,8 +1,9 @@
-"""The tree of an optimizer as it is saved: what stands in it, and whether somebody wrote it so.
+"""The saved tree of an optimizer: its form, and a check of that form.
 
-By the parameters' names: `param_groups` with their numbers, the `state` of each parameter, and under `other` what was kept
-under keys of the optimizer's own. `on_host` names the tensors that were in the host's memory; `shards` and `placed` say where
-`factors` lie, and `plain` which tensors may be some though they have their parameter's shape.
+The tree refers to parameters by name. It has `param_groups` with their numbers, the `state` of each parameter, and
+under `other` the values with keys of the optimizer's own. `on_host` names the tensors that were in host memory.
+`shards` and `placed` record where `factors` are. `plain` names tensors that may be factors although they have their
+parameter's shape.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from . import optimizer_factors
 
 
 def steps(tree: dict[str, Any]) -> set[str]:
-    """The names of the parameters that the saved optimizer stepped."""
+    """Return the names of the parameters that the saved optimizer stepped."""
     return {name for group in tree["param_groups"] for name in group["params"]}
 
 
 def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
-    """Raise `CheckpointError` unless this is the tree of some optimizer, so that taking it apart cannot fail."""
+    """Raise `CheckpointError` unless the tree has the form of an optimizer's, so that reading its fields cannot fail."""
     groups, state = tree["param_groups"], tree.get("state")
     on_host, other = tree.get("on_host"), tree.get("other", [])
     wrong = ""
@@ -54,20 +55,21 @@ def _words(value: Any) -> bool:
 def _is_key(value: Any) -> bool:
     try:
         hash(value)
-    except TypeError:  # a list inside: the question is answered
+    except TypeError:  # a list inside: not a key
         return False
     return not isinstance(value, torch.Tensor)
 
 
 class SavedTrees:
-    """What the ranks of the saved job had under one registered name: decoded when they are asked for, each once.
+    """The trees of all ranks of the saved job under one registered name. Each tree is decoded once, when it is first
+    needed.
 
     Args:
-        saved: by rank of that job, where it has the name: the encoded tree.
-        world: that job's ranks.
-        ranks: which of the ranks of the job that goes on this is.
-        decode: makes a tree of an encoded one.
-        stand_ins: by rank that has not the name, the one whose tree is its own too.
+        saved: the encoded tree by rank of that job, for each rank that has the name.
+        world: the number of ranks of that job.
+        ranks: this process's rank in the resumed job, and the number of its ranks.
+        decode: decodes an encoded tree.
+        stand_ins: for a rank without the name, the rank whose tree is identical to it.
     """
 
     def __init__(
@@ -91,12 +93,14 @@ class SavedTrees:
 
     @property
     def own(self) -> Any:
-        """That of the rank whose place this one has; where it did not have the name, the first one's who did."""
+        """Return the tree of the rank whose place this rank has; if that rank did not have the name, the first rank's
+        that did.
+        """
         return self.of(self.source)
 
     @property
     def source(self) -> int:
-        """The rank whose `own` is."""
+        """Return the rank that `own` comes from."""
         return self._order[0]
 
     def of(self, rank: int) -> Any:
@@ -105,7 +109,7 @@ class SavedTrees:
         return self._decoded[rank]
 
     def each(self) -> Iterator[tuple[int, Any]]:
-        """(rank, its tree), `own` first. Whoever has found what he looks for asks no further."""
+        """Yield pairs of rank and tree, beginning with `own`. A tree is decoded only when the caller reaches it."""
         return ((rank, self.of(rank)) for rank in self._order)
 
     @property
@@ -114,11 +118,13 @@ class SavedTrees:
 
     @property
     def was_there(self) -> bool:
-        """Whether the rank whose place this one has, or its stand-in, said anything: one that had died before the others saved
-        has not."""
+        """Return whether the rank whose place this rank has, or its stand-in, saved anything.
+
+        A rank that died before the others saved did not.
+        """
         return self._there
 
     @property
     def alone(self) -> bool:
-        """One process had everything, and one process has it again."""
+        """Return whether one process saved everything, and one process restores it."""
         return self.world == 1 and self.ranks.world == 1

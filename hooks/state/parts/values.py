@@ -1,11 +1,13 @@
-"""What a registered value is made of, and how it is taken and put back.
+"""The protocol of a part, which takes one registered value and puts it back, and the parts of plain values.
 
-A part answers three questions: what is copied at each boundary (the small things that change in forward or
-between steps), what stands still in memory until the next `optimizer.step()` (and so is read from where it
-lies), and how a saved tree goes back into the very same objects.
+A part answers three questions:
 
-A *tree* is plain Python (dicts, lists, numbers …) with tensors in it. `hooks.checkpoint.format.values.encoder` turns it into typed
-JSON, and the tensors into named entries of the checkpoint.
+- Which values are copied at each boundary? These are small, and change in forward or between steps.
+- Which tensors stay unchanged until the next `optimizer.step()`? A save reads these in place.
+- How does a saved tree go back into the same live objects?
+
+A *tree* is plain Python (dicts, lists, numbers …) with tensors in it. `hooks.checkpoint.format.values.encoder` turns
+it into typed JSON, and its tensors into named entries of the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from ..memory_access import copyable, expanded, gap, lack
 from ..sharding.dtensor import RankOf, TargetMemory, is_dtensor, leaf, local
 from ..tensor_item import StateTensor
 
-#: Larger sets of tensors than this are not copied at each boundary but read in place and checked twice.
+#: The most bytes of a set of tensors that is copied at each boundary. A larger set is read in place and checked
+#: twice.
 COPY_AT_BOUNDARY = 8 * 2**20
 
-#: By which somebody's own code says that a state is not for it. (An assertion is one; so are all of `KeyError`'s kin.)
+#: Errors by which foreign code refuses a state. (An assertion is one. `LookupError` includes `KeyError` and its
+#: subclasses.)
 REFUSALS = (
     LookupError,
     ValueError,
@@ -49,61 +53,65 @@ class Part(Protocol):
     name: str
 
     def at_boundary(self) -> None:
-        """Copy what changes between steps. On the training thread, after every step: microseconds count."""
+        """Copy the values that change between steps. On the training thread, after every step: microseconds count."""
         ...
 
     def leaves(self) -> list[StateTensor]:
-        """The tensors that stand still now, by name. On the saving thread, gate shut."""
+        """Return the tensors that stay unchanged now, by name. On the saver thread, with the gate shut."""
         ...
 
     def tree(self) -> Any:
-        """Everything, as it stands. A tensor of `leaves` appears as the very same object. Gate shut."""
+        """Return the complete value as it is now. A tensor of `leaves` appears as the very same object. With the gate
+        shut.
+        """
         ...
 
     def targets(self, tree: Any) -> None:
-        """Check a decoded tree against the live object, before a byte is written.
+        """Check a decoded tree against the live object. Nothing is written yet.
 
         Raises:
-            StateError: it does not fit; names the item, what is there and what the checkpoint has.
-            CheckpointError: nothing that this version writes looks so.
+            StateError: the tree does not fit. The message names the item, the live value and the checkpoint's value.
+            CheckpointError: this version never writes such a tree.
         """
         ...
 
     def put_back(self, tree: Any) -> None:
-        """Hand the live object its restored tree. On the main thread, all tensors filled and verified."""
+        """Give the live object its restored tree. On the main thread, after all tensors are filled and verified."""
         ...
 
 
 @runtime_checkable
 class InPlace(Protocol):
-    """A part that reads tensors where they lie: somebody must look whether they stand still."""
+    """A part that reads tensors in place. The change detector must check that they do not change."""
 
     def in_place(self) -> list[torch.Tensor]:
-        """The live tensors that nothing but their owner may change between boundaries."""
+        """Return the live tensors that only their owner may change between boundaries."""
         ...
 
     def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(live tensor, alias that is read): their memory must stay the same."""
+        """Return pairs of a live tensor and the alias that a save reads. Both must stay the same memory."""
         ...
 
 
 @runtime_checkable
 class Copied(Protocol):
-    """A part that copies values at boundaries that may have tensors in them."""
+    """A part that copies values at boundaries, and these values may contain tensors."""
 
-    #: Where they were. Grows.
+    #: The devices of those tensors. The set grows.
     devices: set[torch.device]
 
 
 def freeze(value: Any, devices: set[torch.device] | None = None) -> Any:
-    """A copy of `value` that later changes cannot reach: containers and tensors copied, atoms shared. What cannot be
-    copied stays as it is: it cannot be saved either, and whoever encodes it has its name.
+    """Return a copy of `value` that later changes cannot reach: containers and tensors are copied, atoms are shared.
+
+    A value that cannot be copied is returned as it is. It cannot be saved either, and the encoder refuses it by name.
 
     Args:
-        devices: is told where tensors were copied; never the host.
+        value: a tree of any objects.
+        devices: a set that receives the devices of copied tensors; never the host.
 
     Raises:
-        StateError: a tensor's memory was given back, or nothing says when a device has copied it.
+        StateError: a tensor's memory was freed, or no call can report when a device has copied the tensor.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -134,8 +142,8 @@ def freeze(value: Any, devices: set[torch.device] | None = None) -> Any:
         return defaultdict(value.default_factory, {k: freeze(v, devices) for k, v in value.items()})
     try:
         copied = copy.deepcopy(value)
-        return copied if type(copied) is kind else value  # its `__reduce__` may make anything else of it
-    except Exception:  # noqa: BLE001 - anybody's own code, and pickle's errors are of every kind
+        return copied if type(copied) is kind else value  # its `__reduce__` may make any other object of it
+    except Exception:  # noqa: BLE001 - any code may run here, and pickle raises errors of every kind
         return value
 
 
@@ -143,25 +151,25 @@ _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dty
 
 
 def freeze_of(name: str, value: Any, devices: set[torch.device]) -> Any:
-    """As `freeze`; an error says whose the value is."""
+    """Do the work of `freeze`; an error names the registered value."""
     try:
         return freeze(value, devices)
     except StateError as error:
         raise StateError(f"{name} holds {error}") from error
-    except RecursionError:  # deeper than anything that can be saved, or a circle: no copy, as above
+    except RecursionError:  # deeper than any savable value, or a circle: no copy, as above
         return value
 
 
 def said(error: BaseException) -> str:
-    """What an error of somebody else's code says, in one line: torch's own have several."""
+    """Return the message of a foreign error in one line: torch's own errors have several."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def prove(name: str, tree: Any) -> Any:
-    """Save a tree and read it back, in memory; returns what came back.
+    """Save a tree and read it back, in memory; return the tree that came back.
 
     Raises:
-        StateError: it is not what it was; says what, and where.
+        StateError: the tree that came back differs. The message names the difference and its path.
     """
     kept: dict[str, torch.Tensor] = {}
 
@@ -176,7 +184,7 @@ def prove(name: str, tree: Any) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor inside a tree, in order."""
+    """Yield every tensor inside a tree, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -188,10 +196,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 class StatefulPart:
-    """Anything with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
+    """Any object with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
 
-    Its state is whatever `state_dict` says, asked for on the training thread only. Its tensors come back on the host:
-    `load_state_dict` is who knows where they belong.
+    Its state is the result of `state_dict`, which only the training thread calls. Restored tensors are on the host:
+    `load_state_dict` knows where they belong.
     """
 
     def __init__(self, name: str, value: Any) -> None:
@@ -210,7 +218,7 @@ class StatefulPart:
         return self._frozen
 
     def targets(self, tree: Any) -> None:
-        """What fits is for the object's own `load_state_dict` to say."""
+        """Accept any tree: the object's own `load_state_dict` decides whether it fits."""
 
     def put_back(self, tree: Any) -> None:
         load_into(self.name, self.value, tree)
@@ -218,10 +226,10 @@ class StatefulPart:
 
 @contextmanager
 def room(name: str) -> Iterator[None]:
-    """Make a restored tensor's memory inside.
+    """Allocate a restored tensor's memory in the `with` block.
 
     Raises:
-        StateError: there is none. That is this machine's want, and no damage.
+        StateError: there is not enough memory. This machine is too small; the checkpoint is not damaged.
     """
     try:
         yield
@@ -232,10 +240,10 @@ def room(name: str) -> Iterator[None]:
 
 
 def load_into(name: str, value: Any, state: Any) -> None:
-    """Have an object load a state by its own word.
+    """Load a state into an object by its own `load_state_dict`.
 
     Raises:
-        StateError: it refuses.
+        StateError: the object refuses the state.
     """
     try:
         value.load_state_dict(state)
@@ -247,8 +255,11 @@ def load_into(name: str, value: Any, state: Any) -> None:
 
 
 class DictPart:
-    """A dict of plain values, the user's own notes: restored into the same dict. A checkpoint does not say on which
-    device a tensor in it was: it goes to where the one is that stands in its place now, else to the host."""
+    """A dict of plain values for the user's own notes, restored into the same dict.
+
+    A checkpoint does not record the devices of tensors in the dict. A restored tensor goes to the device of the
+    tensor that it replaces, otherwise to the host.
+    """
 
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
         self.name = name
@@ -276,7 +287,7 @@ class DictPart:
 
 
 def _placed(saved: Any, here: Any) -> Any:
-    """The saved value, its tensors on the devices of those that stand in their places."""
+    """Return the saved value, with its tensors on the devices of the tensors that they replace."""
     if isinstance(saved, torch.Tensor):
         return saved.to(here.device) if isinstance(here, torch.Tensor) else saved
     if type(saved) is dict and isinstance(here, dict):
@@ -287,19 +298,20 @@ def _placed(saved: Any, here: Any) -> Any:
 
 
 class TensorPart:
-    """A bare tensor. Small ones are copied at each boundary, large ones are read in place."""
+    """A bare tensor. A small one is copied at each boundary, and a large one is read in place."""
 
     def __init__(self, name: str, value: torch.Tensor, ranks: RankOf) -> None:
         self.name = name
         self._ranks = ranks
         check_savable(name, value)
         check_restorable(name, value)
-        #: As it is registered: perhaps a DTensor, of which only the shard that lies here is read.
+        #: The tensor as registered. If it is a DTensor, a save reads only the local shard.
         self._whole = value
         self._value = local(value)
         self._small = self._value.nbytes <= COPY_AT_BOUNDARY
         self._alias = freeze(self._value) if self._small else self._value.detach()
-        #: What its memory lacks, where it was given back: then nothing is read, and each save refuses it by name.
+        #: Which bytes the tensor's memory lacks after it was freed; "" if none. Then the boundary does not read it,
+        #: and each save refuses it by name.
         self._lacks = ""
 
     def at_boundary(self) -> None:
@@ -337,7 +349,7 @@ class TensorPart:
 
 
 def check_savable(name: str, tensor: torch.Tensor) -> None:
-    """Raise `StateError` for a tensor whose bytes are not all of it. Of a DTensor, those that lie here."""
+    """Raise `StateError` for a tensor whose bytes do not make up its value. For a DTensor, check the local shard."""
     tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
@@ -353,7 +365,7 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_restorable(name: str, tensor: torch.Tensor) -> None:
-    """Raise `StateError` for one of the user's own tensors that no restore could write to."""
+    """Raise `StateError` for a user's tensor that no restore could write to."""
     if expanded(local(tensor)):
         raise StateError(
             f"{name} is expanded: its elements share memory, and nothing can be restored into them; "
@@ -362,8 +374,10 @@ def check_restorable(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
-    """Raise `StateError` unless shape and dtype are the same, and there is memory to restore into. A DTensor's shape is
-    that of the whole, whatever of it lies here."""
+    """Raise `StateError` unless shape and dtype are equal, and the live tensor has memory to restore into.
+
+    The shape of a DTensor is that of the global tensor, whatever part of it is here.
+    """
     if why := gap(local(here)):
         raise StateError(f"{name} is {why}, which cannot be restored into; use a plain tensor")
     check_restorable(name, here)
@@ -375,7 +389,7 @@ def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
 
 
 def copy_into(here: torch.Tensor, saved: torch.Tensor) -> None:
-    """Give `here` the restored values, unless they were already read straight into its memory."""
+    """Give `here` the restored values, unless the restore has read them straight into its memory."""
     if here.data_ptr() != saved.data_ptr() or here.device != saved.device:
         with torch.no_grad():
             copyable(here.detach()).copy_(copyable(saved))

@@ -1,17 +1,19 @@
-"""Wrappers around torch's optimizers (Accelerate's, Fabric's, torchtitan's container): saved as what they lead to.
+"""Wrappers around torch's optimizers (Accelerate's, Fabric's, torchtitan's container), saved as the optimizers inside
+them.
 
-A wrapper has a `state_dict()` of its own, so it would be copied as a whole at each boundary, and some cannot be hooked. What
-it leads to is an optimizer of torch, read where it lies. It is taken in the wrapper's place where three things are seen:
+A wrapper has its own `state_dict()`. Without unwrapping, each boundary would copy all of that state, and some
+wrappers cannot be hooked. The optimizer inside is torch's, and a save reads it in place. It replaces the wrapper if
+three conditions hold:
 
-- its `state` and `param_groups` are the very objects of the optimizer inside, or, of a container, it has no `state` and its
-  parameters are theirs;
-- it holds no tensor beside theirs, and no gradient scaler that nobody registered (`reachable.py`);
-- it can be hooked, or the optimizer inside can: torch's hooks fire in whatever calls that one's `step()`.
+- The wrapper's `state` and `param_groups` are the very objects of the optimizer inside. A container instead has no
+  `state`, and its parameters are those of the optimizers inside.
+- The wrapper holds no other tensor, and no gradient scaler that is not registered (`reachable.py`).
+- The wrapper or the optimizer inside can be hooked: torch's hooks run in any code that calls the inner `step()`.
 
-One thing is believed: that the wrapper's own `step()` changes nothing before it comes to the one inside. A wrapper that does
-(SAM) keeps what it needs for it in a state of its own, and so is none of these; and what changes parameters in front of a hook
-is an edit between two boundaries, which the audit finds in front of each step (`audit.py`). A number that a wrapper counts is no tensor:
-`reachable.counts` tells of it.
+One condition is not checked: the wrapper's own `step()` changes nothing before it calls the inner one. A wrapper that
+does (SAM) keeps the values it needs for this in its own state, so it fails the conditions above. Any other change of
+parameters before a hook is an edit between two boundaries, and the audit finds such edits before each step
+(`audit.py`). A number that a wrapper counts is not a tensor: `reachable.counts` warns about it.
 """
 
 from __future__ import annotations
@@ -25,30 +27,31 @@ from ....providers.errors import StateError
 from .reachable import SavedTensors, unsaved
 from .values import REFUSALS, said
 
-#: Where wrappers keep the optimizer that they lead to, and containers theirs.
+#: The attributes in which wrappers keep the optimizer inside, and containers their optimizers.
 _INSIDE, _SEVERAL = ("optimizer", "_optimizer"), "optimizers"
-#: Wrappers around wrappers: DeepSpeed's inside Accelerate's.
+#: The longest chain of wrappers: DeepSpeed's may be inside Accelerate's.
 _DEEP = 4
 
 
 def is_like_optimizer(value: object) -> bool:
-    """Whether it steps parameters, torch's or not."""
+    """Return whether the value steps parameters, even if it is not torch's."""
     return isinstance(value, Optimizer) or (hasattr(value, "param_groups") and hasattr(value, "step"))
 
 
 def unwrapped(
     values: Mapping[str, Any], saved: Callable[[Collection[Optimizer]], SavedTensors]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was registered with wrappers replaced by what they lead to, and those wrappers by name.
+    """Return the registered values with each wrapper replaced by the optimizers inside it, and those wrappers by
+    name.
 
     Args:
         values: by registered name.
-        saved: the tensors that a checkpoint has if these optimizers are saved too.
+        saved: returns the tensors that a checkpoint has if these optimizers are saved too.
 
     Raises:
-        StateError: a wrapper holds something that has to be registered too.
+        StateError: a wrapper holds an object that must be registered too, or a name is used twice.
     """
-    found: dict[str, Any] = {}
+    replaced: dict[str, Any] = {}
     wrappers: dict[str, Any] = {}
     known = {id(value) for value in values.values()}
     for name, value in values.items():
@@ -57,16 +60,18 @@ def unwrapped(
             wrappers[name] = value
         names = [name] if len(inside) < 2 else [f"{name}.{i}" for i in range(len(inside))]
         for key, each in zip(names, inside or [value], strict=True):
-            if key in found or (key != name and key in values):
+            if key in replaced or (key != name and key in values):
                 raise StateError(f"{key!r} is the name of a part of {name}; register under another name")
-            found[key] = each
-    return found, wrappers
+            replaced[key] = each
+    return replaced, wrappers
 
 
 def _inside(
     name: str, value: Any, saved: Callable[[Collection[Optimizer]], SavedTensors], known: Collection[int]
 ) -> list[Optimizer]:
-    """The optimizers that a wrapper leads to and adds nothing to; none where it is no such wrapper."""
+    """Return the optimizers inside a wrapper that adds no state to them; an empty list if the value is not such a
+    wrapper.
+    """
     inside, between = _several(value), []
     if not inside:
         *between, last = _chain(value)
@@ -75,26 +80,26 @@ def _inside(
         return []
     known = {*known, *map(id, inside), *map(id, between)}
     all_of = saved(inside)
-    lost = [way for each in between or [value] for way in unsaved(name, each, all_of, known)]
-    scalers = [way for way in lost if way.endswith("Scaler)")]
-    if lost and scalers == lost:
+    unsaved_ways = [way for each in between or [value] for way in unsaved(name, each, all_of, known)]
+    scalers = [way for way in unsaved_ways if way.endswith("Scaler)")]
+    if unsaved_ways and scalers == unsaved_ways:
         raise StateError(
             f"{name} ({type(value).__name__}) scales gradients by {scalers[0]}, whose scale would not be saved; register "
             "that too, as in scaler=…"
         )
-    return [] if lost else inside
+    return [] if unsaved_ways else inside
 
 
 def _chain(value: Any) -> list[Any]:
-    """The wrapper and what it leads to, as far as each gives the state and the groups of the next as its own."""
-    found = [value]
-    while len(found) < _DEEP:
-        held = (getattr(found[-1], key, None) for key in _INSIDE)
-        further = next((each for each in held if each is not found[-1] and is_like_optimizer(each)), None)
-        if further is None or not _gives(found[-1], further):
+    """Return the wrapper and the optimizers inside, while each presents the next one's state and groups as its own."""
+    chain = [value]
+    while len(chain) < _DEEP:
+        held = (getattr(chain[-1], key, None) for key in _INSIDE)
+        further = next((each for each in held if each is not chain[-1] and is_like_optimizer(each)), None)
+        if further is None or not _gives(chain[-1], further):
             break
-        found.append(further)
-    return found
+        chain.append(further)
+    return chain
 
 
 def _gives(wrapper: Any, inside: Any) -> bool:
@@ -104,7 +109,7 @@ def _gives(wrapper: Any, inside: Any) -> bool:
 
 
 def _several(value: Any) -> list[Optimizer]:
-    """The optimizers of a container whose own groups are a view of theirs."""
+    """Return the optimizers of a container whose own groups are a view of theirs."""
     held = getattr(value, _SEVERAL, None)
     if not isinstance(held, (list, tuple)) or not held or not all(map(_is_torchs, held)):
         return []
@@ -114,7 +119,7 @@ def _several(value: Any) -> list[Optimizer]:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether it can be hooked, and torch's own words say what its state is."""
+    """Return whether the value can be hooked and `Optimizer.state_dict` gives its state."""
     return (
         isinstance(value, Optimizer)
         and type(value).state_dict is Optimizer.state_dict
@@ -123,12 +128,14 @@ def _is_torchs(value: Any) -> bool:
 
 
 def can_be_hooked(optimizer: Optimizer) -> bool:
-    """Whether its `step()` calls torch's hooks: `Optimizer.__init__` has made it so."""
+    """Return whether its `step()` calls torch's hooks: `Optimizer.__init__` prepares this."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(type(optimizer).step, "hooked")
 
 
 def check_says_state(name: str, optimizer: Optimizer) -> None:
-    """Raise `StateError` for one whose own `state_dict` fails: some were written for torch before 2.0, or never finished."""
+    """Raise `StateError` for an optimizer whose own `state_dict` fails: some were written for torch before 2.0, or
+    never finished.
+    """
     try:
         optimizer.state_dict()
     except REFUSALS as error:

@@ -1,5 +1,4 @@
-"""The part of a distributed tensor that a rank holds: its local shard, the shard's place in the global tensor, and
-the ranks that hold the same.
+"""The part of a distributed tensor that a rank holds: the local shard, its place, and the ranks with the same bytes.
 
 The answer comes from the DTensor's own mesh and placements, with no message and no wait for another rank.
 
