@@ -74,8 +74,7 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
     return CollectedState(tuple(leaves.values()), trees, {**trees, **light}, "; ".join(dead.values()))
 
 
-# The environment that decides whether training continues bit for bit. The manifest records it, and a restore compares
-# it.
+# The environment that decides whether training continues bit for bit. The manifest records it, and a restore compares it.
 
 #: A difference in one of these may change the low bits of the very next step.
 _DECISIVE = {"torch": "torch", "threads": "CPU threads", "machine": "machine type", "device": "device"}

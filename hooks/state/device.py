@@ -156,8 +156,7 @@ class DeviceProbes:
             bytes_of[tensor.device] = bytes_of.get(tensor.device, 0) + tensor.itemsize
         for tensor in others:
             groups.setdefault(tensor.device, []).append(_middle(tensor))
-        #: The probed bytes of each device, with the optimizers' bytes first; and how many of them are the
-        #: optimizers'.
+        #: The probed bytes of each device, with the optimizers' bytes first; and how many of them are the optimizers'.
         self._probes = [*groups.values()]
         self._owned = [bytes_of.get(device, 0) for device in groups]
         self._seen: list[torch.Tensor] = []
@@ -196,8 +195,9 @@ class DeviceProbes:
         self._verdicts.append((self._record(differs.device, None), verdict))
 
     def differ(self) -> bool:
-        """Return whether the bytes differ from those at the mark. This waits for the calling thread's stream; any
-        thread may call it.
+        """Return whether the bytes differ from those at the mark.
+
+        This waits for the calling thread's stream; any thread may call it.
         """
         pairs = zip(self._probes, self._seen, strict=False)
         return any(not torch.equal(torch.cat(probes), seen) for probes, seen in pairs)

@@ -1,5 +1,6 @@
-"""Checks of a tensor's memory: whether its bytes are at its address, and as which dtype torch can copy them. Code
-that reads memory by address calls these checks first.
+"""Checks of a tensor's memory: whether its bytes are at its address, and as which dtype torch can copy them.
+
+Code that reads memory by address calls these checks first.
 
 Two kinds of tensor look like any other and have no bytes at their address. Reading them ends the process:
 
@@ -40,8 +41,9 @@ def lack(tensor: torch.Tensor) -> str:
 
 
 def expanded(tensor: torch.Tensor) -> bool:
-    """Return whether several elements share one place in memory (`expand`). Such a tensor can be read, but torch
-    refuses to write to it.
+    """Return whether several elements share one place in memory (`expand`).
+
+    Such a tensor can be read, but torch refuses to write to it.
     """
     return tensor.numel() > 0 and any(
         n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)

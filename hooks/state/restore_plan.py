@@ -1,6 +1,4 @@
-"""From a checkpoint's trees to this rank's: whether they fit, which rank's state to use, and the memory for each
-tensor.
-"""
+"""From a checkpoint's trees to this rank's: whether they fit, which rank's state to use, and the memory for each tensor."""
 
 from __future__ import annotations
 
@@ -221,8 +219,7 @@ class NamedPart(Protocol):
 
 
 def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: int, world: int) -> str:
-    """Return a warning if the number of ranks changed and ranks saved different parameters under one name; ""
-    otherwise.
+    """Return a warning if the number of ranks changed and ranks saved different parameters under one name; "" otherwise.
 
     Args:
         part: a registered part; only parts with parameters are checked.
@@ -250,8 +247,9 @@ def _differs(name: str, entries: Mapping[str, MergedTensor], saved: int) -> bool
 
 
 def _said(entry: MergedTensor) -> tuple[object, ...]:
-    """Return the recorded content of an entry, for comparison between ranks. Chunk boundaries depend on shapes and
-    sizes alone, so ranks with equal tensors have equal chunks.
+    """Return the recorded content of an entry, for comparison between ranks.
+
+    Chunk boundaries depend on shapes and sizes alone, so ranks with equal tensors have equal chunks.
     """
     chunks = frozenset((chunk.offsets, chunk.sizes, chunk.crc32) for _, chunk in entry.chunks)
     return entry.dtype, entry.shape, chunks

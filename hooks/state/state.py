@@ -35,13 +35,11 @@ log = logging.getLogger("spotguard")
 
 #: Boundaries at which the training thread checks all optimizer state, until the optimizers have created it.
 _EARLY = 4
-#: Limits for a boundary's copies, in seconds and as a share of a step. Beyond both, saves wait for the boundary
-#: instead.
+#: Limits for a boundary's copies, in seconds and as a share of a step. Beyond both, saves wait for the boundary instead.
 _COSTLY_SECONDS, _COSTLY_SHARE = 0.002, 0.01
 
 
-#: Seconds between two checks of the modules' tables at boundaries. A check costs 15 µs for ResNet-50. A save checks
-#: again.
+#: Seconds between two checks of the modules' tables at boundaries. A check costs 15 µs for ResNet-50. A save checks again.
 _LOOK_EVERY = 1.0
 #: Limits for the time between the optimizer's step and the boundary, in seconds and as a share of a step. Beyond
 #: both, the state warns.
@@ -79,8 +77,7 @@ class State:
     ) -> None:
         #: Why saves wait for the boundary; "" if they can start at once. Once set, it is never unset.
         self.boundary_only = ""
-        #: State that an optimizer now holds and that no save would contain. While it is not "", every save is
-        #: refused.
+        #: State that an optimizer now holds and that no save would contain. While it is not "", every save is refused.
         self._lacks = ""
         #: Why training must not continue on this memory: a restore ended halfway. "" if the memory is sound.
         self.poisoned = ""
@@ -138,15 +135,14 @@ class State:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The training thread's environment. Torch counts threads per thread, so the saver thread would report
-        another number.
+        """The training thread's environment.
+
+        Torch counts threads per thread, so the saver thread would report another number.
         """
         return {**self._environment, "threads": self._threads}
 
     def _prove(self) -> None:
-        """Save and read back every tree in memory. A value that cannot be saved is refused now, not when a notice
-        arrives.
-        """
+        """Save and read back every tree in memory. A value that cannot be saved is refused now, not when a notice arrives."""
         for part in self.parts:
             part.at_boundary()
             for leaf in part.leaves():
@@ -256,8 +252,7 @@ class State:
             log.warning("from now on a save waits for the next guard.step(): %s", why)
 
     def _look_at_the_rest(self, dirty: float, step: float) -> None:
-        """Warn, at the third such boundary in a row, about a long time between the optimizer's step and
-        `guard.step()`.
+        """Warn, at the third such boundary in a row, about a long time between the optimizer's step and `guard.step()`.
 
         A notice must wait for all of this time.
 
@@ -312,8 +307,9 @@ class State:
         self._alone = alone(leaves, self._ranks.rank)
 
     def _look_for_gaps(self, leaves: Sequence[StateTensor]) -> None:
-        """Find tensors that no save can hold, although `register` accepted them. Log them now; each save refuses them
-        by name.
+        """Find tensors that no save can hold, although `register` accepted them.
+
+        Log them now; each save refuses them by name.
         """
         gaps = ((leaf.name, gap(leaf.tensor)) for leaf in leaves)
         gone = next((f"{name} is {why}" for name, why in gaps if why), "")
@@ -339,8 +335,9 @@ class State:
             each.look()
 
     def take_again(self) -> None:
-        """Take the boundary again, with the values of this moment, for a save that the script asks for. On the
-        training thread.
+        """Take the boundary again, with the values of this moment, for a save that the script asks for.
+
+        On the training thread.
         """
         self.taken += 1
         self.audit.forget()
@@ -355,7 +352,7 @@ class State:
         self._refresh()
         self._witness.mark(stepped=True)
 
-    # --- the saving thread, gate shut ---
+    # --- the saver thread, gate shut ---
 
     def broken(self) -> str:
         """Return what moved since the boundary; "" if the state is unchanged."""
@@ -387,14 +384,16 @@ class State:
         return self._fingerprint
 
     def alone(self) -> bool:
-        """Return whether this rank has tensors that no other rank has. It belongs to the same boundary as
-        `fingerprint`. Any thread may call this.
+        """Return whether this rank has tensors that no other rank has.
+
+        It belongs to the same boundary as `fingerprint`. Any thread may call this.
         """
         return self._alone
 
     def digests(self, leaves: Iterable[StateTensor], look: Callable[[], object] = int) -> dict[str, int]:
-        """Return the CRC32 of each tensor that other ranks hold too, for `fingerprint.drifted`. This reads every byte
-        of them.
+        """Return the CRC32 of each tensor that other ranks hold too, for `fingerprint.drifted`.
+
+        This reads every byte of them.
 
         Args:
             leaves: the state tensors as they were collected, or copies of them.

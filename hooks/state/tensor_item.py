@@ -15,8 +15,7 @@ class Tier(enum.IntEnum):
 
     #: Parameters, buffers and extras. If time is short, a job can resume with these alone.
     WEIGHTS = 0
-    #: Parameters without a gradient. Their value is the same, and the store most likely has them since the first
-    #: checkpoint.
+    #: Parameters without a gradient. Their value is the same, and the store most likely has them since the first checkpoint.
     FROZEN = 1
     #: State of optimizers.
     MOMENTS = 2
@@ -39,9 +38,8 @@ class StateTensor:
     #: whole tensor.
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
-    #: The ranks that hold these same bytes, in order. One of them writes each object. A rank outside `holders` writes
-    #: nothing of the tensor: for DDP's buffers the group's first rank writes for all. Empty if the tensor is this
-    #: rank's alone.
+    #: The ranks that hold these same bytes, in order. One of them writes each object. A rank outside `holders` writes nothing
+    #: of the tensor: for DDP's buffers the group's first rank writes for all. Empty if the tensor is this rank's alone.
     holders: tuple[int, ...] = ()
     #: All ranks that hold a part of the tensor, as far as its mesh or its wrapper's process group declares them.
     #: Empty if the name belongs to this rank alone.

@@ -33,9 +33,8 @@ log = logging.getLogger("spotguard")
 #: The number of early boundaries, and the share of a step that slices may take: at the early ones, and at all later
 #: ones. The shares are a tenth below the 2 % and 0.1 % that docs/concepts.md promises.
 _EARLY, _EARLY_SHARE, _SHARE = 200, 0.018, 0.0009
-#: Seconds that `turn` and `look` take at a boundary without a slice: after a step of 0.1 GB, which emptied the
-#: caches. After a short step they take 2 µs. The later share pays for them, but at least half of that share stays
-#: with the slices.
+#: Seconds that `turn` and `look` take at a boundary without a slice: after a step of 0.1 GB, which emptied the caches. After
+#: a short step they take 2 µs. The later share pays for them, but at least half of that share stays with the slices.
 _CALLS = 9e-6
 #: Seconds that an early boundary may always take, however short the step. So a job with steps of 1 ms is audited too.
 _EARLY_LEAST = 100e-6
@@ -127,8 +126,9 @@ class Reference:
 
 
 def _whole_crc(entry: TensorEntry) -> int | None:
-    """Return the CRC32 of all bytes of a tensor, in the order of its elements. None if its chunks are not in that
-    order, or are rounded.
+    """Return the CRC32 of all bytes of a tensor, in the order of its elements.
+
+    None if its chunks are not in that order, or are rounded.
     """
     chunks = sorted(entry.chunks)  # by offsets
     if entry.stored or not all(_runs_on(chunk.sizes, entry.shape) for chunk in chunks):
@@ -187,8 +187,9 @@ class Audit:
         self.seconds = 0.0
 
     def follow(self, leaves: Iterable[StateTensor], live: Iterable[torch.Tensor]) -> None:
-        """Take checksums of these tensors from now on. If their total size changed, the early boundaries begin again,
-        so that slices soon cover all bytes.
+        """Take checksums of these tensors from now on.
+
+        If their total size changed, the early boundaries begin again, so that slices soon cover all bytes.
 
         Args:
             leaves: the state tensors. The audit skips those that are copies of ours.
@@ -292,8 +293,9 @@ class Audit:
         return name
 
     def _on_device(self) -> str:
-        """Return the name of a tensor whose finished device comparison found an edit; "" if none. This does not wait
-        for the device.
+        """Return the name of a tensor whose finished device comparison found an edit; "" if none.
+
+        This does not wait for the device.
         """
         if not self._later or not self._fence.reached():
             return ""
@@ -314,7 +316,7 @@ class Audit:
                 self._at, self._byte = (self._at + 1) % len(self._sources), 0
                 ends += 1
 
-    # --- all of it ---
+    # --- references of all state ---
 
     def want(self, step: int) -> None:
         """Make the training thread take a reference at the boundary of this step, which lies ahead."""
@@ -331,7 +333,7 @@ class Audit:
         try:
             self.reference = self._whole(stop)
             self.seconds = self._now() - started
-        except Exception as error:  # noqa: BLE001 - no thread, no memory: training goes on, the save waits for a boundary
+        except Exception as error:  # noqa: BLE001 - no thread or memory: training continues, the save waits for a boundary
             log.warning("the state could not be checksummed at its boundary: %s", error)
         finally:
             self.give_up()
@@ -358,8 +360,7 @@ class Audit:
             else:
                 sums[index] = region.source.read(region.start, region.stop)
 
-        # Launch checksums of device memory here, after the step's kernels: another thread would compute on another
-        # stream.
+        # Launch checksums of device memory here, after the step's kernels: another thread would compute on another stream.
         alone = self._total <= _ALONE
         for index, region in enumerate(regions):
             if alone or region.source.kind == "sums":

@@ -102,9 +102,7 @@ class _Memory(_Kept):
 
 
 class _Rows(_Kept):
-    """Any other bytes, read by single elements if the tensor is contiguous, otherwise by entries of the first
-    dimension.
-    """
+    """Any other bytes, read by single elements if the tensor is contiguous, otherwise by entries of the first dimension."""
 
     def __init__(self, name: str, tensor: torch.Tensor, kind: Kind, plain: bool) -> None:
         self._rows = tensor.reshape(-1) if plain or not tensor.dim() else tensor

@@ -89,8 +89,9 @@ class LoopOrder:
         self._turns[-1].setdefault(optimizer, path)
 
     def boundary(self, path: CallPath) -> Misplaced | None:
-        """End the turn. Return the mistake of the loop once enough turns were seen; None before that, and if there is
-        none.
+        """End the turn.
+
+        Return the mistake of the loop once enough turns were seen; None before that, and if there is none.
         """
         self._boundaries.append(path)
         if self.done:

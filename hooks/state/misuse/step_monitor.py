@@ -93,8 +93,7 @@ class StepMonitor:
         self._save_at_boundaries = save_at_boundaries
         self._lock = threading.Lock()
         self._handle: RemovableHandle | None = None
-        #: Registered optimizers by id, and those inside a registered object. The references keep their ids from being
-        #: reused.
+        #: Registered optimizers by id, and those inside a registered object. The references keep their ids from being reused.
         self._registered = {id(each): (name, each) for name, each in optimizers.items()}
         for name, value in values.items():
             if isinstance(value, Optimizer) and not holds(value, self._registered.keys()):
@@ -136,8 +135,9 @@ class StepMonitor:
 
     @property
     def misuse(self) -> str:
-        """Return the worst misuse of spotguard in the loop and its remedy, separated by a semicolon; "" if there is
-        none. Any thread may call it.
+        """Return the worst misuse of spotguard in the loop and its remedy, separated by a semicolon; "" if there is none.
+
+        Any thread may call it.
         """
         return next((what for case in _CASES if (what := self._misuse.get(case))), "")
 
@@ -190,7 +190,7 @@ class StepMonitor:
             self.close()
             log.exception("spotguard failed inside; please report this")
 
-    # --- a step that is looked at, with the lock ---
+    # --- a step that is checked, under the lock ---
 
     def _see(self, optimizer: Optimizer, key: int) -> None:
         if key not in self._quiet:
@@ -244,7 +244,7 @@ class StepMonitor:
         self._warned.add(case)
         return not seen
 
-    # --- the end of a turn that is looked at ---
+    # --- the end of a turn that is checked ---
 
     def _marked_again(self) -> None:
         self._look_at, self._since = max(_STEPS, _TIMES * self._most), None

@@ -79,8 +79,9 @@ def _params(optimizer: Optimizer) -> Iterator[int]:
 
 
 def _names(values: Mapping[str, Any]) -> dict[int, str]:
-    """Return the names of registered parameters and tensors, by id. Do not keep the result: another tensor may reuse
-    the id of one that is gone.
+    """Return the names of registered parameters and tensors, by id.
+
+    Do not keep the result: another tensor may reuse the id of one that is gone.
     """
     names: dict[int, str] = {}
     for name, value in values.items():

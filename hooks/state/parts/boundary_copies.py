@@ -1,5 +1,4 @@
-"""Copies, made at each boundary, of small tensors that any code may change between two steps (BatchNorm's
-statistics).
+"""Copies, made at each boundary, of small tensors that any code may change between two steps (BatchNorm's statistics).
 
 On the host one join copies their bytes straight from memory: 9 µs for ResNet-50's 159 buffers. As many copies by
 torch take 80 µs, most of it for the calls. Memory that was freed must not be read, so check its address before each

@@ -1,5 +1,6 @@
-"""A registered `nn.Module`. A save reads its parameters in place; the training thread copies its small buffers at
-each boundary.
+"""A registered `nn.Module`.
+
+A save reads its parameters in place; the training thread copies its small buffers at each boundary.
 
 `register` lists names and identities on the main thread. A boundary lists them again if the module's tables have
 changed. In between, the part follows the storage that they refer to. `state_dict()` is never called within a step.
@@ -284,8 +285,9 @@ class ModulePart:
         return self._sources
 
     def outdated(self) -> bool:
-        """Return whether only `refresh` can see a change: an entry added or removed, or memory lost. This is too slow
-        for each step.
+        """Return whether only `refresh` can see a change: an entry added or removed, or memory lost.
+
+        This is too slow for each step.
         """
         return bool(self._gone) or not self._tables.same()
 
@@ -320,8 +322,9 @@ class ModulePart:
         return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
 
     def merge(self, trees: SavedTrees) -> Any:
-        """Return each key from the first rank that has it. If this process is the only rank, also keep keys that it
-        does not know.
+        """Return each key from the first rank that has it.
+
+        If this process is the only rank, also keep keys that it does not know.
         """
         if trees.alone:
             return trees.own
@@ -357,8 +360,7 @@ class ModulePart:
                 raise CheckpointError(
                     f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
                 )
-            # At `register` the tree's tensor is the state tensor itself. For a DTensor that is the shard, and it
-            # fits.
+            # At `register` the tree's tensor is the state tensor itself. For a DTensor that is the shard, and it fits.
             if tree[key] is not self._leaf[key].tensor:
                 check_fits(f"{self.name}.{key}", tensor, tree[key])
 

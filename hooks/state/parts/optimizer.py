@@ -1,7 +1,7 @@
-"""A registered torch optimizer: its groups' numbers are copied at each boundary, its moments are read in place.
+"""A registered torch optimizer: its groups' numbers are copied at each boundary, and its moments are read in place.
 
-Nothing here materializes state. Torch's own routes to a complete `state_dict` run a step with zero gradients
-and leave `step = 1` behind; an optimizer that has not stepped yet has empty state, and that is what is saved.
+This module never creates state. Torch's own ways to a complete `state_dict` run a step with zero gradients and leave
+`step = 1` behind. An optimizer that has not stepped has empty state, and a save writes it empty.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ from .wrappers import can_be_hooked, check_says_state
 
 log = logging.getLogger("spotguard")
 
-#: id of a tensor -> the name it is saved under, itself, and who else holds it.
+#: id of a tensor -> the tensor, its name in a checkpoint, and the ranks that hold it too.
 Named = dict[int, KnownTensor]
 
 
 def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: RankOf) -> Part:
-    """The part for an optimizer; one with a `state_dict` of its own is believed, at the price of copying it.
+    """Return the part for an optimizer.
+
+    An optimizer with its own `state_dict` is saved through it, at the cost of a copy at each boundary.
 
     Args:
-        named: the tensors of the registered modules, as they are now.
+        name: the registered name.
+        optimizer: the optimizer.
+        named: returns the tensors of the registered modules as they are now.
+        ranks: this process's rank, and the number of ranks.
+
+    Raises:
+        StateError: the optimizer cannot be saved.
     """
     cls = type(optimizer)
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
@@ -54,11 +62,12 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
 
 
 class OptimizerPart:
-    """`param_groups` and `state`, keyed by the parameters' names in the model, so that a checkpoint does not
-    depend on the order in which parameters were handed to the optimizer.
+    """`param_groups` and `state`, keyed by the parameters' names in the model.
 
-    `state` may hold more than the groups do: moments of a parameter whose group was taken out (a head that was
-    frozen; torch keeps them), and entries under keys of the optimizer's own.
+    So a checkpoint does not depend on the order in which the optimizer got its parameters.
+
+    `state` may have more keys than the groups have parameters. Torch keeps moments of a parameter whose group was
+    removed (a head that was frozen). There may also be entries under keys of the optimizer's own.
     """
 
     def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: RankOf) -> None:
@@ -67,7 +76,8 @@ class OptimizerPart:
         self.optimizer = optimizer
         self._named = named
         self._frozen: list[dict[str, Any]] = []
-        #: What it stepped once and no group or module has any more: torch keeps its state, and no step reads that.
+        #: Parameters that the optimizer stepped once and that no group or module has any more. Torch keeps their
+        #: state, and no step reads it.
         self._retired: dict[int, torch.Tensor] = {}
         self._param: dict[str, torch.Tensor] = {}
         self.devices: set[torch.device] = set()
@@ -80,10 +90,10 @@ class OptimizerPart:
         known, before = self._named(), [*self._param.values()]
         known = {id(p): KnownTensor(f"{i}", p) for i, p in enumerate(params)} | known
         self._key = {i: each.name for i, each in known.items()}
-        #: Held, so that no new tensor takes the id of one that is gone.
+        #: Kept, so that no new tensor reuses the id of one that is gone.
         self._param = {each.name: each.tensor for each in known.values()}
         self._known = {each.name: each for each in known.values()}
-        #: Groups whose numbers are only numbers are copied by one dict copy.
+        #: Whether the groups hold plain numbers only. Then one dict copy per group copies them.
         self._plain = all(
             not isinstance(v, (torch.Tensor, list, dict))
             for g in self.optimizer.param_groups
@@ -97,7 +107,7 @@ class OptimizerPart:
         kept = {id(p): p for p in tensors_in(list(self.optimizer.state)) if id(p) not in self._key}
         retired = {id(p): p for p in (*before, *self._retired.values()) if id(p) in kept}
         if len(retired) > len(self._retired):
-            # Going on is right: `step()` reads state of its groups' parameters alone, and these are in none.
+            # Continuing is right: `step()` reads only the state of its groups' parameters, and these are in no group.
             log.warning(
                 "%s keeps state of %d parameters that are no longer in its groups or in a registered module: "
                 "that is not saved",
@@ -107,7 +117,7 @@ class OptimizerPart:
         self._retired = retired
 
     def kept(self) -> Iterator[torch.Tensor]:
-        """The tensors of its own that a save has, and those that it may leave out."""
+        """Yield the optimizer's own tensors that a save has, and those that it may leave out."""
         for group in self.optimizer.param_groups:
             yield from tensors_in(group)
         unknown = {id(p) for p in tensors_in(list(self.optimizer.state))} - self._key.keys()
@@ -120,14 +130,17 @@ class OptimizerPart:
         return [t for values in self.optimizer.state.values() for t in tensors_in(values)]
 
     def moved(self) -> bool:
-        """Whether a parameter or a state tensor is another object than when `refresh` looked."""
+        """Return whether a parameter or a state tensor is another object than at the last `refresh`."""
         now = [p for g in self.optimizer.param_groups for p in g["params"]] + self._state_tensors()
         return len(now) != len(self.tensors) or any(
             a is not b for a, b in zip(now, self.tensors, strict=True)
         )
 
     def counts(self) -> int:
-        """Changes when parameters are added or state is created: cheap enough for every boundary."""
+        """Return a number that changes when parameters are added or state is created.
+
+        It is cheap enough for every boundary.
+        """
         count = len(self.optimizer.state)
         for group in self.optimizer.param_groups:
             count += len(group["params"])
@@ -143,8 +156,8 @@ class OptimizerPart:
             ]
 
     def leaves(self) -> list[StateTensor]:
-        """The state tensors. The parameters themselves are their module's leaves (or nobody's)."""
-        found: dict[int, StateTensor] = {}
+        """Return the state tensors. The parameters themselves belong to their module's part, or to none."""
+        leaves: dict[int, StateTensor] = {}
         others = 0
         for param, values in self.optimizer.state.items():
             owner: KnownTensor | None = None
@@ -158,13 +171,16 @@ class OptimizerPart:
             for word, value in _by_word(values):
                 for i, tensor in enumerate(tensors_in(value)):
                     name = f"{prefix}/{word}" if isinstance(value, torch.Tensor) else f"{prefix}/{word}.{i}"
-                    if id(tensor) not in found:
-                        found[id(tensor)] = self._leaf(name, tensor, owner)
-        return list(found.values())
+                    if id(tensor) not in leaves:
+                        leaves[id(tensor)] = self._leaf(name, tensor, owner)
+        return list(leaves.values())
 
     def _leaf(self, name: str, tensor: torch.Tensor, owner: KnownTensor | None) -> StateTensor:
-        """State of a replicated parameter is replicated. Beside a shard optimizers keep the count of steps, which is
-        everybody's; what else is no DTensor there is made of one shard alone."""
+        """Return the state tensor for one tensor that belongs to the parameter `owner`.
+
+        State of a replicated parameter is replicated. Beside a sharded parameter optimizers keep the step count,
+        which all ranks share. Any other plain tensor there is made from one shard alone.
+        """
         declared = None if owner is None else owner.declared
         if owner is not None and is_dtensor(owner.tensor) and not tensor.dim():
             ranks = layout(owner.tensor).mesh
@@ -210,7 +226,7 @@ class OptimizerPart:
 
     def _look_alikes(self) -> list[torch.Tensor]:
         if type(self.optimizer).__module__.startswith("torch.optim."):
-            return []  # none of these keeps a factor of its parameter's shape
+            return []  # no optimizer of torch's keeps a factor of its parameter's shape
         return optimizer_factors.look_alikes(
             (param, word, tensor)
             for param, values in self.optimizer.state.items()
@@ -221,12 +237,15 @@ class OptimizerPart:
 
     @staticmethod
     def without_state(tree: dict[str, Any]) -> dict[str, Any]:
-        """The tree of an optimizer that is about to begin, with the learning rates of this one."""
+        """Return the tree of an optimizer that has not stepped, with the learning rates of this one."""
         return {**{key: tree[key] for key in ("class", "param_groups")}, "state": {}, "on_host": []}
 
     def merge(self, trees: SavedTrees) -> Any:
-        """By the parameters' names: numbers of the groups from the rank whose place this one has, and the state of each
-        parameter from the first rank whose optimizer steps it."""
+        """Return one tree, merged by the parameters' names.
+
+        The groups' numbers come from the rank whose place this rank has. The state of each parameter comes from the
+        first rank whose optimizer steps it.
+        """
         if trees.alone:
             return trees.own
         wanted = {self._key[id(p)] for group in self._groups for p in group}
@@ -257,26 +276,26 @@ class OptimizerPart:
             passed |= {*steps(tree), *tree["state"]}
         on_host = sorted({name for tree in sound.values() for name in tree["on_host"]})
         plain = sorted({name for tree in sound.values() for name in tree.get("plain", [])})
-        # A tensor of one name lies alike on all ranks.
+        # A tensor with one name has the same layout on all ranks.
         placed = {name: lies for tree in sound.values() for name, lies in tree.get("placed", {}).items()}
         more = {"on_host": on_host, "shards": shards, "placed": placed, "plain": plain}
         return {**trees.own, "param_groups": groups, "state": state, **more}
 
     def _each(
-        self, trees: SavedTrees, sound: dict[int, dict[str, Any]]
+        self, trees: SavedTrees, checked: dict[int, dict[str, Any]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """`SavedTrees.each`, once they are known to be `sound`."""
+        """Do the work of `SavedTrees.each`, and check each tree first. The checked trees go into `checked`."""
         for rank, tree in trees.each():
-            if rank not in sound:
+            if rank not in checked:
                 self._check_kind(tree)
                 check_well_formed(self.name, tree)
-                sound[rank] = tree
+                checked[rank] = tree
             yield rank, tree
 
     def _of_this_shard(
         self, key: str, each: Iterable[tuple[int, dict[str, Any]]]
     ) -> tuple[Any, optimizer_factors.Shard]:
-        """What a rank kept of a parameter that had the very shard that lies here, and where that lies."""
+        """Return the saved state of a parameter from a rank that had exactly this rank's shard, and the shard's place."""
         here = optimizer_factors.shard(self._param[key]) if key in self._param else None
         for _, tree in each:
             if here is not None and tree.get("shards", {}).get(key) == here:
@@ -291,7 +310,7 @@ class OptimizerPart:
         )
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
-        """State lies beside its parameter and in its layout, that of a shard as a shard."""
+        """Yield memory for each state tensor: beside its parameter and in its layout, so state of a shard is a shard."""
         on_host, shards, placed = set(tree["on_host"]), tree.get("shards", {}), tree.get("placed", {})
         plain = set(tree.get("plain", []))
         for key, values in tree["state"].items():
@@ -301,7 +320,8 @@ class OptimizerPart:
                 for outline in tensors_in(value):
                     name = name_of(outline)
                     host = name in on_host
-                    same = shards.get(key) == here  # the very shard, or the whole, that all of it was made of
+                    # The state was made from exactly this shard, or from the whole parameter.
+                    same = shards.get(key) == here
                     whole = here is None or not outline.dim() or outline.shape == param.shape
                     made = None
                     with room(name):
@@ -347,22 +367,26 @@ class OptimizerPart:
             )
 
     def put_back(self, tree: Any) -> None:
-        """Straight into `state` and `param_groups`: `Optimizer.load_state_dict` would cast moments to the
-        parameters' dtype, and a float32 moment of a bfloat16 weight would come back rounded."""
+        """Put the tree straight into `state` and `param_groups`.
+
+        `Optimizer.load_state_dict` would cast moments to the parameters' dtype, and a float32 moment of a bfloat16
+        weight would be rounded.
+        """
         for group, saved in zip(self.optimizer.param_groups, tree["param_groups"], strict=True):
             for key, value in saved.items():
-                held = group.get(key)
+                current = group.get(key)
                 if (
                     isinstance(value, torch.Tensor)
-                    and isinstance(held, torch.Tensor)
-                    and held.shape == value.shape
+                    and isinstance(current, torch.Tensor)
+                    and current.shape == value.shape
                 ):
-                    copy_into(held, value)  # the user, or a compiled step, holds this very learning rate
+                    copy_into(current, value)  # the user or a compiled step holds this very learning rate
                 elif key != "params":
                     group[key] = value
         self._fill(tree)
         if type(self.optimizer).load_state_dict is not Optimizer.load_state_dict:
-            # Its own word does more than load (Horovod's forgets gradients under way). What it rounds comes back below.
+            # Its own `load_state_dict` does more than load (Horovod's drops pending gradients). `_fill` below
+            # restores values that it rounds.
             groups = self.optimizer.param_groups
             load_into(self.name, self.optimizer, self.optimizer.state_dict())
             self.optimizer.param_groups = groups
@@ -378,17 +402,20 @@ class OptimizerPart:
 
 
 def _by_word(values: Any) -> Iterable[tuple[str, Any]]:
-    """What is kept of one parameter, under its words."""
+    """Return the state of one parameter, under its keys."""
     return values.items() if isinstance(values, dict) else [("value", values)]
 
 
 def _empty(
     param: torch.Tensor | None, outline: torch.Tensor, on_host: bool, *, alike: bool = False
 ) -> torch.Tensor:
-    """Memory for a state tensor that is to be read.
+    """Return memory for a state tensor that the restore will read.
 
     Args:
-        alike: it lies as its parameter does, where it has its shape.
+        param: the parameter that the state belongs to; None if there is none.
+        outline: the state tensor without memory.
+        on_host: whether the state tensor was in host memory when it was saved.
+        alike: whether the tensor has its parameter's layout, if it has its shape.
     """
     if alike and param is not None and param.shape == outline.shape and (is_dtensor(param) or not on_host):
         return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)

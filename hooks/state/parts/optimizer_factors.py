@@ -1,10 +1,10 @@
-"""What an optimizer keeps of a parameter in another shape than the parameter's: factors of a variance (Adafactor),
-preconditioners (Shampoo), numbers of blocks (8-bit Adam).
+"""Optimizer state in another shape than its parameter's: factors of a variance (Adafactor), preconditioners
+(Shampoo), numbers of blocks (8-bit Adam).
 
-A moment lies beside its parameter, and is cut as that is for whatever ranks go on. Nobody knows how to cut these. A DTensor
-says itself how it lies. A plain tensor was made of one shard and goes with that very shard: to a rank that has the same,
-and else to none. Of a square matrix a factor has the matrix's own shape: that it is plain is written down, for by its shape
-it would be a moment.
+A moment is beside its parameter, and a restore cuts it like the parameter for any number of ranks. Factors cannot be
+cut this way. A DTensor declares its own layout. A plain tensor was made from one shard and belongs to that very
+shard. It goes to a rank with the same shard, or to none. For a square matrix a factor has the matrix's own shape. The
+tree records that it is plain, because by its shape it would be a moment.
 """
 
 from __future__ import annotations
@@ -20,48 +20,53 @@ from ..sharding.dtensor import cut_of, is_dtensor, layout
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-#: How one dimension of a mesh holds a tensor: the tensor's dimension that it cuts (in a list, where it cuts it in pieces,
-#: as fully_shard does what tensor parallel has cut), or this.
+#: How one mesh dimension places a tensor: the number of the tensor's dimension that it cuts, or `_COPIES`. The number
+#: is in a list if the dimension is cut in pieces, as `fully_shard` does after tensor parallel.
 _COPIES = -1
 Placed = list[int | list[int]]
-#: Offsets and sizes of a shard, as JSON has them; None where the whole is here.
+#: Offsets and sizes of a shard, in JSON's form; None if the whole tensor is here.
 Shard = list[list[int]] | None
 
 
 def shard(parameter: torch.Tensor) -> Shard:
-    """Where the part of a parameter that lies here lies in the whole."""
+    """Return the place of a parameter's local shard in the global tensor; None if the whole parameter is here."""
     if not is_dtensor(parameter):
         return None
-    lies = layout(parameter)
-    return None if lies.offsets is None else [list(lies.offsets), list(lies.sizes)]
+    place = layout(parameter)
+    return None if place.offsets is None else [list(place.offsets), list(place.sizes)]
 
 
 def plain(kept: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those of a DTensor's that are none, and were made of its shard. (A count of steps is everybody's.)"""
+    """Return the plain tensors among a DTensor parameter's state, which were made from its shard.
+
+    (A step count is excluded: all ranks share it.)
+    """
     return [tensor for tensor in kept if tensor.dim() and not is_dtensor(tensor)]
 
 
 def look_alikes(kept: Iterable[tuple[torch.Tensor, str, torch.Tensor]]) -> list[torch.Tensor]:
-    """Of a plain parameter's, those that may be factors and may be moments: of a square one, under a word that nothing
-    shows to be a moment's, as what lies under it beside a parameter that is not square would.
+    """Return the state tensors of plain square parameters that may be factors rather than moments.
+
+    A key's tensors are moments if a parameter that is not square has a tensor of its own shape under that key. The
+    result has the tensors of plain square parameters' shape under all other keys.
 
     Args:
-        kept: of each tensor, its parameter and the word that it is kept under.
+        kept: for each state tensor, its parameter and its key.
     """
     moments: dict[str, bool] = {}
-    found = []
-    for parameter, word, tensor in kept:
+    candidates = []
+    for parameter, key, tensor in kept:
         if tensor.dim() and tensor.shape != parameter.shape:
-            moments[word] = False
+            moments[key] = False
         elif parameter.dim() in (2, 3) and parameter.shape[-1] == parameter.shape[-2] > 1:
-            found += [] if is_dtensor(parameter) else [(word, tensor)]
+            candidates += [] if is_dtensor(parameter) else [(key, tensor)]
         elif tensor.dim() > 1:
-            moments.setdefault(word, True)
-    return [tensor for word, tensor in found if not moments.get(word)]
+            moments.setdefault(key, True)
+    return [tensor for key, tensor in candidates if not moments.get(key)]
 
 
 def placements(parameter: torch.Tensor, tensor: torch.Tensor) -> Placed | None:
-    """How a factor lies that says so itself; None where it does not, or lies as its parameter does."""
+    """Return the layout of a factor that declares one; None if it declares none, or has its parameter's layout."""
     if not is_dtensor(tensor):
         return None
     if tensor.shape == parameter.shape and tensor.placements == getattr(parameter, "placements", None):
@@ -71,29 +76,31 @@ def placements(parameter: torch.Tensor, tensor: torch.Tensor) -> Placed | None:
 
 
 def empty(parameter: DTensor, outline: torch.Tensor, placed: Placed, device: torch.device) -> Any:
-    """Memory for such a factor, on the parameter's mesh; None where that has other dimensions than it was cut by. What was
-    cut in pieces is so again where its parameter is."""
+    """Return memory for such a factor on the parameter's mesh; None if the mesh does not fit the saved layout.
+
+    A factor that was cut in pieces is cut so again if its parameter is.
+    """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = parameter.device_mesh
-    if all(each == _COPIES for each in placed):
+    if all(saved_dim == _COPIES for saved_dim in placed):
         placed = [_COPIES] * mesh.ndim
     if len(placed) != mesh.ndim:
         return None
-    lies: list[Any] = []
-    for each, beside in zip(placed, parameter.placements, strict=True):
-        dim = each[0] if isinstance(each, list) else each
+    layouts: list[Any] = []
+    for saved_dim, beside in zip(placed, parameter.placements, strict=True):
+        dim = saved_dim[0] if isinstance(saved_dim, list) else saved_dim
         if dim >= outline.dim():
             return None
-        alike = isinstance(each, list) and getattr(beside, "dim", None) == dim
-        lies.append(Replicate() if dim == _COPIES else beside if alike else Shard(dim))
-    cuts = [cut_of(placement, outline.dim()) for placement in lies]
+        alike = isinstance(saved_dim, list) and getattr(beside, "dim", None) == dim
+        layouts.append(Replicate() if dim == _COPIES else beside if alike else Shard(dim))
+    cuts = [cut_of(placement, outline.dim()) for placement in layouts]
     if (held := box(outline.shape, mesh.mesh.shape, mesh.get_coordinate() or (), cuts)) is None:
         return None
     return DTensor.from_local(
         torch.empty(held.sizes, dtype=outline.dtype, device=device),
         mesh,
-        lies,
+        layouts,
         run_check=False,
         shape=outline.shape,
         stride=torch.empty(outline.shape, device="meta").stride(),
@@ -101,7 +108,7 @@ def empty(parameter: DTensor, outline: torch.Tensor, placed: Placed, device: tor
 
 
 def well_formed(shards: Any, placed: Any) -> bool:
-    """Whether these are a saved tree's words for it."""
+    """Return whether `shards` and `placed` of a saved tree have the right form."""
     return (
         isinstance(shards, dict)
         and all(_is_shard(key, value) for key, value in shards.items())

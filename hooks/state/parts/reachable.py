@@ -1,9 +1,9 @@
 """A search for tensors that an object holds and that no checkpoint has.
 
 `state_dict()` of torch's `Optimizer` gives `state` and `param_groups`. A tensor elsewhere in an optimizer is in no
-checkpoint, and nothing reports this: slow weights in an attribute, masters in a closure, an inner optimizer. So the
-search walks all objects that an optimizer holds: attributes, items of containers, cells of functions, and for other
-objects the results of `gc.get_referents`.
+checkpoint, and nothing reports this. Examples are slow weights in an attribute, masters in a closure, and an inner
+optimizer. So the search walks all objects that an optimizer holds: attributes, items of containers, cells of
+functions, and for other objects the results of `gc.get_referents`.
 
 The search walks only optimizers, and leaves out the values of `EXEMPT`. A model's author decides about its other
 tensors. `register_buffer(persistent=False)` declares that `state_dict()` leaves a buffer out. Plain attributes are
@@ -91,8 +91,7 @@ class SavedTensors:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = {id(tensor): tensor for tensor in tensors}
-        #: The number of saved bytes by the address of a storage. It is computed when a tensor is not among those
-        #: above.
+        #: The number of saved bytes by the address of a storage. It is computed for the first tensor not among those above.
         self._bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -137,7 +136,7 @@ class ChangingValues:
 
     Args:
         values: returns the current values, by the name for the warning.
-        times: the number of changes in a row, between two calls of `look` each, before the warning.
+        times: a warning follows this many changes in a row, each between one call of `look` and the next.
         message: the warning, with a placeholder for the name.
     """
 
@@ -184,8 +183,8 @@ def counts(owners: Mapping[str, object]) -> ChangingValues:
 def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
     """Return a watch on the tensors that modules keep in plain attributes.
 
-    A table is made once, and state changes with each step. The watch waits for two changes in a row, because tables
-    are made in the first forward, or grow.
+    A table is made once, and state changes with each step. The watch waits for two changes in a row: tables are made
+    in the first forward, or grow.
 
     Args:
         modules: by registered name, the modules whose `state_dict()` is torch's.
@@ -216,8 +215,7 @@ _Way = tuple[Any, "_Way | None", str]
 
 
 def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]) -> list[str]:
-    """Return the paths to tensors, other optimizers and scalers that `root` holds and no checkpoint has; nearest
-    first.
+    """Return the paths to tensors, optimizers and scalers that `root` holds and no checkpoint has; nearest first.
 
     Args:
         name: the registered name of `root`.
@@ -303,8 +301,7 @@ def _children(owner: Any) -> Iterator[tuple[Any, str]]:
     """Yield each object that the owner holds, with its step in a path."""
     kind = type(owner)
     if issubclass(kind, torch.Tensor):
-        # Read the tensor's attributes only if it has some: access to `__dict__` would create one. Its hooks are not
-        # in a plain dict.
+        # Read the tensor's attributes only if it has some: access to `__dict__` would create one. Its hooks are elsewhere.
         for each in gc.get_referents(owner):
             if type(each) is dict:
                 yield from _attributes(each)

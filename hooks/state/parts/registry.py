@@ -1,4 +1,4 @@
-"""From what a script registers to parts: who can be saved, and how; who cannot, by name and with a way out."""
+"""From registered values to parts: how each value is saved, or an error that names it and the way out."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from .rng import RngPart, other_generators
 from .values import DictPart, Part, StatefulPart, TensorPart, tensors_in
 from .wrappers import can_be_hooked, is_like_optimizer, unwrapped
 
-#: What is no object that a restore could put something back into.
+#: Types of plain values: objects that a restore cannot put a state back into.
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
 
-#: The part that is always there.
+#: The name of the part that every state has.
 RNG = "rng"
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The parts of what was registered, the random number generators last."""
+    """The parts of the registered values, with the random number generators last."""
 
     parts: tuple[Part, ...]
-    #: Why no save can start before a boundary; "" where it can.
+    #: Why no save can start before a boundary; "" if one can.
     boundary_only: str
-    #: ids of the tensors that a save holds, asked anew for parameters that join an optimizer later.
+    #: Returns the ids of the tensors that a save holds. Call it again when parameters join an optimizer.
     held: Callable[[], set[int]]
-    #: torch's own, whose steps can be hooked; and wrappers of them that can be, too.
+    #: Torch's optimizers whose steps can be hooked, and wrappers of them that can be hooked too.
     optimizers: tuple[Optimizer, ...]
-    #: What an optimizer holds and no save has, as a message; "" where there is nothing. Some ms: not for every boundary.
+    #: Returns a message about tensors that an optimizer holds and no save has; "" if there are none. A call takes
+    #: some ms, which is too slow for every boundary.
     lost: Callable[[], str]
-    #: What may be state beside it.
+    #: Values outside the saved state that may be state.
     changing: tuple[ChangingValues, ...]
 
 
 def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
-    """The parts for these values, which are left as they are.
+    """Return the parts for these values, which stay unchanged.
 
     Args:
         values: by registered name.
-        ranks: which of the job's processes this is.
+        ranks: this process's rank, and the number of ranks.
 
     Raises:
         StateError: a value cannot be saved.
@@ -68,12 +69,15 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     values, wrappers = unwrapped(values, lambda inside: SavedTensors(_saved(beside, inside)))
 
     def named() -> Named:
-        """Asked anew by who refreshes: ids of tensors that are gone may be anybody's."""
-        found: Named = {}
+        """Return the modules' tensors now.
+
+        Callers ask again at each refresh: another tensor may reuse the id of one that is gone.
+        """
+        tensors_by_id: Named = {}
         for part in modules.values():
             if isinstance(part, ModulePart):
-                found = part.named() | found
-        return found | tensors
+                tensors_by_id = part.named() | tensors_by_id
+        return tensors_by_id | tensors
 
     def held() -> set[int]:
         return {id(p) for v in values.values() if isinstance(v, nn.Module) for p in v.parameters()} | set(
@@ -110,7 +114,9 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
 
     if message := lost():
         raise StateError(message)
-    if not tensors:  # or these may be what it steps, as an adapter for such a framework registers it
+    if (
+        not tensors
+    ):  # otherwise the optimizer may step these, as an adapter for such a framework registers them
         for each in read:
             check_groups(each)
     changing = (
@@ -123,7 +129,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
 
 
 def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator[torch.Tensor]:
-    """The tensors of modules, dicts and bare tensors, and all that these optimizers have where torch looks for it."""
+    """Yield the tensors of modules, dicts and bare tensors, and of these optimizers' groups and state."""
     for value in beside:
         if isinstance(value, nn.Module):
             yield from value.parameters()
@@ -131,7 +137,7 @@ def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator
         else:
             try:
                 yield from tensors_in(value)
-            except RecursionError:  # a circle: refused by name when it is encoded
+            except RecursionError:  # a circle: the encoder refuses it by name
                 continue
     for optimizer in optimizers:
         yield from tensors_in([*optimizer.param_groups])
@@ -139,14 +145,14 @@ def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator
 
 
 def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence[Any]) -> str:
-    """What optimizers hold that is neither theirs to save nor anybody's; "" where all is saved."""
+    """Return a message about tensors that an optimizer holds and no save has; "" if all are saved."""
     known = {*map(id, values)}
     kept = [*_saved(beside, ()), *(tensor for part in read for tensor in part.kept())]
     saved = SavedTensors(kept)
     for part in read:
         ways = unsaved(part.name, part.optimizer, saved, known)
         if ways:
-            # An object of the user's may have them. Asked only now: its state_dict() may be slow.
+            # A user's object may save these tensors. Ask it only now: its state_dict() may be slow.
             theirs = [t for v in values if _says_its_state(v) for t in tensors_in(v.state_dict())]
             ways = (
                 unsaved(part.name, part.optimizer, SavedTensors([*kept, *theirs]), known) if theirs else ways
@@ -162,14 +168,19 @@ def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence
 
 
 def _says_its_state(value: Any) -> bool:
-    """Whether its `state_dict` may be asked: not a loader's, which would begin, nor what has a part of its own."""
+    """Return whether the value's `state_dict` may be called.
+
+    A loader's may not, because the loader would begin. A value with a part of its own does not need it.
+    """
     own = isinstance(value, (nn.Module, torch.Tensor, dict, Optimizer)) or is_stateful_loader(value)
     return not own and callable(getattr(value, "state_dict", None))
 
 
 def check_groups(part: OptimizerPart) -> None:
-    """Raise `StateError` where nothing says what an optimizer steps: it takes its parameters in for each step anew, as
-    DeepSpeed's ZeRO-3 does."""
+    """Raise `StateError` if nothing tells which parameters an optimizer steps.
+
+    DeepSpeed's ZeRO-3, for example, gives an optimizer its parameters anew for each step.
+    """
     if not any(group["params"] for group in part.optimizer.param_groups) and not part.optimizer.state:
         raise StateError(
             f"{part.name} has no parameters in its groups, so nothing says what it trains; register it when it has them. "
@@ -178,8 +189,9 @@ def check_groups(part: OptimizerPart) -> None:
 
 
 def refuse_engines(values: Mapping[str, Any]) -> None:
-    """Raise `StateError` for DeepSpeed's engines and for parameters that ZeRO-3 keeps cut: what they show is not what they
-    train."""
+    """Raise `StateError` for DeepSpeed's engines and for parameters that ZeRO-3 keeps cut: they do not show the
+    tensors that they train.
+    """
     engines = sys.modules.get("deepspeed.runtime.engine")
     for name, value in values.items():
         if not isinstance(value, nn.Module):
@@ -223,7 +235,7 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
 
 
 def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:
-    """Raise `StateError` where an optimizer steps what no save would hold."""
+    """Raise `StateError` if an optimizer steps parameters that no save would hold."""
     orphans = sum(id(p) not in held for g in optimizer.param_groups for p in g["params"])
     if orphans:
         raise StateError(

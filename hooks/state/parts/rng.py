@@ -1,5 +1,4 @@
-"""The random number generators that training draws from: python's, numpy's (if imported), torch's, and each
-accelerator's.
+"""The random number generators that training draws from: python's, numpy's (if imported), torch's, and each accelerator's.
 
 The training thread copies them at every boundary, and `restore` puts them back. So dropout and shuffling continue
 with the very next number.
@@ -25,9 +24,7 @@ Generators = tuple[str, Any]
 
 @cache
 def other_generators() -> Generators | None:
-    """Return the generators of the accelerator that this torch was built for; None if that is CUDA, or if there are
-    none.
-    """
+    """Return the generators of the accelerator that this torch was built for; None if that is CUDA, or if there are none."""
     device = accelerator()
     if device is None or device.type == "cuda":
         return None
@@ -39,8 +36,9 @@ def other_generators() -> Generators | None:
 
 
 def capture(others: Generators | None = None) -> dict[str, Any]:
-    """Return the generators' states as they are now. Nothing is drawn. With python, numpy and torch on a CPU this
-    takes about 20 µs.
+    """Return the generators' states as they are now.
+
+    Nothing is drawn. With python, numpy and torch on a CPU this takes about 20 µs.
 
     Args:
         others: the generators of an accelerator other than CUDA.
@@ -104,8 +102,9 @@ class RngPart:
         return self._frozen
 
     def targets(self, tree: Any) -> None:
-        """Check the form of the states. `put_back` leaves out the generators that this process lacks, and the restore
-        warns.
+        """Check the form of the states.
+
+        `put_back` leaves out the generators that this process lacks, and the restore warns.
         """
         if not isinstance(tree, dict):
             raise CheckpointError(f"{self.name}: the generators' states are a {type(tree).__name__}")
@@ -125,9 +124,7 @@ class RngPart:
 
 
 def _try_on(states: dict[str, Any], others: Generators | None) -> None:
-    """Load the states into temporary generators. Tensors have no values yet, so only their type and shape are
-    checked.
-    """
+    """Load the states into temporary generators. Tensors have no values yet, so only their type and shape are checked."""
     if "python" in states:
         random.Random().setstate(states["python"])
     numpy, state = sys.modules.get("numpy"), states.get("numpy", {})

@@ -61,8 +61,7 @@ def _is_key(value: Any) -> bool:
 
 
 class SavedTrees:
-    """The trees of all ranks of the saved job under one registered name. Each tree is decoded once, when it is first
-    needed.
+    """The trees of all ranks of the saved job under one registered name. Each tree is decoded once, when it is first needed.
 
     Args:
         saved: the encoded tree by rank of that job, for each rank that has the name.

@@ -30,12 +30,10 @@ from ..memory_access import copyable, expanded, gap, lack
 from ..sharding.dtensor import RankOf, TargetMemory, is_dtensor, leaf, local
 from ..tensor_item import StateTensor
 
-#: The most bytes of a set of tensors that is copied at each boundary. A larger set is read in place and checked
-#: twice.
+#: The most bytes of a set of tensors that is copied at each boundary. A larger set is read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
 
-#: Errors by which foreign code refuses a state. (An assertion is one. `LookupError` includes `KeyError` and its
-#: subclasses.)
+#: Errors by which foreign code refuses a state. (An assertion is one. `LookupError` includes `KeyError` and its subclasses.)
 REFUSALS = (
     LookupError,
     ValueError,
@@ -61,8 +59,9 @@ class Part(Protocol):
         ...
 
     def tree(self) -> Any:
-        """Return the complete value as it is now. A tensor of `leaves` appears as the very same object. With the gate
-        shut.
+        """Return the complete value as it is now.
+
+        A tensor of `leaves` appears as the very same object. With the gate shut.
         """
         ...
 

@@ -1,5 +1,4 @@
-"""Wrappers around torch's optimizers (Accelerate's, Fabric's, torchtitan's container), saved as the optimizers inside
-them.
+"""Wrappers around torch's optimizers (Accelerate's, Fabric's, torchtitan's container), saved as the optimizers inside them.
 
 A wrapper has its own `state_dict()`. Without unwrapping, each boundary would copy all of that state, and some
 wrappers cannot be hooked. The optimizer inside is torch's, and a save reads it in place. It replaces the wrapper if
@@ -41,8 +40,7 @@ def is_like_optimizer(value: object) -> bool:
 def unwrapped(
     values: Mapping[str, Any], saved: Callable[[Collection[Optimizer]], SavedTensors]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the registered values with each wrapper replaced by the optimizers inside it, and those wrappers by
-    name.
+    """Return the registered values with each wrapper replaced by its optimizers, and the replaced wrappers by name.
 
     Args:
         values: by registered name.
@@ -69,9 +67,7 @@ def unwrapped(
 def _inside(
     name: str, value: Any, saved: Callable[[Collection[Optimizer]], SavedTensors], known: Collection[int]
 ) -> list[Optimizer]:
-    """Return the optimizers inside a wrapper that adds no state to them; an empty list if the value is not such a
-    wrapper.
-    """
+    """Return the optimizers inside a wrapper that adds no state to them; an empty list for any other value."""
     inside, between = _several(value), []
     if not inside:
         *between, last = _chain(value)
@@ -133,8 +129,9 @@ def can_be_hooked(optimizer: Optimizer) -> bool:
 
 
 def check_says_state(name: str, optimizer: Optimizer) -> None:
-    """Raise `StateError` for an optimizer whose own `state_dict` fails: some were written for torch before 2.0, or
-    never finished.
+    """Raise `StateError` for an optimizer whose own `state_dict` fails.
+
+    Some were written for torch before 2.0, or were never finished.
     """
     try:
         optimizer.state_dict()

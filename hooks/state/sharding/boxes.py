@@ -1,5 +1,6 @@
-"""Which part of a tensor one rank of a mesh holds. This is pure arithmetic, so every rank computes the same answer
-for every rank.
+"""Which part of a tensor one rank of a mesh holds.
+
+This is pure arithmetic, so every rank computes the same answer for every rank.
 
 DTensor cuts from left to right: each mesh dimension cuts the part that the dimensions before it have left. `Shard`
 cuts as `torch.chunk` does. `_StridedShard` first cuts into pieces, and then cuts each piece among the ranks.
@@ -31,8 +32,7 @@ class MeshCut:
 def box(
     shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cuts: Sequence[MeshCut | None]
 ) -> Box | None:
-    """Return the part of the rank at `coordinate`; None if its rows are not contiguous, so that the part is not a
-    box.
+    """Return the part of the rank at `coordinate`; None if its rows are not contiguous, so that the part is not a box.
 
     Args:
         shape: the shape of the global tensor.

@@ -1,5 +1,4 @@
-"""The replicas that DistributedDataParallel declares: which ranks hold the same parameters, and whose buffers are the
-job's.
+"""The replicas that DistributedDataParallel declares: which ranks hold the same parameters, and whose buffers are the job's.
 
 DDP does not treat its buffers as it treats its parameters. BatchNorm's statistics differ between replicas, and before
 each forward all replicas take those of the group's first rank. So that rank's buffers are the job's, and it alone

@@ -16,8 +16,7 @@ _PIECE = 64 * 2**20
 
 
 def fingerprint(leaves: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
-    """Return, by the ranks that hold the same tensors, a hash of those tensors' names, types, shapes and offsets, in
-    order.
+    """Return, by the ranks that hold the same tensors, a hash of those tensors' names, types, shapes and offsets, in order.
 
     The hash covers no bytes of the tensors. It must be equal on all of these ranks; otherwise they would divide the
     writing in different ways.
@@ -49,8 +48,7 @@ def alone(leaves: Iterable[StateTensor], rank: int) -> bool:
 
 
 def digests(leaves: Iterable[StateTensor], rank: int, look: Callable[[], object] = int) -> dict[str, int]:
-    """Return the CRC32 of each tensor that other ranks hold too, by its name and its offsets. This reads every byte
-    of them.
+    """Return the CRC32 of each tensor that other ranks hold too, by its name and its offsets. This reads every byte of them.
 
     Args:
         leaves: the state tensors, or copies of them.

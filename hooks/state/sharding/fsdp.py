@@ -53,9 +53,7 @@ def shards(name: str, module: nn.Module) -> dict[tuple[int, str], dict[str, Any]
 
 
 def let_go(module: nn.Module) -> None:
-    """Make forward gather the weights again: those that an evaluation left behind predate the restore. No message is
-    sent.
-    """
+    """Make forward gather the weights again: those that an evaluation left behind predate the restore. No message is sent."""
     fsdp2 = sys.modules.get("torch.distributed.fsdp")
     for each in module.modules():
         if fsdp2 is not None and isinstance(each, fsdp2.FSDPModule):
@@ -66,7 +64,7 @@ def _records(name: str, module: Any) -> list[Any]:
     try:
         state = module._get_fsdp_state()
         groups = vars(state).get("_fsdp_param_groups")
-        if groups is None:  # before 2.11 there was one
+        if groups is None:  # before torch 2.11 there was one group
             groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
         records = [record for group in groups for record in group.fsdp_params]
         missing = any(SHARDED not in vars(record) for record in records)
