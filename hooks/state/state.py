@@ -157,9 +157,9 @@ class State:
         The estimate holds before the optimizers have created their state: it assumes two more numbers per parameter,
         as Adam keeps.
         """
-        held = sum(leaf.tensor.nbytes for part in self.parts for leaf in part.leaves())
+        existing = sum(leaf.tensor.nbytes for part in self.parts for leaf in part.leaves())
         fresh = [part for part in self._optimizers if not part.optimizer.state]
-        return held + 2 * sum(local(p).nbytes for part in fresh for p in part.tensors)
+        return existing + 2 * sum(local(p).nbytes for part in fresh for p in part.tensors)
 
     # --- the training thread ---
 

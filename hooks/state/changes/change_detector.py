@@ -66,16 +66,16 @@ class ChangeDetector:
         self._versioned = [t for t in (*owned, *others) if not t.is_inference()]
         self._sources = [pair for pair in sources if not (gap(local(pair[0])) or gap(pair[1]))]
         # Aliases, so that the memory that a probe reads stays allocated even when `.data` is pointed elsewhere.
-        mine, theirs = _spread(owned), _spread(others)
-        self._held = [*mine, *theirs]
+        owned_probes, other_probes = _spread(owned), _spread(others)
+        self._held = [*owned_probes, *other_probes]
         self._host = [_word(t) for t in self._held if readable(t)]
         self._device = DeviceProbes(
-            [t for t in mine if not readable(t)], [t for t in theirs if not readable(t)], record
+            [t for t in owned_probes if not readable(t)], [t for t in other_probes if not readable(t)], record
         )
         self._storages = [t.untyped_storage() for t in self._held]
         self._blocks = [*map(_address, self._storages)]
         #: The number of probed bytes that belong to the optimizers.
-        self._owned = sum(t.itemsize for t in mine if readable(t))
+        self._owned = sum(t.itemsize for t in owned_probes if readable(t))
         self._versions = -1
         self._seen = b""
 

@@ -126,13 +126,13 @@ def _sums(flat: torch.Tensor) -> torch.Tensor:
     if flat.storage_offset() % 8:
         flat = flat.clone()
     body = flat[: words * 8].view(torch.int64)
-    whole, rest = body[: blocks * _WORDS].view(blocks, _WORDS), body[blocks * _WORDS :]
-    columns = whole.sum(0)
+    full_blocks, rest = body[: blocks * _WORDS].view(blocks, _WORDS), body[blocks * _WORDS :]
+    columns = full_blocks.sum(0)
     columns[: rest.numel()] += rest
     weights = torch.arange(1, _WORDS + 1, device=flat.device)
     return torch.cat(
         [
-            whole.sum(1),
+            full_blocks.sum(1),
             (columns * weights).sum().reshape(1),
             flat[words * 8 :].sum(dtype=torch.int64).reshape(1),
         ]

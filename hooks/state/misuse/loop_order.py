@@ -47,13 +47,13 @@ def call_path(frame: FrameType | None) -> CallPath:
 
 def common(one: CallPath, other: CallPath) -> tuple[CallSite, CallSite] | None:
     """Return the place of each call in the function that makes both; None if no single function determines the order."""
-    for at, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
+    for at, (one_site, other_site) in enumerate(zip(one, other, strict=False)):
+        if one_site != other_site:
             # A generator is entered at one place of its caller and continues at another place of its own.
             entered = [path[at + 1].code.co_flags for path in (one, other) if at + 1 < len(path)]
-            if mine.code is not theirs.code or any(flags & _RESUMED for flags in entered):
+            if one_site.code is not other_site.code or any(flags & _RESUMED for flags in entered):
                 return None
-            return mine, theirs
+            return one_site, other_site
     return None
 
 
@@ -116,5 +116,5 @@ class LoopOrder:
                 return None
             if comes_after:
                 after[optimizer] = places
-        mine, theirs = min(after.values(), key=lambda places: places[1].offset)
-        return Misplaced(frozenset(after), bool(first), mine.place, theirs.place)
+        boundary_site, step_site = min(after.values(), key=lambda places: places[1].offset)
+        return Misplaced(frozenset(after), bool(first), boundary_site.place, step_site.place)

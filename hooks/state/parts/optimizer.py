@@ -168,9 +168,9 @@ class OptimizerPart:
                 owner = self._known[key]
             else:
                 continue
-            for word, value in _by_word(values):
+            for field, value in _by_word(values):
                 for i, tensor in enumerate(tensors_in(value)):
-                    name = f"{prefix}/{word}" if isinstance(value, torch.Tensor) else f"{prefix}/{word}.{i}"
+                    name = f"{prefix}/{field}" if isinstance(value, torch.Tensor) else f"{prefix}/{field}.{i}"
                     if id(tensor) not in leaves:
                         leaves[id(tensor)] = self._leaf(name, tensor, owner)
         return list(leaves.values())
@@ -212,8 +212,8 @@ class OptimizerPart:
                         plain += [names[id(t)] for t in made]
                         if (made_of := optimizer_factors.shard(param)) is not None:
                             shards[key] = made_of
-                    lie = ((names[id(local(t))], optimizer_factors.placements(param, t)) for t in kept)
-                    placed |= {name: placements for name, placements in lie if placements is not None}
+                    layouts = ((names[id(local(t))], optimizer_factors.placements(param, t)) for t in kept)
+                    placed |= {name: placements for name, placements in layouts if placements is not None}
         on_host = [leaf.name for leaf in leaves if leaf.tensor.device.type == "cpu"]
         tree = {
             "class": type(self.optimizer).__qualname__,
@@ -222,16 +222,16 @@ class OptimizerPart:
             "on_host": on_host,
         }
         more = {"other": other, "shards": shards, "placed": placed, "plain": plain}
-        return {**tree, **{word: value for word, value in more.items() if value}}
+        return {**tree, **{field: value for field, value in more.items() if value}}
 
     def _look_alikes(self) -> list[torch.Tensor]:
         if type(self.optimizer).__module__.startswith("torch.optim."):
             return []  # no optimizer of torch's keeps a factor of its parameter's shape
         return optimizer_factors.look_alikes(
-            (param, word, tensor)
+            (param, field, tensor)
             for param, values in self.optimizer.state.items()
             if id(param) in self._key
-            for word, value in _by_word(values)
+            for field, value in _by_word(values)
             for tensor in tensors_in(value)
         )
 
@@ -258,18 +258,18 @@ class OptimizerPart:
             if self._ranks.world > 1 and not missing:
                 break
         used = dict(sound)
-        whole = self._ranks.world == 1
+        only_rank = self._ranks.world == 1
         groups = []
         for i, group in enumerate(trees.own["param_groups"]):
             names = [n for rank in sorted(used) for n in used[rank]["param_groups"][i]["params"]]
-            kept = [n for n in dict.fromkeys(names) if whole or n in wanted]
+            kept = [n for n in dict.fromkeys(names) if only_rank or n in wanted]
             groups.append({**group, "params": kept})
         state: dict[str, Any] = {}
         shards: dict[str, Any] = {}
         passed: set[str] = set()
         for tree in used.values():
             for name, values in tree["state"].items():
-                if name not in passed and (whole or name in self._param):
+                if name not in passed and (only_rank or name in self._param):
                     state[name] = values
                     if name in tree.get("shards", {}):
                         state[name], shards[name] = self._of_this_shard(name, self._each(trees, sound))
@@ -277,7 +277,11 @@ class OptimizerPart:
         on_host = sorted({name for tree in sound.values() for name in tree["on_host"]})
         plain = sorted({name for tree in sound.values() for name in tree.get("plain", [])})
         # A tensor with one name has the same layout on all ranks.
-        placed = {name: lies for tree in sound.values() for name, lies in tree.get("placed", {}).items()}
+        placed = {
+            name: saved_layout
+            for tree in sound.values()
+            for name, saved_layout in tree.get("placed", {}).items()
+        }
         more = {"on_host": on_host, "shards": shards, "placed": placed, "plain": plain}
         return {**trees.own, "param_groups": groups, "state": state, **more}
 
@@ -316,21 +320,21 @@ class OptimizerPart:
         for key, values in tree["state"].items():
             param = self._param[key]
             here = optimizer_factors.shard(param)
-            for word, value in _by_word(values):
+            for field, value in _by_word(values):
                 for outline in tensors_in(value):
                     name = name_of(outline)
                     host = name in on_host
                     # The state was made from exactly this shard, or from the whole parameter.
                     same = shards.get(key) == here
-                    whole = here is None or not outline.dim() or outline.shape == param.shape
+                    is_whole = here is None or not outline.dim() or outline.shape == param.shape
                     made = None
                     with room(name):
-                        if is_dtensor(param) and (lies := placed.get(name)) is not None:
-                            made = optimizer_factors.empty(param, outline, lies, _device(param, host))
+                        if is_dtensor(param) and (saved_layout := placed.get(name)) is not None:
+                            made = optimizer_factors.empty(param, outline, saved_layout, _device(param, host))
                         elif is_dtensor(param) and name in plain:
                             made = _empty(param, outline, host) if same else None
-                        elif whole or same:
-                            made = _empty(param, outline, host, alike=word != "step")
+                        elif is_whole or same:
+                            made = _empty(param, outline, host, alike=field != "step")
                     if made is None:
                         raise self._cannot_be_cut(key)
                     yield TargetMemory.of(outline, made)

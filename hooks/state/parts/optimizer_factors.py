@@ -95,10 +95,10 @@ def empty(parameter: DTensor, outline: torch.Tensor, placed: Placed, device: tor
         alike = isinstance(saved_dim, list) and getattr(beside, "dim", None) == dim
         layouts.append(Replicate() if dim == _COPIES else beside if alike else Shard(dim))
     cuts = [cut_of(placement, outline.dim()) for placement in layouts]
-    if (held := box(outline.shape, mesh.mesh.shape, mesh.get_coordinate() or (), cuts)) is None:
+    if (part := box(outline.shape, mesh.mesh.shape, mesh.get_coordinate() or (), cuts)) is None:
         return None
     return DTensor.from_local(
-        torch.empty(held.sizes, dtype=outline.dtype, device=device),
+        torch.empty(part.sizes, dtype=outline.dtype, device=device),
         mesh,
         layouts,
         run_check=False,

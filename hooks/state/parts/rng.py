@@ -30,7 +30,7 @@ def other_generators() -> Generators | None:
         return None
     module = torch.get_device_module(device)
     known = all(
-        hasattr(module, word) for word in ("get_rng_state_all", "set_rng_state_all", "is_initialized")
+        hasattr(module, function) for function in ("get_rng_state_all", "set_rng_state_all", "is_initialized")
     )
     return (device.type, module) if known else None
 
@@ -136,12 +136,12 @@ def _try_on(states: dict[str, Any], others: Generators | None) -> None:
         numpy.random.RandomState().set_state(state)
     names = ("cuda", *(others or ())[:1])
     devices = {name: states[name] for name in names if name in states}
-    for name, held in devices.items():
-        if not isinstance(held, (list, tuple)):
-            raise TypeError(f"{name}'s are a {type(held).__name__}")
+    for name, device_states in devices.items():
+        if not isinstance(device_states, (list, tuple)):
+            raise TypeError(f"{name}'s are a {type(device_states).__name__}")
     for name, state in (
         ("torch", states.get("torch", torch.get_rng_state())),
-        *((name, each) for name, held in devices.items() for each in held),
+        *((name, each) for name, device_states in devices.items() for each in device_states),
     ):
         if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.dim() != 1:
             raise TypeError(f"{name}'s is no tensor of bytes")

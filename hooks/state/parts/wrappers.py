@@ -76,22 +76,22 @@ def _inside(
         return []
     known = {*known, *map(id, inside), *map(id, between)}
     all_of = saved(inside)
-    unsaved_ways = [way for each in between or [value] for way in unsaved(name, each, all_of, known)]
-    scalers = [way for way in unsaved_ways if way.endswith("Scaler)")]
-    if unsaved_ways and scalers == unsaved_ways:
+    unsaved_paths = [way for each in between or [value] for way in unsaved(name, each, all_of, known)]
+    scalers = [way for way in unsaved_paths if way.endswith("Scaler)")]
+    if unsaved_paths and scalers == unsaved_paths:
         raise StateError(
             f"{name} ({type(value).__name__}) scales gradients by {scalers[0]}, whose scale would not be saved; register "
             "that too, as in scaler=…"
         )
-    return [] if unsaved_ways else inside
+    return [] if unsaved_paths else inside
 
 
 def _chain(value: Any) -> list[Any]:
     """Return the wrapper and the optimizers inside, while each presents the next one's state and groups as its own."""
     chain = [value]
     while len(chain) < _DEEP:
-        held = (getattr(chain[-1], key, None) for key in _INSIDE)
-        further = next((each for each in held if each is not chain[-1] and is_like_optimizer(each)), None)
+        inner = (getattr(chain[-1], key, None) for key in _INSIDE)
+        further = next((each for each in inner if each is not chain[-1] and is_like_optimizer(each)), None)
         if further is None or not _gives(chain[-1], further):
             break
         chain.append(further)
@@ -106,12 +106,12 @@ def _gives(wrapper: Any, inside: Any) -> bool:
 
 def _several(value: Any) -> list[Optimizer]:
     """Return the optimizers of a container whose own groups are a view of theirs."""
-    held = getattr(value, _SEVERAL, None)
-    if not isinstance(held, (list, tuple)) or not held or not all(map(_is_torchs, held)):
+    inner = getattr(value, _SEVERAL, None)
+    if not isinstance(inner, (list, tuple)) or not inner or not all(map(_is_torchs, inner)):
         return []
-    theirs = {id(p) for each in held for group in each.param_groups for p in group["params"]}
+    theirs = {id(p) for each in inner for group in each.param_groups for p in group["params"]}
     ours = {id(p) for group in getattr(value, "param_groups", ()) for p in group["params"]}
-    return [] if getattr(value, "state", None) or ours - theirs else list(held)
+    return [] if getattr(value, "state", None) or ours - theirs else list(inner)
 
 
 def _is_torchs(value: Any) -> bool:

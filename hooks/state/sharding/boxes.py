@@ -40,25 +40,25 @@ def box(
         coordinate: the rank's place in the mesh.
         cuts: the cut of each dimension of the mesh; None for a dimension of replicas.
     """
-    held: list[Rows] = [((0, size),) for size in shape]
+    rows_of: list[Rows] = [((0, size),) for size in shape]
     for ranks, at, cut in zip(mesh, coordinate, cuts, strict=True):
         if cut is not None:
-            held[cut.dim] = _strided(held[cut.dim], ranks, at, cut.pieces)
-    if any(len(rows) > 1 for rows in held):
+            rows_of[cut.dim] = _strided(rows_of[cut.dim], ranks, at, cut.pieces)
+    if any(len(rows) > 1 for rows in rows_of):
         return None
-    spans = [rows[0] if rows else (0, 0) for rows in held]
+    spans = [rows[0] if rows else (0, 0) for rows in rows_of]
     return Box(tuple(start for start, _ in spans), tuple(end - start for start, end in spans))
 
 
 def _strided(rows: Rows, ranks: int, at: int, pieces: int) -> Rows:
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for piece in range(pieces):
         for start, end in _chunk(_chunk(rows, pieces, piece), ranks, at):
-            if found and found[-1][1] == start:
-                found[-1] = (found[-1][0], end)
+            if spans and spans[-1][1] == start:
+                spans[-1] = (spans[-1][0], end)
             else:
-                found.append((start, end))
-    return tuple(found)
+                spans.append((start, end))
+    return tuple(spans)
 
 
 def _chunk(rows: Rows, chunks: int, index: int) -> Rows:
@@ -66,11 +66,11 @@ def _chunk(rows: Rows, chunks: int, index: int) -> Rows:
     count = sum(end - start for start, end in rows)
     size = -(-count // chunks)
     first, last = min(count, index * size), min(count, (index + 1) * size)
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     passed = 0
     for start, end in rows:
         low, high = max(first - passed, 0), min(last - passed, end - start)
         if low < high:
-            found.append((start + low, start + high))
+            spans.append((start + low, start + high))
         passed += end - start
-    return tuple(found)
+    return tuple(spans)

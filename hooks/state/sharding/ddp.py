@@ -25,14 +25,14 @@ def declared(module: nn.Module) -> Declared:
     Raises:
         StateError: a wrapper hides where its shards are in the global tensor.
     """
-    found: Declared = {}
+    declarations: Declared = {}
     for each in module.modules():
         if isinstance(each, DistributedDataParallel):
-            _ask(each, found)
-    return found
+            _ask(each, declarations)
+    return declarations
 
 
-def _ask(wrapper: DistributedDataParallel, found: Declared) -> None:
+def _ask(wrapper: DistributedDataParallel, declarations: Declared) -> None:
     group = torch.distributed.get_process_group_ranks(wrapper.process_group)
     if len(group) == 1:
         return  # a group of one rank shares nothing
@@ -45,8 +45,8 @@ def _ask(wrapper: DistributedDataParallel, found: Declared) -> None:
                 "shard both ways with fully_shard over a mesh of two dimensions"
             )
         if name not in ignored:
-            found[id(parameter)] = DeclaredReplicas(ranks, ranks)
+            declarations[id(parameter)] = DeclaredReplicas(ranks, ranks)
     if wrapper.broadcast_buffers:
         for name, buffer in wrapper.module.named_buffers():
             if name not in ignored:
-                found[id(buffer)] = DeclaredReplicas(ranks, first)
+                declarations[id(buffer)] = DeclaredReplicas(ranks, first)

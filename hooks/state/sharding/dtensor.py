@@ -100,15 +100,17 @@ def _layout(
     mesh: DeviceMesh, coordinate: tuple[int, ...], placements: tuple[Any, ...], shape: tuple[int, ...]
 ) -> ShardLayout:
     cuts = [cut_of(placement, len(shape)) for placement in placements]
-    held = box(shape, mesh.mesh.shape, coordinate, cuts)
-    if held is None:
+    part = box(shape, mesh.mesh.shape, coordinate, cuts)
+    if part is None:
         raise ValueError("a shard whose rows do not lie side by side in the whole tensor")
-    same = mesh.mesh[tuple(slice(None) if c is None else at for c, at in zip(cuts, coordinate, strict=True))]
-    holders = tuple(sorted(same.flatten().tolist()))
+    replicas = mesh.mesh[
+        tuple(slice(None) if c is None else at for c, at in zip(cuts, coordinate, strict=True))
+    ]
+    holders = tuple(sorted(replicas.flatten().tolist()))
     ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
-    whole = held.sizes == shape
+    is_whole = part.sizes == shape
     return ShardLayout(
-        None if whole else held.offsets, held.sizes, holders if len(holders) > 1 else (), ranks
+        None if is_whole else part.offsets, part.sizes, holders if len(holders) > 1 else (), ranks
     )
 
 

@@ -24,7 +24,7 @@ def fingerprint(leaves: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
     lines: dict[tuple[int, ...], list[str]] = {}
     for leaf in leaves:
         if len(leaf.holders) > 1:
-            what = (
+            description = (
                 leaf.name,
                 str(leaf.tensor.dtype),
                 leaf.shape,
@@ -32,10 +32,10 @@ def fingerprint(leaves: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
                 tuple(leaf.tensor.shape),
                 int(leaf.tier),
             )
-            lines.setdefault(leaf.holders, []).append(repr(what))
+            lines.setdefault(leaf.holders, []).append(repr(description))
     return {
-        holders: blake2b("\n".join(held).encode(), digest_size=16).hexdigest()
-        for holders, held in sorted(lines.items())
+        holders: blake2b("\n".join(descriptions).encode(), digest_size=16).hexdigest()
+        for holders, descriptions in sorted(lines.items())
     }
 
 
@@ -72,8 +72,8 @@ def drifted(digests: Sequence[Mapping[str, int]]) -> list[str]:
     """
     first: dict[str, int] = {}
     differing: set[str] = set()
-    for held in digests:
-        differing |= {name for name, digest in held.items() if first.setdefault(name, digest) != digest}
+    for of_rank in digests:
+        differing |= {name for name, digest in of_rank.items() if first.setdefault(name, digest) != digest}
     return sorted(differing)
 
 
