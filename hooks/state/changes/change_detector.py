@@ -1,8 +1,9 @@
 """A cheap check that the state did not change since the last boundary.
 
 The detector takes three measures at the boundary, and compares them before and during a save:
-- The sum of `_version` of all tensors. In-place operations increase it, but operations through `.data` do not: fused
-  optimizers, and EMA swaps written with `.data` (both observed).
+
+- The sum of `_version` of all tensors. In-place operations increase it. Operations through `.data`, fused optimizers,
+  and EMA swaps written with `.data` do not (observed).
 - One element of a few tensors of each kind, read straight from memory. This catches the changes that versions miss.
   It takes 0.4 µs for 32 tensors by one join of their buffers; reading the value of each word takes twice that.
 - The address of every probed tensor's storage, and of every live tensor that a save reads in place. This catches

@@ -91,7 +91,8 @@ class LoopOrder:
     def boundary(self, path: CallPath) -> Misplaced | None:
         """End the turn.
 
-        Return the mistake of the loop once enough turns were seen; None before that, and if there is none.
+        Returns:
+            The mistake of the loop once enough turns were seen; None before that, and if there is none.
         """
         self._boundaries.append(path)
         if self.done:

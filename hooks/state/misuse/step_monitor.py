@@ -26,7 +26,7 @@ from .unregistered import UnregisteredOptimizer, few, holds
 
 log = logging.getLogger("spotguard")
 
-#: Optimizer steps and seconds without a boundary, both of which together cause a warning.
+#: A warning needs both this many optimizer steps and this many seconds without a boundary.
 _STEPS, _SECONDS = 20, 30.0
 #: Optimizer steps without a first boundary, after which the loop has passed the place where that boundary belongs.
 _SEVERAL = 2

@@ -101,9 +101,7 @@ def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the module inside `torch.compile`, DistributedDataParallel, and wrappers whose state dict is the inner
-    module's.
-    """
+    """Return the module inside `torch.compile`, DistributedDataParallel, and wrappers that only show its state dict."""
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module

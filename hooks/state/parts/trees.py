@@ -92,8 +92,9 @@ class SavedTrees:
 
     @property
     def own(self) -> Any:
-        """Return the tree of the rank whose place this rank has; if that rank did not have the name, the first rank's
-        that did.
+        """Return the tree of the rank whose place this rank has.
+
+        If that rank did not have the name, return the tree of its stand-in, or of the first rank that has the name.
         """
         return self.of(self.source)
 

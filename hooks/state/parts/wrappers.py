@@ -10,7 +10,7 @@ three conditions hold:
 - The wrapper or the optimizer inside can be hooked: torch's hooks run in any code that calls the inner `step()`.
 
 One condition is not checked: the wrapper's own `step()` changes nothing before it calls the inner one. A wrapper that
-does (SAM) keeps the values it needs for this in its own state, so it fails the conditions above. Any other change of
+does (SAM) keeps the values it needs for this in its own state, so it fails the conditions above. A change of
 parameters before a hook is an edit between two boundaries, and the audit finds such edits before each step
 (`audit.py`). A number that a wrapper counts is not a tensor: `reachable.counts` warns about it.
 """

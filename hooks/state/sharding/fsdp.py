@@ -21,12 +21,14 @@ SHARDED = "sharded_param"
 
 
 def shards(name: str, module: nn.Module) -> dict[tuple[int, str], dict[str, Any]]:
-    """Return the table that holds each sharded parameter, under the key `SHARDED`, by (id of the owning submodule,
-    parameter name).
+    """Return the tables that hold the sharded parameters, each parameter under the key `SHARDED`.
 
     Args:
         name: the module's name, for an error.
         module: a module that may be sharded or contain sharded parts.
+
+    Returns:
+        (id of the owning submodule, parameter name) -> its table.
 
     Raises:
         StateError: FSDP1 wraps the module, or this torch keeps the shards elsewhere.
