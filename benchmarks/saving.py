@@ -132,10 +132,10 @@ def main(verb: str, way: str, folder: Path, mib: int, times: int) -> None:
         print(json.dumps({"seconds": spent, "cpu": used, "extra": extra, "bytes": trained.nbytes}))
         if verb == "save" and number < times - 1:
             _forget(folder)
-    witness = folder / "sample.json"
+    detector = folder / "sample.json"
     if verb == "save":
-        witness.write_text(json.dumps(trained.sample()))
-    elif json.loads(witness.read_text()) != trained.sample():
+        detector.write_text(json.dumps(trained.sample()))
+    elif json.loads(detector.read_text()) != trained.sample():
         raise RuntimeError(f"{way} has loaded something else than was saved")
 
 

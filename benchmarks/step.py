@@ -29,7 +29,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         state = guard._state
         whole = microseconds(guard.step, loops=loops, times=times)
         parts = {part.name: microseconds(part.at_boundary, loops=loops, times=times) for part in state.parts}
-        parts["witnesses"] = microseconds(state._witness.mark, loops=loops, times=times)
+        parts["witnesses"] = microseconds(state._detector.mark, loops=loops, times=times)
         optimizer, monitor = state._optimizers[0].optimizer, state.monitor
 
         def turn() -> None:
@@ -55,7 +55,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         )
         for name, call in (
             ("model's buffers", state.parts[0].at_boundary),
-            ("witnesses", state._witness.mark),
+            ("witnesses", state._detector.mark),
         ):
             yield Row(f"  of which {name}", "µs", microseconds(call, loops=max(1, loops // 5), times=times))
 

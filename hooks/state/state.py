@@ -212,14 +212,14 @@ class State:
             looking = self._now()
             self._look_for_the_unsaved()
             once += self._now() - looking
-        if not self._witness.stands():  # a storage was resized: do not read the old block again
+        if not self._detector.stands():  # a storage was resized: do not read the old block again
             self._refresh()
         if started >= self._look_at:
             self._look_at = started + _LOOK_EVERY
             if any(module.outdated() for module in self._modules):
                 self._refresh()
         # If saves wait for boundaries anyway, compare nothing: each comparison would have to query a device.
-        moved = self._witness.mark(self._stepped or self.boundary_only != "")
+        moved = self._detector.mark(self._stepped or self.boundary_only != "")
         self._threads = torch.get_num_threads()
         if moved:
             self.save_at_boundaries("parameters changed although no registered optimizer stepped")
@@ -297,7 +297,7 @@ class State:
         watched = {id(t): t for part in self.parts if isinstance(part, InPlace) for t in part.in_place()}
         for tensor in owned:
             watched.pop(id(tensor), None)
-        self._witness = ChangeDetector([*map(local, owned)], [*map(local, watched.values())], sources)
+        self._detector = ChangeDetector([*map(local, owned)], [*map(local, watched.values())], sources)
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
         leaves = [leaf for part in self.parts for leaf in part.leaves()]
         self._look_for_gaps(leaves)
@@ -351,7 +351,7 @@ class State:
     def look_again(self) -> None:
         """Follow tensors that were replaced. The training thread must be parked at its boundary."""
         self._refresh()
-        self._witness.mark(stepped=True)
+        self._detector.mark(stepped=True)
 
     # --- the saver thread, gate shut ---
 
@@ -361,7 +361,7 @@ class State:
             return "an optimizer replaced its state after guard.step()"
         if any(part.moved() for part in self._modules):
             return "a module was given another parameter or buffer after guard.step()"
-        return self._witness.broken()
+        return self._detector.broken()
 
     def collect(self) -> CollectedState:
         """Return the state as it is now, without copying a tensor.

@@ -246,13 +246,13 @@ def test_what_has_no_bytes_is_not_restored_into(which: str, folder: Path) -> Non
 def test_a_witness_of_what_moved_in_memory_looks_at_nothing() -> None:
     """Also a storage that grew has left its old block: the witness says that it no longer stands."""
     tensor = torch.zeros(1 << 16)
-    witness = ChangeDetector([tensor, freed(3)], [], [(freed(3), freed(3))])
-    witness.mark()
-    assert witness.stands()
-    assert witness.broken() == ""
+    detector = ChangeDetector([tensor, freed(3)], [], [(freed(3), freed(3))])
+    detector.mark()
+    assert detector.stands()
+    assert detector.broken() == ""
     tensor.untyped_storage().resize_(1 << 20)
-    assert not witness.stands()
-    assert "resized" in witness.broken()
+    assert not detector.stands()
+    assert "resized" in detector.broken()
 
 
 # --- elements that share memory --------------------------------------------------------------------------------

@@ -319,41 +319,41 @@ def test_the_witness_says_what_moved() -> None:
     """Nothing for what stands; a few words for each way to move; and what only others own is not the optimizers'."""
     owned, other = torch.zeros(5), torch.zeros(5)
     alias = owned.detach()
-    witness = ChangeDetector([owned], [other], [(owned, alias)])
-    assert not witness.mark()
-    assert witness.broken() == ""
+    detector = ChangeDetector([owned], [other], [(owned, alias)])
+    assert not detector.mark()
+    assert detector.broken() == ""
     owned.data[2] = 1
-    assert ".data" in witness.broken()
-    assert witness.mark()
+    assert ".data" in detector.broken()
+    assert detector.mark()
     other.data[2] = 1
-    assert ".data" in witness.broken()
-    assert not witness.mark()
+    assert ".data" in detector.broken()
+    assert not detector.mark()
     owned.add_(1)
-    assert "in place" in witness.broken()
-    witness.mark()
+    assert "in place" in detector.broken()
+    detector.mark()
     owned.data = owned.data.clone()
-    assert "storage" in witness.broken()
+    assert "storage" in detector.broken()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (4, 5, 6)])
 def test_the_witness_looks_at_every_shape_and_layout(shape: tuple[int, ...]) -> None:
     """Also at views, transposed ones, and none at what holds nothing."""
     base = torch.zeros(shape).mT if len(shape) > 1 else torch.zeros(shape)
-    witness = ChangeDetector([base], [], [])
-    witness.mark()
-    assert witness.broken() == ""
+    detector = ChangeDetector([base], [], [])
+    detector.mark()
+    assert detector.broken() == ""
     base.data.fill_(1)
-    assert (witness.broken() != "") == (base.numel() > 0)
+    assert (detector.broken() != "") == (base.numel() > 0)
 
 
 def test_a_witness_keeps_what_it_looks_at() -> None:
     """Storage that is dropped by everybody else is still ours to look at."""
     tensors = [torch.rand(1000) for _ in range(100)]
-    witness = ChangeDetector(tensors, [], [])
-    witness.mark()
+    detector = ChangeDetector(tensors, [], [])
+    detector.mark()
     for tensor in tensors:
         tensor.data = torch.empty(0)
-    assert "replaced" in witness.broken() or witness.broken() == ""
+    assert "replaced" in detector.broken() or detector.broken() == ""
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class Queue:
 ALWAYS = 2**30
 
 
-def witness(
+def detector(
     tensors: list[torch.Tensor], queue: Queue, others: list[torch.Tensor] | None = None
 ) -> ChangeDetector:
     """One whose tensors are all on a device."""
@@ -63,7 +63,7 @@ def replay(tensors: list[torch.Tensor]) -> None:
 def test_a_change_of_one_tensor_is_seen_by_mark_and_by_broken(which: int) -> None:
     """Of any dtype, in any layout; NaN that became NaN of other bits too."""
     tensors = parameters()
-    device = witness(tensors, Queue(ALWAYS))
+    device = detector(tensors, Queue(ALWAYS))
     assert not device.mark()
     assert not device.mark(), "nothing moved"
     assert device.broken() == ""
@@ -78,7 +78,7 @@ def test_a_change_of_one_tensor_is_seen_by_mark_and_by_broken(which: int) -> Non
 def test_nobody_waits_for_the_device_and_nothing_is_forgotten() -> None:
     """The verdict comes at a later boundary, also one before which an optimizer stepped."""
     tensors, queue = parameters(), Queue(0)
-    device = witness(tensors, queue)
+    device = detector(tensors, queue)
     device.mark()
     replay(tensors)
     assert not device.mark(), "the device has not reached it"
@@ -93,7 +93,7 @@ def test_nobody_waits_for_the_device_and_nothing_is_forgotten() -> None:
 def test_what_an_optimizer_stepped_is_not_compared() -> None:
     """Usual training launches no comparison and records no event for it."""
     tensors, queue = parameters(), Queue(ALWAYS)
-    device = witness(tensors, queue)
+    device = detector(tensors, queue)
     for _ in range(3):
         replay(tensors)
         assert not device.mark(stepped=True)
@@ -103,7 +103,7 @@ def test_what_an_optimizer_stepped_is_not_compared() -> None:
 def test_what_is_nobodys_may_change_at_a_boundary() -> None:
     """An EMA, frozen weights: between two boundaries they stand still, at one they may move."""
     owned, ema = [torch.zeros(8)], [torch.zeros(8), torch.zeros(8)]
-    device = witness(owned, Queue(ALWAYS), ema)
+    device = detector(owned, Queue(ALWAYS), ema)
     device.mark()
     replay(ema)
     assert device.broken() != ""
