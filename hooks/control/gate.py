@@ -1,18 +1,19 @@
-"""The gate: where training may be stopped so that its state stands still.
+"""The gate, which parks the training thread at a point where its state stands still.
 
 Parameters and optimizer state change only between the first `optimizer.step()` after a boundary and the next
-boundary (`guard.step()`). So two places are enough to hold them still:
+boundary (`guard.step()`). So two points are enough to hold them still:
 
     boundary k ──── clean: forward, backward, evaluation, loading … ──── enter ──── dirty ──── boundary k+1
 
-While the gate is shut a *clean* state stays as it is, whatever the training thread does, until that thread
-comes to `enter` (the optimizer's pre-hook) and is parked there. A *dirty* one cannot be had: it is let through
-to its next boundary and parked there, and that boundary's state is taken.
+While the gate is shut, a *clean* state stays as it is, whatever the training thread does. When that thread comes to `enter`
+(the optimizer's pre-hook), the gate parks it there. A *dirty* state cannot be saved. The gate lets the thread through to its
+next boundary and parks it there, and the saver reads that boundary's state.
 
-Where several ranks agree on one step, it is the gate's *target*: whoever is behind it passes until it is there.
+If several ranks agree on one step, that step is the gate's *target*: a thread that is behind the target passes until it is
+there.
 
-`GateRule` is the rule, pure; `Gate` puts a lock and a condition around it. Closing and reading the position are
-one atomic act: between two acts training could pass (both simpler orders lose a step or tear one).
+`GateRule` is the rule, pure; `Gate` adds a lock and a condition. Closing the gate and reading the position are one atomic act.
+Training could pass between two acts (both simpler orders lose a step or tear one).
 """
 
 from __future__ import annotations
@@ -29,21 +30,25 @@ from .gate_rule import GateRule, Shut
 
 log = logging.getLogger("spotguard")
 
-#: Seconds between two looks at whether another thread's `optimizer.step()` has ended in an exception: its post-hook is not
-#: called then.
+#: Seconds between two checks whether another thread's `optimizer.step()` has ended in an exception: torch does not call its
+#: post-hook then.
 _ENDED_EVERY = 0.1
 
 
 class Gate:
-    """`GateRule` between two threads: the one that trains and the one that saves."""
+    """The gate between two threads: the training thread and the saver thread.
+
+    Args:
+        together: this rank is one of several.
+    """
 
     def __init__(self, *, together: bool = False) -> None:
-        #: The condition's own lock: the training thread takes it directly, three times a step, at half the price.
+        #: The condition's own lock. The training thread takes it directly, three times a step, at half the cost.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self.place = GateRule(together=together)
         self._leave: Callable[[], BaseException] | None = None
-        #: How many threads are parked: those that step beside the one that trains are woken by what that one does.
+        #: The number of parked threads. The training thread wakes those that step beside it.
         self._parked = 0
         self._warned = False
         #: Set when the guard is closed, and in a forked child, where the lock may be held for ever.
@@ -52,15 +57,15 @@ class Gate:
     # --- the training thread ---
 
     def before_change(self, frame: FrameType | None = None) -> None:
-        """Called before `optimizer.step()` changes anything; parks while the gate is shut.
+        """Park while the gate is shut. The optimizer's pre-hook calls this before `optimizer.step()` changes anything.
 
         Args:
-            frame: the one that runs the step. While it runs, no other thread begins a boundary.
+            frame: the frame that runs the step. While this frame runs, no other thread begins a boundary.
         """
         self._pass(lambda thread: self.place.may_change(thread, frame))
 
     def after_change(self, frame: FrameType | None = None) -> None:
-        """The step is over. Not called where it raised."""
+        """Note that the step is over. Nothing calls this if the step raised."""
         if self.inert:
             return
         with self._lock:
@@ -72,37 +77,45 @@ class Gate:
         self._pass(self.place.may_begin_boundary)
 
     def abort_boundary(self, *, unchanged: bool = False) -> None:
-        """What began a boundary has raised: other threads may step. `unchanged`: it left the state as it was."""
+        """Abort a boundary whose caller has raised, so that other threads may step.
+
+        Args:
+            unchanged: the caller left the state as it was.
+        """
         with self._lock:
             self.place.abort_boundary(unchanged=unchanged)
             self._changed.notify_all()
 
     def begin_again(self) -> None:
-        """As `begin_boundary`, for a save by hand: no step is completed by what follows. Then `arrive`."""
+        """Begin the present boundary again, for a save by hand. As `begin_boundary`, but completes no step. `arrive` follows."""
         self._pass(self.place.may_copy_again)
 
     def end_boundary(self, late_copies: Callable[[], None] | None = None) -> None:
-        """`guard.step()` is done. `late_copies` are those that are made only when somebody wants them."""
+        """Complete `guard.step()`; park if a save wants this step.
+
+        Args:
+            late_copies: makes the copies that are needed only if a save wants this step.
+        """
         if self.inert:
             return
         with self._lock:
             if self.place.complete():
                 if self.place.shut is not Shut.OPEN or self._parked:
-                    self._changed.notify_all()  # clean, which is enough for who saves
+                    self._changed.notify_all()  # clean, which is enough for the saver
                 return
         if late_copies is not None:
-            late_copies()  # still dirty: nobody reads yet
+            late_copies()  # still dirty: the saver does not read yet
         with self._changed:
             self.place.rest(get_ident())
             self._changed.notify_all()
             self._park(self._may_leave)
 
     def pass_boundary(self, copies: Callable[[], None], *, late: bool) -> None:
-        """`guard.step()`, from its begin to its end. Where the copies raise, other threads may step all the same.
+        """Do `guard.step()` from its begin to its end. If the copies raise, other threads may still step.
 
         Args:
-            copies: makes those of what changes between steps.
-            late: they are made only when somebody wants them.
+            copies: copies the state that changes between steps.
+            late: make the copies only if a save wants this step.
         """
         self.begin_boundary()
         try:
@@ -114,7 +127,7 @@ class Gate:
             raise
 
     def take_again(self, copies: Callable[[], None]) -> None:
-        """A boundary that is there already, with new copies, for a save by hand. As `arrive`."""
+        """Copy the present boundary again, for a save by hand, and arrive there (see `arrive`)."""
         self.begin_again()
         try:
             copies()
@@ -124,19 +137,24 @@ class Gate:
         self.arrive()
 
     def stand(self) -> None:
-        """Park while the gate is shut in any way; nothing changes. For a thread that has not begun yet, or has
-        arrived at a boundary."""
+        """Park while the gate is shut in any way; nothing changes.
+
+        For a thread that has not begun yet, or has arrived at a boundary.
+        """
         self._pass(self._may_leave)
 
     def _may_leave(self, thread: int) -> bool:
         may = self.place.may_leave_boundary(thread)
         if may and self._parked:
-            self._changed.notify_all()  # other threads' steps that wait for it
+            self._changed.notify_all()  # steps of other threads wait for this one
         return may
 
     def arrive(self, steps: int | None = None) -> None:
-        """Training is at a boundary without a step before it: restored, or saving by hand. It may be had there
-        until `stand` lets it leave. After `begin_boundary` and its copies, like `end_boundary`."""
+        """Note that training is at a boundary without a step before it: it has restored, or saves by hand.
+
+        The saver may read the state there until `stand` lets training leave. Call this after `begin_boundary` and its copies,
+        like `end_boundary`.
+        """
         if self.inert:
             return
         with self._lock:
@@ -146,7 +164,7 @@ class Gate:
             self._changed.notify_all()
 
     def look(self) -> None:
-        """Raise where the training thread was told to leave. For one that waits somewhere else."""
+        """Raise if the training thread was told to leave. For a thread that waits somewhere else."""
         if self._leave is not None and not self.inert:
             raise self._leave()
 
@@ -154,15 +172,17 @@ class Gate:
         if self.inert:
             return
         with self._lock:
-            # Whatever is wanted since: the others leave before their next change, too.
+            # Leave whatever the gate was shut for since: the other ranks, too, leave before their next change.
             if self._leave is not None and not self.place.dirty and self.place.may_end_here():
                 raise self._leave()
             if not may(get_ident()):
                 self._park(may)
 
     def _park(self, may: Callable[[int], bool]) -> None:
-        """Wait until told to go on or to leave. A signal (Ctrl-C) still reaches its handler: a condition's
-        wait is interruptible."""
+        """Wait until the thread may go on or is told to leave.
+
+        A signal (Ctrl-C) still reaches its handler: a condition's wait is interruptible.
+        """
         thread = get_ident()
         self._parked += 1
         try:
@@ -174,13 +194,16 @@ class Gate:
                 self._changed.wait(self._until_ended(thread))
         finally:
             self._parked -= 1
-            if self.place.held == thread:  # called away: Ctrl-C, or told to leave
+            if self.place.held == thread:  # the thread goes: Ctrl-C, or it was told to leave
                 self.place.held = None
                 self._changed.notify_all()
 
     def _until_ended(self, thread: int) -> float | None:
-        """Forget the steps of other threads that have ended in an exception. Seconds to the next look; None: none is in
-        progress."""
+        """Forget the steps of other threads that have ended in an exception.
+
+        Returns:
+            Seconds to the next check; None if no step is in progress.
+        """
         others = {at: frame for at, frame in self.place.changing.items() if at != thread}
         if not others:
             return None
@@ -207,19 +230,28 @@ class Gate:
         """Shut the gate and read where training stands, as one act. Returns a copy.
 
         Args:
-            target: completed steps that were agreed on: who has fewer passes until it has so many, and is held there.
+            how: how the gate is shut.
+            target: completed steps that the ranks agreed on. If training has completed fewer, it passes until it reaches the
+                target, and the gate holds it there.
             awaited: other ranks are not held there, and wait for this one in a collective of the next step.
         """
         with self._changed:
             self.place.close(how, target, awaited=awaited)
-            self._changed.notify_all()  # a thread that is parked short of where it is wanted is let through
+            self._changed.notify_all()  # lets a thread through that is parked short of the target
             return replace(self.place)
 
     def wait_steady(
         self, left: Callable[[], float | None] = lambda: None, give_up: Callable[[], bool] = lambda: False
     ) -> int | None:
-        """Wait until the state stands still; its completed steps, or None when no seconds are `left()` or `give_up()`.
-        Both are asked again at each `wake`."""
+        """Wait until the state stands still. Each `wake` has both callables asked again.
+
+        Args:
+            left: returns the seconds that are left; None: no limit.
+            give_up: returns whether to stop waiting.
+
+        Returns:
+            The completed steps; None if no time is left, or if `give_up` returned true.
+        """
         with self._changed:
             while not self.place.steady():
                 if (seconds := left()) == 0 or give_up():
@@ -228,25 +260,25 @@ class Gate:
             return self.place.completed
 
     def wake(self) -> None:
-        """Have `wait_steady` ask again whether it goes on, and how long."""
+        """Have `wait_steady` ask again whether to go on waiting, and how long."""
         with self._changed:
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Let training go on; who was told to leave leaves all the same."""
+        """Let training go on. A thread that was told to leave still leaves."""
         with self._changed:
             if self._leave is None:
                 self.place.close(Shut.OPEN)
                 self._changed.notify_all()
 
     def retire(self) -> None:
-        """Nobody saves any more: whoever is parked goes on, and nobody parks again."""
+        """Retire the gate, since no save will come: parked threads go on, and no thread parks again."""
         with self._changed:
             self.inert = True
             self._changed.notify_all()
 
     def leave(self, ending: Callable[[], BaseException]) -> None:
-        """The training thread raises `ending()` where it is parked, or when it comes to the gate."""
+        """Have the training thread raise `ending()` where it is parked, or when it comes to the gate."""
         with self._changed:
             self._leave = ending
             self.place.close(Shut.BEFORE_CHANGE)
@@ -254,7 +286,7 @@ class Gate:
 
 
 def _runs(frame: FrameType, top: FrameType | None) -> bool:
-    """Whether a frame is on the stack that ends at `top`."""
+    """Return whether a frame is on the stack that ends at `top`."""
     while top is not None:
         if top is frame:
             return True

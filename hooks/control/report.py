@@ -1,4 +1,4 @@
-"""What the hook says about an emergency save: to the agent while it happens, and in the store when it ended."""
+"""Reports of an emergency save: messages to the agent while it runs, and a record in the store when it has ended."""
 
 from __future__ import annotations
 
@@ -17,30 +17,34 @@ from ..save.request import SavedCheckpoint
 
 log = logging.getLogger("spotguard")
 
-#: Seconds between two words about how far a save is: a person cannot read more.
+#: Seconds between two progress messages: a person cannot read more.
 _PROGRESS_EVERY = 0.25
-#: Seconds that writing the outcome may cost: the commit is made, but the machine is going.
+#: Seconds at most for writing the outcome: the commit is made, but the machine is going.
 _OUTCOME_TIMEOUT = 2.0
-#: And also where the save took all the time there was: the agent waits a little longer than that.
+#: Seconds at least for writing the outcome, even if the save took all the time: the agent waits a little longer than that.
 _OUTCOME_LEAST = 0.1
 
 
 class MessageSender(Protocol):
-    """`Client.send`."""
+    """The signature of `Client.send`."""
 
     def __call__(self, message: protocol.Message, *, droppable: bool = False) -> bool: ...
 
 
 class Report:
-    """What the agent is told, and what the store keeps.
+    """The reports of one process: it sends messages to the agent, and writes records to the store.
 
     Args:
-        put: puts something small into the store, within so many seconds (`Errands.put`).
-        send: to the agent; False when there is none. What is said to be droppable it never waits for.
-        telling: called with each alarm that ends, before the agent hears of it: from its word on it may end this process.
+        put: uploads a small object to the store, within the given seconds (`Errands.put`).
+        run_id: the run that the records belong to.
+        attempt: the attempt that the records belong to.
+        clock: the clock.
+        send: sends a message to the agent; returns False if there is none. It never waits for a droppable message.
+        telling: called with each alarm that ends, before the agent gets the message: from then on the agent may end this
+            process.
         ended: called with each alarm that ended, and whether it committed.
-        rank: of this process.
-        keeps: whether it is this rank that writes the record, for all.
+        rank: the rank of this process.
+        keeps: returns whether this rank writes the record, for all ranks.
     """
 
     def __init__(
@@ -69,21 +73,23 @@ class Report:
         self._lock = threading.Lock()  # guards what follows
         self._said_at = -_PROGRESS_EVERY
         self._said: tuple[str, ...] = ()
-        #: The notice that the agent was told of because it did not send it.
+        #: The notice that this process announced to the agent, because the agent did not deliver it.
         self._introduced: PreemptionNotice | None = None
 
     def told(self, id: str) -> None:
         self._send(protocol.Delivered(id, self._clock.monotonic()))
 
     def progress(self, alarm: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
-        """Each phase once, and how far it is four times a second at most. The writer's threads call this: it never
-        waits for an agent that does not read."""
+        """Report each phase once, and the progress in it at most four times a second.
+
+        The writer's threads call this, so it never waits for an agent that does not read.
+        """
         now = self._clock.monotonic()
-        said = (phase, *alarm.ids)
+        current = (phase, *alarm.ids)
         with self._lock:
-            if said == self._said and now - self._said_at < _PROGRESS_EVERY:
+            if current == self._said and now - self._said_at < _PROGRESS_EVERY:
                 return
-            self._said, self._said_at = said, now
+            self._said, self._said_at = current, now
         self._introduce(alarm)
         for id in list(alarm.ids):
             self._send(protocol.Progress(id, phase, now, step, done, total), droppable=True)
@@ -119,7 +125,7 @@ class Report:
         self._send(_committed("", saved, self._clock.monotonic()))
 
     def _introduce(self, alarm: PreemptionNotice) -> None:
-        """Tell the agent, once, of a notice that it did not send: it keeps an outcome of it, too."""
+        """Announce to the agent, once, a notice that the agent did not deliver: it keeps an outcome of that one, too."""
         with self._lock:
             if alarm.kind != protocol.LAUNCHER or self._introduced is alarm:
                 return
@@ -130,7 +136,7 @@ class Report:
             self._send(protocol.Delivered(id, now, alarm.kind, alarm.source, left))
 
     def _record(self, alarm: PreemptionNotice, **facts: object) -> None:
-        """One JSON object beside the checkpoints, for whoever asks later what became of a notice."""
+        """Write one JSON object beside the checkpoints: the record of what became of a notice."""
         if not self._keeps():
             return
         self._count += 1
@@ -145,7 +151,7 @@ class Report:
         left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, alarm.save_by - self._clock.monotonic()))
         try:
             self._put(key, memoryview(data), left)
-        except SpotguardError as error:  # the agent must hear of a commit before it gives up on it
+        except SpotguardError as error:  # the agent must learn of a commit before the agent gives up on it
             log.warning("the outcome could not be written to the store: %s", error)
 
 

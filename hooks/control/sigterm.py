@@ -1,6 +1,8 @@
-"""SIGTERM is held while a save is under way, and for a moment before: whoever sends it (a launcher that lost its
-peers, a service manager that ends a whole group) must not end a save that is about to begin or to commit. The
-previous handler is chained, never replaced.
+"""The SIGTERM handler of a guarded process, the fork hook that drops it, and the exception `Preempted`.
+
+The handler holds SIGTERM while a save is under way, and for a moment before. A sender (a launcher that lost its peers, a
+service manager that ends a whole group) must not end a save that is about to begin or to commit. The handler chains the
+previous one, and never replaces it.
 """
 
 from __future__ import annotations
@@ -14,20 +16,21 @@ from typing import Any
 
 from . import sigterm
 
-#: A group-wide SIGTERM reaches training and agent at once, and the agent's notice comes a moment later.
+#: Seconds to wait for a notice that explains a SIGTERM. A group-wide SIGTERM reaches training and agent at once, and the
+#: agent's notice comes a moment later.
 _MOMENT = 1.0
 
 
 class SigtermHold(Enum):
-    """What a SIGTERM meets."""
+    """The state of the process in which a SIGTERM arrives."""
 
-    #: Nothing of ours: it goes where it would have gone.
+    #: No agent and no save: the signal goes to the previous handler.
     NOTHING = "nothing"
-    #: An agent that may be about to say that this is a notice.
+    #: An agent is connected, and may be about to deliver a notice that explains the signal.
     GUARDED = "guarded"
-    #: An emergency save: it waits until training would go on.
+    #: An emergency save is under way: the signal waits until training would go on.
     SAVING = "saving"
-    #: The save is over and training is to leave: as with NOTHING, but what was held before stays held.
+    #: The save is over and training is to leave. As with NOTHING, but a signal that was held before stays held.
     LEAVING = "leaving"
 
 
@@ -37,15 +40,17 @@ _unnoticed: Callable[[], bool]
 _installed = False
 _held = False
 _through = False
-#: Waits for what explains the one that is held.
+#: Waits for a notice that explains the SIGTERM that is held.
 _timer: threading.Timer | None = None
 
 
 def hold_sigterm(look: Callable[[], SigtermHold], unnoticed: Callable[[], bool] = lambda: False) -> None:
-    """Hold SIGTERM as `look()` says. Off the main thread, where handlers cannot be set, nothing happens.
+    """Install the handler, which holds SIGTERM as `look()` decides. Off the main thread, do nothing: handlers cannot be set.
 
     Args:
-        unnoticed: asked of one that no notice has explained: whether it is to be held on, for a save that begins now.
+        look: returns the state of the process.
+        unnoticed: called for a SIGTERM that no notice has explained. Returns whether the handler holds it longer, for a
+            save that begins now.
     """
     global _previous, _look, _unnoticed, _installed
     if threading.current_thread() is not threading.main_thread():
@@ -62,8 +67,9 @@ def _on_sigterm(signum: int, frame: Any) -> None:
     try:
         holds = _holds()
     except Exception:
-        # Another signal's handler has raised inside ours: torch's, of a data loader whose worker got this SIGTERM too.
-        # Training ends by it, and what is held decides whether it saves first (seen: a rank that left without a word).
+        # Another signal's handler has raised inside this one: torch's, of a data loader whose worker got this SIGTERM too.
+        # The exception ends training, and a held SIGTERM decides whether training saves first (seen: a rank that left
+        # without a message).
         _holds()
         raise
     _through = False
@@ -77,7 +83,7 @@ def _on_sigterm(signum: int, frame: Any) -> None:
 
 
 def _holds() -> bool:
-    """Hold it, where that is what it meets. Once more does no harm."""
+    """Hold the SIGTERM if the state of the process asks for that; return whether it is held. A second call does no harm."""
     global _held, _timer
     hold = SigtermHold.NOTHING if _through else _look()
     if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
@@ -96,18 +102,21 @@ def _unless_noticed() -> None:
 
 
 def held() -> bool:
-    """Whether a SIGTERM waits for what explains it."""
+    """Return whether a SIGTERM is held."""
     return _held
 
 
 def wait_explained() -> None:
-    """Wait for a notice that explains it, or for what begins without one. It may be delivered meanwhile."""
+    """Wait for a notice that explains the SIGTERM, or for a save that begins without one.
+
+    The SIGTERM may be delivered again meanwhile.
+    """
     if _timer is not None:
         _timer.join(2 * _MOMENT)
 
 
 def redeliver() -> None:
-    """Training would go on: a SIGTERM that was held counts now."""
+    """Send this process the SIGTERM that was held, since training would go on now."""
     global _held, _through
     if _held:
         _held, _through = False, True
@@ -115,14 +124,14 @@ def redeliver() -> None:
 
 
 def let_go() -> None:
-    """Put the previous handler back (in a forked child: data loaders end their workers by SIGTERM)."""
+    """Restore the previous handler, in a forked child: data loaders end their workers by SIGTERM."""
     global _installed, _held
     if _installed and signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, _previous if _previous is not None else signal.SIG_DFL)
     _installed = _held = False
 
 
-# A forked child (a data loader's worker) is not the process that is guarded: it drops everything at once.
+# --- forked children (a data loader's workers), which are not guarded and drop everything at once ---
 
 _forget: list[Callable[[], None]] = []
 
@@ -144,16 +153,24 @@ def _after_fork() -> None:
         signal.getsignal(signal.SIGTERM)
 
 
-# How training ends after a notice.
+# --- the end of training after a notice ---
 
-#: `EX_TEMPFAIL` of sysexits.h: "temporary failure, run me again". What `spotguard run` exits with.
+#: `EX_TEMPFAIL` of sysexits.h: "temporary failure, run me again". `spotguard run` exits with it.
 EX_TEMPFAIL = 75
 
 
 class Preempted(SystemExit):
-    """Raised in the training thread once its state is committed: from `guard.step()`, or from the registered
-    optimizer's `step()` if the thread was parked there. Let it pass: it is a `SystemExit` with code 75, so
-    `finally` blocks and exit handlers run, and whoever stands over the process runs it again.
+    """The exception that ends the training thread once its state is committed. Do not catch it.
+
+    `guard.step()` raises it, or the registered optimizer's `step()` if the thread was parked there. It is a `SystemExit` with
+    code 75. So `finally` blocks and exit handlers run, and the supervisor of the process runs it again.
+
+    Args:
+        code: the exit code of the process.
+
+    Example:
+        >>> Preempted().code
+        75
     """
 
     def __init__(self, code: int = EX_TEMPFAIL) -> None:
