@@ -1,6 +1,8 @@
-"""The training thread, the saver thread and the other ranks: who waits for whom.
+"""The coordination of the training thread, the saver thread and the other ranks.
 
 `gate_rule` is the rule by which training stops, pure; `gate` applies it to the training thread. Requests come from the agent
-(`session`), the schedule or the script, and lie in `requests`; `saver` takes one after the other. `quiesce` brings the state to
-a standstill, in a job of several ranks by `coordinator`. `report` tells the agent how it went, and `shutdown` ends the process.
+(`session`), the schedule or the script. `requests` queues them, `manual` pairs saves by hand with the first rank's calls, and
+`saver` carries out one request after the other. `quiesce` brings the state to a standstill. In a job of several ranks it does so
+through `coordinator`. `report` tells the agent how a save went. `sigterm` holds a SIGTERM, and `shutdown` ends the process.
+`callback` is `on_notice`, for scripts that save by themselves.
 """

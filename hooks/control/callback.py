@@ -1,4 +1,4 @@
-"""`spotguard.on_notice(fn)`: for those who save by themselves. No torch, no store: a thread and the socket."""
+"""`spotguard.on_notice(fn)`, for scripts that save by themselves. It needs no torch and no store: a thread and the socket."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ log = logging.getLogger("spotguard")
 
 
 class NoticeCallback:
-    """One registered function and its connection to the agent."""
+    """One registered function and its connection to the agent.
+
+    Args:
+        fn: the function.
+        socket: the path of the agent's socket.
+    """
 
     def __init__(self, fn: Callable[[Notice], object], socket: str) -> None:
         self._fn = fn
         self._clock = SystemClock()
-        #: Each notice's answer, None while the function runs: an agent that lost us asks again.
+        #: The answer to each notice; None while the function runs. An agent that lost the connection delivers again.
         self._answers: dict[str, protocol.Message | None] = {}
         self._client = SocketClient(
             socket, hello=self._hello, on_message=self._on_message, position=self._position
@@ -36,7 +41,7 @@ class NoticeCallback:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Say goodbye. Runs by itself when the interpreter exits."""
+        """Send the agent `Bye`, and close the connection. The interpreter calls this at its exit."""
         self._client.close()
 
     def _hello(self) -> protocol.Register:
@@ -52,7 +57,7 @@ class NoticeCallback:
 
     def _on_message(self, message: protocol.Message) -> None:
         if not isinstance(message, protocol.Preempt):
-            return  # how training ends is the agent's to do
+            return  # the agent decides how training ends
         now = self._clock.monotonic()
         self._client.send(protocol.Delivered(message.id, now))
         if message.id in self._answers:  # the function is called once
@@ -89,17 +94,29 @@ class NoticeCallback:
 
 
 def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:
-    """Have `fn(notice)` called, on a thread of its own, when this machine is to be taken back.
+    """Register `fn`, which spotguard calls as `fn(notice)` on a thread of its own when the cloud preempts this machine.
 
-    Its return means saved: the command is ended then, or when `notice.deadline` (monotonic seconds) passes.
-    Without an agent (SPOTGUARD_SOCKET is not set) it is never called. Usable as a decorator.
+    When `fn` returns, the agent takes the state as saved, and ends the command. It also ends the command when
+    `notice.deadline` (monotonic seconds) passes. If `fn` raises, the agent reports that nothing was saved. spotguard calls `fn`
+    once for each notice. Without an agent (SPOTGUARD_SOCKET is not set), spotguard never calls `fn`.
+
+    Args:
+        fn: a function of one argument, the `Notice`. Its `window` is in seconds.
+
+    Returns:
+        `fn` itself, so that `on_notice` can be used as a decorator.
 
     Raises:
         UsageError: `fn` cannot be called.
+
+    Example:
+        >>> @spotguard.on_notice
+        ... def save(notice):
+        ...     write_checkpoint(seconds=notice.deadline - time.monotonic())
     """
     if not callable(fn):
         raise UsageError(f"on_notice() was given {fn!r}: give it a function of one argument, the notice")
-    # `spotguard prove` plays notices of its own: what the function would save, and where, is not its to touch.
+    # `spotguard prove` plays notices of its own, and must not touch the files that the function would save.
     if (socket := os.environ.get("SPOTGUARD_SOCKET", "")) and not os.environ.get("SPOTGUARD_PROVE"):
         NoticeCallback(fn, socket)
     return fn

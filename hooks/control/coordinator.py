@@ -1,7 +1,7 @@
-"""This rank among those of its job: what its agent says becomes a call to all, what is called becomes a save here.
+"""The coordinator: this rank's link to the other ranks. Its agent's notices become calls to all; calls become saves here.
 
-Nothing is decided here. A call is an entry in a log that every rank reads in the same order; what follows from the
-entries is `consensus.job_state`, what all do about one is a decision that one rank writes for all.
+The coordinator decides nothing. A call is an event in a log that every rank reads in the same order. `consensus.job_state` adds
+up the events. One rank writes, for all ranks, the decision that answers an event.
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ from .requests import SaveRequests
 
 log = logging.getLogger("spotguard")
 
-#: By a decision's level.
+#: The place of the weights in a save, by the decision's level.
 _WEIGHTS: dict[str, Weights] = {"full": "with the rest", "weights-first": "first", "weights-early": "early"}
-#: Seconds that a machine which stays gives its own save, a little less than its agent does: far more than any takes, and
-#: it is no machine's deadline.
+#: Seconds that a staying machine gives its own save: a little less than its agent gives, and far more than any save takes. It is
+#: not the deadline of any machine.
 STAYS = 590.0
 #: Seconds for which a rank may still write after its machine's deadline: clouds are late more often than early.
 _LATE = 10.0
-#: Of a notice's time, what calling the others may take: they answer in milliseconds.
+#: The share of a notice's time that calling the other ranks may take: they answer in milliseconds.
 _CALLING = 0.3
-#: Seconds for any other call.
+#: Seconds that any other call may take.
 _PATIENCE = 10.0
 
 
 class Coordinator:
-    """Implements `assembly.Assembly`; `begin` before the first call is heard.
+    """This rank's link to the other ranks; implements `quiesce.JobCoordinator`. It reads calls from `begin` on.
 
     Args:
-        send: to this machine's agent.
+        channel: the ranks' log and votes.
+        clock: the clock.
+        send: sends a message to this machine's agent.
     """
 
     def __init__(self, channel: Channel, clock: Clock, send: MessageSender) -> None:
@@ -69,24 +71,24 @@ class Coordinator:
         self._callers = CallerPool(clock)
         self._send = send
         self._machine = channel.machines[channel.rank]
-        #: Two machines may be given notices of one id: AWS's says no more than when.
+        #: Added to this machine's notice ids. Two machines may get notices of one id: AWS's notice contains only the time.
         self._tag = f"@{sha256(self._machine.encode()).hexdigest()[:8]}"
-        #: What the agent is told on each connection: the calls of other machines that stand.
+        #: The active calls of other machines, by id. The agent gets them on each connection.
         self._foreign: dict[str, protocol.PeerPreempted] = {}
         self._agent_knows = False
         self._lock = threading.Lock()  # guards what follows
-        #: What this machine's own agent said, by notice.
+        #: The notices that this machine's own agent delivered, by id.
         self._own: dict[str, PreemptionNotice] = {}
         self._called: set[str] = set()
         self._until: dict[str, float] = {}
         self._asking = False
-        #: Of those that answered the last call, this rank is the first: what is said once for all is for it to say.
+        #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
         self.speaks = self.first
-        #: Ranks whose save has failed, and why, by the call that asked for it.
+        #: Ranks whose save has failed, with the reason, by the epoch of the call that asked for the save.
         self._failed: dict[int, dict[int, str]] = {}
 
     def begin(self, saver: SaveRequests, checkpointer: Checkpointer, state: State, report: Report) -> None:
-        """From here on calls are heard."""
+        """Start to read calls."""
         self._saver = saver
         self._checkpointer = checkpointer
         self._state = state
@@ -96,17 +98,20 @@ class Coordinator:
         self.channel.listen(self._hear)
 
     def close(self) -> None:
-        """Nothing more is called, or heard."""
+        """Stop making calls and reading calls."""
         self._callers.close()
         self.channel.close()
 
     def welcomed(self, knows: bool) -> None:
-        """An agent is there, or is back. It hears of the calls that stand, if it knows what that is: an older one would drop
-        this process for an unknown word."""
+        """Send an agent that has connected, for the first time or again, the active calls of other machines.
+
+        Args:
+            knows: the agent knows what a call is. An older agent would drop this process for an unknown message.
+        """
         with self._lock:
             self._agent_knows = knows
-            said = [*self._foreign.values()] if knows else []
-        for each in said:
+            calls = [*self._foreign.values()] if knows else []
+        for each in calls:
             self._send(each)
 
     @property
@@ -114,25 +119,27 @@ class Coordinator:
         return self.channel.lost
 
     def counts(self, epoch: int) -> bool:
-        standing = self.channel.standing  # of this rank's mailbox, which may be about to say so
+        standing = (
+            self.channel.standing
+        )  # the state of this rank's mailbox, which may be about to read a newer call
         return standing.epoch < epoch or standing.counts(epoch)
 
     @property
     def first(self) -> bool:
-        """Whether this rank speaks for the job where one has to."""
+        """Whether this is the first rank, which calls for the job where one rank must."""
         return self.channel.rank == 0
 
     # --- to the others ---
 
     def notice(self, message: protocol.Preempt) -> None:
-        """This machine's agent was told, or was told of an earlier deadline."""
+        """Save for a notice that this machine's agent delivered, or for its earlier deadline, and call the other ranks."""
         alarm = alarm_of(message, self._clock.monotonic())
         if message.kind == protocol.PEER:
-            # Known from the call itself; or this process came after it, and parks.
+            # This process knows the notice from the call itself; or it came after the call, and parks.
             self._saver.emergency(alarm)
             return
         with self._lock:
-            # (One of its own: whoever saves joins others to the one that it is given, and takes them from it.)
+            # A copy: the saver joins other notices to the object that it gets, and removes them from it.
             self._own.setdefault(message.id, replace(alarm)).join(alarm)
             known = message.id in self._called or any(
                 notice.id == message.id + self._tag for notice in self.channel.standing.notices
@@ -153,19 +160,24 @@ class Coordinator:
         self._call(call, left * _CALLING, unheard)
 
     def withdrawn(self, id: str, why: str) -> None:
-        """This machine's agent takes a notice back, or ends its drill. (Of another machine's it is that one's to say.)"""
+        """Handle the withdrawal of a notice, or the end of a drill, by this machine's agent.
+
+        If the notice is another machine's, that machine calls its withdrawal.
+        """
         with self._lock:
             ours = id in self._own
         if ours:
             self.over(id, why)
         elif all(id != notice.id for notice in self.channel.standing.notices):
-            # The call is void, or was before this process: the agent's word came late.
+            # The call is void, or was made before this process began: the agent's message came late.
             self._saver.release(id, why)
 
     def background(self, why: str) -> bool:
-        """Ask for a checkpoint beside training. Returns at once; False while it is asked for already."""
+        """Call for a checkpoint beside training. Returns at once; False if this rank cannot call, or has called already."""
         if not self._saver.idle or self.lost:
-            return False  # the others would hear of it, and wait for an offer of this rank, which does not
+            return (
+                False  # the others would read the call, and wait for an offer of this rank, which makes none
+            )
         with self._lock:
             if self._asking:
                 return False
@@ -179,20 +191,20 @@ class Coordinator:
         return True
 
     def again(self, job: SaveRequest, why: str) -> None:
-        def unheard(said: str) -> None:
-            log.error("nothing is saved: %s; %s", why, said)
-            if (alarm := job.alarm) is not None:  # or its agent would wait for a word until the deadline
-                self._saver.in_turn(lambda: self._nothing_newer(alarm, f"{why}; {said}"))
+        def unheard(error: str) -> None:
+            log.error("nothing is saved: %s; %s", why, error)
+            if (alarm := job.alarm) is not None:  # else the agent would wait for an answer until the deadline
+                self._saver.in_turn(lambda: self._nothing_newer(alarm, f"{why}; {error}"))
 
         self._call(BoundaryEvent(job.epoch, why), _PATIENCE, unheard)
 
     def failed(self, job: SaveRequest, why: str) -> None:
         with self._lock:
             if self._failed.get(job.epoch):
-                return  # one is enough for all to end
+                return  # one failed rank is enough to end all ranks' saves
         call = FailedEvent(job.epoch, self.channel.rank, why)
         self._call(
-            call, _PATIENCE, lambda said: log.debug("nobody heard that this rank's save failed: %s", said)
+            call, _PATIENCE, lambda error: log.debug("nobody heard that this rank's save failed: %s", error)
         )
 
     def by_hand(self, step: int) -> None:
@@ -204,7 +216,7 @@ class Coordinator:
             ours = self._own.pop(id, None) is not None
             self._called.discard(id)
         call = WithdrawnEvent(id + self._tag if ours else id)
-        self._call(call, _PATIENCE, lambda said: self._saver.release(id, f"{why}; {said}"))
+        self._call(call, _PATIENCE, lambda error: self._saver.release(id, f"{why}; {error}"))
 
     def _call(self, call: LogEvent, seconds: float, unheard: Callable[[str], None]) -> None:
         until = self._clock.monotonic() + seconds
@@ -215,17 +227,20 @@ class Coordinator:
             except SpotguardError as error:
                 unheard(str(error))
                 return
-            if self.channel.lost:  # the others have heard it, and this one never will
+            if self.channel.lost:  # the other ranks read the call, and this rank never will
                 unheard("calls are not heard here any more")
 
-        # A notice and its withdrawal are heard in the order in which they were said.
+        # All ranks read a notice and its withdrawal in the order in which this rank called them.
         self._callers.give(run, until)
 
     def _nothing_newer(self, alarm: PreemptionNotice, why: str) -> None:
-        """The others cannot be called any more: say what there is. On the saving thread: it is put into the store too."""
+        """Report the newest checkpoint to the agent: this rank can call the others no more.
+
+        On the saver thread, because the report also uploads a record to the store.
+        """
         saved, last = self._saver.committed, self._checkpointer.last
         if saved is not None and saved.level != "weights":
-            # For another machine, which has taken the job's store along.
+            # Committed for a notice of another machine, which took the job's store with it.
             log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
             self._report.committed(alarm, saved)
         else:
@@ -239,7 +254,7 @@ class Coordinator:
                 self._noticed(epoch, call, standing)
             case WithdrawnEvent(id=id):
                 with self._lock:
-                    # Also where another rank of this machine has said it: the next one of this name begins anew.
+                    # Even if another rank of this machine called the withdrawal: the next notice with this id begins anew.
                     self._own.pop(self._as_here(id), None)
                     self._called.discard(self._as_here(id))
                     foreign = self._foreign.pop(id, None) is not None and self._agent_knows
@@ -260,7 +275,8 @@ class Coordinator:
         release = partial(self._saver.release, id, "the notice was withdrawn, or the drill is over")
         alarm = self._saver.alarm
         if alarm is not None and alarm.kind == protocol.LAUNCHER:
-            # The rank that ended first takes it back. The others tell their agents what became of theirs before they let go.
+            # The rank that ended first withdraws the notice. The other ranks first report the outcome of their saves to their
+            # agents, and then let go.
             self._saver.in_turn(release)
         else:
             release()
@@ -273,12 +289,14 @@ class Coordinator:
         if own is not None:
             alarm = replace(own, ids=[*own.ids])
         else:
-            # A launcher ends all its workers at once, and a test is one job: their time is every machine's.
+            # A launcher ends all its workers at once, and a test is one job: their deadline applies to every machine.
             ours = call.machine == self._machine or call.kind in (BY_HAND, protocol.LAUNCHER)
             seconds = call.seconds_left if ours else STAYS
             kind = call.kind if ours else protocol.PEER
             id = self._as_here(call.id)
-            reserve = seconds / 10 if ours else 0.0  # its own agent says better, any moment
+            reserve = (
+                seconds / 10 if ours else 0.0
+            )  # an estimate: this machine's agent delivers the exact one in a moment
             message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
             alarm = alarm_of(message, now)
             if not ours:
@@ -293,7 +311,7 @@ class Coordinator:
         )
 
     def _as_here(self, id: str) -> str:
-        """The id of this machine's own agent, where it is of that; another machine's has a tag."""
+        """Return the notice id as this machine's agent knows it. Another machine's id keeps its tag."""
         return id.removesuffix(self._tag)
 
     def _called_by(self, call: NoticeEvent, standing: JobState, now: float) -> protocol.PeerPreempted:
@@ -329,7 +347,7 @@ class Coordinator:
         else:
             self._saver.fail_by_hand(why)
 
-    # --- for the saving thread ---
+    # --- for the saver thread ---
 
     def decide(
         self,
@@ -344,7 +362,7 @@ class Coordinator:
         channel = self.channel
         try:
             offer = self._offer(job, step, boundary=boundary, parks=parks)
-        except Exception:  # a mistake of ours must not keep all ranks waiting for an offer
+        except Exception:  # a bug in spotguard must not keep all ranks waiting for an offer
             log.exception("spotguard failed inside; please report this")
             offer = Vote(channel.rank, None)
         decision = channel.agree(job.epoch, offer, left, over)
@@ -381,9 +399,10 @@ class Coordinator:
         everybody = range(self.channel.world)
         absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
         going = {self.channel.machines[rank] for rank in job.departing}
-        with self._lock:  # (Not of a machine that was to go, and stays after all.)
+        with self._lock:
             self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
             failed = self._failed.setdefault(job.epoch, {})
+            # Only of machines that go: `_until` also holds machines whose notice was withdrawn.
             times = [until for machine, until in self._until.items() if machine in going]
         return SaveSpec(
             step,
@@ -400,6 +419,6 @@ class Coordinator:
         return standing.doomed_ranks(self.channel.machines)
 
     def _covered(self) -> frozenset[int]:
-        """The ranks that have nothing which is not here too."""
+        """Return the ranks whose whole state this rank holds too."""
         mine = holding(self._state)
         return frozenset(rank for rank, theirs in enumerate(self._cards) if theirs.within(mine))

@@ -1,6 +1,6 @@
-"""Saves by hand in a job of several ranks: the first rank's calls, and this rank's `guard.save()`s, each with its own.
+"""Saves by hand in a job of several ranks: each of this rank's `guard.save()`s, paired with the first rank's call for it.
 
-A rank may come to its `save()` before it hears the call, or long after the save was made: the outcome waits for it.
+A rank may come to its `save()` before it reads the call, or long after the save was made. The outcome waits for the rank.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from ..save.request import SaveRequest
 
 
 class ManualSaves:
-    """Not thread-safe: its owner has a lock.
+    """The calls and the requests that are not paired yet. Not thread-safe: its owner has a lock.
 
     Args:
-        make: a job with nothing in it.
+        make: returns a new, empty request.
     """
 
     def __init__(self, make: Callable[[], SaveRequest]) -> None:
         self._make = make
-        #: Called for, and not yet asked for here; and the other way round. With their steps, in order.
+        #: Steps that the first rank called for, and that have no `save()` here yet, in order.
         self._called: deque[tuple[int, SaveRequest]] = deque()
+        #: Steps with a `save()` here, and without a call of the first rank yet, in order.
         self._asked: deque[tuple[int, SaveRequest]] = deque()
 
     def called(self, step: int, epoch: int) -> SaveRequest:
-        """The first rank has called: what is to be done."""
+        """Return the request for a call of the first rank."""
         if self._asked and self._asked[0][0] == step:
             job = self._asked.popleft()[1]
         else:
@@ -37,7 +38,7 @@ class ManualSaves:
         return job
 
     def asked(self, step: int) -> SaveRequest:
-        """This rank's `save()`: what it waits for, or has missed."""
+        """Return the request for this rank's `save()`: one that it waits for, or one that is done already."""
         self._forget(step)
         if self._called and self._called[0][0] == step:
             return self._called.popleft()[1]
@@ -46,7 +47,7 @@ class ManualSaves:
         return job
 
     def give_up(self, error: SpotguardError, step: int | None = None) -> None:
-        """No call will come for who waits, at this step or any."""
+        """Fail the requests that wait for a call, at this step or, with None, at any step: no call will come."""
         rest = deque[tuple[int, SaveRequest]]()
         for at, job in self._asked:
             if step is not None and at != step:
@@ -57,6 +58,6 @@ class ManualSaves:
         self._asked = rest
 
     def _forget(self, step: int) -> None:
-        """Of a rank that saves only where the first one does, the others' calls are for nobody."""
+        """Drop the calls for other steps: this rank may skip a `save()` that the first rank makes, and that call serves nobody."""
         while self._called and self._called[0][0] != step:
             self._called.popleft()

@@ -1,7 +1,9 @@
-"""How the state comes to stand still for a save: at the gate, and in a job of several ranks at one step for all.
+"""Quiescence: the state stands still for a save, at the gate, and in a job of several ranks at one step for all ranks.
 
-Alone, a rank takes the step it has. Together, each closes its gate, offers the earliest step that it can still give, and
-obeys the one decision: who is behind is let through to it, and to no step further.
+A single rank takes the step that it has. In a job of several ranks, each rank closes its gate, offers the earliest step that it
+can still give, and obeys the one decision. The gate lets a rank that is behind through to that step, and no further.
+
+`JobCoordinator` is the saver thread's view of the other ranks.
 """
 
 from __future__ import annotations
@@ -23,18 +25,21 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from ..consensus.vote import Decision
 
-#: Seconds that ranks wait for each other's offers: these come from threads that nothing blocks, so who has not answered
-#: by then is dead, and all others stand still meanwhile.
+#: Seconds that ranks wait for each other's offers. Offers come from threads that nothing blocks, so a rank that has not answered
+#: after this time is dead. All other ranks stand still meanwhile.
 _PATIENCE = 10.0
-#: And of the time that is left for the save at most. It is usually some milliseconds.
+#: The share of the time that is left for the save that this wait takes at most. The wait is usually some milliseconds.
 _SHARE = 0.4
 
 
 class Quiescence:
-    """Shuts the gate and waits. On the saving thread.
+    """The saver thread's way to a state that stands still: it shuts the gate and waits.
 
     Args:
-        ending: whether training is over, so that a step in its middle will have no boundary any more.
+        gate: parks the training thread.
+        state: the state to save.
+        listener: reports to the agent.
+        ending: returns whether training is over, so that an unfinished step will reach no boundary.
         assembly: the other ranks; None for a job of one process.
     """
 
@@ -53,17 +58,21 @@ class Quiescence:
         self._assembly = assembly
 
     def stand(self, job: SaveRequest, boundary_only: bool) -> SaveSpec:
-        """Have the state stand still, where this rank is or where all ranks are to be.
+        """Bring the state to a standstill, at this rank's step or at the step that all ranks agreed on.
 
         Args:
-            boundary_only: only a parked boundary will do.
+            job: the save.
+            boundary_only: stop at a parked boundary only.
+
+        Returns:
+            The spec of this rank's save.
 
         Raises:
-            Abandoned: out of time, called off, or the ranks decided that nothing is saved.
+            Abandoned: the save is out of time or was called off, or the ranks decided that nothing is saved.
         """
         together = self._assembly is not None and not job.rehearsal
-        # By hand, the training thread stands at its boundary and waits for us, unless a signal calls it away. Those of
-        # other ranks may be anywhere, on their way to their own `save()` of that step: they offer that one.
+        # In a save by hand, the training thread stands at its boundary and waits for this save, unless a signal calls it away.
+        # Other ranks' training threads may still be on their way to their own `save()` of that step; those ranks offer that step.
         by_hand = job.kind == "manual"
         at_boundary = boundary_only and not by_hand
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
@@ -86,7 +95,7 @@ class Quiescence:
         if step is None:
             raise Abandoned("training ended before its next guard.step()")
         if decision is not None and step != decision.step:
-            # A notice of this machine has shut the gate anew, where it stood: its own call is on its way.
+            # A notice of this machine has shut the gate again at another step; that notice's call is on its way.
             raise Abandoned(f"step {decision.step} was agreed on, and training is held at step {step}")
         self._state.fence.wait(job.scope.pause)
         if at_boundary:
@@ -101,14 +110,15 @@ class Quiescence:
         return self._gate.wait_steady(job.scope.left, lambda: job.scope.abandoned or self._ending())
 
     def refuse(self, job: SaveRequest) -> None:
-        """There is no state yet: the others hear of it, and nothing is saved."""
+        """Answer the other ranks that this rank has no state yet; then nothing is saved."""
         if self._assembly is not None:
             self._take_part(self._assembly, job, None, boundary=False, parks=False)
 
     def _decide(self, job: SaveRequest, how: Shut, *, ahead: bool) -> Decision:
-        """
+        """Shut the gate, offer the earliest step, and return the ranks' decision.
+
         Args:
-            ahead: at the boundary after the earliest, which the training thread has not come to: there it takes checksums.
+            ahead: offer the boundary after the earliest. The training thread has not reached it, and takes checksums there.
         """
         assembly = self._assembly
         assert assembly is not None
@@ -127,7 +137,7 @@ class Quiescence:
             job,
             step,
             lambda: max(0.0, min(until, scope.deadline) - scope.now()),
-            lambda: scope.abandoned,  # a rank that ends saves what it has: the others count on it
+            lambda: scope.abandoned,  # a rank that ends still saves its part: the others count on it
             boundary=boundary,
             parks=parks,
         )
@@ -137,23 +147,23 @@ class Quiescence:
         return decision
 
 
-# The other ranks of the job, as the saving thread of this one meets them.
+# --- the other ranks of the job ---
 
 
 class AlreadyComplete(Abandoned):
-    """Ranks are gone, and a complete checkpoint is as new as what the others could save without them."""
+    """Ranks are gone, and a complete checkpoint is as new as any that the others could save without them."""
 
 
 class JobCoordinator(Protocol):
-    """All methods but `decide` return at once."""
+    """The other ranks, as the saver thread calls them. All methods but `decide` return at once."""
 
     @property
     def lost(self) -> bool:
-        """The job's store is gone: nobody calls, and nobody is heard."""
+        """Whether the job's store is gone: this rank neither reaches the others nor reads their calls."""
         ...
 
     def counts(self, epoch: int) -> bool:
-        """Whether the ranks still want the save of this call: no later one, no notice and no end of one was heard."""
+        """Return whether the ranks still want the save of this call: no later call, notice or end of a notice has come."""
         ...
 
     def decide(
@@ -166,31 +176,34 @@ class JobCoordinator(Protocol):
         boundary: bool,
         parks: bool,
     ) -> Decision:
-        """Offer a step to the others; returns what is decided, at the latest when nothing is `left` or it is `over`.
+        """Offer a step to the other ranks, and return the decision, at the latest when no time is `left` or the save is `over`.
 
         Args:
-            step: the earliest that this rank can still give; None: it has no state yet.
-            boundary: it can give none but at a parked boundary that it has not come to yet.
-            parks: it is held at that boundary until it has saved.
+            job: the save.
+            step: the earliest step that this rank can still give; None: it has no state yet.
+            left: returns the seconds that are left.
+            over: returns whether the save does not count any more.
+            boundary: this rank can give a step only at a parked boundary that it has not reached yet.
+            parks: the gate holds this rank at that boundary until it has saved.
         """
         ...
 
     def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
-        """What this rank's save is to do."""
+        """Return what this rank's save is to do."""
         ...
 
     def again(self, job: SaveRequest, why: str) -> None:
-        """This rank's state moved while it was read: call for another save, at the next boundary."""
+        """Call for another save, at the next boundary: this rank's state moved while it was read."""
         ...
 
     def failed(self, job: SaveRequest, why: str) -> None:
-        """This rank's part of a save will not be there: the others need not wait for it."""
+        """Report that this rank's part of a save will not come, so that the other ranks need not wait for it."""
         ...
 
     def by_hand(self, step: int) -> None:
-        """Call for a save of this very step; the first rank does, for all."""
+        """Call for a save of this exact step. The first rank makes the call for all."""
         ...
 
     def over(self, id: str, why: str) -> None:
-        """A notice of this machine is void, and nobody else will say so: call for training to go on."""
+        """Call for training to go on: a notice of this machine is void, and no other rank will report that."""
         ...

@@ -1,7 +1,7 @@
-"""Requests to the saving thread. Any thread makes them, and only `manual` and `call_off` block it.
+"""Requests to the saver thread. Any thread makes them; only `manual` and `call_off` block their caller.
 
-A notice goes before everything else. Of two calls of a job's ranks the later one counts: all ranks read them in the same
-order, so that all leave the same save and begin the same next one.
+A notice goes before everything else. If a job's ranks make two calls, the later call counts. All ranks read the calls in the
+same order, so all abandon the same save and begin the same next save.
 """
 
 from __future__ import annotations
@@ -28,23 +28,27 @@ from .quiesce import JobCoordinator
 
 log = logging.getLogger("spotguard")
 
-#: Seconds for which who goes back waits for a save that is called off: it ends at once, unless a disk or a device hangs.
+#: Seconds to wait for the end of a save that was called off. It ends at once, unless a disk or a device hangs.
 _WINDING_DOWN = 10.0
-#: Seconds between two looks at whether the first rank can still call.
+#: Seconds between two checks whether the first rank can still call.
 _ALIVE = 5.0
-#: Seconds for which a rank that saves by hand waits for the first one to come there too: as long as for a collective.
+#: Seconds for which a rank that saves by hand waits for the first rank's call: as long as for a collective.
 _CALLED = 600.0
-#: Seconds between two looks at whether a background save that was let finish is still worth more than a new one.
+#: Seconds between two checks whether a promoted background save is still worth more than a new save.
 _LOOK = 0.25
 
 
 class SaveRequests:
-    """Whose turn it is, and what holds this process. `Saver` does it.
+    """The queue of save requests, and the notice that holds this process. `Saver` carries the requests out.
 
     Args:
-        released: called when a notice is void, or outlived, and training goes on.
-        assembly: the other ranks; None for a job of one process. Each save then begins with a call that all of them
-            hear, and has its number.
+        gate: parks the training thread.
+        state: the state to save.
+        checkpointer: writes the checkpoints.
+        clock: the clock.
+        released: called when a notice is void, or the process has outlived it, and training goes on.
+        assembly: the other ranks; None for a job of one process. With other ranks, each save begins with a call that all of
+            them read, and has that call's number (epoch).
     """
 
     def __init__(
@@ -65,15 +69,15 @@ class SaveRequests:
         self._jobs: queue.SimpleQueue[SaveRequest | Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows
         self._running: SaveRequest | None = None
-        #: The emergency save that is waiting or running, unless it was called off.
+        #: The emergency save that waits or runs, unless it was called off.
         self._urgent: SaveRequest | None = None
-        #: An emergency save has ended and the agent is being told: a SIGTERM still waits.
+        #: An emergency save has ended, and this process reports it to the agent: a SIGTERM still waits.
         self._concluding = False
-        #: When the plan of a promoted save was looked at last.
+        #: Monotonic seconds of the last check of a promoted save.
         self._looked_at = -math.inf
         self._ending = False
         self._alarm: PreemptionNotice | None = None
-        #: What is saved beside training, and what is planned: waiting its turn, or under way.
+        #: Saves and rehearsals beside training, waiting or under way.
         self._beside: list[SaveRequest] = []
         self._by_hand = ManualSaves(lambda: SaveRequest("manual", self._scope(None)))
         #: Training has begun: there is a state worth saving.
@@ -81,12 +85,12 @@ class SaveRequests:
 
     @property
     def alarm(self) -> PreemptionNotice | None:
-        """What holds this process, saved or not."""
+        """The notice that holds this process, whether its save is done or not."""
         return self._alarm
 
     @property
     def alarmed(self) -> bool:
-        """Whether a notice does."""
+        """Whether a notice holds this process."""
         return self._alarm is not None
 
     @property
@@ -96,7 +100,7 @@ class SaveRequests:
 
     @property
     def committed(self) -> SavedCheckpoint | None:
-        """The checkpoint of the very step on which training stands; None where that step is in no store."""
+        """The checkpoint of the exact step at which training stands; None if that step is not in the store."""
         place, last = self._gate.place, self._checkpointer.last
         return None if last is None or place.dirty or last.step != place.completed else last
 
@@ -108,13 +112,14 @@ class SaveRequests:
         at_boundary: bool = False,
         departing: frozenset[int] = frozenset(),
     ) -> None:
-        """A notice: whatever else is being saved gives way. A deadline that is known only moves earlier.
+        """Save for a notice. Every other save gives way. A known deadline only moves earlier.
 
         Args:
-            epoch: the ranks' call. In a job of several ranks a notice without one moves deadlines, and no more: the save
-                begins with the call.
-            at_boundary: only a parked boundary will do.
-            doomed: ranks whose machine goes.
+            alarm: the notice.
+            epoch: the number of the ranks' call. In a job of several ranks, a notice without a call only moves deadlines: the
+                save begins with the call.
+            at_boundary: save at a parked boundary only.
+            departing: ranks whose machine goes.
         """
         with self._lock:
             if (known := self._alarm) is not None:
@@ -122,7 +127,8 @@ class SaveRequests:
                 alarm = known
             self._alarm = alarm
             interpreter_lock.hurry("notice")
-            self._by_hand.give_up(Abandoned("a notice came"))  # its call is void; who waits parks at the gate
+            # The call for a save by hand is void; a training thread that waits for that save parks at the gate.
+            self._by_hand.give_up(Abandoned("a notice came"))
             if (urgent := self._urgent) is not None:
                 urgent.scope.tighten(alarm.save_by)
                 if epoch <= urgent.epoch:
@@ -133,14 +139,15 @@ class SaveRequests:
                 urgent.scope.abandon("another call of the ranks takes its place")
             if self._assembly is not None and not epoch:
                 if known is None:
-                    self._gate.close()  # who has not begun parks, and never trains; the others' call is on its way
-                # Should the call not come: whoever saves looks when this is outlived.
+                    # A process that has not begun training parks, and never trains. The other ranks' call is on its way.
+                    self._gate.close()
+                # Wake the saver thread: if the call does not come, that thread must notice when the notice is outlived.
                 self.in_turn(lambda: None)
                 return
             if self._running is not None:
                 self._give_way(self._running, alarm)
             if not self.ready:
-                self._gate.close()  # who has not begun parks, and never trains
+                self._gate.close()  # a process that has not begun training parks, and never trains
             last = self._checkpointer.last
             scope, before = self._scope(alarm.save_by), "" if last is None else last.url
             self._urgent = SaveRequest(
@@ -155,16 +162,19 @@ class SaveRequests:
             self._jobs.put(self._urgent)
 
     def in_turn(self, what: Callable[[], object]) -> None:
-        """Have the saving thread do this when it has done what it is at. Returns at once."""
+        """Queue a call for the saver thread. Returns at once."""
         self._jobs.put(what)
 
     def again(self, epoch: int, departing: frozenset[int]) -> None:
-        """Some rank's state moved while it was read for a notice: all save once more, at a boundary."""
+        """Save once more, at a boundary, with all ranks: a rank's state moved while it was read for a notice."""
         if (alarm := self._alarm) is not None:
             self.emergency(alarm, epoch, at_boundary=True, departing=departing)
 
     def fail_by_hand(self, why: str) -> None:
-        """Some rank's state moved while it was read: training stands, so there is no boundary at which to save once more."""
+        """Fail the save by hand: a rank's state moved while it was read.
+
+        Training stands still, so no boundary comes at which the ranks could save once more.
+        """
         with self._lock:
             job = self._running
         if job is not None and job.kind == "manual":
@@ -172,25 +182,25 @@ class SaveRequests:
             job.scope.abandon(why)
 
     def unheard(self, why: str) -> None:
-        """The other ranks could not be called for a notice: what was begun with them before it has no end now."""
+        """Abandon the save that the ranks began before a notice: the other ranks could not be called for that notice."""
         with self._lock:
             if self._running is not None and self._running.alarm is None:
                 self._running.scope.abandon(f"a notice came, and {why}")
 
     def unheard_by_hand(self, step: int, why: str) -> None:
-        """The other ranks could not be called for a save by hand."""
+        """Fail the save by hand at this step: the other ranks could not be called for it."""
         with self._lock:
             self._by_hand.give_up(CheckpointError(f"step {step} is not saved: {why}"), step)
 
     def _give_way(self, job: SaveRequest, alarm: PreemptionNotice) -> None:
-        """Call off what is under way, unless it is a background save whose rest is worth more than a new one."""
+        """Call off the running save, unless it is a background save whose rest is worth more than a new save."""
         step = self._gate.place.completed
-        # In a job of several ranks none of them knows how far the others are.
+        # In a job of several ranks, no rank knows the upload progress of the others.
         why = "" if self._assembly is not None else self._checkpointer.promotes(step, alarm.save_by)
         if job.kind == "background" and why:
             job.promoted = why
             job.scope.tighten(alarm.save_by)
-            # It is this notice's save: training does not go beyond it.
+            # The promoted save is of this very step, so it is this notice's save: training does not go beyond the step.
             if self._checkpointer.uploading == step:
                 self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         else:
@@ -198,7 +208,7 @@ class SaveRequests:
             job.scope.abandon("a notice came")
 
     def _look_again(self, job: SaveRequest) -> None:
-        """As its bytes leave: whether a promoted save is still worth more than a new one."""
+        """Check again, while a promoted save uploads, whether it is still worth more than a new save."""
         with self._lock:
             now = self._clock.monotonic()
             if self._alarm is not None and self._running is job and now - self._looked_at >= _LOOK:
@@ -206,7 +216,7 @@ class SaveRequests:
                 self._give_way(job, self._alarm)
 
     def release(self, id: str, why: str) -> None:
-        """The notice is void, or the drill is over: training goes on."""
+        """Let training go on: the notice is void, or the drill is over."""
         with self._lock:
             if self._alarm is None or id not in self._alarm.ids:
                 return
@@ -215,43 +225,47 @@ class SaveRequests:
                 return
             alarm, self._alarm = self._alarm, None
             if self._urgent is not None:
-                # Before the gate opens: what is read from here on is never kept.
+                # Before the gate opens: nothing that the saver reads from here on is kept.
                 self._urgent.scope.abandon(why)
                 self._urgent = None
             self._open()
         interpreter_lock.relax("notice")
         log.info("training goes on: %s", why)
         if alarm.drill and self.ready:
-            self.rehearse()  # what its save taught is made ready for the next notice, and not by it
+            self.rehearse()  # plan again now with what the drill's save taught, rather than at the next notice
         self._released()
 
     def void_all(self, why: str) -> None:
-        """Whatever holds this process is over, and nobody else will say so."""
+        """End every notice that holds this process; no other process will."""
         alarm = self._alarm
         for id in list(alarm.ids) if alarm is not None else []:
             self._void(id, why)
 
     def lost(self) -> None:
-        """The agent is gone. A notice stands all the same; a drill was the agent's alone, and nobody will end it."""
+        """End a drill whose agent is gone, because no other process will. A notice still stands."""
         alarm = self._alarm
         for id in list(alarm.ids) if alarm is not None and alarm.drill else []:
             self._void(id, "the agent that played this drill is gone")
 
     def _void(self, id: str, why: str) -> None:
-        """Nobody else will say so. In a job of several ranks it is said to all, and training goes on when this is heard."""
+        """End a notice. In a job of several ranks, call all ranks; training goes on when this rank reads the call."""
         if self._assembly is None:
             self.release(id, why)
         else:
             self._assembly.over(id, why)
 
     def background(self, epoch: int = 0, *, at_boundary: bool = False) -> bool:
-        """Begin a background save at this boundary. Returns before anything is copied; False where one is under way, or a
-        notice is.
+        """Begin a background save at this boundary. Returns before anything is copied.
 
         Args:
-            epoch: the ranks' call. Whatever is under way for an earlier one ends: all ranks have heard of this.
+            epoch: the number of the ranks' call. Every save for an earlier call ends: all ranks read this call.
+            at_boundary: save at a parked boundary only.
+
+        Returns:
+            Whether the save begins: False if a background save is under way, or a notice is active.
         """
-        # Ranks choose a boundary that none of them has come to; alone, it is this one, which is held until it is copied.
+        # Several ranks choose a boundary that none of them has reached. A single rank takes this one, and the gate holds
+        # training here until the state is copied.
         holds = not (epoch or at_boundary or self._state.boundary_only)
         job = SaveRequest("background", self._scope(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
         with self._lock:
@@ -263,7 +277,7 @@ class SaveRequests:
             try:
                 self._gate.close()
                 self._state.audit.take(lambda: self.alarmed)
-            except BaseException:  # Ctrl-C: nobody else would open the gate
+            except BaseException:  # Ctrl-C: nothing else would open the gate
                 with self._lock:
                     self._beside.remove(job)
                     self._open()
@@ -272,12 +286,12 @@ class SaveRequests:
         return True
 
     def _open(self) -> None:
-        """Let training go on, unless a notice holds it, or a save whose turn comes. Under the lock."""
+        """Let training go on, unless a notice or a waiting save holds it. The caller has the lock."""
         if self._alarm is None and not any(job.holds for job in self._beside):
             self._gate.open()
 
     def _supersede_beside(self) -> None:
-        """Of several ranks: all have heard the later call, and all leave what was begun for the earlier one."""
+        """Abandon the saves of earlier calls, as every other rank does: all ranks have read the later call."""
         for job in self._beside:
             if job.is_checkpoint and job.epoch:
                 job.superseded = True
@@ -285,7 +299,7 @@ class SaveRequests:
 
     @property
     def idle(self) -> bool:
-        """Whether a background checkpoint may be asked for: no notice holds this process, and none is under way."""
+        """Whether a background checkpoint may be requested: no notice holds this process, and no checkpoint is under way."""
         with self._lock:
             return self._alarm is None and not self._has_beside() and not self._overtaken
 
@@ -297,16 +311,16 @@ class SaveRequests:
         return any(job.is_checkpoint for job in self._beside)
 
     def by_hand(self, step: int, epoch: int) -> None:
-        """The first rank's `guard.save()` at this step: every rank saves with it."""
+        """Save with the first rank, which is in `guard.save()` at this step."""
         with self._lock:
             if self._alarm is not None:
-                return  # who waits is told by the gate
+                return  # the gate parks a training thread that waits for this save
             self._supersede_beside()
             job = self._by_hand.called(step, epoch)
         self._jobs.put(job)
 
     def bring(self, staged: WholeCheckpoint) -> None:
-        """Take to the store what was restored from this machine's disk and is not there. Returns at once."""
+        """Upload a checkpoint that was restored from this machine's disk and is not in the store. Returns at once."""
         self._put_beside(SaveRequest("background", self._scope(None), staged=staged))
 
     def rehearse(self) -> None:
@@ -319,8 +333,10 @@ class SaveRequests:
         self._jobs.put(job)
 
     def call_off(self, why: str) -> None:
-        """Training leaves this way: what is saved or planned beside it is of no more use. Returns when that has ended.
-        Not where a notice is: what it let finish is its own, and who trains is parked."""
+        """Call off the saves and rehearsals beside training, which are of no more use; return when they have ended.
+
+        While a notice is active, do nothing: a save that the notice promoted belongs to it, and training is parked.
+        """
         with self._lock:
             if self._alarm is not None:
                 return
@@ -339,7 +355,8 @@ class SaveRequests:
 
         Raises:
             Abandoned: a notice came, or the ranks save anew; the caller parks at the gate, and tries again if it opens.
-            CheckpointError: the ranks cannot save, or do not all come.
+            CheckpointError: the ranks cannot save, or not all of them come.
+            UsageError: the guard is closed.
         """
         until = self._clock.monotonic() + _CALLED
         job = SaveRequest("manual", self._scope(None))
@@ -369,7 +386,7 @@ class SaveRequests:
                         self._gate.place.completed, f"rank 0 has not called for it in {_CALLED:.0f} s"
                     )
         except BaseException:
-            # Ctrl-C, also right behind the put: the state is the caller's again, and what is read of it is not kept
+            # Ctrl-C, also right after the request was queued: the caller may change the state again, so the save is discarded.
             job.scope.abandon("guard.save() was interrupted")
             raise
         if job.error is not None:
@@ -378,9 +395,10 @@ class SaveRequests:
         return job.saved
 
     def made_meanwhile(self) -> SavedCheckpoint | None:
-        """Of several ranks: the full checkpoint of this very step, where a notice fell into `manual` and it is there all the same.
+        """Return the full checkpoint of this exact step, if it is complete although a notice interrupted `manual`; else None.
 
-        Rank 0 may have it already and go on. A rank that asked again would wait for a call that never comes.
+        Only for a job of several ranks. Rank 0 may have the checkpoint already and go on. A rank that saved again would wait for
+        a call that never comes.
         """
         if self._assembly is None:
             return None
@@ -392,7 +410,7 @@ class SaveRequests:
             finally:
                 looked.set()
 
-        self.in_turn(look)  # behind the save that was called off
+        self.in_turn(look)  # after the save that was called off
         self._clock.wait(looked, _WINDING_DOWN)
         saved = self.committed
         return saved if saved is not None and saved.level == "full" else None

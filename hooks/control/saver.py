@@ -1,8 +1,8 @@
-"""The thread that saves. One save at a time, in one order: a notice before everything else.
+"""The saver thread. It does one save at a time, a notice's save before every other.
 
-A save is: make the state stand still (the gate), see that it did (the witnesses), stream it to the store, see
-that it still does, commit. A background save copies the state to host memory first and opens the gate again
-before it uploads; an emergency save streams it from where it lies and keeps the gate shut.
+A save has five steps: make the state stand still (the gate), check that it does (the change detectors), stream it to the store,
+check again, commit. A background save first copies the state to host memory, and opens the gate before it uploads. An emergency
+save streams the state from where it is, and keeps the gate shut.
 """
 
 from __future__ import annotations
@@ -31,14 +31,25 @@ from .requests import SaveRequests
 
 log = logging.getLogger("spotguard")
 
-#: Seconds in which the ranks' call that training goes on is heard by this one, which made it.
+#: Seconds in which this rank reads its own call that training goes on.
 _HEARD = 60.0
-#: Seconds after a deadline at which a machine that is still alive, with nobody to say so, goes on training.
+#: Seconds after a deadline at which training goes on by itself, if the machine is still alive.
 _OUTLIVED = 5.0
 
 
 class Saver(SaveRequests):
-    """Owns the thread "spotguard-saver", the only one that reads state and writes checkpoints."""
+    """The owner of the thread "spotguard-saver", the only thread that reads state and writes checkpoints.
+
+    Args:
+        gate: parks the training thread.
+        state: the state to save.
+        checkpointer: writes the checkpoints.
+        clock: the clock.
+        listener: reports each save to the agent.
+        released: called when a notice is void, or the process has outlived it, and training goes on.
+        saved: called with each checkpoint that no notice asked for.
+        assembly: the other ranks; None for a job of one process.
+    """
 
     def __init__(
         self,
@@ -55,7 +66,6 @@ class Saver(SaveRequests):
         super().__init__(gate, state, checkpointer, clock, released, assembly)
         self._listener = listener
         self._still = Quiescence(gate, state, listener, lambda: self._ending, assembly)
-        #: Called with each checkpoint that no notice asked for.
         self._saved = saved
         self._streams = OwnStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
@@ -64,17 +74,16 @@ class Saver(SaveRequests):
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Let what is running come to its end, then join the thread. Training is over: a step in its middle
-        will have no boundary any more.
+        """Let the running save end, then join the thread. Training is over: an unfinished step will reach no boundary.
 
         Args:
-            timeout: seconds for a background save; an emergency has its own deadline.
+            timeout: seconds for a background save; an emergency save has its own deadline.
         """
         with self._lock:
             self._ending = True
             if self._urgent is not None:
                 timeout = max(timeout, self._urgent.scope.left() or 0.0)
-        self._gate.wake()  # who waits for a boundary waits in vain
+        self._gate.wake()  # no boundary comes any more
         self._jobs.put(None)
         self._thread.join(timeout)
         interpreter_lock.relax("notice")
@@ -85,7 +94,7 @@ class Saver(SaveRequests):
         try:
             self._streams.take(self._state.fence.devices)
             self._checkpointer.warm()
-        except Exception as error:  # noqa: BLE001 - whatever it is, a save will say it again
+        except Exception as error:  # noqa: BLE001 - a save will report any such error again
             log.warning("the buffers for a save cannot be had now, it will try again: %s", error)
         while True:
             try:
@@ -94,7 +103,7 @@ class Saver(SaveRequests):
                 self._do_this(self._outlive)
                 continue
             if job is None and self._urgent is not None:
-                # A call came while this process ends: its save has taken the place of one before.
+                # A call came while this process ends: the save for it has replaced the one before.
                 self._jobs.put(None)
                 continue
             if job is None:
@@ -103,18 +112,18 @@ class Saver(SaveRequests):
             self._do_this(partial(self._take, job) if isinstance(job, SaveRequest) else job)
 
     def _take(self, job: SaveRequest) -> None:
-        """Do it, and say what became of it, whatever that is."""
+        """Do one request, and report its outcome in every case."""
         with self._lock:
             self._running = job
             if job.alarm is None and self._alarm is not None and not job.promoted:
-                job.scope.abandon("a notice came")  # while it waited its turn
+                job.scope.abandon("a notice came")  # while the request waited its turn
         try:
             try:
                 self._streams.take(self._state.fence.devices)
                 self._do(job)
             except SpotguardError as error:
                 self._ended(job, error)
-        except Exception as error:  # a bug of ours must not leave training parked for ever
+        except Exception as error:  # a bug in spotguard must not leave training parked for ever
             log.exception("spotguard failed inside; please report this")
             job.error = CheckpointError(f"{type(error).__name__}: {error}")
             self._say_failed(job, str(job.error))
@@ -131,7 +140,7 @@ class Saver(SaveRequests):
                 job.done.set()
 
     def _ended(self, job: SaveRequest, error: SpotguardError) -> None:
-        """It did not come to its end: what there is all the same."""
+        """Record the error of a save that failed, and any checkpoint that still answers the request."""
         if not isinstance(error, Abandoned):
             self._say_failed(job, str(error))
         job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
@@ -144,7 +153,7 @@ class Saver(SaveRequests):
         if job.saved is not None and job.saved.level == "full":
             log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
         elif job.alarm is not None and last is not None and (job.saved or last.url != job.before):
-            # Weights alone, of this very step; or what was let finish: nothing newer was to be had.
+            # Only weights, of this very step; or a promoted background checkpoint: nothing newer was available.
             had = last.why or "a background checkpoint was let finish"
             job.saved = replace(last, why=f"{had}; after it: {error}")
         elif job.promoted:
@@ -153,14 +162,14 @@ class Saver(SaveRequests):
                     self._urgent.after = f"; before that: {job.promoted}: {error}"
 
     def _say_failed(self, job: SaveRequest, why: str) -> None:
-        """The others would wait for this rank's part, beside training for minutes."""
+        """Report a failed save to the other ranks. They would wait for this rank's part, in a background save for minutes."""
         if self._assembly is not None and job.epoch and not (job.superseded or job.scope.abandoned):
             self._assembly.failed(job, why)
 
     def _do_this(self, what: Callable[[], object]) -> None:
         try:
             what()
-        except Exception:  # a bug of ours must not leave training without whoever saves
+        except Exception:  # a bug in spotguard must not leave training without a saver thread
             log.exception("spotguard failed inside; please report this")
 
     def _patience(self) -> float | None:
@@ -168,10 +177,12 @@ class Saver(SaveRequests):
         return None if alarm is None else max(0.0, alarm.deadline + _OUTLIVED - self._clock.monotonic())
 
     def _outlive(self) -> None:
-        """The deadline went by, nobody told us to leave, and we are still here: a false alarm."""
+        """End a notice that was a false alarm: its deadline passed, and this process neither was told to leave nor ended."""
         alarm = self._alarm
         if alarm is not None and self._assembly is not None:
-            alarm.deadline = self._clock.monotonic() + _HEARD  # asked for once, not over and over
+            alarm.deadline = (
+                self._clock.monotonic() + _HEARD
+            )  # so that this rank calls once, not over and over
         for id in list(alarm.ids) if alarm is not None else []:
             self._void(id, "the deadline passed and nobody ended this process")
 
@@ -200,13 +211,14 @@ class Saver(SaveRequests):
                 self._checkpointer.rehearse(self._state)
                 return
             if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
-                job.saved = last  # this very step is committed: nothing is newer than it
-                # Of several ranks, one that has not seen the commit would wait in vain for this one's part of another.
+                job.saved = last  # this very step is committed: nothing is newer
+                # In a job of several ranks, a rank that has not seen the commit saves again, and would wait in vain for this
+                # rank's part.
                 if last.level == "full" and self._assembly is None:
                     return
             reason = ""
             if self._state.boundary_only and not boundary_only:
-                # Since we asked: the last boundary's copies may be older than its step.
+                # True since this loop last read it: the last boundary's copies may be older than its step.
                 if self._assembly is None:
                     boundary_only = True
                     continue
@@ -237,10 +249,12 @@ class Saver(SaveRequests):
             boundary_only = True
 
     def _see_what_stands(self, job: SaveRequest, agreed: SaveSpec) -> None:
-        """Of ranks that are gone a part may be there, and a checkpoint of this very step complete, which no rank has seen so.
+        """Check whether the store already has a complete checkpoint of this step.
+
+        Ranks that are gone may have written their part before they went. Then no remaining rank has seen the checkpoint complete.
 
         Raises:
-            Stands: it is.
+            AlreadyComplete: a full checkpoint of this step, or of a later one, is complete.
         """
         self._checkpointer.look_back()
         last = self._checkpointer.last
@@ -248,14 +262,13 @@ class Saver(SaveRequests):
             return
         absent = sorted(agreed.roles.absent)
         why = it_stands(f"{named(absent)} has not answered in time", last.step)
-        if (
-            self._assembly is not None
-        ):  # who looked before it was there, and saves, would wait for this rank's part
+        # A rank that checked before the checkpoint was complete saves, and would wait for this rank's part.
+        if self._assembly is not None:
             self._assembly.failed(job, why)
         raise AlreadyComplete(why)
 
     def _by_hand_ended(self, job: SaveRequest, error: SpotguardError) -> SpotguardError:
-        """What who waits is told: `Abandoned` where another try will have an end, a notice's or another call's."""
+        """Return the error for the caller of `manual`: `Abandoned` if another try will end, by a notice or another call."""
         if job.after:
             return CheckpointError(job.after)
         called_off = job.scope.abandoned or self._alarm is not None or self._ending
@@ -266,7 +279,10 @@ class Saver(SaveRequests):
         return CheckpointError(f"not saved: {error}")
 
     def _has_it(self, job: SaveRequest) -> None:
-        """What this rank stands on is committed already, whatever the others say: they may be gone by now."""
+        """Take the checkpoint of the step at which this rank stands, if it is committed.
+
+        The other ranks' answers do not matter here: those ranks may be gone.
+        """
         if self._assembly is not None and job.alarm is not None:
             job.saved = self.committed
 
@@ -281,7 +297,7 @@ class Saver(SaveRequests):
                     self._look_again(job)
 
         def let_go() -> None:
-            job.holds = False  # a notice that is void from here on opens the gate by itself
+            job.holds = False  # if a notice becomes void from now on, its release opens the gate
             self._gate.open()
 
         # Only a background save lets training go on before it is written.
@@ -296,7 +312,9 @@ class Saver(SaveRequests):
             return
         if alarm is None:
             given_up = isinstance(job.error, Abandoned)
-            hurried = job.promoted and self._alarm is None  # by a notice that is void: it ran out of its time
+            hurried = (
+                job.promoted and self._alarm is None
+            )  # promoted by a notice that is void now: out of that notice's time
             with self._lock:
                 self._open()
             if job.saved is not None:
@@ -306,7 +324,7 @@ class Saver(SaveRequests):
                 what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
                 log.warning("%s, training goes on: %s", what, job.error)
             return
-        # It was withdrawn while we were at it; another one, or a later call of the ranks, has a job of its own.
+        # The notice was withdrawn during the save. Another notice, or a later call of the ranks, has a request of its own.
         if self._alarm is not alarm or job.superseded:
             with self._lock:
                 self._open()

@@ -1,6 +1,7 @@
-"""This process at its machine's agent: what it says of itself, and whom the agent's words reach, from when they may.
+"""The connection of this process to its machine's agent, and the handling of the agent's messages.
 
-The agent may speak as soon as the connection stands, and a guard that is half made can do nothing with it: words wait.
+The agent may send messages as soon as the connection is open. A guard that is only half built cannot handle them, so messages
+wait until it is built.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _WELCOME = 2.0
 
 
 class AgentSession:
-    """None, where there is no agent: everything is said to nobody then.
+    """The session of this process with the agent. Without an agent, it drops every message.
 
     Args:
-        hello: the first words of each connection.
-        position: where training stands; asked for once the guard is `built`.
-        hear: called with each word of the agent, on the listener thread.
-        lost: called when an agent that had welcomed us is gone.
-        welcomed: called with each connection, from when words are heard, and whether this agent knows what a call of the
-            job's ranks is.
+        hello: returns the first message of each connection.
+        position: returns the position of training; called once the guard is `built`.
+        hear: called with each message of the agent, on the listener thread.
+        lost: called when an agent that had welcomed this process is gone.
+        welcomed: called with each connection, once the guard is `built`; its argument is whether this agent knows what a call
+            of the job's ranks is.
     """
 
     def __init__(
@@ -51,14 +52,15 @@ class AgentSession:
         self._built = threading.Event()
         self._told = threading.Event()
         self._closed = False
-        #: The agent knows what a call is.
+        #: The agent knows what a call of the job's ranks is.
         self._calls = False
         self.client: SocketClient | None = None
 
     def connect(self, socket: str) -> None:
-        """
+        """Connect to the agent, and wait for its welcome.
+
         Args:
-            socket: the agent's; "" for none.
+            socket: the path of the agent's socket; "" for none.
 
         Raises:
             UsageError: the agent refuses this process.
@@ -80,12 +82,12 @@ class AgentSession:
             raise UsageError(f"the agent refuses this process: {client.refused}")
 
     def built(self) -> None:
-        """From here on words are heard. Returns when the notice is, that was there before us."""
+        """Start to handle messages. If a notice was active before this process registered, return once it is handled."""
         self._built.set()
         self._welcomed(self._calls)
         self.tell_position()
         if self.client is not None and self.client.departing:
-            self._told.wait(_WELCOME)  # or the first steps would be over before the notice is heard
+            self._told.wait(_WELCOME)  # else the first steps would be over before the notice is handled
 
     def tell_position(self) -> None:
         if self.client is not None:
@@ -97,29 +99,29 @@ class AgentSession:
 
     @property
     def guarded(self) -> bool:
-        """An agent watches, and may have something to say any moment."""
+        """Whether an agent is connected, which may deliver a notice at any moment."""
         return self.client is not None and self.client.guarded
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Drop the connection in a forked child: it belongs to the parent."""
         self._closed = True
         if self.client is not None:
             self.client.forget()
 
     def end(self) -> None:
-        """Nothing that is said is heard any more."""
+        """Ignore all further messages."""
         self._closed = True
         self._built.set()
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Send the agent `Bye`, and close the connection."""
         self.end()
         if self.client is not None:
             self.client.close()
 
     def hear(self, message: protocol.Message) -> None:
-        """A word of the agent, on the listener thread; it waits until the guard is built."""
-        self._built.wait()  # a notice that is there already comes right behind the welcome
+        """Handle a message of the agent, on the listener thread. The message waits until the guard is built."""
+        self._built.wait()  # an active notice comes right after the welcome
         if self._closed:
             return
         self._heard(message)
@@ -137,17 +139,21 @@ class AgentSession:
             self._welcomed(welcome.calls)
 
 
-# What the agent's words do to a guarded process, on the listener thread.
+# --- the agent's messages to a guarded process, on the listener thread ---
 
 log = logging.getLogger("spotguard")
 
 
 class AgentMessages:
-    """Hears one after the other, and hands each to whom it concerns; none of them blocks.
+    """The handler of the agent's messages, one after the other. No message blocks.
 
     Args:
-        leave: has training end with an exit code.
-        ranks: the others of this job, who are to hear of it too.
+        saver: saves for a notice.
+        cadence: the schedule of background checkpoints.
+        report: confirms to the agent that a notice was delivered.
+        clock: the clock.
+        leave: ends training with an exit code.
+        ranks: the other ranks of this job, which get each notice too; None for a job of one process.
     """
 
     def __init__(
@@ -167,7 +173,7 @@ class AgentMessages:
         self._ranks = ranks
 
     def hear(self, message: protocol.Message) -> None:
-        """One of them."""
+        """Handle one message."""
         match message:
             case protocol.Preempt():
                 now = self._clock.monotonic()
@@ -181,7 +187,9 @@ class AgentMessages:
                     self._saver.emergency(alarm_of(message, now))
             case protocol.CheckpointNow(reason=reason, going=going):
                 if self._cadence.ask(going=going):
-                    if self._ranks is not None and not self._ranks.first:  # its own boundary asks
+                    if (
+                        self._ranks is not None and not self._ranks.first
+                    ):  # the first rank calls at its own boundary
                         self._ranks.background(reason)
                     log.info("a checkpoint at the next step, beside training: %s", reason)
                 else:

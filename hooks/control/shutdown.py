@@ -1,4 +1,4 @@
-"""What ends this process in order: a SIGTERM, held while it would break a save, and the end of a notice that has no agent."""
+"""The orderly end of this process: a SIGTERM, held while it would break a save, or the end of a notice without an agent."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from .requests import SaveRequests
 from .session import AgentSession
 from .sigterm import EX_TEMPFAIL
 
-#: Seconds for a save where a launcher ends its workers: of its 30, one has gone by, and it is told of no more.
+#: Seconds for a save when a launcher ends its workers. One of the launcher's 30 s has passed, and no later notice follows.
 _LAUNCHER = 24.0
-#: Seconds for which who ends waits for the call of a notice to come back: as long as for any other call; and between two looks.
+#: Seconds for which an ending process waits for the call of a notice to come back (as long as for any other call), and seconds
+#: between two checks.
 _CALLED, _LOOK = 10.0, 0.02
 
 
 class ProcessShutdown:
-    """
+    """The rules by which this process ends after a SIGTERM or a notice.
+
     Args:
-        leave: has training end with an exit code.
+        saver: takes the save requests.
+        agent: this process's connection to the agent.
+        ranks: the other ranks; None for a job of one process.
+        leave: ends training with an exit code.
     """
 
     def __init__(
@@ -36,40 +41,45 @@ class ProcessShutdown:
         self._agent = agent
         self._ranks = ranks
         self._leave = leave
-        #: Of whose save the end was told last, and of how many notices it was then.
+        #: The alarm whose save's outcome was reported last, and the number of its notices at that time.
         self._answered: tuple[PreemptionNotice, int] | None = None
 
     def begin(self) -> None:
-        """From here on a SIGTERM is held where it would end a save."""
+        """Install the SIGTERM handler, which holds a SIGTERM that would end a save."""
         sigterm.hold_sigterm(self._hold, self._unnoticed)
 
     def at_exit(self) -> None:
-        """Training has ended while a SIGTERM is held: one to a whole session ends a data loader's workers too, and training for
-        want of data, before anybody can know why. What would be saved if it still stood is saved now. So it is where a notice
-        was heard a moment before: of several ranks the save begins with the call to all."""
+        """Wait for a save that a SIGTERM or a notice asks for, after training has ended.
+
+        A SIGTERM to a whole session ends a data loader's workers too. Training then ends for lack of data, before the agent can
+        deliver a notice. This process now saves the state that it would save if training still ran. The same holds if a notice
+        came a moment before: in a job of several ranks, the save begins with the call to all ranks.
+        """
         if sigterm.held() and not self._saver.alarmed:
             sigterm.wait_explained()
             _wait(_LAUNCHER, self._unanswered)
         elif self._ranks is not None and self._saver.ready:
-            # The others are being called.
+            # The call to the other ranks may be under way.
             _wait(_CALLED, lambda: self._unanswered() and not self._saver.saving)
 
     def _unanswered(self) -> bool:
-        """Whether a notice stands whose save has not come to its end. (What an earlier one asked for is no answer.)"""
+        """Return whether an active notice's save has not ended. The save of an earlier notice does not count."""
         alarm, answered = self._saver.alarm, self._answered
         if alarm is None:
             return False
         return answered is None or answered[0] is not alarm or answered[1] < len(alarm.ids)
 
     def alarm_told(self, alarm: PreemptionNotice) -> None:
-        """What a notice asked for has come to its end. What ends this process from now on is not held any more: it may be the
-        agent, to whom that is being said."""
+        """Note that a notice's save has ended. From now on the handler holds no SIGTERM: it may be the agent's.
+
+        The process reports the outcome to the agent right after this call.
+        """
         self._answered = alarm, len(alarm.ids)
 
     def alarm_ended(self, alarm: PreemptionNotice, committed: bool) -> None:
-        """A notice that came by hand (`spotguard.testing.preempt`), or of a launcher, has no agent to say what follows."""
+        """End a notice that has no agent to decide what follows: by hand (`spotguard.testing.preempt`), or from a launcher."""
         if alarm.kind == protocol.LAUNCHER:
-            # Training goes on, for whom nobody has sent a SIGTERM; it goes its way where one is held.
+            # Training goes on in a process that got no SIGTERM. A SIGTERM that is held is delivered now.
             self._saver.void_all("the launcher's SIGTERM is obeyed")
             sigterm.redeliver()
         elif alarm.by_hand and committed:
@@ -87,7 +97,10 @@ class ProcessShutdown:
         return sigterm.SigtermHold.GUARDED if self._agent.guarded else sigterm.SigtermHold.NOTHING
 
     def _unnoticed(self) -> bool:
-        """torchrun ends all workers when a machine joins, and kills them 30 s later (pytorch#192815): all ranks save."""
+        """Have all ranks save at a SIGTERM that no notice explains; return whether they do.
+
+        torchrun ends all workers when a machine joins, and kills them 30 s later (pytorch#192815).
+        """
         if self._ranks is None or not self._saver.ready:
             return False
         notice = protocol.Preempt("sigterm", _LAUNCHER, 0.0, protocol.LAUNCHER, "SIGTERM")
@@ -96,6 +109,6 @@ class ProcessShutdown:
 
 
 def _wait(seconds: float, needed: Callable[[], bool]) -> None:
-    """While it is needed, and no longer than that: nobody is told when the last look would be another one."""
+    """Wait while `needed()` is true, and `seconds` at most. Poll, because no event marks the end."""
     never = threading.Event()
     any(not needed() or never.wait(_LOOK) for _ in range(int(seconds / _LOOK)))
