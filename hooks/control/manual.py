@@ -58,6 +58,6 @@ class ManualSaves:
         self._asked = rest
 
     def _forget(self, step: int) -> None:
-        """Drop the calls for other steps: this rank may skip a `save()` that the first rank makes, and that call serves nobody."""
+        """Drop the calls for other steps. This rank may skip a `save()` that the first rank makes; nobody needs that call."""
         while self._called and self._called[0][0] != step:
             self._called.popleft()

@@ -312,9 +312,8 @@ class Saver(SaveRequests):
             return
         if alarm is None:
             given_up = isinstance(job.error, Abandoned)
-            hurried = (
-                job.promoted and self._alarm is None
-            )  # promoted by a notice that is void now: out of that notice's time
+            # A notice that is void now promoted the save, which then ran out of that notice's time.
+            hurried = job.promoted and self._alarm is None
             with self._lock:
                 self._open()
             if job.saved is not None:
