@@ -1,5 +1,6 @@
-"""Decisions only: no I/O, no thread, no clock. Events and the time go in, actions come out.
+"""The agent's decisions: no I/O, no thread, no clock. Events and the time go in, actions come out.
 
-Read `state`, then `machine` (the table of states and events), then the parts it is composed of: `session` (who is registered),
-`notices` (which are one and the same), `preemption` (the active one), `delivery`, `answers`, `peers`, `command`, `shutdown` and `service`.
+Read `state`, then `machine` (the table of states and events), then its parts: `session` (the registered processes), `notices`
+(which notices are one, and which are upcoming), `preemption` (the active notice), `delivery`, `answers`, `peers`, `command`,
+`shutdown` and `service`. `budget` is the arithmetic of a save's time.
 """

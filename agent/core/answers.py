@@ -1,4 +1,4 @@
-"""What registered training processes say: that they are there, how far a save is, what became of it.
+"""The handling of messages from registered training processes: registration, position, save progress and outcome.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """
@@ -20,12 +20,12 @@ from .preemption import Preemption
 from .session import Participant, Session, Sessions
 from .state import Turn
 
-#: What a session says about a notice that it was told of.
+#: Messages of a session about a notice that was delivered to it.
 _ABOUT_A_NOTICE = (protocol.Delivered, protocol.Progress, protocol.Committed, protocol.Failed)
 
 
 class Answers:
-    """Brings each message to the notice, the session or the peers that it is about."""
+    """The dispatch of each message to the notice, the session or the peers that it is about."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Answers:
         self._launchers = launchers
 
     def opened(self, event: Opened) -> None:
-        """A training process has registered. If a notice is active, it is told of it."""
+        """Take in a training process that has registered. If a notice is active, deliver it."""
         session = self._sessions.add(event, self._turn.now)
         self._command.joined(session)
         p = self._delivery.active
@@ -54,14 +54,14 @@ class Answers:
             self._delivery.checkpoint(session, reason, going=True)
         if p is None or p.rehearsal or not p.takes(session):
             return
-        # It lost its socket and is back: the old connection's silence is no longer waited for.
+        # A process that lost its socket and is back: do not wait for an answer on its old connection.
         for number, part in list(p.parts.items()):
             if part.closed and not part.done and part.session.same_client(session):
                 del p.parts[number]
         self._delivery.deliver(p, session)
 
     def closed(self, event: Closed) -> None:
-        """A socket is closed, or the process behind one has died since."""
+        """Note that a socket is closed, or that its process has died since."""
         p = self._delivery.active
         part = p.parts.get(event.session) if p is not None else None
         if part is not None:
@@ -71,7 +71,7 @@ class Answers:
         self._sessions.close(event)
 
     def heard(self, event: Heard) -> None:
-        """A message of a session."""
+        """Handle a message of a session."""
         session, message = self._sessions.open.get(event.session), event.message
         if session is None:
             return
@@ -81,7 +81,7 @@ class Answers:
         if isinstance(message, protocol.PeerCancelled):
             self._peers.cancelled(session, message.id)
             return
-        if isinstance(message, protocol.Committed) and message.step >= 0:  # below 0: it was saved elsewhere
+        if isinstance(message, protocol.Committed) and message.step >= 0:  # below 0: saved outside spotguard
             session.saved(message, self._turn.now)
         if isinstance(message, protocol.Position):
             self._position(session, message)
@@ -94,7 +94,7 @@ class Answers:
             self._about_a_notice(session, message)
 
     def _position(self, session: Session, message: protocol.Position) -> None:
-        if session.step < 0 <= message.step:  # it has restored: who starts a job again looks for this line
+        if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
             self._turn.log(
                 f"rank {session.rank} (pid {session.pid}): training stands at step {message.step} "
                 f"of run {session.run_id} in {session.store}"
@@ -124,7 +124,7 @@ class Answers:
             self._turn.log(f"{p.notice.kind} notice from {p.notice.source}: {left}", logging.WARNING)
 
     def _report(self, p: Preemption, part: Participant, message: protocol.Message, news: bool) -> None:
-        """Log the news of one session, and pass it to a person who asked for a drill."""
+        """Log the news of one session, and send it to the person who asked for a drill."""
         now = self._turn.now
         spent = now - p.notice.seen_at
         who = f"rank {part.session.rank} (pid {part.session.pid})"
@@ -133,7 +133,7 @@ class Answers:
             text, level = f"{who}: {part.phase}{at}", logging.INFO
         elif isinstance(message, protocol.Committed):
             least = as_level(clip(message.level, NAME), ", ")
-            own = message.step < 0  # `on_notice`: its return says so, and no more
+            own = message.step < 0  # from `on_notice`, which reports only that its function returned
             did = "saved by a function of its own" if own else f"committed step {message.step}{least}"
             text, level = f"{who}: {did}", logging.INFO
         elif isinstance(message, protocol.Failed):

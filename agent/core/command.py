@@ -1,4 +1,4 @@
-"""The command that `spotguard run` supervises: its process group, what it leaves behind, and the wait for its next start.
+"""The command that `spotguard run` supervises: its process group, the processes it leaves behind, and the wait for its next start.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """
@@ -16,7 +16,7 @@ from .state import Turn
 
 #: A machine that is still there this many seconds after its deadline was not taken back.
 OUTLIVED = 60.0
-#: Seconds from the end of one look at what is left of the group to the next look.
+#: Seconds from the end of one check of the group's remaining processes to the next check.
 LOOK = 0.2
 
 
@@ -31,27 +31,28 @@ class Command:
     ended_at: float = 0.0
     #: A training process of this start has registered.
     joined: bool = False
-    #: Pids of its training processes. Below a launcher each may lead a group of its own.
+    #: Pids of its training processes. Under a launcher each may lead a group of its own.
     trained: set[int] = field(default_factory=set)
-    #: The command got the signal of a notice that was then withdrawn: an end before this instant is that signal's doing.
+    #: Set if the command got the signal of a notice that was then withdrawn. That signal caused an end before this time (monotonic
+    #: seconds).
     leave_by: float | None = None
     #: Its group got a signal that asks it to end.
     told: bool = False
-    #: After its end: whether other processes of its group exist. None: the loop has not looked yet.
+    #: After its end: whether other processes of its group exist. None: the loop has not checked yet.
     group_left: bool | None = None
-    #: After its end: whether anybody is left of the training processes that the loop looked for.
+    #: After its end: whether any of the training processes that the loop checked is left.
     orphans_left: bool = False
-    #: Training processes that the last look covered.
+    #: Training processes that the last check covered.
     looked: frozenset[int] = frozenset()
-    #: Monotonic seconds of the next look.
+    #: Monotonic seconds of the next check.
     look_at: float = 0.0
-    #: Training processes that the next look is asked to cover.
+    #: Training processes that the next check is asked to cover.
     asked: frozenset[int] = frozenset()
     #: Training processes whose own groups were told to end.
     parted: frozenset[int] = frozenset()
     #: The processes that it left behind were told to end.
     parting: bool = False
-    #: When SIGTERM follows a `Leave` to the processes that it left behind.
+    #: Monotonic seconds at which SIGTERM follows a `Leave` to the processes that it left behind.
     term_at: float | None = None
 
 
@@ -71,7 +72,7 @@ class CommandGroup:
 
     @property
     def pid(self) -> int:
-        """Of the command; 0 if there is none."""
+        """The pid of the command; 0 if there is none."""
         return self.current.pid if self.current is not None else 0
 
     def joined(self, session: Session) -> None:
@@ -87,7 +88,7 @@ class CommandGroup:
             command.returncode, command.ended_at = event.returncode, self._turn.now
 
     def group_seen(self, event: GroupSeen) -> None:
-        """Note what the loop found of the ended command."""
+        """Note which processes of the ended command the loop found."""
         command = self.current
         if command is not None and command.pid == event.pid:
             command.group_left, command.orphans_left = event.group, event.orphans
@@ -100,19 +101,19 @@ class CommandGroup:
         self._turn.do(SignalGroup(signum))
 
     def left_alive(self) -> list[Session]:
-        """Registered processes other than the command itself.
+        """Return the registered processes other than the command itself.
 
-        A worker of torchrun has a session of its own: no signal to the command's group reaches it.
+        A worker of torchrun has a session of its own, so no signal to the command's group reaches it.
         """
         return [session for session in self._sessions.every() if session.pid != self.pid]
 
     def orphaned(self, command: Command) -> frozenset[int]:
-        """Groups of training processes that are gone, without the command itself."""
+        """Return the groups of training processes that are gone, without the command itself."""
         there = {session.pid for session in self.left_alive()}
         return frozenset(command.trained - there - {command.pid})
 
     def kill_all(self, *, group: bool = True) -> None:
-        """Send SIGKILL to everything that belongs to the command; without `group`, to its training processes alone."""
+        """Send SIGKILL to everything that belongs to the command; without `group`, to its training processes only."""
         pid = self.pid
         if group:
             self._turn.do(KillGroup())
@@ -130,13 +131,13 @@ class Restart:
         self.at: float | None = None
         #: Why the command starts again then. "": `--outlive` decides.
         self.reason = ""
-        #: Ids of the notices that are waited out.
+        #: Ids of the notices that this wait outlasts.
         self._notices: set[str] = set()
-        #: Seconds to wait behind each of their deadlines.
+        #: Seconds to wait after each of their deadlines.
         self._patience = OUTLIVED
 
     def wait(self, at: float, patience: float, *, notices: Iterable[str] = (), reason: str = "") -> None:
-        """Wait until `at`; a notice that comes meanwhile prolongs the wait to `patience` behind its deadline."""
+        """Wait until `at`. A notice that comes meanwhile prolongs the wait to `patience` seconds after its deadline."""
         self.at, self.reason = at, reason
         self._notices, self._patience = set(notices), patience
 
@@ -148,7 +149,7 @@ class Restart:
             self.at = max(self.at, deadline + self._patience)
 
     def withdrawn(self, notice_id: str, now: float) -> bool:
-        """Take a withdrawn notice from the wait; True if none is left, and the wait is over."""
+        """Remove a withdrawn notice from the wait. Return whether it was the last one, so that the wait is over."""
         if self.at is None or notice_id not in self._notices:
             return False
         self._notices.remove(notice_id)

@@ -1,7 +1,7 @@
-"""What a notice asks for, and which sessions it is delivered to.
+"""The delivery of a notice to the sessions, and the decision what a notice asks for.
 
-Pure, like all of `core`: events and the time come in, actions go out. How a notice ends is in `shutdown` (a command) and in
-`service`.
+Pure, like all of `core`: events and the time come in, actions go out. `shutdown` (for a command) and `service` decide how a notice
+ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOUND = 5.0
 
 
 class Delivery:
-    """Owns the active notice. Delivers it, its deadline and its withdrawal to the sessions."""
+    """The owner of the active notice. It delivers the notice, its deadline and its withdrawal to the sessions."""
 
     def __init__(
         self, turn: Turn, sessions: Sessions, notices: NoticeTracker, command: CommandGroup, restart: Restart
@@ -39,13 +39,13 @@ class Delivery:
         self._notices = notices
         self._command = command
         self._restart = restart
-        #: The notice that is being answered; None: no notice is.
+        #: The notice that is being answered; None if there is none.
         self.active: Preemption | None = None
 
     # --- notices ---
 
     def seen(self, notice: Notice) -> None:
-        """A source shows this notice. Its severity decides whether anybody has to go."""
+        """Handle a notice that a source shows. Its severity decides whether training has to end."""
         p, now, upcoming = self.active, self._turn.now, self._notices.upcoming
         if notice.severity is Severity.ADVISORY:
             self._warn(upcoming.advise(notice, now))
@@ -128,7 +128,7 @@ class Delivery:
                     self._turn.do(Send(number, p.tell_again(part, self._turn.now)))
 
     def deliver_to_newcomers(self, p: Preemption) -> None:
-        """Deliver the notice to sessions that it concerns and that do not have it."""
+        """Deliver the notice to each session that it concerns and that does not have it."""
         for session in self._sessions.open.values():
             if p.takes(session) and session.number not in p.parts:
                 self.deliver(p, session)
@@ -138,7 +138,7 @@ class Delivery:
         self._turn.do(Send(session.number, p.tell(session, self._turn.now)))
 
     def _noticed_too_late(self, notice: Notice, shown: Notice) -> None:
-        """The command has ended already: nothing is left to be saved, and nothing starts before this notice is over."""
+        """Handle a notice that comes after the command's end: nothing is left to save, and nothing starts before the notice ends."""
         if self.active is not None:
             self._another(self.active, notice)
             return
@@ -157,7 +157,7 @@ class Delivery:
             self._turn.do(SignalGroup(signal.SIGCONT))
         for session in concerned:
             self.deliver(p, session)
-        # After the notice itself: nothing may come before that.
+        # After the delivery, because nothing may delay it.
         self._turn.log(
             f"{self._first_line(p)}, telling {len(concerned)} training process(es)", logging.WARNING
         )
@@ -177,14 +177,14 @@ class Delivery:
             return (
                 f"another machine of this job was noticed: {notice.detail} from {notice.source}, {left} there"
             )
-        # A window that is (nearly) over is tried all the same (`preemption.LAST_TRY`), but it is not said to be longer.
+        # Sessions still try to save in a window that is (nearly) over (`preemption.LAST_TRY`), but the log gives its true length.
         until_deadline = p.deadline - self._turn.now
         if p.left_at_first < until_deadline:
             left += f", {until_deadline:.1f} s tried all the same"
         return f"{notice.kind} notice from {notice.source}: {left}, {p.reserve:.1f} s in reserve"
 
     def is_everybodys(self, p: Preemption) -> bool:
-        """Whether the notice concerns all that the agent serves. On a shared service one user's drill does not."""
+        """Return whether the notice concerns all sessions of the agent. On a shared service, one user's drill does not."""
         return self._turn.policy.command or p.uid is None
 
     def _announce(self, p: Preemption, notice: Notice) -> None:
@@ -192,15 +192,14 @@ class Delivery:
         self._turn.do(Announce(notice, p.deadline - self._turn.now, p.limit))
 
     def _missing(self, p: Preemption) -> str:
-        """For the log: how many live, had registered, and have no socket now. "" for none."""
+        """Return, for the log, the number of living processes that had registered and have no socket now; "" for none."""
         if p.of_orphan and all(part.session.pid != self._command.pid for part in p.parts.values()):
-            return "its training processes are"  # as many as had registered with the agent before this one
+            return "its training processes are"  # their number is unknown: they registered with the agent before this one
         missing = sum(p.takes(session) and not session.left for session in self._sessions.lost.values())
         return f"{missing} more" if missing else ""
 
     def signal(self, p: Preemption, why: str) -> None:
-        """Send the signal of `--signal` to a command that is not, or no more, guarded from inside. It has the rest of the
-        window."""
+        """Send the signal of `--signal` to a command without a registered process. The command has the rest of the window."""
         signum = self._turn.policy.signal
         if not self._turn.policy.command or signum is None or p.signalled:
             return
@@ -220,7 +219,7 @@ class Delivery:
     # --- the end of a notice ---
 
     def withdrawn(self, notice_id: str) -> None:
-        """No source shows this notice any more."""
+        """Handle the withdrawal of a notice: no source shows it any more."""
         if (far := self._notices.withdrawn(notice_id)) is not None:
             self._turn.log(
                 f"{far.kind} from {far.source} was withdrawn: it stands no longer", logging.WARNING
@@ -239,7 +238,7 @@ class Delivery:
         self.release(p, WITHDRAWN)
 
     def release(self, p: Preemption, ended: str) -> None:
-        """Let every session go on training that was not told to leave."""
+        """Let every session that was not told to leave go on training."""
         for number, part in p.parts.items():
             if part.open and not part.leave_sent:
                 self._turn.do(Send(number, protocol.Withdrawn(part.told_as)))
@@ -248,7 +247,7 @@ class Delivery:
         self.active = None
 
     def forget(self, p: Preemption) -> None:
-        """This notice had its end: seen again, it changes nothing."""
+        """Forget the active notice, which had its end. If a source shows it again, nothing changes."""
         self._notices.settle(p.standing.values())
         self.active = None
 
@@ -263,19 +262,19 @@ class Delivery:
             self._turn.do(Tell(p.asker, {"outcome": outcome.summary()}, True))
 
     def _are_all_known(self, p: Preemption) -> bool:
-        """Whether the participants are everybody whose work the machine's end can cost, as far as the agent can know."""
+        """Return whether every process that would lose work at the machine's end takes part, as far as the agent can know."""
         return not (p.rehearsal or self._sessions.watching or self._sessions.lost.keys() - p.parts.keys())
 
     # --- drills ---
 
     def asked(self, event: Asked) -> None:
-        """A person asks for a drill."""
+        """Start a drill that a person asks for, or report why there can be none."""
         if why := self._no_drill(event):
             self._turn.do(Tell(event.session, {"error": why}, True))
             return
         now = self._turn.now
         notice = Notice(
-            # Unique for ever: a training process outlives an agent, and must not take this for an old drill.
+            # Unique for ever: a training process may outlive an agent, and must not mistake this drill for an old one.
             id=f"drill-{now:.6f}",
             kind=NoticeKind.DRILL,
             source="spotguard drill",
@@ -289,7 +288,7 @@ class Delivery:
         self.start(p)
 
     def _no_drill(self, event: Asked) -> str:
-        """Why no drill can be had now; "" if it can."""
+        """Return why no drill is possible now; "" if one is."""
         signum, sessions = self._turn.policy.signal, self._sessions.open
         if self.active is not None or self._restart.at is not None or self._turn.stopping:
             return "a notice is being handled now: a drill would disturb it"
@@ -314,7 +313,7 @@ class Delivery:
         self.active = None
 
     def advance_rehearsal(self, p: Preemption) -> None:
-        """End a drill that everybody has answered, or whose time is over."""
+        """End a drill that every participant has answered, or whose time is over."""
         if p.all_done:
             self.rehearsed(p, "training goes on")
         elif self._turn.now >= p.limit:

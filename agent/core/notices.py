@@ -1,6 +1,6 @@
-"""Which notices are one and the same, which had their end, and which are still far off.
+"""The notices that are not being answered (upcoming ones, and those that had their end), and the test whether two are one.
 
-Pure, like all of `core`. `NoticeTracker` knows every notice but those that are answered now, which are `Preemption`'s.
+Pure, like all of `core`. `NoticeTracker` knows every notice except those that are being answered, which belong to `Preemption`.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ MOVED = 0.1
 MOVED_FAR_OFF = 1.0
 #: Kinds by which a machine is taken back.
 _TAKEN_BACK = frozenset({NoticeKind.TERMINATE, NoticeKind.STOP, NoticeKind.HIBERNATE, NoticeKind.PREEMPT})
-#: Seconds before a deadline at which a checkpoint is asked for: should the last save fail, this one is there.
+#: Seconds before a deadline at which the agent asks for a checkpoint. If the last save fails, this checkpoint remains.
 NEAR = 300.0
-#: Seconds before a deadline at which it becomes a terminal notice, unless `--window` says otherwise: AWS's warning,
-#: the longest that a spot machine gets, so that whoever can save on a spot machine can save here.
+#: Seconds before a deadline at which an upcoming notice becomes a terminal notice, unless `--window` is set. It is AWS's
+#: warning, the longest that a spot machine gets. So training that can save on a spot machine can save here.
 WINDOW = 120.0
 #: Seconds between two checkpoints that mere warnings ask for. 21 of 30 warnings came to nothing, and some clusters
 #: saw one every half hour for a day (aws-node-termination-handler#141).
 COOL_DOWN = 900.0
-#: A checkpoint that was asked for so many seconds ago is as good as a new one: 30 deadlines at once are one.
+#: A checkpoint that the agent asked for within this many seconds is as good as a new one: 30 deadlines at once are one.
 FRESH = 60.0
-#: Of each sort so many are remembered: a source that numbers its events anew at each look must not fill the memory.
+#: The number of upcoming notices, and of warnings, that are remembered. A source that gives its events new ids at each poll must
+#: not fill the memory.
 _KEPT = 64
 
 
 def same_notice(a: Notice, b: Notice) -> bool:
-    """Whether two sightings are one warning: by id, else by content. One cloud may say it in two places (AWS:
-    `spot/instance-action` and `spot/termination-time`)."""
+    """Return whether two notices are one warning: by id, else by content.
+
+    A cloud may show a warning in two places (AWS: `spot/instance-action` and `spot/termination-time`).
+    """
     if a.id == b.id:
         return True
     return (a.kind, _who(a)) == (b.kind, _who(b)) and abs(a.deadline - b.deadline) <= SAME
 
 
 def one_end(a: Notice, b: Notice) -> bool:
-    """Whether two warnings are of one end of this machine: a cloud takes it back once, and the earlier time stands.
+    """Return whether two warnings are of one end of this machine. A cloud takes a machine back once; the earlier time counts.
 
-    AWS's public mock writes the time of each request into its answers, so that no two of them name one time.
+    AWS's public mock writes the time of each request into its answers, so that no two answers have the same time.
     """
     if (a.kind, _who(a)) != (b.kind, _who(b)) or a.kind not in _TAKEN_BACK:
         return False
@@ -56,7 +59,7 @@ def one_end(a: Notice, b: Notice) -> bool:
 
 
 def _who(notice: Notice) -> str:
-    """The cloud, of "aws spot/instance-action"."""
+    """Return the cloud: "aws" for "aws spot/instance-action"."""
     return notice.source.partition(" ")[0]
 
 
@@ -64,36 +67,36 @@ class NoticeTracker:
     """The notices that a source has shown and that are not answered now.
 
     Args:
-        window: seconds of `--window`; None: as the notice says.
+        window: seconds of `--window`; None: use the notice's own window.
     """
 
     def __init__(self, window: float | None) -> None:
         self._window = window
-        #: Deadlines that are far off, and warnings: training goes on.
+        #: Notices whose deadline is far off, and warnings: training goes on.
         self.upcoming = Upcoming(window)
-        #: Notices that had their end: seen again, they change nothing.
+        #: Notices that had their end. If a source shows one again, nothing changes.
         self._settled: dict[str, Notice] = {}
-        #: Ids of notices that came near while they were far off, and of which no source has shown yet that they began.
+        #: Ids of upcoming notices that came due, and that no source has shown as begun yet.
         self._came_due: set[str] = set()
 
     def as_trusted(self, notice: Notice) -> Notice:
-        """The notice with the window that the user counts on: shorter than the cloud's, never longer."""
+        """Return the notice with the window that the user counts on: shorter than the cloud's, never longer."""
         window = self._window
         if window is None or window >= notice.window or notice.kind is NoticeKind.SIGNAL:
             return notice
         return replace(notice, window=window, deadline=min(notice.deadline, notice.seen_at + window))
 
     def had_its_end(self, notice: Notice) -> bool:
-        """Whether this is a notice that was answered to its end."""
+        """Return whether this notice was answered to its end."""
         return any(same_notice(notice, known) or one_end(notice, known) for known in self._settled.values())
 
     def settle(self, notices: Iterable[Notice]) -> None:
-        """These had their end."""
+        """Note that these notices had their end."""
         # A drill's id never comes again, and a service that lives for years plays many.
         self._settled |= {notice.id: notice for notice in notices if notice.kind is not NoticeKind.DRILL}
 
     def begun(self, notice: Notice) -> None:
-        """A notice that was far off begins (Azure: `Started`). If it had its end at its planned time, it counts once more."""
+        """Note that an upcoming notice begins (Azure: `Started`). If it had its end at its planned time, it counts once more."""
         self.upcoming.gone(notice.id)
         if notice.id in self._came_due:
             self._came_due.remove(notice.id)
@@ -102,13 +105,13 @@ class NoticeTracker:
                 del self._settled[notice.id]
 
     def due(self, now: float) -> Iterable[Notice]:
-        """The notices that were far off and are near now, each once."""
+        """Yield each upcoming notice that has come due, once."""
         for notice in self.upcoming.due(now):
             self._came_due.add(notice.id)
             yield notice
 
     def withdrawn(self, notice_id: str) -> Notice | None:
-        """No source shows it any more. Returns it if it was far off; shown again, it counts again."""
+        """Forget a notice that no source shows any more; return it if it was upcoming. If a source shows it again, it counts."""
         self._settled.pop(notice_id, None)
         self._came_due.discard(notice_id)
         return self.upcoming.gone(notice_id)
@@ -120,40 +123,40 @@ class _Later:
 
     notice: Notice
     ids: set[str]
-    #: A checkpoint was asked for because it is near.
+    #: The agent has asked for a checkpoint because this event is near.
     asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWish:
-    """A checkpoint beside training is wanted, for this reason."""
+    """The wish for a checkpoint beside training, with its reason."""
 
     reason: str
-    #: The machine goes for certain: wanted also where background checkpoints are switched off.
+    #: The machine goes for certain, so the wish holds even if background checkpoints are switched off.
     going: bool
 
 
 class Upcoming:
-    """The events that training goes on under. Owned by the machine.
+    """The events during which training goes on. `NoticeTracker` owns it.
 
     Args:
-        window: what `--window` says, None where it says nothing.
+        window: seconds of `--window`; None if it is not set.
     """
 
     def __init__(self, window: float | None) -> None:
         self._window = WINDOW if window is None else window
         self._later: list[_Later] = []
         self._advice: dict[str, Notice] = {}
-        #: A warning that nobody has been asked about yet.
+        #: A warning for which the agent has not asked for a checkpoint yet.
         self._news: Notice | None = None
-        #: When a checkpoint was asked for: because of a deadline, and of a warning. (The latter's is no substitute: where
-        #: background checkpoints are switched off nobody makes it.)
+        #: Monotonic seconds of the last checkpoint wish for a deadline, and for a warning. A warning's checkpoint does not replace
+        #: a deadline's: if background checkpoints are switched off, no session makes it.
         self._asked_at = self._advised_at = -math.inf
 
     # --- what the sources show ---
 
     def expect(self, notice: Notice, now: float) -> str:
-        """Take in a `Severity.LATER`. Returns the line for the log, "" where it is no news."""
+        """Take in a `Severity.LATER` notice. Return the line for the log, "" if the notice is known."""
         known = next((one for one in self._later if _is(one, notice)), None)
         if known is None:
             self._later.append(_Later(notice, {notice.id}))
@@ -170,7 +173,7 @@ class Upcoming:
         )
 
     def advise(self, notice: Notice, now: float) -> str:
-        """Take in a `Severity.ADVISORY`. Returns the line for the log, "" where it is no news."""
+        """Take in a `Severity.ADVISORY` notice. Return the line for the log, "" if there is none."""
         known = notice.id in self._advice
         self._advice[notice.id] = notice
         if known:
@@ -183,8 +186,8 @@ class Upcoming:
         return f"{_named(notice)}: a warning, and no end of this machine: training goes on"
 
     def gone(self, id: str) -> Notice | None:
-        """It is no longer shown. What has gone with it, where no other id stands for the same."""
-        # Both: what was a mere warning at first may have got a deadline since, under the same id.
+        """Forget an id that no source shows any more. Return its notice, if the event has no other id."""
+        # Check both: a mere warning may have got a deadline since, under the same id.
         if (advice := self._advice.pop(id, None)) is not None:
             self._news = None if self._news is advice else self._news
         one = next((one for one in self._later if id in one.ids), None)
@@ -199,17 +202,23 @@ class Upcoming:
     # --- what is to be done about it ---
 
     def terminal(self, notice: Notice, now: float) -> Notice:
-        """The event as the notice that it becomes: from here on the machine is being taken back."""
+        """Return the event as a terminal notice: from now on the cloud takes the machine back."""
         return replace(notice, severity=Severity.TERMINAL, seen_at=now, window=self._window)
 
     def due(self, now: float) -> list[Notice]:
-        """The notices whose time has come, each once under each of its ids. They no longer stand here."""
+        """Remove the notices that have come due, and return each once under each of its ids."""
         come = [one for one in self._later if now >= self._due_at(one)]
         self._later = [one for one in self._later if one not in come]
         return [self.terminal(replace(one.notice, id=id), now) for one in come for id in _ids(one)]
 
     def wish(self, now: float, *, anybody: bool) -> CheckpointWish | None:
-        """A checkpoint that is wanted now. Each reason is given once, whether `anybody` can be asked or not."""
+        """Return the wish for a checkpoint now; None if there is none.
+
+        Each reason counts once, even if no session can be asked.
+
+        Args:
+            anybody: a session can be asked.
+        """
         near = [one for one in self._later if not one.asked and now >= one.notice.deadline - NEAR]
         for one in near:
             one.asked = True
@@ -225,7 +234,7 @@ class Upcoming:
         return None
 
     def near(self, now: float) -> str:
-        """Why a checkpoint is asked for now: who comes later is asked too. "" where it is not."""
+        """Return the reason of a present checkpoint wish, for a session that registers later; "" if there is none."""
         one = next((one for one in self._later if one.asked), None)
         return "" if one is None else self._why(one, now)
 
@@ -234,7 +243,7 @@ class Upcoming:
 
     @property
     def wakes(self) -> list[float]:
-        """Monotonic seconds at which `due` or `wish` have something to give."""
+        """Monotonic seconds at which `due` or `wish` may return something."""
         near = [one.notice.deadline - NEAR for one in self._later if not one.asked]
         return [*near, *(self._due_at(one) for one in self._later)]
 
@@ -244,7 +253,7 @@ class Upcoming:
     # --- for `status` ---
 
     def status(self, now: float) -> list[dict[str, Any]]:
-        """What stands, and what will be done about it and when, the next first."""
+        """Return each event with its next action and the seconds until then, the soonest first; then the warnings."""
         later = [self._show(one, now) for one in sorted(self._later, key=self._due_at)]
         return later + [_shown(notice, now) | _NOTHING for notice in self._advice.values()]
 
@@ -264,7 +273,7 @@ def _is(one: _Later, notice: Notice) -> bool:
 
 
 def _ids(one: _Later) -> list[str]:
-    """Its first name first: under that one it is told."""
+    """Return the ids, the first one first: the agent delivers the notice under that id."""
     return (
         [one.notice.id, *sorted(one.ids - {one.notice.id})] if one.notice.id in one.ids else sorted(one.ids)
     )

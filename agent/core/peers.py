@@ -1,7 +1,7 @@
-"""Notices that do not come from this machine's sources: of the job's other machines, and of a launcher.
+"""Notices that do not come from this machine's sources: those of the job's other machines, and of a launcher.
 
-Another machine of the job was noticed: its ranks go. The ranks here save with them, end, and start again without them. This machine
-stays, so no deadline stands behind such a notice. If this machine is noticed too, its own notice becomes the active one.
+If another machine of the job gets a notice, its ranks go. The ranks here save with them, end, and start again without them. This
+machine stays, so such a notice has no deadline. If this machine gets a notice too, that notice becomes the active one.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """
@@ -21,25 +21,25 @@ from .preemption import Preemption
 from .session import Session, Sessions
 from .state import Turn
 
-#: Seconds from the call to the end of a save that never comes to one: longer than any other machine's warning, and than
-#: what its state takes on a slow link.
+#: Seconds from the call until the agent gives up on a save: longer than any other machine's warning, and longer than the
+#: upload of the state takes on a slow link.
 PATIENCE = 600.0
-#: Seconds for which a command that was started again may look for the job's other machines, which are started again too,
-#: or are new and still boot: torchrun gives up after 100 s in which nobody answers where its rendezvous was (seen). Kubernetes' Job
-#: makes a new pod up to 600 s late (MaxJobPodFailureBackOff), and only then does its node begin to boot.
+#: Seconds for which a command that was started again may wait for the job's other machines. They are started again too, or are
+#: new and still boot. torchrun gives up after 100 s without an answer at its old rendezvous (seen). Kubernetes' Job makes a new
+#: pod up to 600 s late (MaxJobPodFailureBackOff), and only then does its node begin to boot.
 REJOIN = 1800.0
-#: Before it looks again.
+#: Seconds before the command tries again.
 PAUSE = 1.0
-#: Withdrawn calls that are remembered.
+#: The number of withdrawn calls that are remembered.
 _KEPT = 64
-#: Seconds in which all ranks of a launcher have told of its SIGTERM: one calls the others within milliseconds.
+#: Seconds in which all ranks of a launcher report its SIGTERM: one rank calls the others within milliseconds.
 TOLD = 2.0
-#: Seconds behind the deadline at which who has not answered is waited for no longer.
+#: Seconds after the deadline at which the agent stops waiting for ranks that have not answered.
 LATE = 1.0
-#: How such a notice ends.
+#: The outcome's account of how a launcher's notice ended.
 ENDED = "the launcher ends its ranks"
 
-#: Whose ranks: the user and the run; and the notice's id, which is equal in other runs.
+#: The user and the run of the ranks, and the notice's id. The id is the same in other runs.
 _Key = tuple[tuple[int, str], str]
 
 
@@ -51,11 +51,11 @@ class Peers:
         self._sessions = sessions
         self._command = command
         self._delivery = delivery
-        #: By call that was withdrawn: the sessions that have said so.
+        #: The sessions that have reported the withdrawal of a call, by the call's id.
         self._void: dict[str, set[int]] = {}
-        #: By call: the names of the machine that goes, and where those that stay meet instead.
+        #: The names of the machine that goes, and the address at which the staying machines meet instead, by the call's id.
         self._moves: dict[str, tuple[frozenset[str], str]] = {}
-        #: Monotonic seconds until which a command that ends before anybody registers starts again without charge.
+        #: Monotonic seconds until which a command that ends before a session registers starts again, and no restart is counted.
         self._rejoin_until = 0.0
 
     def preempted(self, session: Session, call: protocol.PeerPreempted) -> None:
@@ -76,8 +76,10 @@ class Peers:
             self._join(p, session, call)
 
     def _is_late(self, session: Session, id: str) -> bool:
-        """Whether other sessions have withdrawn this call, and this one has yet to hear of that. A session that has withdrawn
-        it itself calls anew."""
+        """Return whether other sessions have withdrawn this call, and this session has not read the withdrawal yet.
+
+        A session that has withdrawn the call itself calls anew.
+        """
         if session.number in (void := self._void.get(id, set())):
             del self._void[id]
             return False
@@ -93,7 +95,7 @@ class Peers:
         self._delivery.start(p)
 
     def _join(self, p: Preemption, session: Session, call: protocol.PeerPreempted) -> None:
-        """The same call from another rank of the job, or one of another machine or another job."""
+        """Join a call to the active preemption: the same call from another rank, or one of another machine or another job."""
         notice = _notice(session, call, self._turn.now)
         if notice.id not in p.standing and not p.published:
             p.join(notice, clip(call.id, TEXT))
@@ -118,23 +120,25 @@ class Peers:
     # --- the next start without the machines that are gone ---
 
     def rejoin(self) -> None:
-        """The command starts again for a call: for some time it may find the job's other machines not there yet."""
+        """Begin the time in which a command that starts again for a call may find the job's other machines not there yet."""
         self._rejoin_until = self._turn.now + REJOIN
 
     def seconds_to_rejoin(self, command: Command) -> float:
-        """Seconds for which a command may still start again because the job's other machines are not there yet. 0: it has
-        trained, or was not started for a call."""
+        """Return the seconds for which a command may still start again to find the job's other machines.
+
+        0 if the command has trained, or was not started for a call.
+        """
         return 0.0 if command.joined else max(0.0, self._rejoin_until - self._turn.now)
 
     def take_moves(self) -> tuple[tuple[frozenset[str], str], ...]:
-        """The machines that are gone since the last start, for the next one."""
+        """Remove and return the moves of the machines that have gone since the last start, for the next start."""
         moves = tuple(self._moves.values())
         self._moves.clear()
         return moves
 
 
 def _key(id: str) -> str:
-    """No notice of this machine's own has this id: two machines of one cloud may be told with equal ones."""
+    """Return an id that no notice of this machine has. Two machines of one cloud may get notices with equal ids."""
     return f"peer {clip(id, TEXT)}"
 
 
@@ -145,7 +149,7 @@ def _notice(session: Session, call: protocol.PeerPreempted, now: float) -> Notic
         kind=NoticeKind.PEER,
         source=clip(call.source, NAME),
         deadline=now + PATIENCE,
-        # One axis for all processes of a machine, and believed as far as it can be true.
+        # All processes of a machine share this clock. The agent trusts the session's time only within the possible range.
         seen_at=min(max(call.monotonic, session.since), now),
         detail=detail,
         window=PATIENCE,
@@ -153,24 +157,24 @@ def _notice(session: Session, call: protocol.PeerPreempted, now: float) -> Notic
 
 
 class LauncherNotices:
-    """Notices that a launcher makes: SIGTERM to its ranks because one has died, or because another machine joins.
+    """Notices from a launcher, which sends SIGTERM to its ranks because one has died, or because another machine joins.
 
-    The ranks report them. They save by themselves and the launcher ends them; the agent ends nothing, and keeps the outcome.
+    The ranks report the notice and save by themselves, and the launcher ends them. The agent ends nothing, and keeps the outcome.
     """
 
     def __init__(self) -> None:
         self._standing: dict[_Key, Preemption] = {}
 
-    def told(self, session: Session, said: protocol.Delivered, now: float) -> Preemption | None:
-        """A rank tells of one; returns it where it is new."""
-        key = (session.run, clip(said.id, TEXT))
+    def told(self, session: Session, message: protocol.Delivered, now: float) -> Preemption | None:
+        """Take in a launcher's notice that a rank reports; return it if it is new."""
+        key = (session.run, clip(message.id, TEXT))
         new = None
         if key not in self._standing:
-            left = max(0.0, said.seconds_left)
+            left = max(0.0, message.seconds_left)
             notice = Notice(
                 id=key[1],
                 kind=NoticeKind.LAUNCHER,
-                source=clip(said.source, NAME),
+                source=clip(message.source, NAME),
                 deadline=now + left,
                 seen_at=now,
                 window=left,
@@ -181,26 +185,26 @@ class LauncherNotices:
         return new
 
     def of(self, session: Session, id: str) -> Preemption | None:
-        """The one that this rank's word is about."""
+        """Return the notice that this rank's message is about; None if there is none."""
         return self._standing.get((session.run, clip(id, TEXT)))
 
     def closed(self, number: int, *, alive: bool) -> None:
-        """A rank's socket is closed."""
+        """Note that a rank's socket is closed."""
         for p in self._standing.values():
             if (part := p.parts.get(number)) is not None:
                 part.closed, part.dead = True, part.dead or not alive
 
     def over(self, sessions: Collection[Session], now: float) -> list[Outcome]:
-        """The outcomes of those of which every rank here has answered, or whose time is over."""
+        """End the notices that every rank here has answered, or whose time is over; return their outcomes."""
         return [self._end(key) for key, p in list(self._standing.items()) if _is_over(key, p, sessions, now)]
 
     def end(self) -> list[Outcome]:
-        """The outcomes of all: their ranks are gone."""
+        """End all notices, because their ranks are gone; return their outcomes."""
         return [self._end(key) for key in list(self._standing)]
 
     @property
     def wakes(self) -> list[float]:
-        """Monotonic seconds at which `over` may have news though nothing happens."""
+        """Monotonic seconds at which `over` may return something although no event comes."""
         return [at for p in self._standing.values() for at in (p.notice.seen_at + TOLD, p.deadline + LATE)]
 
     def __bool__(self) -> bool:

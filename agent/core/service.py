@@ -1,4 +1,4 @@
-"""A notice where the agent is a service: it delivers to the processes of many users, and ends none of them.
+"""The handling of a notice by an agent that is a service: it delivers to the processes of many users, and ends none of them.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """
@@ -21,13 +21,13 @@ from .state import Turn
 
 
 class Service:
-    """Lets finished groups of ranks leave, and decides when the agent itself may end."""
+    """The service's part of a notice: it lets finished groups of ranks leave, and decides when the agent itself may end."""
 
     def __init__(self, turn: Turn, sessions: Sessions, delivery: Delivery) -> None:
         self._turn = turn
         self._sessions = sessions
         self._delivery = delivery
-        #: Ends when every session that saves has come to its end.
+        #: The agent was asked to end, and ends when no session saves any more.
         self._ending = False
 
     def signalled(self, signum: int, *, going_down: bool) -> bool:
@@ -61,13 +61,13 @@ class Service:
         return any(part.open and not part.done for part in p.parts.values())
 
     def stop(self) -> None:
-        """Publish what became of the active notice: the agent ends."""
+        """Publish the outcome of the active notice, because the agent ends."""
         p = self._delivery.active
         if p is not None and not p.published:
             self._delivery.publish(p, "the agent was stopped", None, None)
 
     def advance(self, p: Preemption) -> None:
-        """Let groups leave that are done; publish at the deadline; forget a notice that the machine has outlived."""
+        """Let each group leave that is done, publish at the deadline, and forget a notice that the machine has outlived."""
         now = self._turn.now
         for group in p.groups():
             if p.return_by is None and all(part.done for part in group):
@@ -75,7 +75,7 @@ class Service:
         if not p.published and (p.all_done or now >= p.deadline):
             ended = "everybody was told to leave" if p.all_done else "the deadline came"
             self._delivery.publish(p, ended, None, None)
-            if p.drill or p.stays:  # no machine goes: who registers next has nothing to fear
+            if p.drill or p.stays:  # no machine goes: a session that registers later must not get this notice
                 self._delivery.forget(p)
         elif p.published and now >= p.machine_deadline + OUTLIVED:
             self._turn.log("this machine has outlived its notice: training may go on", logging.WARNING)
@@ -91,7 +91,7 @@ class Service:
 
 
 def sigterm(turn: Turn) -> Notice:
-    """The notice that a SIGTERM to the agent is."""
+    """Return the notice for a SIGTERM to the agent."""
     window = SIGTERM_WINDOW if turn.policy.window is None else turn.policy.window
     return Notice(
         id=f"sigterm-{turn.now:.6f}",

@@ -1,6 +1,6 @@
-"""Registered training processes: what each last said about itself, and what it made of a notice.
+"""Registered training processes: the last position of each, its save progress, and its answer to a notice.
 
-Pure, like all of `core`. Text from a peer is clipped on the way in: it ends in logs and in status answers.
+Pure, like all of `core`. The agent clips text from a process when it comes in, because logs and status answers contain that text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from ...providers.text import NAME, TEXT, clip
 from ..events import Closed, Opened
 from ..outcome import SessionOutcome
 
-#: Seconds that count: long beside the words (four a second), short beside a window.
+#: Seconds over which the rate is measured: long compared with the interval of progress messages (four a second), short compared
+#: with a window.
 _SPAN = 2.0
-#: Of a save that brought bytes for less than so many nothing is said afterwards: two of its words, and no rate.
+#: Seconds of progress below which a save has no overall rate: two messages are too few.
 _LEAST = 0.2
 
 
@@ -35,49 +36,51 @@ class Session:
     world: int
     nbytes: int
     since: float
-    #: It makes a checkpoint when it is asked to.
+    #: It makes a checkpoint when the agent asks for one.
     checkpoints: bool = False
     position: Position | None = None
     heard_at: float = 0.0
-    #: It said goodbye: its training has come to its end by itself.
+    #: It sent `Bye`: its training has ended by itself.
     left: bool = False
 
     @classmethod
-    def of(cls, number: int, pid: int, uid: int, said: Register, now: float) -> Session:
+    def of(cls, number: int, pid: int, uid: int, register: Register, now: float) -> Session:
         return cls(
             number=number,
             pid=pid,
             uid=uid,
-            run_id=clip(said.run_id, NAME),
-            name=clip(said.name, NAME),
-            store=clip(said.store, TEXT),
-            rank=said.rank,
-            world=said.world,
-            nbytes=said.nbytes,
+            run_id=clip(register.run_id, NAME),
+            name=clip(register.name, NAME),
+            store=clip(register.store, TEXT),
+            rank=register.rank,
+            world=register.world,
+            nbytes=register.nbytes,
             since=now,
-            checkpoints=said.checkpoints,
+            checkpoints=register.checkpoints,
         )
 
     def same_client(self, other: Session) -> bool:
-        """Whether both are one client's connections, one after the other: a process may have several clients
-        (a guard, and functions given to `on_notice`, which name no store)."""
+        """Return whether both are connections of one client, one after the other.
+
+        A process may have several clients: a guard, and functions given to `on_notice`, which have no store.
+        """
         return (self.pid, self.store) == (other.pid, other.store)
 
     @property
     def run(self) -> tuple[int, str]:
-        """Whose ranks leave together: the user's run."""
+        """The user and the run; the ranks of one run of one user leave together."""
         return self.uid, self.run_id
 
     @property
     def step(self) -> int:
-        """Below 0: it has not said, has not restored, or is a function of `on_notice`, which counts no steps."""
+        """The last known step. Below 0: not reported, not restored yet, or a function of `on_notice`, which counts no steps."""
         return self.position.step if self.position else -1
 
     def stands(self, position: Position, now: float) -> None:
         self.position, self.heard_at = position, now
 
     def saved(self, committed: Committed, now: float) -> None:
-        """A checkpoint is committed: newer than what the last `Position` told, and so may its step be."""
+        """Note a committed checkpoint. It is newer than the one in the last `Position`, and its step may be newer too."""
         at = self.position or Position(committed.step)
         step = max(at.step, committed.step)
         self.stands(
@@ -127,11 +130,11 @@ class Sessions:
         self.open: dict[int, Session] = {}
         #: Processes that live and have lost their socket: each may come back under another number.
         self.lost: dict[int, Session] = {}
-        #: Connections of `spotguard run`s that follow this agent's feed. What they guard is not known here.
+        #: Connections of `spotguard run`s that follow this agent's feed. The agent does not know which processes they guard.
         self.watching: set[int] = set()
 
     def add(self, event: Opened, now: float) -> Session:
-        """Take in a process that has registered. If it had lost its socket, the old connection is forgotten."""
+        """Take in a process that has registered. If it had lost its socket, forget the old connection."""
         session = Session.of(event.session, event.pid, event.uid, event.register, now)
         self.open[session.number] = session
         self.lost = {number: lost for number, lost in self.lost.items() if not lost.same_client(session)}
@@ -147,24 +150,28 @@ class Sessions:
             self.lost[event.session] = session
 
     def every(self) -> Iterator[Session]:
-        """With and without a socket."""
+        """Yield all sessions, with and without a socket."""
         yield from self.open.values()
         yield from self.lost.values()
 
 
 class SaveProgress:
-    """Pure: told how far a save is and when that was true. Times are monotonic seconds."""
+    """The progress of one save, from its progress messages: bytes, rate, seconds left. Times are monotonic seconds. Pure."""
 
     def __init__(self) -> None:
         self._step: int | None = None
-        #: When, and how many bytes had left by then: those of the last two seconds, and the one before them.
+        #: Pairs of time and bytes sent until then: those of the last two seconds, and the one before them.
         self._heard: deque[tuple[float, int]] = deque()
         self._first: tuple[float, int] = (0.0, 0)
-        #: Bytes that have left for the store, and all. 0 where nobody has said.
+        # Bytes sent to the store, and all bytes. 0 if not reported.
         self.done = self.total = 0
 
     def hear(self, step: int, done: int, total: int, at: float) -> None:
-        """A save of another step begins anew. Fewer bytes than before (an object is sent again) is time without bytes."""
+        """Take in a progress message.
+
+        A save of another step begins anew. If fewer bytes than before are reported (an object is sent again), the time counts,
+        but no bytes.
+        """
         if step != self._step:
             self._step, self.done = step, 0
             self._heard.clear()
@@ -176,32 +183,32 @@ class SaveProgress:
             self._heard.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Bytes a second. It falls while nothing is heard. None: too early to say."""
+        """Return bytes per second; None if it is too early. The rate falls while no message comes."""
         if len(self._heard) < 2:
             return None
         (since, before), (last, done) = self._heard[0], self._heard[-1]
-        until = now if now - last > _SPAN / 2 else last  # the next word is due only now and then
+        until = now if now - last > _SPAN / 2 else last  # messages come only now and then
         return (done - before) / (until - since) if until > since else None
 
     def overall(self) -> float | None:
-        """Bytes a second of the whole save, from its first word to its last. None: it was too short to say."""
+        """Return bytes per second of the whole save, from its first message to its last; None if it was too short."""
         if not self._heard or (seconds := self._heard[-1][0] - self._first[0]) < _LEAST:
             return None
         return (self._heard[-1][1] - self._first[1]) / seconds
 
     def seconds_left(self, now: float) -> float | None:
-        """Seconds that the rest needs. None: nobody can say."""
+        """Return the seconds that the rest needs; None if unknown."""
         rate = self.rate(now)
         return (self.total - self.done) / rate if rate and self.total else None
 
 
 @dataclass(slots=True)
 class Participant:
-    """What one training process made of this notice. The first answer counts, except that a commit always does."""
+    """One training process's answer to this notice. The first answer counts, except that a commit always does."""
 
     session: Session
     sent_at: float
-    #: Under which name it was told of the notice, the last time.
+    #: The id under which the agent last delivered the notice to it.
     told_as: str = ""
     told_at: float | None = None
     phase: str = ""
@@ -212,32 +219,31 @@ class Participant:
     committed: Committed | None = None
     committed_at: float | None = None
     failed: str = ""
-    #: Said goodbye: training had come to its end by itself.
+    #: It sent `Bye`: training had ended by itself.
     left: bool = False
     #: Its socket is closed.
     closed: bool = False
     #: Its process is gone.
     dead: bool = False
-    #: We ended it: that it died says nothing.
+    #: The agent ended it, so its death is no failure of its own.
     ended_by_us: bool = False
     leave_sent: bool = False
 
     @property
     def done(self) -> bool:
-        """Nothing more is to be waited for."""
+        """Whether the agent need not wait for it any more."""
         return self.committed is not None or bool(self.failed) or self.left or self.dead
 
     @property
     def open(self) -> bool:
-        """Whether words still reach it."""
+        """Whether messages still reach it."""
         return not (self.closed or self.dead)
 
     def hear(self, message: Delivered | Progress | Committed | Failed, now: float) -> None:
         if isinstance(message, Failed):
             self.failed = self.failed or clip(message.reason, TEXT) or "no reason given"
             return
-        # CLOCK_MONOTONIC is one axis for all processes of a machine, but the peer's word is only believed as far
-        # as it can be true.
+        # All processes of a machine share CLOCK_MONOTONIC, but the agent trusts a process's time only within the possible range.
         at = min(max(message.monotonic, self.sent_at), now)
         if isinstance(message, Delivered):
             self.told_at = self.told_at or at

@@ -14,15 +14,15 @@ from ..actions import Action, Log
 
 
 class MachineState(enum.Enum):
-    """Where the machine stands. `machine` has the table of what each event does in each state."""
+    """A state of the machine. `machine` has the table of what each event does in each state."""
 
     #: No notice is being answered.
     WATCHING = "watching"
     #: A drill after which training goes on.
     REHEARSING = "rehearsing"
-    #: Sessions have the notice and save.
+    #: The agent has delivered the notice, and sessions save.
     SAVING = "saving"
-    #: The running command was asked to end.
+    #: The agent has asked the running command to end.
     ENDING = "ending"
     #: The command has ended. Processes that it left behind may still save, or have to end.
     CLEARING = "clearing"
@@ -43,12 +43,12 @@ class Policy:
     #: Seconds of warning to count on if the notice promises more (`--window`).
     window: float | None = None
     reserve: float | None = None
-    #: Sent to a command of which no process has registered.
+    #: The signal for a command of which no process has registered (`--signal`); None: no signal.
     signal: int | None = signal.SIGTERM
     max_restarts: int = 0
     outlive: bool = False
     exit_code: int = 75
-    #: Let the cloud begin once everything is committed, if it waits for an acknowledgement.
+    #: Once everything is committed, let the cloud begin, if it waits for an acknowledgement.
     acknowledge: bool = False
 
 
@@ -63,7 +63,7 @@ class Turn:
         self._actions: list[Action] = []
 
     def do(self, *actions: Action) -> None:
-        """Ask the loop for these actions, after those that it was asked for before."""
+        """Ask the loop for these actions, after those already asked for."""
         self._actions += actions
 
     def log(self, text: str, level: int = logging.INFO) -> None:

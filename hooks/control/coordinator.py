@@ -119,9 +119,8 @@ class Coordinator:
         return self.channel.lost
 
     def counts(self, epoch: int) -> bool:
-        standing = (
-            self.channel.standing
-        )  # the state of this rank's mailbox, which may be about to read a newer call
+        # The state of this rank's mailbox, which may be about to read a newer call.
+        standing = self.channel.standing
         return standing.epoch < epoch or standing.counts(epoch)
 
     @property
@@ -175,9 +174,7 @@ class Coordinator:
     def background(self, why: str) -> bool:
         """Call for a checkpoint beside training. Returns at once; False if this rank cannot call, or has called already."""
         if not self._saver.idle or self.lost:
-            return (
-                False  # the others would read the call, and wait for an offer of this rank, which makes none
-            )
+            return False  # the others would wait for an offer of this rank, which makes none
         with self._lock:
             if self._asking:
                 return False
@@ -294,9 +291,8 @@ class Coordinator:
             seconds = call.seconds_left if ours else STAYS
             kind = call.kind if ours else protocol.PEER
             id = self._as_here(call.id)
-            reserve = (
-                seconds / 10 if ours else 0.0
-            )  # an estimate: this machine's agent delivers the exact one in a moment
+            # An estimate. This machine's agent may deliver the exact reserve at any moment.
+            reserve = seconds / 10 if ours else 0.0
             message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
             alarm = alarm_of(message, now)
             if not ours:

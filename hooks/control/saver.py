@@ -180,9 +180,8 @@ class Saver(SaveRequests):
         """End a notice that was a false alarm: its deadline passed, and this process neither was told to leave nor ended."""
         alarm = self._alarm
         if alarm is not None and self._assembly is not None:
-            alarm.deadline = (
-                self._clock.monotonic() + _HEARD
-            )  # so that this rank calls once, not over and over
+            # This rank calls once, not over and over.
+            alarm.deadline = self._clock.monotonic() + _HEARD
         for id in list(alarm.ids) if alarm is not None else []:
             self._void(id, "the deadline passed and nobody ended this process")
 

@@ -187,9 +187,8 @@ class AgentMessages:
                     self._saver.emergency(alarm_of(message, now))
             case protocol.CheckpointNow(reason=reason, going=going):
                 if self._cadence.ask(going=going):
-                    if (
-                        self._ranks is not None and not self._ranks.first
-                    ):  # the first rank calls at its own boundary
+                    # The first rank calls at its own boundary.
+                    if self._ranks is not None and not self._ranks.first:
                         self._ranks.background(reason)
                     log.info("a checkpoint at the next step, beside training: %s", reason)
                 else:
