@@ -1,4 +1,4 @@
-"""The command that `spotguard run` supervises: its process group, the processes it leaves behind, and the wait for its next start.
+"""The command that `spotguard run` supervises: its process group, the processes that outlive it, the wait for its next start.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """
@@ -33,8 +33,8 @@ class Command:
     joined: bool = False
     #: Pids of its training processes. Under a launcher each may lead a group of its own.
     trained: set[int] = field(default_factory=set)
-    #: Set if the command got the signal of a notice that was then withdrawn. That signal caused an end before this time (monotonic
-    #: seconds).
+    #: Set if the command got the signal of a notice that was then withdrawn. That signal caused any end before this time.
+    #: Monotonic seconds.
     leave_by: float | None = None
     #: Its group got a signal that asks it to end.
     told: bool = False

@@ -1,7 +1,7 @@
 """The delivery of a notice to the sessions, and the decision what a notice asks for.
 
-Pure, like all of `core`: events and the time come in, actions go out. `shutdown` (for a command) and `service` decide how a notice
-ends.
+Pure, like all of `core`: events and the time come in, actions go out. `shutdown` (for a command) and `service` decide how a
+notice ends.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Delivery:
         self._turn.do(Send(session.number, p.tell(session, self._turn.now)))
 
     def _noticed_too_late(self, notice: Notice, shown: Notice) -> None:
-        """Handle a notice that comes after the command's end: nothing is left to save, and nothing starts before the notice ends."""
+        """Handle a notice that comes after the command's end. Nothing is left to save; no start precedes the notice's end."""
         if self.active is not None:
             self._another(self.active, notice)
             return

@@ -1,11 +1,11 @@
-"""The pure machine: what happens goes in with the time, what is to be done comes out. No I/O, no clock.
+"""The agent's state machine: events and the time go in, actions come out. Pure: no I/O, no clock.
 
-`spotguard run` guards one command, and ends it when everybody has committed, or at the reserve. `spotguard agent` serves the
-processes of many users; it delivers notices, and never ends a process. `COMMAND` and `SERVICE` at the end of this file say
-what each event does in each state.
+`spotguard run` guards one command, and ends it when every participant has committed, or at the reserve. `spotguard agent`
+serves the processes of many users; it delivers notices, and never ends a process. `COMMAND` and `SERVICE` at the end of this
+file are the tables of what each event does in each state.
 
-The order that must hold, whatever happens (law 11): first the notice to the sessions, then their commits, then
-the end of the command. TERM goes out early in one case only: when nobody is registered who could save otherwise.
+This order always holds (law 11): first the notice to the sessions, then their commits, then the end of the command. The agent
+sends TERM early in one case only: if no process that could save otherwise is registered.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ from .state import MachineState, Policy, Turn
 
 #: Seconds after a second SIGTERM, or a SIGINT, at which the command is killed.
 FORCE_GRACE = 5.0
-#: SIGTERMs within this many seconds are one: at a preemption and at a time limit Slurm sends it twice in a row (slurmd's
-#: `_rpc_timelimit`, and `_rpc_terminate_job` behind it: seen), and nobody who means haste is that fast.
+#: SIGTERMs within this many seconds count as one. At a preemption and at a time limit, Slurm sends two in a row (slurmd's
+#: `_rpc_timelimit`, then `_rpc_terminate_job`: seen). No person who wants a faster end is that fast.
 ONE_TERM = 2.0
 #: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
 LINGER = 0.5
 #: Seconds between a command that ended before its peers were there, and its next start.
 PAUSE = 1.0
-#: A notice seen within this many seconds of the launch was there before it: a first poll takes a second, or a time-out or two.
+#: A notice seen within this many seconds after the launch counts as older than it: a first poll takes a second, or a time-out
+#: or two.
 FIRST_LOOK = 10.0
 #: A command that a person ended at the terminal did not crash.
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -65,7 +66,7 @@ OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN}
 
 
 class Machine:
-    """The agent's decisions. One thread feeds it; nothing else changes what it knows.
+    """The state machine of the agent. One thread calls it, and nothing else changes its state.
 
     Args:
         policy: the options that decide how a notice ends.
@@ -99,21 +100,22 @@ class Machine:
         )
         self._shutdown = Shutdown(self._turn, self._command, self._delivery)
         self._service = Service(self._turn, self._sessions, self._delivery)
-        #: SIGTERMs to `spotguard run` that count.
+        #: The number of SIGTERMs to `spotguard run` that count.
         self._terms = 0
-        #: Until then a SIGTERM is still the first one.
+        #: Monotonic seconds until which a SIGTERM counts as the first one.
         self._first_term_until = 0.0
-        #: When SIGKILL follows a forced end.
+        #: Monotonic seconds at which SIGKILL follows a forced end.
         self._force_at: float | None = None
 
-    # --- the ways in ---
+    # --- events in, actions out ---
 
     def begin(self, now: float, orphan: int | None = None) -> list[Action]:
         """Return the first actions: the command is launched.
 
         Args:
-            orphan: pid of the command of an agent that was killed; 0 if only other processes of it are left. It ends first, with
-                its newest state saved: two that train under one run id would each restore the other's checkpoints.
+            orphan: pid of the command of an agent that was killed; 0 if only other processes of that command are left. This
+                command first saves its newest state and ends. Two commands that train under one run id would each restore the
+                other's checkpoints.
         """
         self._turn.now = now
         if orphan is not None:
@@ -123,7 +125,7 @@ class Machine:
         return self._turn.take()
 
     def handle(self, event: Event | None, now: float) -> list[Action]:
-        """Return what to do now that this has happened; with None, now that `next_wake` has come."""
+        """Return the actions for this event; with None, the actions that are due because `next_wake` has come."""
         if self.finished:
             return []
         self._turn.now = now
@@ -136,12 +138,12 @@ class Machine:
         return self._turn.take()
 
     def _step(self, event: Event | None) -> None:
-        """Do what the table says."""
+        """Call the table's handler for this event in this state."""
         table = COMMAND if self.policy.command else SERVICE
         if (handler := table[self.state].get(type(event))) is not None:
             handler(self, event)
 
-    # --- what others may ask ---
+    # --- queries ---
 
     @property
     def sessions(self) -> Mapping[int, Session]:
@@ -155,7 +157,7 @@ class Machine:
 
     @property
     def upcoming(self) -> Upcoming:
-        """Notices that are far off, and warnings."""
+        """Notices whose deadline is far off, and warnings."""
         return self._notices.upcoming
 
     @property
@@ -165,7 +167,7 @@ class Machine:
 
     @property
     def state(self) -> MachineState:
-        """Where the machine stands."""
+        """The state of the machine."""
         p, command = self._delivery.active, self._command.current
         if self.finished:
             return MachineState.FINISHED
@@ -183,7 +185,7 @@ class Machine:
 
     @property
     def phase(self) -> str:
-        """For `status`: "watching", "saving", "ending", "outliving", "waiting" or "rejoining"."""
+        """The phase for `status`: "watching", "saving", "ending", "outliving", "waiting" or "rejoining"."""
         if self._restart.at is not None:
             if self._restart.reason:
                 return "rejoining"
@@ -202,7 +204,7 @@ class Machine:
 
     @property
     def next_wake(self) -> float | None:
-        """Monotonic seconds at which `handle(None, now)` is due although nothing happens."""
+        """Monotonic seconds at which `handle(None, now)` is due although no event comes."""
         if self.finished:
             return None
         return min((at for at in self._wakes() if at is not None and at > self._turn.now), default=None)
@@ -268,7 +270,7 @@ class Machine:
     def _signal_between_starts(self, event: Signalled) -> None:
         if event.signum == signal.SIGTERM:
             self._finish(self.policy.exit_code)
-        elif event.signum in BY_HAND:  # 75 would have a shell's loop go on
+        elif event.signum in BY_HAND:  # with 75, a shell's loop would go on
             self._finish(128 + event.signum)
 
     def _signal_to_run(self, event: Signalled) -> None:
@@ -302,14 +304,14 @@ class Machine:
         self._command.signal(signum)
 
     def _kill(self) -> None:
-        """Kill a command that was asked to end and has had its time."""
+        """Kill a command that was asked to end, and whose time is over."""
         self._force_at = None
         p = self._delivery.active
         if p is not None and not p.rehearsal:
             p.then("killed")
         self._command.kill_all()
 
-    # --- what is due, by the clock or because everybody has answered ---
+    # --- due actions: the time has come, or every participant has answered ---
 
     def _watch(self, _: None = None) -> None:
         self._delivery.ask_for_checkpoint()
@@ -360,7 +362,7 @@ class Machine:
             self._finish(0)
 
     def _clear(self, _: None) -> None:
-        """The command has ended."""
+        """Handle the state after the command's end."""
         p, command = self._delivery.active, self._command.current
         if p is not None and p.rehearsal:
             self._delivery.advance_rehearsal(p)
@@ -387,7 +389,7 @@ class Machine:
         else:
             self._finish(self.policy.exit_code)
 
-    # --- what comes after the command ---
+    # --- after the command's end ---
 
     def _conclude(self, command: Command) -> None:
         p = self._delivery.active
@@ -400,9 +402,9 @@ class Machine:
             self._after_notice(p, command)
 
     def _still_talking(self, p: Preemption, command: Command) -> bool:
-        """Whether last messages are on their way, or a process that the launcher left behind still saves."""
+        """Return whether last messages are on their way, or a process that the launcher left behind still saves."""
         for part in p.parts.values():
-            # A socket closes in mid-exit, before its process can be seen to be gone.
+            # A socket closes during the exit, before the agent can see that its process is gone.
             part.dead = part.dead or (part.closed and part.session.pid == command.pid)
         if self._turn.now < command.ended_at + LINGER:
             if any(part.open for part in p.parts.values()):
@@ -417,24 +419,27 @@ class Machine:
         return any(not part.done for part in p.parts.values())
 
     def _nothing_left(self, p: Preemption, command: Command) -> bool:
-        """Whether what comes next would find the machine clear; not asked of a command that was simply done."""
+        """Return whether no process of the command is left that the next start would meet.
+
+        A command that ended by itself with exit code 0 need not be clear.
+        """
         if p.end_state is EndState.KILLED or (self._turn.stopping and self._force_at is None):
             return True
         if command.returncode == 0 and not (p.signalled or p.ending or p.of_orphan):
             if any(not part.done for part in p.parts.values()):
-                self._command.kill_all()  # the launcher is gone, what it left behind is out of time
+                self._command.kill_all()  # the launcher is gone, and the processes it left behind are out of time
             return True
         self._shutdown.saves_are_over(p)
         limit = p.limit if self._force_at is None else min(p.limit, self._force_at)
         return self._shutdown.cleared(command, limit)
 
     def _after_notice(self, p: Preemption, command: Command) -> None:
-        """The command is gone after a notice: publish the outcome, and decide what comes next."""
+        """Publish the outcome of a notice after the command's end, and decide what comes next."""
         returncode = None if p.of_orphan else command.returncode
         asked = p.signalled or p.ending
         code = 0 if returncode == 0 and not asked else self.policy.exit_code
         if code != 0 and p.stays and not self._turn.stopping:
-            if p.parts or p.signalled or not p.of_orphan:  # else nothing was there to be ended
+            if p.parts or p.signalled or not p.of_orphan:  # else there was no process to end
                 self._delivery.publish(p, p.ended, returncode, None)
             self._delivery.forget(p)
             self._start_here(p)
@@ -458,7 +463,7 @@ class Machine:
             self._finish(code, p.limit)
 
     def _start_here(self, p: Preemption) -> None:
-        """This machine stays: the job starts again at once, and that is no crash."""
+        """Start the job again at once, because this machine stays. This does not count as a crash."""
         if p.of_orphan:
             self._relaunch("no training of the spotguard run that was killed is left")
             return
@@ -466,8 +471,10 @@ class Machine:
         self._relaunch("another machine of the job was noticed, this one stays")
 
     def _began_in_vain(self, p: Preemption, command: Command) -> bool:
-        """Whether this machine was going away before anything was trained on it: whoever starts it again here at once (a
-        shell's loop, systemd) would do so over and over until the machine is gone."""
+        """Return whether the notice came before anything was trained on this machine.
+
+        A shell's loop or systemd, which starts the command again at once, would do so over and over until the machine is gone.
+        """
         if self._turn.stopping or self._terms or all(n.kind in OF_A_PERSON for n in p.standing.values()):
             return False
         seen = p.notice.seen_at
@@ -479,10 +486,10 @@ class Machine:
         self._turn.do(Rest())
 
     def _after_end(self, command: Command) -> None:
-        """The command is gone, and no notice is active."""
+        """Decide what comes next after the command's end, if no notice is active."""
         left = self._command.left_alive() or self._command.orphaned(command)
         if self._force_at is not None and left and not self._shutdown.cleared(command, self._force_at):
-            return  # a person asked it to end at once: its workers too
+            return  # a person asked for the end at once, which includes the workers
         returncode = command.returncode if command.returncode is not None else 0
         code = returncode if returncode >= 0 else 128 - returncode
         by_hand = self._turn.stopping or code - 128 in BY_HAND
@@ -518,7 +525,7 @@ class Machine:
 
     def _relaunch(self, why: str) -> None:
         self._turn.log(f"starting the command again: {why}", logging.WARNING)
-        self._command.kill_all()  # whatever is there still holds the run id
+        self._command.kill_all()  # any process that is left holds the run id
         self._command.current = None
         self._restart.over()
         self._turn.do(Launch(self._peers.take_moves()))
@@ -531,7 +538,7 @@ class Machine:
 
 _Handler = Callable[[Machine, Any], None]
 
-#: What does the same in every state.
+#: Events that do the same in every state.
 _ALWAYS: dict[type[Any], _Handler] = {
     NoticeSeen: Machine._seen,
     NoticeGone: Machine._gone,
@@ -545,7 +552,7 @@ _ALWAYS: dict[type[Any], _Handler] = {
     GroupSeen: Machine._group_seen,
 }
 
-#: `spotguard run`: by state and event; NoneType: the time has come for what is due.
+#: The handlers of `spotguard run`, by state and event. NoneType: a due action, without an event.
 COMMAND: dict[MachineState, dict[type[Any], _Handler]] = {
     MachineState.WATCHING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._watch_command},
     MachineState.REHEARSING: {
@@ -560,7 +567,7 @@ COMMAND: dict[MachineState, dict[type[Any], _Handler]] = {
     MachineState.FINISHED: {},
 }
 
-#: `spotguard agent`: as above.
+#: The handlers of `spotguard agent`, by state and event.
 SERVICE: dict[MachineState, dict[type[Any], _Handler]] = {
     MachineState.WATCHING: {
         **_ALWAYS,

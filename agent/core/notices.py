@@ -32,8 +32,8 @@ WINDOW = 120.0
 COOL_DOWN = 900.0
 #: A checkpoint that the agent asked for within this many seconds is as good as a new one: 30 deadlines at once are one.
 FRESH = 60.0
-#: The number of upcoming notices, and of warnings, that are remembered. A source that gives its events new ids at each poll must
-#: not fill the memory.
+#: The number of upcoming notices, and of warnings, that are kept. A source that gives its events new ids at each poll must not
+#: fill the memory.
 _KEPT = 64
 
 
@@ -96,7 +96,7 @@ class NoticeTracker:
         self._settled |= {notice.id: notice for notice in notices if notice.kind is not NoticeKind.DRILL}
 
     def begun(self, notice: Notice) -> None:
-        """Note that an upcoming notice begins (Azure: `Started`). If it had its end at its planned time, it counts once more."""
+        """Note that an upcoming notice begins (Azure: `Started`). If it ended at its planned time, it counts again."""
         self.upcoming.gone(notice.id)
         if notice.id in self._came_due:
             self._came_due.remove(notice.id)

@@ -1,6 +1,6 @@
-"""One notice that is being answered: its deadline, its time budget, its participants, and how far its end is.
+"""A preemption: one notice that is being answered, with its deadline, its time budget, its participants and the state of its end.
 
-Pure, like all of `core`: `now` comes in, messages and values go out. The rules of time are here, those of ending in
+Pure, like all of `core`: `now` comes in, messages and values go out. The rules of time are here; the rules of ending are in
 `shutdown`.
 """
 
@@ -17,19 +17,19 @@ from .budget import reserve_of
 from .notices import MOVED, one_end, same_notice
 from .session import Participant, Session
 
-#: A notice without a window (hibernation, a deadline that is past) gets a try of so many seconds all the same:
-#: the machine may freeze at any instant, but where it does not, nothing is gained by giving up.
+#: Seconds for a try to save at a notice without a window (hibernation, a deadline that is past). The machine may freeze at any
+#: instant; if it does not, giving up gains nothing.
 LAST_TRY = 10.0
 #: Kinds behind which this machine stays, and the command is started here.
 _STAYS = frozenset({NoticeKind.PEER, NoticeKind.ORPHAN})
 
 
 class EndState(enum.Enum):
-    """How far the end of a command is that has a notice."""
+    """The state of the end of a command that has a notice."""
 
-    #: Its sessions save, or nobody is registered and it has its signal.
+    #: Its sessions save; or no session is registered, and the command got its signal.
     SAVING = enum.auto()
-    #: Every session has answered and was told to leave.
+    #: Every session has answered, and the agent has sent `Leave`.
     LEAVING = enum.auto()
     #: The command got SIGTERM, from the agent or because a person asked twice.
     TERMINATING = enum.auto()
@@ -38,7 +38,7 @@ class EndState(enum.Enum):
 
 
 class Preemption:
-    """The active notice, with every other one that stands at the same time."""
+    """The active notice, with every other notice that is active at the same time."""
 
     def __init__(
         self,
@@ -50,51 +50,61 @@ class Preemption:
         uid: int | None = None,
         name: str = "",
     ) -> None:
-        """`name` is the id by which the sessions know the notice, where that is not its own."""
+        """Begin with one notice.
+
+        Args:
+            notice: the notice.
+            now: monotonic seconds.
+            reserve: seconds of `--reserve`; None if it is not set.
+            rehearsal: the notice is a drill after which training goes on.
+            uid: the user whose sessions take part; None: every user's sessions do.
+            name: the id by which the sessions know the notice, if that is not its own id.
+        """
         self.notice = notice
         self.id = name or notice.id
-        #: Every notice that stands now, and the ids that any of its messages may carry.
+        #: Every notice that is active now, by id.
         self.standing: dict[str, Notice] = {notice.id: notice}
+        #: The ids that messages about the preemption may carry.
         self.ids: set[str] = {self.id}
-        #: Until when the machine itself may be there, by the cloud's own word: `notice.deadline` may be earlier, as
-        #: `--window` has it, and so may the deadline of a drill that it joined.
+        #: The cloud's own deadline of the machine, by notice id. `notice.deadline` may be earlier because of `--window`, and the
+        #: deadline of a drill that the notice joined may be earlier too.
         self._machine_until: dict[str, float] = {}
         self._wanted = reserve
         self._seen_now = now
         self.left_at_first = max(0.0, notice.deadline - now)
         self.deadline = self.limit = float("inf")
-        #: A drill that ends with everybody going on.
+        #: A drill after which every session goes on training.
         self.rehearsal = rehearsal
-        #: Whose sessions take part; None: everybody's.
+        #: The user whose sessions take part; None: every user's sessions do.
         self.uid = uid
-        #: Of which runs (and whose they are) sessions take part; None: of all.
+        #: The runs, each with its user, whose sessions take part; None: all runs.
         self.runs: set[tuple[int, str]] | None = None
         self.asker: int | None = None
         self.parts: dict[int, Participant] = {}
-        #: The command was told to go by a signal at once, because nobody was registered.
+        #: The command got the signal of `--signal`, because it has no training process that can save for the notice.
         self.signalled = False
         self.end_state = EndState.SAVING
-        #: For the outcome: how the command was ended. "" while saves go on.
+        #: How the command was ended, for the outcome. "" while saves go on.
         self._account = ""
         self.withdrawn = False
         self.published = False
-        #: When a TERM follows a `Leave` that was not followed.
+        #: Monotonic seconds at which TERM follows a `Leave` that was not obeyed.
         self.term_at: float | None = None
-        #: When TERM is said again to who has answered, and is there in spite of the first.
+        #: Monotonic seconds at which the agent sends TERM again to processes that have answered, and still exist after the first.
         self.again_at: float | None = None
-        #: Until when training processes that live, and have lost their socket, may come back and take part.
+        #: Monotonic seconds until which living training processes that have lost their socket may come back and take part.
         self.return_by: float | None = None
         self.reserve = 0.0
         self.bring_forward(notice, now)
 
     @property
     def machine_goes(self) -> bool:
-        """Whether a machine (and not only this command) was said to go away."""
+        """Whether a notice announces the end of a machine, and not only of this command."""
         return any(n.kind not in {*_STAYS, NoticeKind.SIGNAL} for n in self.standing.values())
 
     @property
     def stays(self) -> bool:
-        """Whether this machine stays: the command is started here when this is over."""
+        """Whether this machine stays, so that the command starts here again afterwards."""
         return all(n.kind in _STAYS for n in self.standing.values() or (self.notice,))
 
     @property
@@ -104,23 +114,27 @@ class Preemption:
 
     @property
     def drill(self) -> bool:
-        """Whether nothing but a drill stands here."""
+        """Whether the only notice is a drill."""
         return self.rehearsal or (self.notice.kind is NoticeKind.DRILL and len(self.ids) == 1)
 
     @property
     def machine_deadline(self) -> float:
-        """When the machine is to be gone; `deadline` is when everything must be done."""
-        said = (until for id, until in self._machine_until.items() if id in self.standing)
-        return max((self.deadline, *said))
+        """Monotonic seconds at which the machine is to be gone; at `deadline`, everything must be done."""
+        announced = (until for id, until in self._machine_until.items() if id in self.standing)
+        return max((self.deadline, *announced))
 
-    def hear_cloud(self, said: Notice) -> None:
-        """Keep the cloud's own deadline of a notice that stands here."""
-        before = self._machine_until.get(said.id)
+    def hear_cloud(self, shown: Notice) -> None:
+        """Keep the cloud's own deadline of an active notice.
+
+        Args:
+            shown: the notice as its source shows it.
+        """
+        before = self._machine_until.get(shown.id)
         if before is None:
-            twins = (n for n in self.standing.values() if n.id != said.id and one_end(n, said))
-            self._machine_until[said.id] = min([said.deadline, *(self._until(twin) for twin in twins)])
+            twins = (n for n in self.standing.values() if n.id != shown.id and one_end(n, shown))
+            self._machine_until[shown.id] = min([shown.deadline, *(self._until(twin) for twin in twins)])
         else:
-            self._machine_until[said.id] = max(before, said.deadline)
+            self._machine_until[shown.id] = max(before, shown.deadline)
 
     def _until(self, notice: Notice) -> float:
         return self._machine_until.get(notice.id, notice.deadline)
@@ -135,18 +149,18 @@ class Preemption:
         self.ids.add(name or notice.id)
 
     def take_over(self, notice: Notice, now: float) -> None:
-        """This machine goes too: its own notice is the one in hand from here on, for everybody on it."""
+        """Make this machine's own notice the active one, for all its sessions: this machine goes too."""
         self.notice, self.id, self.runs = notice, notice.id, None
         self.left_at_first = max(0.0, notice.deadline - now)
         self._seen_now = min(self._seen_now, now)
 
     def also_called(self, notice: Notice) -> None:
-        """It is known, under this id or another: withdrawn it is when none of them is shown any more."""
+        """Add a known notice under another id. The notice is withdrawn only when no source shows any of its ids."""
         if notice.id not in self.standing:
             self.standing[notice.id] = notice
 
     def bring_forward(self, notice: Notice, now: float) -> bool:
-        """Take an earlier deadline, never a later one. True where it moved enough to tell everybody again."""
+        """Take an earlier deadline, never a later one. Return whether it moved enough to deliver the notice again."""
         left = notice.deadline - now
         if left < 1.0:
             left = LAST_TRY
@@ -185,7 +199,7 @@ class Preemption:
         return self.uid is None or session.uid == self.uid
 
     def left_words(self, now: float) -> str:
-        """For the log, after a comma: what is left, where anything ends."""
+        """Return ", 12.3 s left" for the log; "" if this machine stays."""
         return "" if self.stays else f", {self.deadline - now:.1f} s left"
 
     @property
@@ -194,12 +208,12 @@ class Preemption:
 
     @property
     def all_left(self) -> bool:
-        """Everybody had said goodbye: the command is on its way out by itself."""
+        """Whether every participant has sent `Bye`, so that the command is about to end by itself."""
         return bool(self.parts) and all(part.left for part in self.parts.values())
 
     @property
     def ending(self) -> bool:
-        """Whether the command was asked to end."""
+        """Whether the agent has asked the command to end."""
         return self.end_state is not EndState.SAVING
 
     @property
@@ -209,29 +223,29 @@ class Preemption:
 
     @property
     def ended(self) -> str:
-        """For the outcome: how the command came to its end."""
+        """How the command ended, for the outcome."""
         return self._account or (SIGNALLED if self.signalled else BY_ITSELF)
 
     def end(self, end_state: EndState, account: str) -> None:
-        """The command is ended in this way. What was killed stays killed."""
+        """Note how the agent ends the command. The state KILLED is final."""
         self._account = account
         if self.end_state is not EndState.KILLED:
             self.end_state = end_state
 
     def then(self, account: str, end_state: EndState = EndState.TERMINATING) -> None:
-        """Add what else was done to end the command. The outcome reports all of it, in order."""
+        """Add a further act that ended the command. The outcome reports all acts, in order."""
         before = self._account or (SIGNALLED if self.signalled else "")
         self._account = f"{before}, then {account}" if before else account
         if self.end_state is not EndState.KILLED:
             self.end_state = end_state
 
     def end_all(self) -> None:
-        """The group is signalled: whoever has not answered by now was ended by us."""
+        """Note that the agent has signalled the group, and so ended every participant that has not answered yet."""
         for part in self.parts.values():
             part.ended_by_us = part.ended_by_us or not part.done
 
     def groups(self) -> Iterable[list[Participant]]:
-        """Sessions that leave together: the ranks of one run of one user."""
+        """Return the groups of sessions that leave together: the ranks of one run of one user."""
         by_run: dict[tuple[int, str], list[Participant]] = {}
         for part in self.parts.values():
             by_run.setdefault(part.session.run, []).append(part)
@@ -276,7 +290,7 @@ class Preemption:
         )
 
     def _rate_so_far(self) -> float | None:
-        """How fast what was sent in vain has left: the ranks send beside each other."""
+        """Return the rate of uploads without a commit, in bytes per second: the sum, because the ranks send at the same time."""
         return sum(part.pace.overall() or 0.0 for part in self.parts.values()) or None
 
     def _why(self, parts: list[SessionOutcome], ended: str) -> str:
@@ -286,13 +300,13 @@ class Preemption:
 
 
 def _level(parts: list[SessionOutcome]) -> str:
-    """The least of them."""
+    """Return the lowest level of the sessions."""
     levels = {p.level for p in parts}
     return "weights" if "weights" in levels else next((level for level in levels if level != "full"), "full")
 
 
 def _said(parts: list[SessionOutcome], reasons: list[str]) -> str:
-    """What some of them say, and how many where there are several."""
+    """Return the sessions' reasons in one line; with the number of sessions, if there are several."""
     if len(parts) == 1 or not reasons:
         return "".join(reasons)
     return f"{len(reasons)} of {len(parts)}: " + "; ".join(sorted(set(reasons))[:3])

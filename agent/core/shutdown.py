@@ -1,10 +1,12 @@
-"""The end of a command that has a notice: who is asked to end, in which order, and how long each step has.
+"""The end of a command that has a notice: which processes the agent asks to end, in which order, and the time for each step.
 
-A running command: sessions that know how to are told to leave; the others get SIGTERM, those that did not leave too, and
-SIGTERM once more; SIGKILL follows at the reserve. An ended command: a launcher that dies first leaves its workers, which hold their
-GPUs, their memory and their run id, so the next start would be refused. Under a shell what a command leaves in the background
-stays; here it stays if nobody asked the command to end and nothing is started after it, unless it trained below a
-launcher that crashed.
+**A running command.** The agent sends `Leave` to the sessions that know how to leave. The others get SIGTERM, and so do those
+that did not leave. SIGTERM follows once more, and SIGKILL at the reserve.
+
+**An ended command.** A launcher that dies first leaves its workers behind. They hold their GPUs, their memory and their run id,
+so the next start would be refused. Background processes that a command leaves behind stay, as under a shell, on two conditions:
+the agent did not ask the command to end, and nothing is started after it. Processes that trained under a launcher that crashed
+are ended in every case.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """
@@ -23,25 +25,26 @@ from .preemption import EndState, Preemption
 from .session import Session
 from .state import Turn
 
-#: Training had ended by itself: so long may the script take to end too, before it is told by the signal that the machine
-#: goes. What it still does it has to bring to an end by its own handler, so not longer.
+#: Seconds for a script to end after its training has ended by itself, before the agent's signal announces the machine's end.
+#: Not longer: the script's own handler needs time to finish the work that is left.
 GOODBYE_GRACE = 2.0
-#: Where no machine goes, so long may a command take to end after the commit. A worker that stands in a collective never runs
-#: its handler of SIGTERM, and the other machines wait for the new start of this one.
+#: Seconds for a command to end after the commit, if no machine goes. A worker that stands in a collective never runs its handler
+#: of SIGTERM, and the other machines wait for the new start of this one.
 PARTING = 15.0
-#: What a killed agent left may take so long to save and to end: as long as the longest usual warning of a cloud (AWS).
+#: Seconds for the processes that a killed agent left to save and end: as long as the longest usual warning of a cloud (AWS).
 ORPHANED = 120.0
-#: After `Leave` a process ends by itself: Preempted is raised, `finally` blocks and exit handlers run (a tracker that
-#: sends its last records takes seconds), CUDA shuts down. Then TERM. Docker gives as much (docker stop, `--time`).
+#: Seconds from `Leave` to TERM. After `Leave` a process ends by itself: Preempted is raised, `finally` blocks and exit handlers
+#: run (a tracker that sends its last records takes seconds), CUDA shuts down. Docker gives as much (docker stop, `--time`).
 LEAVE_GRACE = 10.0
-#: Below a launcher that crashed: as torchrun gives its workers, who save one step when SIGTERM comes without a notice.
+#: Seconds for the workers of a launcher that crashed. torchrun gives its workers as much; they save one step if SIGTERM comes
+#: without a notice.
 _CRASHED = 30.0
-#: A look that has failed (no descriptor was free) is tried again after so long.
+#: Seconds after which a failed check (no descriptor was free) is repeated.
 _UNANSWERED = 5.0
 
 
 class Shutdown:
-    """The supervised command's way to its end, with everything that belongs to it."""
+    """The end of the supervised command, and of all processes that belong to it."""
 
     def __init__(self, turn: Turn, command: CommandGroup, delivery: Delivery) -> None:
         self._turn = turn
@@ -49,8 +52,10 @@ class Shutdown:
         self._delivery = delivery
 
     def inherit(self, pid: int) -> None:
-        """End what a killed agent left, as at a notice. The kernel tells an exit code to the parent alone, so no later agent can
-        guard that command to its end."""
+        """End the processes that a killed agent left, as at a notice.
+
+        The kernel reports an exit code to the parent only, so no later agent can guard that command to its end.
+        """
         self._command.current = Command(pid, since=self._turn.now)
         what = f"pid {pid} is" if pid else "processes are"
         notice = Notice(
@@ -69,9 +74,8 @@ class Shutdown:
             self._out_of_time(p)
         elif not p.ending:
             self._begin_to_end(p)
-        elif (
-            p.term_at is not None and self._turn.now >= p.term_at and p.all_done
-        ):  # also who came after `Leave`
+        # `all_done` also covers sessions that came after `Leave`.
+        elif p.term_at is not None and self._turn.now >= p.term_at and p.all_done:
             p.term_at = None
             p.end(EndState.TERMINATING, "told to leave, then TERM")
             self._turn.log("the command did not leave when told: SIGTERM")
@@ -100,7 +104,7 @@ class Shutdown:
             self._delivery.signal(p, "training had ended by itself, and the command goes on")
 
     def _end(self, p: Preemption) -> None:
-        """Everybody has answered: the command ends now, in the order that its kind of launcher needs."""
+        """End the command now that every participant has answered, in the order that its kind of launcher needs."""
         pid = self._command.pid
         there = {number: part for number, part in p.parts.items() if part.open}
         spent = self._turn.now - p.notice.seen_at
@@ -117,14 +121,14 @@ class Shutdown:
                 part.leave_sent = True
                 self._turn.do(Send(number, protocol.Leave(part.told_as, self._turn.policy.exit_code)))
             return
-        # Under a launcher a worker that leaves first is started again on the doomed machine (torchrun turns its
-        # 75 into 1: seen). So the launcher goes first, and the workers stay parked until it takes them along.
+        # A launcher restarts a worker that leaves first, on the departing machine (torchrun turns its 75 into 1: seen). So the
+        # launcher goes first, and the workers stay parked until the launcher ends them.
         committed = any(part.committed for part in p.parts.values())
         p.end(EndState.TERMINATING, "TERM after the commit" if committed else "TERM")
         self._term(p)
 
     def saves_are_over(self, p: Preemption) -> None:
-        """Where no machine goes it was the saves that had all the time they need, and not the end after them."""
+        """Limit the time for the command's end, if no machine goes. Only the saves had all the time that they need."""
         if p.stays:
             p.deadline = p.limit = min(p.limit, self._turn.now + PARTING)
 
@@ -138,13 +142,15 @@ class Shutdown:
     # --- the command has ended ---
 
     def _once_more(self, p: Preemption) -> None:
-        """TERM again to each training process that has answered and is there in spite of the first one.
+        """Send TERM again to each training process that has answered and still exists after the first TERM.
 
-        A handler of Python's runs on the main thread, between two of its instructions. A TERM that comes just before
-        that thread begins to wait (in a read, for a lock), or that the kernel gives to another thread, is noted and
-        wakes nobody (seen on a busy machine: the run waited for its reserve). Half-way to the reserve, because a handler
-        that is at work must not be cut off in haste; to nobody who has said goodbye, whose exit handlers run; never
-        to a launcher, nor to who has not registered: their one TERM may have begun something that a second one breaks.
+        Python runs a signal handler on the main thread, between two of its instructions. A TERM may come just before that thread
+        begins to wait (in a read, for a lock), or the kernel may give it to another thread. Then Python notes the signal, and no
+        thread wakes (seen on a busy machine: the run waited for its reserve).
+
+        The second TERM comes half-way to the reserve, so that it does not cut off a working handler early. A process that has
+        sent `Bye` gets none, because its exit handlers run. A launcher and unregistered processes never get one: their first TERM
+        may have begun something that a second TERM breaks.
         """
         if p.again_at is None or self._turn.now < p.again_at:
             return
@@ -156,14 +162,22 @@ class Shutdown:
             self._turn.do(SignalSession(number, signal.SIGTERM))
 
     def swept(self, command: Command) -> bool:
-        """Whether no training process is left of a launcher that crashed. What else it has left stays, as under a shell."""
+        """Return whether no training process is left of a launcher that crashed. Its other processes stay, as under a shell."""
         if command.pid in command.trained or not (command.trained or self._command.left_alive()):
             return True
         return self.cleared(command, command.ended_at + _CRASHED, group=False)
 
     def cleared(self, command: Command, limit: float, *, group: bool = True) -> bool:
-        """Whether nothing is left of the ended command; without its group, no training process of it. What is there is told
-        to end, and killed at `limit`."""
+        """Ask the remaining processes of the ended command to end; kill them at `limit`.
+
+        Args:
+            command: the ended command.
+            limit: monotonic seconds.
+            group: include its whole process group; else only its training processes.
+
+        Returns:
+            Whether no process is left.
+        """
         if self._turn.now >= limit:
             self._turn.log("killing what the command has left behind", logging.WARNING)
             if self._delivery.active is not None:
@@ -182,10 +196,10 @@ class Shutdown:
             )
             if group and not command.told:
                 self._command.signal(signal.SIGTERM)
-            told = self._told_to_leave(command, there)
-            self._part_from([s for s in there if s not in told], command.pid if group else 0, limit)
+            leaving = self._told_to_leave(command, there)
+            self._part_from([s for s in there if s not in leaving], command.pid if group else 0, limit)
             command.term_at = (
-                min(self._turn.now + LEAVE_GRACE, (self._turn.now + limit) / 2) if told else None
+                min(self._turn.now + LEAVE_GRACE, (self._turn.now + limit) / 2) if leaving else None
             )
         elif command.term_at is not None and self._turn.now >= command.term_at:
             command.term_at = None
@@ -201,20 +215,23 @@ class Shutdown:
         return False
 
     def _told_to_leave(self, command: Command, there: list[Session]) -> list[Session]:
-        """Who ends in order, by its own exit code and with its exit handlers, now that it is told, or by itself. Only
-        where nobody of the command's group is left: a launcher among them would start again what leaves before it."""
+        """Send `Leave` to the remaining sessions, and return those that end in order: by `Leave`, or by themselves.
+
+        These end with their own exit code and run their exit handlers. If any process of the command's group is left, send
+        nothing: it may be a launcher, which would restart a worker that leaves before the launcher does.
+        """
         p = self._delivery.active
         if p is None or p.rehearsal or command.group_left or self._turn.stopping:
             return []
-        told = []
+        leaving = []
         for session in there:
             part = p.parts.get(session.number)
             if part is not None and part.open and not part.left and session.store:
                 part.leave_sent = True
                 self._turn.do(Send(session.number, protocol.Leave(part.told_as, self._turn.policy.exit_code)))
             if part is not None and (part.leave_sent or part.left):
-                told.append(session)
-        return told
+                leaving.append(session)
+        return leaving
 
     def _part_from(self, there: list[Session], group: int, limit: float) -> None:
         for session in there:
