@@ -48,9 +48,9 @@ class Command:
     look_at: float = 0.0
     #: Training processes that the next check is asked to cover.
     asked: frozenset[int] = frozenset()
-    #: Training processes whose own groups were told to end.
+    #: Training processes whose own groups got SIGTERM.
     parted: frozenset[int] = frozenset()
-    #: The processes that it left behind were told to end.
+    #: The agent has asked the processes that it left behind to end.
     parting: bool = False
     #: Monotonic seconds at which SIGTERM follows a `Leave` to the processes that it left behind.
     term_at: float | None = None

@@ -1,4 +1,4 @@
-"""The delivery of a notice to the sessions, and the decision what a notice asks for.
+"""The delivery of notices: whether a notice ends training, asks for a checkpoint or waits, and which sessions get it.
 
 Pure, like all of `core`: events and the time come in, actions go out. `shutdown` (for a command) and `service` decide how a
 notice ends.

@@ -61,7 +61,7 @@ FIRST_LOOK = 10.0
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 #: `EX_CONFIG`: every checkpoint is damaged (`hooks.restore.begin_anew`). Another start would find the same.
 BEYOND_US = 78
-#: Notices behind which no machine goes away.
+#: Kinds of notices that announce no machine's end.
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
 
 

@@ -20,7 +20,7 @@ SAME = 2.0
 MOVED = 0.1
 #: A far-off deadline that moves by less has not moved: its times have whole seconds.
 MOVED_FAR_OFF = 1.0
-#: Kinds by which a machine is taken back.
+#: Kinds that announce the end of a machine.
 _TAKEN_BACK = frozenset({NoticeKind.TERMINATE, NoticeKind.STOP, NoticeKind.HIBERNATE, NoticeKind.PREEMPT})
 #: Seconds before a deadline at which the agent asks for a checkpoint. If the last save fails, this checkpoint remains.
 NEAR = 300.0
@@ -149,11 +149,11 @@ class Upcoming:
         self._advice: dict[str, Notice] = {}
         #: A warning for which the agent has not asked for a checkpoint yet.
         self._news: Notice | None = None
-        #: Monotonic seconds of the last checkpoint wish for a deadline, and for a warning. A warning's checkpoint does not replace
-        #: a deadline's: if background checkpoints are switched off, no session makes it.
+        #: Monotonic seconds of the last checkpoint wish for a deadline, and for a warning. A warning's checkpoint does not
+        #: replace a deadline's: if background checkpoints are switched off, no session makes it.
         self._asked_at = self._advised_at = -math.inf
 
-    # --- what the sources show ---
+    # --- notices from the sources ---
 
     def expect(self, notice: Notice, now: float) -> str:
         """Take in a `Severity.LATER` notice. Return the line for the log, "" if the notice is known."""
@@ -199,7 +199,7 @@ class Upcoming:
         self._later.remove(one)
         return one.notice
 
-    # --- what is to be done about it ---
+    # --- due actions ---
 
     def terminal(self, notice: Notice, now: float) -> Notice:
         """Return the event as a terminal notice: from now on the cloud takes the machine back."""

@@ -20,7 +20,7 @@ from .session import Participant, Session
 #: Seconds for a try to save at a notice without a window (hibernation, a deadline that is past). The machine may freeze at any
 #: instant; if it does not, giving up gains nothing.
 LAST_TRY = 10.0
-#: Kinds behind which this machine stays, and the command is started here.
+#: Kinds after which this machine stays, and the command starts here again.
 _STAYS = frozenset({NoticeKind.PEER, NoticeKind.ORPHAN})
 
 

@@ -322,7 +322,7 @@ class Coordinator:
             detail="".join(gone.names[:1]),
             drill=call.drill,
             gone=" ".join(gone.names),
-            meet=next((found for each in staying if (found := Host.decode(each).address)), ""),
+            meet=next((address for each in staying if (address := Host.decode(each).address)), ""),
         )
 
     def _tell_agent(self, called: protocol.PeerPreempted) -> None:

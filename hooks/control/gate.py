@@ -48,7 +48,7 @@ class Gate:
         self._changed = threading.Condition(self._lock)
         self.place = GateRule(together=together)
         self._leave: Callable[[], BaseException] | None = None
-        #: The number of parked threads. The training thread wakes those that step beside it.
+        #: The number of parked threads. The training thread wakes parked threads that step at the same time.
         self._parked = 0
         self._warned = False
         #: Set when the guard is closed, and in a forked child, where the lock may be held for ever.
@@ -227,7 +227,7 @@ class Gate:
     def close(
         self, how: Shut = Shut.BEFORE_CHANGE, target: int | None = None, *, awaited: bool = False
     ) -> GateRule:
-        """Shut the gate and read where training stands, as one act. Returns a copy.
+        """Shut the gate and read the position of training, as one act. Return a copy of the rule.
 
         Args:
             how: how the gate is shut.

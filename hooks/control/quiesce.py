@@ -189,7 +189,7 @@ class JobCoordinator(Protocol):
         ...
 
     def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
-        """Return what this rank's save is to do."""
+        """Return the spec of this rank's save."""
         ...
 
     def again(self, job: SaveRequest, why: str) -> None:
