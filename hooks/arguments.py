@@ -1,4 +1,7 @@
-"""What a script says to `register` and `restore`, and the environment in its place: checked before anything is done."""
+"""The checked arguments of `register` and `restore`, or the environment variables that replace them.
+
+Every value is checked before anything else is done.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +23,41 @@ from .checkpoint.retention import Keep
 
 log = logging.getLogger("spotguard")
 
-#: Checkpoints that stay, unless somebody says otherwise.
+#: Checkpoints that stay by default.
 _KEEP = Keep(3)
 
 _YES, _NO = ("1", "yes", "true"), ("", "0", "no", "false")
 
 
-def store_url(said: str | None) -> str:
-    """Where checkpoints go.
+def store_url(given: str | None) -> str:
+    """Return the URL of the folder for checkpoints: as given, else from the environment, else the default folder.
 
     Raises:
-        UsageError: something else than an URL was given: a path, or the first value without its name.
+        UsageError: the value is not an URL: a path object, or a part of the state without its name.
     """
-    if said is not None and not isinstance(said, str):
+    if given is not None and not isinstance(given, str):
         raise UsageError(
-            f"the store is given as a {type(said).__name__}, not as an URL: write it as 'file:///mnt/checkpoints', and "
+            f"the store is given as a {type(given).__name__}, not as an URL: write it as 'file:///mnt/checkpoints', and "
             "give each value a name, as in model=model"
         )
-    return said or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
+    return given or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
 
 
-def run_name(said: str | None) -> str:
-    """The run's name, the same at every restart.
+def run_name(given: str | None) -> str:
+    """Return the run's name, which is the same at every restart.
 
     Raises:
-        UsageError: it cannot be a folder's.
+        UsageError: the name cannot be a folder's name.
     """
     default = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
-    return check_run_id(said or default)
+    return check_run_id(given or default)
 
 
 def stage_folder() -> Path | None:
-    """Where background checkpoints go first, if anywhere.
+    """Return the folder that background checkpoints go to first, or None if the environment sets none.
 
     Raises:
-        UsageError: it is not absolute: another working folder would make it another one.
+        UsageError: the path is not absolute, so it would depend on the working folder.
     """
     text = os.environ.get("SPOTGUARD_STAGE", "")
     if text and not os.path.isabs(text):
@@ -63,10 +66,10 @@ def stage_folder() -> Path | None:
 
 
 def kept(variable: str) -> Keep:
-    """How many checkpoints stay, from the environment.
+    """Return how many checkpoints stay, from the environment.
 
     Raises:
-        UsageError: it says neither a number nor two.
+        UsageError: the variable holds neither one number nor two.
     """
     text = os.environ.get(variable, "")
     try:
@@ -78,10 +81,10 @@ def kept(variable: str) -> Keep:
 
 
 def extras_worth() -> int:
-    """Steps that the extras of dead ranks are worth at a restore, from the environment.
+    """Return how many steps the extras of dead ranks are worth at a restore, from the environment.
 
     Raises:
-        UsageError: it says no number.
+        UsageError: the variable holds no number of steps.
     """
     text = os.environ.get("SPOTGUARD_EXTRAS_WORTH", "")
     if not text:
@@ -94,10 +97,10 @@ def extras_worth() -> int:
 
 
 def yes(variable: str) -> bool:
-    """Whether the environment says yes; unset is no.
+    """Return whether the variable is set to yes; unset means no.
 
     Raises:
-        UsageError: it says something else.
+        UsageError: the variable holds neither yes nor no.
     """
     text = os.environ.get(variable, "")
     if text.lower() not in _YES + _NO:
@@ -105,54 +108,55 @@ def yes(variable: str) -> bool:
     return text.lower() in _YES
 
 
-def completed_steps(said: int) -> int:
-    """The step of a checkpoint.
+def completed_steps(given: int) -> int:
+    """Return the step of a checkpoint as an int.
 
     Raises:
-        UsageError: no checkpoint can have it.
+        UsageError: no checkpoint can have this step.
     """
     try:
-        found = -1 if isinstance(said, bool) else operator.index(said)
+        step = -1 if isinstance(given, bool) else operator.index(given)
     except TypeError:
-        found = -1
-    if found < 0:
-        raise UsageError(f"step={said!r} is no number of completed steps; use a whole one, as in step=1200")
-    return found
+        step = -1
+    if step < 0:
+        raise UsageError(f"step={given!r} is no number of completed steps; use a whole one, as in step=1200")
+    return step
 
 
 _Said = TypeVar("_Said")
 
 
-def for_one_process(variable: str, said: _Said, alone: bool) -> _Said | None:
-    """What is for jobs of one process, where this is one. Who has said it in another hears that it is not used."""
-    if said and not alone:
+def for_one_process(variable: str, configured: _Said, alone: bool) -> _Said | None:
+    """Return a setting that only a job of one process can use, or None in any other job, with a warning if it is set."""
+    if configured and not alone:
         log.warning("%s is set, and is for jobs of one process: in this one it is not used", variable)
-    return said if alone else None
+    return configured if alone else None
 
 
-# Who has started this start of the job, and how often by now: in the launchers' own words, for the attempt's record.
+# The launchers that started this attempt, and how often: in the launchers' own words, for the attempt's record.
 #
-# For people who ask later why there are so many attempts. Nothing is decided by it.
+# People read it who ask later why a run has so many attempts. No decision depends on it.
 
 
 def launchers(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The launchers around this process, outermost first, as plain JSON: `name`, `job`, and `restarts` of it so far."""
-    found: list[dict[str, Any]] = []
+    """Return the launchers around this process, outermost first, as plain JSON: `name`, `job`, and its `restarts` so far."""
+    around: list[dict[str, Any]] = []
     if job := slurm_job(env):
-        # Not set before the first requeue (sbatch(1)); until then, one that a requeued job has submitted says that one's.
-        found.append({"name": "slurm", "job": job, "restarts": _count(env.get("SLURM_RESTART_COUNT", "0"))})
+        # Slurm sets SLURM_RESTART_COUNT only at the first requeue (sbatch(1)). Until then a job that a requeued job submitted
+        # inherits that job's count.
+        around.append({"name": "slurm", "job": job, "restarts": _count(env.get("SLURM_RESTART_COUNT", "0"))})
         if nodes := env.get("SLURM_JOB_NODELIST"):
-            found[0]["nodes"] = nodes
+            around[0]["nodes"] = nodes
     if "TORCHELASTIC_RESTART_COUNT" in env:
         restarts = _count(env["TORCHELASTIC_RESTART_COUNT"])
-        found.append({"name": "torchrun", "job": env.get("TORCHELASTIC_RUN_ID", ""), "restarts": restarts})
-    return found
+        around.append({"name": "torchrun", "job": env.get("TORCHELASTIC_RUN_ID", ""), "restarts": restarts})
+    return around
 
 
 def in_words(info: Mapping[str, Any]) -> str:
-    """What a record says of its launchers, for a person; "" where it says nothing."""
-    said = info.get("launchers")
-    each = [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
+    """Return the launchers of an attempt's record in words for a person, or "" if the record names none."""
+    recorded = info.get("launchers")
+    each = [one for one in recorded if isinstance(one, dict)] if isinstance(recorded, list) else []
     return ", ".join(f"{one.get('name')} {one.get('job')}, restart {one.get('restarts')}" for one in each)
 
 
@@ -160,16 +164,16 @@ def _count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-# The names that `spotguard run` and a bare `register` choose by themselves, the same ones for the same job.
+# The default names that `spotguard run` and a bare `register` choose: the same names for the same job.
 
-#: The folder, in the working folder, where checkpoints go unless a store is given.
+#: The folder for checkpoints, in the working folder, if no store is given.
 STORE_FOLDER = "spotguard-checkpoints"
 
-#: A run id holds so many characters (`providers.run_id`).
+#: Most characters of a run id (`providers.run_id`).
 _LONGEST = 64
 
-#: What a launcher is told of machines (torchrun, DeepSpeed, accelerate): other words on each node of one job, and other ones
-#: when the job has been requeued to other nodes.
+#: Options by which a launcher (torchrun, DeepSpeed, accelerate) learns about machines. Their values differ between the nodes of
+#: one job, and change when the job is requeued to other nodes.
 _OF_MACHINES = frozenset(
     {
         *("--rdzv-endpoint", "--master-addr", "--master-port", "--node-rank", "--local-addr"),
@@ -180,37 +184,40 @@ _OF_MACHINES = frozenset(
 
 
 def default_run_id(command: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
-    """The script's name and a hash of command and folder: stable across restarts, different for other arguments.
+    """Return the script's name and a hash of command and folder: stable across restarts, different for other arguments.
 
-    In a Slurm job its id stands between them: the same on all its nodes and at each requeue, and another job is another run.
+    In a Slurm job the job id stands between the two. It is the same on all nodes of the job and at each requeue. Another
+    job is another run.
 
     Args:
-        command: as the kernel got it (`sys.orig_argv`): ["python", "train.py", "--lr", "0.1"].
-        env: where a scheduler says whose job this is.
+        command: the command as the kernel got it (`sys.orig_argv`): ["python", "train.py", "--lr", "0.1"].
+        folder: the working folder.
+        env: the environment, in which a scheduler sets the job's id.
     """
     words = [word for word in command[1:] if not word.startswith("-")]
-    # A launcher's options have values of their own (`torchrun --nproc-per-node 2 train.py`): a script has its suffix.
+    # A launcher's options may take values (`torchrun --nproc-per-node 2 train.py`), so the suffix tells the script apart.
     plain = words[0] if words else (command[0] if command else "run")
     script = next((word for word in words if word.endswith(".py")), plain)
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:40] or "run"
     # The interpreter's path differs between machines and virtual environments; the job is the same.
-    said = [os.path.basename(command[0]), *command[1:]] if command else []
+    hashed = [os.path.basename(command[0]), *command[1:]] if command else []
     job = slurm_job(env)
     if job:
-        said = [*_without_machines(said)]
-    digest = hashlib.sha256("\0".join([folder, *said]).encode(errors="surrogateescape")).hexdigest()
+        hashed = [*_without_machines(hashed)]
+    digest = hashlib.sha256("\0".join([folder, *hashed]).encode(errors="surrogateescape")).hexdigest()
     tail = f"-{job}-{digest[:8]}" if job else f"-{digest[:8]}"
     return stem[: _LONGEST - len(tail)] + tail
 
 
 def slurm_job(env: Mapping[str, str]) -> str:
-    """The job's own id, the same on all nodes and at each requeue, and another for each task of an array. "": none.
+    """Return the Slurm job's own id, or "" outside Slurm.
 
-    Nothing else that stands there is asked: what Slurm says of an array, or of a job of several parts, it says to these alone,
-    and `sbatch` hands it on to whatever jobs they submit. The tasks of all parts have the first one's id as it is.
+    It is the same on all nodes and at each requeue, and differs between the tasks of an array. No other variable is read:
+    Slurm sets those for arrays and for jobs of several parts only, and `sbatch` passes them on to any job that such a job
+    submits. The tasks of all parts have the first part's id anyway.
     """
-    said = env.get("SLURM_JOB_ID", "")
-    return said if re.fullmatch(r"[0-9]{1,10}", said) else ""
+    job = env.get("SLURM_JOB_ID", "")
+    return job if re.fullmatch(r"[0-9]{1,10}", job) else ""
 
 
 def _without_machines(words: Sequence[str]) -> Iterator[str]:
@@ -229,19 +236,22 @@ def default_store(folder: str) -> str:
     return f"{Path(folder, STORE_FOLDER).as_uri()}"
 
 
-# An error of ours, as a training script shows it: the script's own line and the message, and not the way through us.
+# Short tracebacks for spotguard's errors in a training script: the script's own line and the message, without spotguard's frames.
 #
-# The message says what was wrong and what to do. Between it and the script's line stood some 50 lines, ours and an SDK's, twice
-# over: nobody finds the message in them, least of all in what 8 ranks say at once. So a method that a script calls hands its errors on
-# without the frames below it, as JAX and Keras do. It is the same exception. What the script was handling when it called, as in
-# `finally: guard.save()`, is shown as ever; SPOTGUARD_DEBUG=1 shows everything, as it does at the command line.
+# The message says what was wrong and what to do. Some 50 lines stood between it and the script's line, spotguard's and an SDK's,
+# twice over. Nobody finds the message in them, least of all in the output of 8 ranks at once. So a public method raises its errors
+# without the frames below it, as JAX and Keras do. The exception stays the same object. An exception that the script was handling,
+# as in `finally: guard.save()`, is still shown. SPOTGUARD_DEBUG=1 shows everything, as it does at the command line.
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """For what a training script calls. What is no error of ours is left alone: it is a bug, and its way is all there is."""
+    """Wrap a public method so that spotguard's own errors show no frames of spotguard.
+
+    Every other exception keeps its traceback: it is a bug, and the traceback is all there is to find it.
+    """
 
     @functools.wraps(method)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -251,17 +261,17 @@ def without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
             if os.environ.get("SPOTGUARD_DEBUG") == "1" or _is_of_their_code(error):
                 raise
             ours = error
-        # Not within the `except`: what is in flight now is the script's own, and becomes the context of this.
+        # Raised outside the `except`: the exception in flight here is the script's own, and becomes the context of this one.
         try:
             ours.__cause__ = None
             ours.__suppress_context__ = sys.exception() is None
             raise ours.with_traceback(None)
         finally:
-            del ours  # no circle of an exception and the frame that holds it
+            del ours  # breaks the reference cycle between the exception and its frame
 
     return called
 
 
 def _is_of_their_code(error: SpotguardError) -> bool:
-    """An object's own code refused its state: the line to mend is in the frames of what that raised."""
+    """Return whether a registered object's own code refused its state: the traceback of its cause then shows the line to fix."""
     return isinstance(error, StateError) and error.__cause__ is not None

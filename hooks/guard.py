@@ -1,4 +1,4 @@
-"""What a training script holds: the `Guard` that `register` returns."""
+"""`Guard`, the object that `register` returns: a training script restores, marks its steps and saves through it."""
 
 from __future__ import annotations
 
@@ -40,16 +40,34 @@ from .state.state import State
 
 log = logging.getLogger("spotguard")
 
-#: Boundaries after which the state is what it will be (optimizers make theirs at the first) and a save is planned.
+#: Boundaries after which the state has its final shape and the guard plans a save. Optimizers make their state at the first.
 _SETTLED = 5
-#: Seconds that a process that ends waits for a background checkpoint under way.
+#: Seconds that an ending process waits for a background checkpoint that is still uploading.
 _LAST_UPLOAD = 60.0
 
 
 class Guard:
-    """The training loop's hold on spotguard.
+    """The link between a training loop and spotguard; `register` makes it.
 
-    One thread trains, and calls `restore`, `step` and `save`; the others are spotguard's own.
+    Call `restore`, `step`, `steps` and `save` on the one thread that trains. All other threads of the guard are spotguard's own.
+
+    Example:
+        The loop with `steps`, which restores and marks each boundary:
+
+        >>> guard = spotguard.register(model=model, optimizer=optimizer)
+        >>> for step in guard.steps(total):
+        ...     train_one_step(step)
+        >>> guard.save()
+
+        The same loop with `restore` and `step`:
+
+        >>> for step in range(guard.restore(), total):
+        ...     train_one_step(step)
+        ...     guard.step()
+        >>> guard.save()
+
+    Attributes:
+        closed: whether `close` was called. A forked child, which is not guarded, finds it true too.
     """
 
     def __init__(
@@ -61,7 +79,7 @@ class Guard:
         channel: Channel | None = None,
     ) -> None:
         self._clock = clock
-        #: To the other ranks; None in a job of one process.
+        #: This rank's channel to the other ranks; None in a job of one process.
         self._channel = channel
         self._rank, self._world = (0, 1) if channel is None else (channel.rank, channel.world)
         self._agent = AgentSession(self._hello, self._position, self._hear, self._lost, self._welcomed)
@@ -71,7 +89,7 @@ class Guard:
         self._first_words = StartupMessages(self._rank == 0, store.url)
         self._gate = Gate(together=channel is not None)
         try:
-            # Before the state, which hooks the optimizers: what it refuses leaves nothing behind.
+            # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
             self._cadence = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
             self._state = State(
                 state,
@@ -90,7 +108,7 @@ class Guard:
         try:
             self._build()
         except BaseException:
-            self._undo()  # nothing of a guard that failed answers the agent, or gates the optimizer
+            self._undo()  # a guard that failed must neither answer the agent nor stop the optimizer
             raise
         self._agent.built()
         self._farewell.begin()
@@ -102,7 +120,7 @@ class Guard:
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
         self._beginning = Startup(self._store, run_id, clock, self._channel)
         self._beginning.meet(self._state)
-        # Agent and rights before the claim: the attempt of one who is refused would fence the one that is not.
+        # Connect to the agent and check access before the claim: the attempt of a refused process would fence the accepted one.
         self._beginning.admit(lambda: self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
         alone = self._channel is None
         folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
@@ -152,7 +170,10 @@ class Guard:
         self._state.monitor.begin()
 
     def _counted(self, saved: SavedCheckpoint) -> None:
-        """On the saving thread. The first one beside training also finds out how often this run was preempted."""
+        """Pass a committed save to the schedule. The saver thread calls it.
+
+        After the first background save the first rank also reads from the store how often this run was preempted.
+        """
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True
@@ -167,31 +188,41 @@ class Guard:
     def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
         """Load the newest whole checkpoint into the registered objects, in place.
 
-        Called again, it goes back: what is saved from then on counts as newer than everything before.
+        Call it before the loop, also on the first start. You can call it again to go back to an earlier state.
+        Every save after that counts as newer than all earlier ones, whatever its step.
 
         Args:
-            step: go back to this step's checkpoint instead of the newest.
-            run_id: start from another run's checkpoint; this run's own checkpoints stay its own. A restart that says
-                it again begins there again: `guard.restore() or guard.restore(run_id="base")` does not.
+            step: completed steps of the checkpoint to load. Default: the newest checkpoint.
+            run_id: name of the run whose checkpoint is loaded. Default: this run. The other run's checkpoints are not
+                changed. A restart with the same argument loads the other run again; to resume this run first, call
+                `guard.restore() or guard.restore(run_id="base")`.
 
         Returns:
-            Completed steps: 0 when there is no checkpoint.
+            Completed steps: 0 if there is no checkpoint.
 
         Raises:
-            StateError: the checkpoint does not fit what is registered. Nothing was changed; or, where the message
-                says so, an object refused its state half-way: `step` then refuses until a restore succeeds.
-            UsageError: `step` is no number of steps, or `run_id` no run's name.
-            CheckpointError: the chosen step or run is not there, or every checkpoint is damaged.
-            StoreError: the store refuses, or was away for a minute: what it holds is not known.
+            StateError: the checkpoint does not fit the registered state. Nothing was changed, unless the message says that
+                an object refused its state half-way: `step` then refuses until a restore succeeds.
+            UsageError: `step` is not a number of steps, or `run_id` is not a valid run name; or the guard is closed, or this
+                is a forked child.
+            CheckpointError: the store has no checkpoint of this step or run, or every checkpoint is damaged.
+            StoreError: the store refused, or did not answer for 60 s, so nobody knows which checkpoints it has.
+            Preempted: a notice came, and training must end.
+
+        Example:
+            >>> done = guard.restore()
+            >>> for step in range(done, total):
+            ...     train_one_step(step)
+            ...     guard.step()
         """
         self._only_here("restore")
         step = None if step is None else completed_steps(step)
         run_id = self._run_id if run_id is None else check_run_id(run_id)
-        # Before the gate: one that waits for the boundary of this very step keeps it shut.
+        # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
         self._saver.call_off("training goes back")
-        self._gate.stand()  # a machine that is already being taken back begins nothing
+        self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
         done = self._go_back(step, run_id)
-        # Before it is ready: the others are not offered a step of the way it has left.
+        # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
         self._state.monitor.restored()
@@ -207,7 +238,7 @@ class Guard:
 
     def _go_back(self, step: int | None, run_id: str) -> Restored:
         if self._ranks is not None:
-            self._saver.ready = False  # what it has is not what it will have: it offers nothing
+            self._saver.ready = False  # its state is about to be replaced, so this rank offers no step
         done = None
         try:
             self._gate.begin_boundary()
@@ -218,17 +249,28 @@ class Guard:
         except BaseException:
             unchanged = done is None and not self._state.poisoned
             self._gate.abort_boundary(unchanged=unchanged)
-            self._saver.ready = unchanged and self._restored  # what it has is as good as it was
+            self._saver.ready = unchanged and self._restored  # an unchanged state can be saved as before
             raise
         self._checkpointer.restored(done.stored)
         return done
 
     def step(self) -> None:
-        """The boundary: everything that belongs to this step is done. Once per completed optimizer step.
+        """Mark the boundary: everything that belongs to this step is done.
+
+        Call it once for each completed optimizer step, after the scheduler and any other change of the state.
+        During a notice it may wait here until a save has read the state. `steps` calls it for you.
+        After `close`, and in a forked child, it does nothing.
 
         Raises:
-            Preempted: the machine is going, and the state is committed.
+            Preempted: the machine is going, and the state is committed. Do not catch it: it is a `SystemExit` with code 75.
             UsageError: `restore` was not called before.
+            StateError: a restore failed half-way, so the state in memory is a mix; or a registered object changed in a way
+                that cannot be saved.
+
+        Example:
+            >>> optimizer.step()
+            >>> scheduler.step()
+            >>> guard.step()
         """
         if self._state.poisoned:
             raise StateError(f"{self._state.poisoned}; call guard.restore() again, or start anew")
@@ -246,19 +288,35 @@ class Guard:
                 state.audit.take(lambda: self._saver.alarmed)
         except BaseException:
             if state.audit.wanted == gate.place.completed:
-                state.audit.give_up()  # Ctrl-C right behind the boundary: who saves waits for it without end
+                state.audit.give_up()  # after Ctrl-C right behind the boundary the saver would wait for the audit for ever
             raise
         if self._unsettled:
             self._unsettled -= 1
             if not self._unsettled:
                 self._saver.rehearse()
-        # The first rank's clock is everybody's.
+        # Only the first rank's clock decides, for all ranks.
         if self._rank == 0 and self._clock.monotonic() >= self._cadence.due:
             taken = self._saver.background() if self._ranks is None else self._ranks.background("it is time")
             self._cadence.begun(self._clock.monotonic(), taken=taken)
 
     def steps(self, total: int) -> Iterator[int]:
-        """`for step in guard.steps(total)`: restore, then count, with a boundary after each step."""
+        """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
+
+        Args:
+            total: optimizer steps of the whole run, including those that earlier attempts completed.
+
+        Yields:
+            Step numbers from the count of completed steps to `total - 1`; none if the checkpoint has `total` steps already.
+
+        Raises:
+            Preempted: the machine is going, and the state is committed.
+            SpotguardError: any error of `restore` or `step`.
+
+        Example:
+            >>> for step in guard.steps(400_000):
+            ...     train_one_step(step)
+            >>> guard.save()
+        """
         if (done := self.restore()) >= total:
             self._first_words.finished(self._run_id, done, total)
         for step in range(done, total):
@@ -269,12 +327,21 @@ class Guard:
     def save(self) -> SavedCheckpoint:
         """Save now and wait for the commit. Call it at a boundary, right after `guard.step()`.
 
+        In a job of several ranks every rank calls it, at the same step.
+
+        Returns:
+            The committed checkpoint. In a job of several ranks it may be the one that a notice made of this very step.
+
         Raises:
-            UsageError: called in the middle of a step, or before `restore`.
+            UsageError: called in the middle of a step, before `restore`, after `close`, or in a forked child.
             StoreError: the store failed; the last committed checkpoint is untouched.
-            CheckpointError: another thread changed the state while it was read; or, of several ranks, one is dead, has no
-                state yet, or does not come. Nothing is saved.
+            CheckpointError: another thread changed the state while the saver read it; or, in a job of several ranks, a rank
+                is dead, has no state yet, or does not come. Nothing is saved.
             Preempted: a notice came meanwhile, and its own save is committed.
+
+        Example:
+            >>> saved = guard.save()
+            >>> print(f"step {saved.step}: {saved.nbytes} bytes in {saved.seconds:.1f} s, at {saved.url}")
         """
         if not self._restored:
             raise UsageError(
@@ -305,10 +372,10 @@ class Guard:
                 f"guard.{method}() in a forked child: only the process that called register() saves and restores"
             )
 
-    # --- what the agent is told, and hears ---
+    # --- messages to and from the agent ---
 
-    def _hear(self, word: protocol.Message) -> None:
-        self._words.hear(word)
+    def _hear(self, message: protocol.Message) -> None:
+        self._words.hear(message)
 
     def _lost(self) -> None:
         self._saver.lost()
@@ -352,8 +419,14 @@ class Guard:
         self._farewell.alarm_ended(alarm, committed)
 
     def preempt(self, seconds: float) -> None:
-        """A notice by hand: save within `seconds`, then `Preempted`. Behind `spotguard.testing.preempt`."""
-        # Here, not when the saving thread gets its turn: a test's ten small steps would be over by then.
+        """Give this guard a notice by hand, as `spotguard.testing.preempt` does: save, then raise `Preempted`.
+
+        Returns at once, with the gate shut; the training thread raises later.
+
+        Args:
+            seconds: time until the deadline, in which the save must commit.
+        """
+        # Closed here, before the saver thread gets its turn: the ten small steps of a test would be over by then.
         self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         now = self._clock.monotonic()
         if self._ranks is not None:
@@ -366,13 +439,17 @@ class Guard:
         )
 
     def leave(self, code: int) -> None:
-        """Have the training thread raise `Preempted` where it is parked, or at its next boundary."""
+        """Have the training thread raise `Preempted` where it is parked, or at its next boundary.
+
+        Args:
+            code: exit code of the process.
+        """
         self._gate.leave(lambda: Preempted(code))
 
-    # --- its own affairs ---
+    # --- fork and close ---
 
     def _forget(self) -> None:
-        """In a forked child: it is not the process that is guarded."""
+        """Drop everything in a forked child, which is not the guarded process."""
         self._gate.inert = self.closed = self._forked = True
         self._state.monitor.close()
         self._state.audit.forget()
@@ -382,7 +459,10 @@ class Guard:
         self._agent.forget()
 
     def close(self) -> None:
-        """Wait for what is being saved, say goodbye. Runs by itself when the interpreter exits."""
+        """Wait for the save that is under way, then leave the agent and the other ranks.
+
+        The interpreter calls it at exit. After it nothing is saved any more. A second call does nothing.
+        """
         if self.closed:
             return
         self._farewell.at_exit()

@@ -1,6 +1,6 @@
-"""Where a training script comes in: `register`, which makes this process's one guard of what it was told.
+"""`register`, the entry point of a training script: it makes the one `Guard` of this process.
 
-What is not told comes from the environment, which `spotguard run` has set, and from the command itself.
+Arguments that the script leaves out come from the environment, which `spotguard run` sets, and from the command itself.
 """
 
 from __future__ import annotations
@@ -23,24 +23,36 @@ _current: Guard | None = None
 
 @without_our_frames
 def register(store: str | None = None, /, *, run_id: str | None = None, **state: Any) -> Guard:
-    """Guard this training process.
+    """Register the training state and guard this process.
+
+    Call it once in each process, with everything that a resumed run needs.
+    In a job of several ranks every rank calls it.
 
     Args:
-        store: where checkpoints go: "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", or
+        store: URL of the folder for checkpoints: "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", or
             "file:///path". Default: SPOTGUARD_STORE, which `spotguard run` exports, else the folder
-            `spotguard-checkpoints` here.
-        run_id: the run's name, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
-            a hash of its command and folder.
-        state: what makes up the training state, by name: modules, optimizers, schedulers, anything else with
+            `spotguard-checkpoints` in the working folder.
+        run_id: name of the run, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
+            a hash of its command and working folder; in a Slurm job its job id stands between the two.
+        **state: the parts of the training state, by name: modules, optimizers, schedulers, other objects with
             `state_dict` and `load_state_dict`, tensors, dicts of plain values. RNG states are always included.
 
+    Returns:
+        The guard of this process. Loop over its `steps`, or call its `restore` once before the loop.
+
     Raises:
-        UsageError: an argument, or an environment variable in its place, cannot be used.
+        UsageError: an argument, or the environment variable that replaces it, cannot be used; or a guard is open already.
         StateError: a value cannot be saved; the message names it.
-        StoreError: the store cannot be used. A job that could never save says so now.
+        StoreError: the store cannot be used. `register` raises it so that a job that could never save fails at once.
+
+    Example:
+        >>> guard = spotguard.register(model=model, optimizer=optimizer)
+        >>> for step in guard.steps(400_000):
+        ...     train_one_step(step)
+        >>> guard.save()
     """
     global _current
-    try:  # here, so that a script without torch is told what to install, and not where an import failed
+    try:  # imported here so that a script without torch gets an install hint instead of a failed import
         from .arguments import run_name, store_url
         from .consensus.process_group import join
         from .consensus.topology import this_machine
@@ -55,26 +67,29 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:
         raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
-    if isinstance(said := state.get("store"), str):
+    if isinstance(given := state.get("store"), str):
         raise UsageError(
-            f"store={said!r} would be a value to save: the store comes first and has no name, as in register({said!r}, "
+            f"store={given!r} would be a value to save: the store comes first and has no name, as in register({given!r}, "
             "model=model)"
         )
     plan = _plan()
-    where = open_store(store_url(store) if plan is None else plan.store)
+    opened = open_store(store_url(store) if plan is None else plan.store)
     run, clock = run_name(run_id if plan is None else plan.run_id), SystemClock()
     channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
     if plan is None:
-        _current = Guard(where, run, state, clock, channel)
+        _current = Guard(opened, run, state, clock, channel)
     else:
         from .recorder.recorder import RecordedGuard
 
-        _current = RecordedGuard(plan, where, run, state, clock, channel, said=(store, run_id))
+        _current = RecordedGuard(plan, opened, run, state, clock, channel, said=(store, run_id))
     return _current
 
 
 def _plan() -> LifePlan | None:
-    """What `spotguard prove` asks of this process; its store and run id hold then. None anywhere else."""
+    """Return the plan that `spotguard prove` has for this process, or None outside `prove`.
+
+    The plan's store and run id replace the script's.
+    """
     if not os.environ.get("SPOTGUARD_PROVE"):
         return None
     from .recorder.plan import plan_of
