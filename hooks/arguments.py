@@ -238,10 +238,11 @@ def default_store(folder: str) -> str:
 
 # Short tracebacks for spotguard's errors in a training script: the script's own line and the message, without spotguard's frames.
 #
-# The message says what was wrong and what to do. Some 50 lines stood between it and the script's line, spotguard's and an SDK's,
-# twice over. Nobody finds the message in them, least of all in the output of 8 ranks at once. So a public method raises its errors
-# without the frames below it, as JAX and Keras do. The exception stays the same object. An exception that the script was handling,
-# as in `finally: guard.save()`, is still shown. SPOTGUARD_DEBUG=1 shows everything, as it does at the command line.
+# The message says what was wrong and what to do. Some 50 lines stood between it and the script's line, spotguard's and an
+# SDK's, twice over. Readers do not find the message in them, least of all in the output of 8 ranks at once. So a public method
+# raises its errors without the frames below it, as JAX and Keras do. The exception stays the same object. An exception that the
+# script was handling, as in `finally: guard.save()`, is still shown. SPOTGUARD_DEBUG=1 shows everything, as it does at the
+# command line.
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -1,5 +1,5 @@
-"""From a store back into memory: the newest whole checkpoint, or the next older one, never a mix.
+"""Restore: load the newest whole checkpoint from a store into memory, or the next older one, never a mix.
 
-`startup` claims an attempt and chooses the way; `restore` is that of one process, `collective` that of several ranks.
-`reader` puts chunks into tensors, by `ranges` (which bytes), `fetch` (the requests) and `sink` (who takes them).
+Begin to read at `startup`, which claims an attempt. It then calls `restore` in a job of one process, and `collective` in a job
+of several ranks. `reader` reads chunks into tensors, by `ranges` (which bytes), `fetch` (the requests) and `sink` (their takers).
 """

@@ -1,4 +1,4 @@
-"""The end of a restore that found damaged checkpoints and no other: it refuses, unless a person has said to begin anew."""
+"""The end of a restore that found only damaged checkpoints: it refuses, unless the user passed `--begin-anew`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class DamagedCheckpoints:
         self.found[name] = why
 
     def sound(self, found: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
-        """Of what could be restored, what is not known to be damaged.
+        """Yield those of the given checkpoints that are not known to be damaged.
 
-        With `--begin-anew` each is read through first. A restore that fails in its middle has filled the registered objects, and
-        training cannot begin with those.
+        With `--begin-anew` every byte of each is verified first. A restore that fails half-way has overwritten the registered
+        objects, and training cannot begin with those.
         """
         recorded, asked = None, False
         for whole in found:
@@ -50,16 +50,17 @@ class DamagedCheckpoints:
                 yield whole
 
     def forgiven(self, mixed: str) -> bool:
-        """Whether training may begin at step 0 though checkpoints are there; False where none is damaged.
+        """Return whether training may begin at step 0 although the run has checkpoints. The result is False if none is damaged.
 
-        `--begin-anew` is recorded in the store with the newest damaged checkpoint. Those up to it stay forgiven, so that a
-        process that crashes before its first checkpoint may start again. Later damage is not: the option is spent.
+        spotguard records `--begin-anew` in the store, with the newest damaged checkpoint. Damage up to that one stays forgiven,
+        so that a process that crashes before its first checkpoint may start again. Later damage is not forgiven: the option is
+        spent.
 
         Args:
-            mixed: why what is in memory cannot be trained on; "" where it is as it was registered.
+            mixed: why training cannot use the state in memory; "" if it is as it was registered.
 
         Raises:
-            AllDamagedError: it may not.
+            AllDamagedError: training may not begin at step 0.
             StoreError: the store failed.
         """
         if not self.found:
@@ -83,7 +84,7 @@ class DamagedCheckpoints:
             )
         each = "; ".join(f"{name}: {why}" for name, why in self._named().items())
         text = f"every checkpoint of run {self._run_id} in {self._store.url} is damaged. Training was not started; {way}. {each}"
-        log.error("%s", text)  # uncaught, a SystemExit with a number is silent
+        log.error("%s", text)  # logged here: Python prints nothing for an uncaught SystemExit with a number
         raise AllDamagedError(text)
 
     def _named(self) -> dict[str, str]:
@@ -91,10 +92,10 @@ class DamagedCheckpoints:
 
     def _recorded(self) -> CheckpointName | None:
         try:
-            said: Any = json.loads(self._store.get(anew_key(self._run_id)))
+            record: Any = json.loads(self._store.get(anew_key(self._run_id)))
         except NotFoundError:
             return None
-        except ValueError:  # damaged as well: it forgives nothing
+        except ValueError:  # a damaged record forgives nothing
             return CheckpointName(0, 0, 0)
-        newest = said.get("newest") if isinstance(said, dict) else None
+        newest = record.get("newest") if isinstance(record, dict) else None
         return (CheckpointName.parse(newest) if isinstance(newest, str) else None) or CheckpointName(0, 0, 0)

@@ -1,7 +1,7 @@
-"""What all ranks do at once where there is no hurry: claim their attempt, and go on from one checkpoint.
+"""The restore of a job of several ranks: all ranks load one checkpoint, or all of them raise.
 
-The first rank picks, all use what it picked, and nobody goes on before everybody has said how it went: one rank with a
-corrupt chunk sends all of them to the next older checkpoint.
+The first rank picks a checkpoint and all ranks try it. No rank goes on before every rank has reported its result: one rank
+with a corrupt chunk sends all of them to the next older checkpoint.
 """
 
 from __future__ import annotations
@@ -36,31 +36,39 @@ from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, 
 
 log = logging.getLogger("spotguard")
 
-#: Seconds in which all ranks have read their part of a checkpoint: of a terabyte, over a slow link.
+#: Seconds in which all ranks must read their parts of a checkpoint: enough for a terabyte over a slow link.
 _READING = 7200.0
-#: Seconds without a sign of life after which who reads is dead: two looks that far apart have seen none.
+#: Seconds without a beat after which a reading rank counts as dead: two checks that far apart have seen no beat.
 _SILENCE = 30.0
 
-#: What the first rank says where it has to look again.
+#: Sent by the first rank instead of a name if it has to list the checkpoints again.
 _AGAIN = "again"
 
-#: Seconds for which who cannot begin looks for somebody to tell.
+#: Seconds for which a rank that cannot begin tries to tell the others.
 _LAST_WORD = 5.0
 
 
 def cannot_begin(channel: Channel, error: Exception) -> None:
-    """Say so where the others are to `see_the_same`, and leave."""
-    with suppress(StoreSilent):  # nobody is there to hear it
+    """Send the error to the other ranks, which raise it in `see_the_same`, and close the channel."""
+    with suppress(StoreSilent):  # the job's store does not answer, so no rank can be told
         channel.gather(json.dumps(_as_said(_ours(error))).encode(), _LAST_WORD)
     channel.close()
 
 
-def see_the_same(channel: Channel, said: Mapping[str, str]) -> None:
-    """Raise UsageError where ranks were told different things; the error of one that `cannot_begin`."""
-    everybody = of_all(channel, lambda: dict(said))
-    for rank, theirs in enumerate(everybody):
+def see_the_same(channel: Channel, options: Mapping[str, str]) -> None:
+    """Compare the options of all ranks.
+
+    Args:
+        options: values by the name of their option.
+
+    Raises:
+        UsageError: two ranks have different values.
+        SpotguardError: the error of a rank that called `cannot_begin`.
+    """
+    of_ranks = of_all(channel, lambda: dict(options))
+    for rank, theirs in enumerate(of_ranks):
         for name, value in theirs.items():
-            if value != (first := everybody[0].get(name)):
+            if value != (first := of_ranks[0].get(name)):
                 raise UsageError(
                     f"rank {rank} has {name} {value!r} and rank 0 {first!r}: say --{name} to `spotguard run`, the same on "
                     "all machines of the job"
@@ -78,22 +86,23 @@ def restore_together(
     extras_worth: int = EXTRAS_WORTH,
     anew: bool = False,
 ) -> Restored:
-    """As `restore.restore`, of all ranks at once: all of them raise where one does.
+    """Load one checkpoint on all ranks at once, by the rules of `restore.restore`. If one rank raises, all of them do.
 
     Raises:
-        StateError: it does not fit what some rank registered. Nothing was changed anywhere; or as `restore` says.
-        CheckpointError: as `restore`.
-        StoreError: as `restore`, of any rank; or not all ranks came.
+        StateError: the checkpoint does not fit the registered state of some rank, and no rank changed anything. Or an object's
+            own code refused each checkpoint, as in `restore`.
+        CheckpointError: as in `restore`.
+        StoreError: as in `restore`, on any rank; or not all ranks came.
     """
     failed, refused, damages = "", "", DamagedCheckpoints(store, run_id, allowed=anew)
     with _shelf(channel, store) as shelf:
         pick = _Pick(shelf, run_id, step, damages, extras_worth)
         while True:
-            said = of_the_first(channel, pick.next)
-            if said == _AGAIN:
+            picked = of_the_first(channel, pick.next)
+            if picked == _AGAIN:
                 continue
-            word, *stand_ins = said.split(" ")
-            name = CheckpointName.parse(word)
+            first, *stand_ins = picked.split(" ")
+            name = CheckpointName.parse(first)
             if name is None:
                 if refused:
                     raise StateError(refused_all(refused))
@@ -121,11 +130,11 @@ def restore_together(
 
 @contextmanager
 def _shelf(channel: Channel, store: BlobStore) -> Iterator[ManifestCache]:
-    """Kept by the first rank of each machine, for those that are there too."""
+    """Yield this rank's manifest cache. The first rank of each machine fills it, for the machine's other ranks."""
     keeper = channel.machines.index(channel.machines[channel.rank])
     alone = channel.machines.count(channel.machines[channel.rank]) == 1
-    with own_folder() if keeper == channel.rank and not alone else nullcontext("") as mine:
-        folders = [each.decode() for each in channel.gather(mine.encode(), PATIENCE)]
+    with own_folder() if keeper == channel.rank and not alone else nullcontext("") as own:
+        folders = [each.decode() for each in channel.gather(own.encode(), PATIENCE)]
         folder = Path(folders[keeper]) if folders[keeper] else None
         yield ManifestCache(store, keeps=keeper == channel.rank, folder=folder)
 
@@ -133,7 +142,7 @@ def _shelf(channel: Channel, store: BlobStore) -> Iterator[ManifestCache]:
 def _try(
     trial: _Trial, store: BlobStore, shelf: ManifestCache, run_id: str, picked: WholeCheckpoint | None
 ) -> WholeCheckpoint | None:
-    """Load it on all ranks; None where it is damaged for one."""
+    """Load the trial's checkpoint on all ranks and return it, or None if it is damaged or refused on one of them."""
     rank, state, name = trial.channel.rank, trial.state, trial.name
 
     def look() -> WholeCheckpoint:
@@ -142,7 +151,7 @@ def _try(
     kept = trial.ask(lambda: look() if shelf.keeps else None, PATIENCE)
     if trial.failed:
         return None
-    # Only now: what the others need lies on their machine's shelf.
+    # The other ranks of a machine look second, so that they find the manifests in its cache.
     whole = trial.ask(lambda: kept or look(), PATIENCE)
     if whole is None:
         return None
@@ -160,8 +169,10 @@ def _try(
 
 
 class _Pick:
-    """What the first rank would take next. What went away while it was read was pruned for something newer, perhaps: it looks
-    again."""
+    """The first rank's choice of the next checkpoint to try.
+
+    If a checkpoint goes away during the read, a newer one may have replaced it, so the first rank lists them again.
+    """
 
     def __init__(
         self,
@@ -180,7 +191,10 @@ class _Pick:
         self.whole: WholeCheckpoint | None = None
 
     def next(self) -> str:
-        """A name, and who stands in for whom, as in "1=0"; nothing, where there is none; or `_AGAIN`."""
+        """Return the name of the next checkpoint and its stand-ins, as in "1=0" (rank 0 stands in for rank 1).
+
+        The result is "" if no checkpoint is left, or `_AGAIN`.
+        """
         if self._found is None:
             self._gone = []
             self._looks += 1
@@ -202,7 +216,7 @@ class _Pick:
         return ""
 
     def look_again(self) -> None:
-        """On all ranks, of which the first one acts by it."""
+        """Have `next` list the checkpoints again. All ranks call this, but only the first rank's call has an effect."""
         self.whole = None
         if self._looks < LOOKS:
             self._found = None
@@ -213,27 +227,35 @@ _R = TypeVar("_R")
 
 @dataclass(slots=True)
 class _Trial:
-    """One checkpoint, tried by all ranks, step by step."""
+    """One checkpoint that all ranks try, step by step."""
 
     channel: Channel
     state: State
     name: CheckpointName
-    #: As of `WholeCheckpoint`, for all ranks.
+    #: `WholeCheckpoint.stand_ins`, for all ranks.
     stand_ins: Mapping[int, int]
-    #: Why it is not taken, by any of them.
+    #: Why the first rank that failed cannot load it; "" if every rank can so far.
     failed: str = ""
     #: Why an object of some rank refuses it; "" if none does.
     refused: str = ""
-    #: It was there, and is not any more, for some rank.
+    #: Whether it went away on some rank during the read.
     gone: bool = False
-    #: What is in memory is no longer what was there before.
+    #: Whether this rank has begun to overwrite its memory.
     filled: bool = False
 
     def ask(self, what: Callable[[], _R], patience: float, *, silence: float | None = None) -> _R | None:
-        """Do it, and hear how it went for all. None: it is damaged for some. An error that is no damage is everybody's.
+        """Call `what` on this rank, then exchange the results with all ranks.
+
+        Args:
+            what: this rank's part.
+            patience: seconds until all results must be there.
+            silence: seconds without a beat after which a rank counts as dead; None: ranks send no beats here.
+
+        Returns:
+            The result of `what`, or None if the checkpoint is damaged or refused on some rank.
 
         Raises:
-            StateError, StoreError, NewerFormatError: of any rank.
+            StateError, StoreError, NewerFormatError: some rank's error that is no damage; every rank raises it.
         """
         result: _R | None = None
         mine: dict[str, Any] = {}
@@ -243,25 +265,25 @@ class _Trial:
         except SpotguardError as error:
             own, mine = error, _as_said(error)
             let_go(error)
-        # Anybody's own code, or no memory: the others are not to wait for this rank.
+        # A user's own code failed, or memory ran out. This rank reports it, so that the others do not wait.
         except Exception as error:  # noqa: BLE001
             own = _ours(error)
             mine = _as_said(own)
-        if self.filled:  # until all have said that it went well, nobody trains on it
+        if self.filled:  # this rank must not train on it before all ranks have reported success
             self.state.poisoned = f"what became of {self.name} on the other ranks is not known"
         verdicts = self.channel.gather(json.dumps(mine).encode(), patience, silence=silence)
         for rank, raw in enumerate(verdicts):
-            said = json.loads(raw)
-            if "error" not in said:
+            verdict = json.loads(raw)
+            if "error" not in verdict:
                 continue
-            if not said["damage"]:
+            if not verdict["damage"]:
                 if self.filled:
                     self.state.poisoned = f"rank {rank} could not restore {self.name}, and this one has"
-                raise own if own is not None and not mine["damage"] else _heard(said, rank)
-            self.failed = self.failed or f"rank {rank}: {said['why']}"
-            if said["error"] == RefusedError.__name__:
+                raise own if own is not None and not mine["damage"] else _heard(verdict, rank)
+            self.failed = self.failed or f"rank {rank}: {verdict['why']}"
+            if verdict["error"] == RefusedError.__name__:
                 self.refused = self.refused or self.failed
-            self.gone = self.gone or bool(said["gone"])
+            self.gone = self.gone or bool(verdict["gone"])
         if self.failed:
             if self.refused:
                 log.error(

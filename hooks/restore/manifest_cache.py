@@ -1,9 +1,11 @@
-"""What one rank of a machine has asked the store for, laid down for the machine's other ranks.
+"""The manifest cache: answers of the store that one rank of a machine shares with the machine's other ranks.
 
 A restore needs the manifests of all ranks, on every rank: 65,000 requests for 256 of them, and eight times a hundred
-megabytes through one machine's link. So the first rank of each machine fetches them, and the others read them from a
-folder of its own, on a disk or in memory that they share. It is a shortcut and no more: who cannot see that folder (a container of its
-own), or finds there what is not as it was laid down, asks the store himself. The folder is for one restore, and goes with it.
+megabytes through one machine's link. So the first rank of each machine fetches them into a folder of its own, on a disk or in
+memory that the machine's ranks share. The other ranks read them from there.
+
+The cache only saves requests. A rank asks the store itself if it cannot see the folder (it has a container of its own), or if a
+file's checksum is wrong. The folder serves one restore and is removed at its end.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from ..checkpoint.format.crc import crc32
 
 log = logging.getLogger("spotguard")
 
-#: How folders are called; and before their maker holds them.
+#: Prefixes of a folder's name: once its maker holds the lock, and before.
 _PREFIX, _UNHELD = "spotguard-shelf-", "spotguard-unheld-"
-#: Bytes of the checksum before the rest of a file.
+#: Bytes of the checksum at the head of each file.
 _CRC = 4
 
 
 class ManifestCache:
-    """Implements `ReadableStore`. From several threads at once.
+    """A `ReadableStore` with a cache on this machine. Several threads may call it at once.
 
     Args:
-        store: asked for what is not on the shelf; by who keeps it, for everything.
-        keeps: this rank lays down what the store answers.
-        folder: where; None: nowhere, as where each rank has a machine to itself.
+        store: answers whatever the cache lacks; for the rank that keeps the cache, every request.
+        keeps: whether this rank writes the store's answers into the cache.
+        folder: the folder of the cache. None: there is no cache, because each rank has a machine to itself.
     """
 
     def __init__(self, store: ReadableStore, *, keeps: bool, folder: Path | None) -> None:
@@ -46,28 +48,28 @@ class ManifestCache:
         self.keeps = keeps
         self._store = store
         self._folder = folder if keeps or _is_ours(folder) else None
-        #: Where what was laid down is.
+        #: The cached files, by the key or listing that they answer.
         self._laid: dict[str, Path] = {}
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
-        if not self.keeps and (held := self._take(key)) is not None:
-            return held
+        if not self.keeps and (cached := self._take(key)) is not None:
+            return cached
         data = self._store.get(key, timeout=timeout)
         self._lay(key, data)
         return data
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        name = f"list {prefix}"  # no key has a space
-        if not self.keeps and (held := self._take(name)) is not None:
-            return iter([ObjectInfo(key, size) for key, size in json.loads(held)])
-        found = [*self._store.list(prefix, timeout=timeout)]
-        self._lay(name, json.dumps([(info.key, info.size) for info in found]).encode())
-        return iter(found)
+        name = f"list {prefix}"  # no key has a space, so this is no key
+        if not self.keeps and (cached := self._take(name)) is not None:
+            return iter([ObjectInfo(key, size) for key, size in json.loads(cached)])
+        listed = [*self._store.list(prefix, timeout=timeout)]
+        self._lay(name, json.dumps([(info.key, info.size) for info in listed]).encode())
+        return iter(listed)
 
     def forget(self, prefix: str) -> None:
-        """Make room: nobody wants these any more."""
+        """Remove the cached objects under a prefix that no rank needs any more."""
         for name in [each for each in self._laid if each.startswith(prefix)]:
-            with suppress(OSError):  # it goes with the folder
+            with suppress(OSError):  # the file is removed with the folder
                 self._laid.pop(name).unlink()
 
     def _lay(self, name: str, data: bytes) -> None:
@@ -79,29 +81,29 @@ class ManifestCache:
             part.write_bytes(crc32(data).to_bytes(_CRC, "big") + data)
             part.replace(path)
             self._laid[name] = path
-        except OSError as error:  # the others ask the store: it costs requests, and nothing else
+        except OSError as error:  # the other ranks ask the store, which costs requests and nothing else
             log.debug("this machine's other ranks fetch by themselves: %s", error)
 
     def _take(self, name: str) -> bytes | None:
         if self._folder is None:
             return None
         try:
-            held = (self._folder / _file(name)).read_bytes()
-        except OSError:  # not laid down, or not for us to see
+            content = (self._folder / _file(name)).read_bytes()
+        except OSError:  # not cached, or not visible to this rank
             return None
-        data = held[_CRC:]
-        return data if crc32(data).to_bytes(_CRC, "big") == held[:_CRC] else None
+        data = content[_CRC:]
+        return data if crc32(data).to_bytes(_CRC, "big") == content[:_CRC] else None
 
 
 @contextmanager
 def own_folder() -> Iterator[str]:
-    """Of this user alone, until the end of it. "" where none can be had."""
-    held: int | None = None
+    """Yield a new folder that only this user can open, and remove it at the end. Yield "" if none can be made."""
+    lock: int | None = None
     try:
         _sweep()
         made = Path(tempfile.mkdtemp(prefix=_UNHELD))
-        held = _hold(made)
-        # Only now may others find it, who would sweep away what nobody holds.
+        lock = _hold(made)
+        # Renamed after the lock is held: another process would sweep away a folder under this prefix that nobody holds.
         folder = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNHELD)))
     except OSError as error:
         log.debug("this machine's other ranks fetch by themselves: %s", error)
@@ -111,43 +113,46 @@ def own_folder() -> Iterator[str]:
         yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if held is not None:
-            os.close(held)
+        if lock is not None:
+            os.close(lock)
 
 
 def _sweep() -> None:
-    """Remove what was left by those of this user who were killed: nobody holds it."""
+    """Remove the folders that killed processes of this user left: no process holds their locks."""
     with os.scandir(tempfile.gettempdir()) as entries:
-        found = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
-    for path in found:
-        if _is_ours(path) and (held := _hold(path)) is not None:
+        folders = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
+    for path in folders:
+        if _is_ours(path) and (lock := _hold(path)) is not None:
             shutil.rmtree(path, ignore_errors=True)
-            os.close(held)
+            os.close(lock)
 
 
 def _hold(folder: Path) -> int | None:
-    """Hold it, until the process ends or what is returned is closed. None where another one does, or nobody can."""
+    """Lock a folder and return the descriptor, which holds the lock until it is closed or the process ends.
+
+    The result is None if another process holds the lock, or the folder cannot be locked.
+    """
     try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # it went, with who had it
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # its owner has removed it
         return None
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(held)
+        os.close(lock)
         return None
-    return held
+    return lock
 
 
 def _is_ours(folder: Path | None) -> bool:
-    """Whether nobody but this user can have laid anything there."""
+    """Return whether only this user can have written to the folder."""
     if folder is None:
         return False
     try:
         status = folder.lstat()
-    except OSError:  # another machine's, as it turns out: a container has folders of its own
+    except OSError:  # not on this rank's file system: a container has folders of its own
         return False
-    # (A folder that hands its group down hands that bit down too.)
+    # The set-group-ID bit is ignored: a parent folder that passes its group down passes this bit down too.
     mode = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and mode == stat.S_IRWXU
 

@@ -1,6 +1,7 @@
-"""How far a long reading is, for who waits for it: a bar on a terminal's stderr, else a line in the log now and then.
+"""The progress of a long read: a bar if stderr is a terminal, else a line in the log now and then.
 
-What is over in a few seconds says nothing. Decides nothing, and starts no thread: it is told, and looks at the time.
+A read that ends within a few seconds shows nothing. This module decides nothing and starts no thread: the reader calls it, and
+it checks the time.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _LINE_AFTER, _LINE_EVERY = 5.0, 10.0
 
 
 class ReadProgress:
-    """Told of the progress of one thing, inside `with`.
+    """The progress display of one read, used in a `with` statement.
 
     Args:
-        doing: what is done, as a log's line begins: "restoring step 1200".
+        doing: the action, as the log line begins: "restoring step 1200".
         clock: the time.
-        stream: where a bar would be. Default: stderr.
+        stream: the stream for a bar. Default: stderr.
     """
 
     def __init__(self, doing: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
@@ -50,11 +51,11 @@ class ReadProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            with suppress(OSError, ValueError):  # as in `show`
+            with suppress(OSError, ValueError):  # the terminal is gone, as in `show`
                 self._bar[0].stop()
 
     def show(self, done: int, total: int) -> None:
-        """So many bytes of so many. Called as often as anything happens; it draws when it is time."""
+        """Report that `done` of `total` bytes are read. Call it as often as you like: it draws when it is time."""
         now = self._now()
         if now < self._next:
             return
@@ -67,10 +68,10 @@ class ReadProgress:
             progress, task = self._bar = self._bar or self._made()
             progress.update(task, completed=done, total=total, refresh=True)
         except (OSError, ValueError):
-            self._next = math.inf  # the terminal is gone: nobody looks, and what is read is worth more
+            self._next = math.inf  # the terminal is gone: draw no more, and let the read go on
 
     def _made(self) -> tuple[Progress, TaskID]:
-        # Only now: nobody else in a training process needs rich.
+        # Imported late: nothing else in a training process needs rich.
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -80,7 +81,7 @@ class ReadProgress:
             TransferSpeedColumn,
         )
 
-        # What the script prints meanwhile stays its own, so nothing is redirected; and no thread redraws.
+        # The script's own output must not be redirected, and no thread may redraw.
         progress = Progress(
             "{task.description}",
             BarColumn(),
@@ -101,12 +102,12 @@ class ReadProgress:
 def _terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # the stream is closed
         return False
 
 
 def said(done: int, total: int, seconds: float) -> str:
-    """Bytes, rate and what is left, in a line."""
+    """Return bytes, rate and remaining seconds in one line."""
     line = f"{done >> 20} of {total >> 20} MiB"
     if not done or seconds <= 0:
         return line

@@ -1,4 +1,4 @@
-"""What a reading hands on, and to whom: a chunk's bytes, where they lie in reused frames, once they are verified."""
+"""Sinks, which take the verified bytes of a read, and the spans of reused frames that hold a chunk's bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .ranges import ReadBatch, WantedChunk
 
 @dataclass(frozen=True, slots=True)
 class BufferSpan(Generic[B]):
-    """Bytes of a chunk in a frame, and which box of the chunk they are."""
+    """Bytes of a chunk in a frame, with the box of the chunk that these bytes fill."""
 
     frame: B
     start: int
@@ -28,23 +28,23 @@ class BufferSpan(Generic[B]):
 
 
 class ChunkSink(Protocol[B]):
-    """Who the bytes are for. Called by the reading threads, several at once; what it raises ends the reading."""
+    """The taker of the verified bytes. Reading threads call it, several at once; an exception from it ends the read."""
 
     def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[B]]) -> None:
-        """The chunk's bytes, which are the ones that were saved. The frames are reused afterwards."""
+        """Take a chunk's bytes, whose checksum is the saved one. The frames are reused after the call."""
         ...
 
     def damaged(self, wanted: WantedChunk) -> None:
-        """Its bytes are not the ones that were saved, twice."""
+        """Take note that the chunk's bytes were wrong in two reads."""
         ...
 
     def lost(self, load: ReadBatch, error: StoreError) -> None:
-        """An object is gone, or too short, twice."""
+        """Take note that an object of the batch is gone, or was too short in two reads."""
         ...
 
 
 class StrictSink:
-    """Of a taker whom nothing less than every byte will do."""
+    """A base for sinks that need every byte: it raises if a chunk is damaged or lost."""
 
     __slots__ = ()
 
@@ -60,7 +60,12 @@ class StrictSink:
 
 
 def placed(load: ReadBatch, wanted: WantedChunk, frames: Sequence[B]) -> Iterator[BufferSpan[B]]:
-    """Where a chunk's bytes are, of a load whose requests were read into these frames; in order."""
+    """Yield the spans of the frames that hold a chunk's bytes, in order.
+
+    Args:
+        load: the batch with the chunk.
+        frames: the frames that hold the batch's requests, one for each.
+    """
     chunk = wanted.chunk
     if len(load.ranges) == 1:
         at = chunk.start - load.ranges[0].start
@@ -71,8 +76,8 @@ def placed(load: ReadBatch, wanted: WantedChunk, frames: Sequence[B]) -> Iterato
 
 
 def crc32(spans: Sequence[BufferSpan[B]]) -> int:
-    """Of all of them one behind the other. The GIL is let go."""
-    found = 0
+    """Return the CRC32 of all spans, one after the other. It releases the GIL."""
+    checksum = 0
     for span in spans:
-        found = crc.crc32(span.view, found)
-    return found
+        checksum = crc.crc32(span.view, checksum)
+    return checksum

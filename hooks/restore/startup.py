@@ -1,7 +1,7 @@
-"""Where training begins: with a number of its own for this start of the job, and from one checkpoint.
+"""The start of an attempt: claim its number, then load the checkpoint that training goes on from.
 
-Nothing older is taken and nothing is begun because a store was away for a moment: it is asked again. Of several ranks the first
-asks, for all.
+If the store fails for a moment, spotguard asks again: it neither takes an older checkpoint nor begins anew for that. In a job
+of several ranks the first rank asks, for all.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .retrying_store import RetryingStore
 
 
 class Startup:
-    """Of one run. On the training thread.
+    """The start of one run's attempt. The training thread calls it.
 
     Args:
-        channel: to the other ranks; None in a job of one process.
+        channel: this rank's channel to the other ranks; None in a job of one process.
     """
 
     def __init__(self, store: BlobStore, run_id: str, clock: Clock, channel: Channel | None) -> None:
@@ -42,14 +42,14 @@ class Startup:
         self._channel = channel
         self._extras_worth = extras_worth()
         self._anew = yes("SPOTGUARD_BEGIN_ANEW")
-        #: This run's folder on this machine, where it has one.
+        #: This run's stage on this machine; None if it has none.
         self.stage: Stage | None = None
 
     def meet(self, state: State) -> None:
-        """See that all ranks of the job mean the same run, and the same by its names.
+        """Check that all ranks name the same run and store, and that each name means one tensor on all of them.
 
         Raises:
-            UsageError: they were told different things.
+            UsageError: two ranks have different values.
             StateError: two tensors have one name.
         """
         if self._channel is not None:
@@ -57,10 +57,10 @@ class Startup:
             refuse_namesakes(self._channel, lambda: state.collect().leaves)
 
     def admit(self, connect: Callable[[], None]) -> None:
-        """See that this process may begin. A rank that may not says so to all: they would wait for it.
+        """Check that this process may begin. A rank that may not tells all others, which would wait for it.
 
         Args:
-            connect: to the agent; raises where that refuses.
+            connect: connects to the agent; it raises if the agent refuses.
 
         Raises:
             StoreError: the store cannot be used.
@@ -76,12 +76,12 @@ class Startup:
             of_all(self._channel, ask)
 
     def claim(self) -> int:
-        """The number of the attempt that begins here.
+        """Claim and return the number of the attempt that begins here.
 
         Raises:
             StoreError: the store failed.
         """
-        command = redacted(sys.orig_argv)  # whoever may read the store reads it, for ever
+        command = redacted(sys.orig_argv)  # everybody who may read the store can read it, for ever
         info = {"pid": os.getpid(), "command": command, "launchers": launchers(os.environ)}
         store = self._patient("Training was not started")
         world = 1 if self._channel is None else self._channel.world
@@ -95,7 +95,7 @@ class Startup:
         return attempt
 
     def load(self, state: State, *, step: int | None, run_id: str) -> Restored:
-        """As `restore.restore`, of this run or of another one, which must have a checkpoint then."""
+        """Load a checkpoint of this run, or of another run, by the rules of `restore.restore`. Another run must have one."""
         store = self._patient("Nothing older was taken and nothing begun")
         other = run_id != self._run_id
         if other:
@@ -129,16 +129,17 @@ class Startup:
         return RetryingStore(self._store, self._clock, then)
 
 
-# What a person is told when training begins: of which run, from which step, in which store; by the first rank, for all.
+# Messages for the user when training begins: the run, its step and its store. The first rank prints them, for all.
 #
-# `spotguard run` says where training stands by itself, at the same terminal. That a run has nothing left to do it cannot know.
+# `spotguard run` reports by itself where training stands, at the same terminal. It cannot know that a run has nothing left to do.
 
 
 class StartupMessages:
-    """
+    """The messages of one rank; only the first rank of a job prints any.
+
     Args:
         first: whether this rank speaks for its job.
-        url: of the store.
+        url: URL of the store.
     """
 
     def __init__(self, first: bool, url: str) -> None:
@@ -146,19 +147,20 @@ class StartupMessages:
         self._url = url
 
     def restored(self, run_id: str, step: int, *, guarded: bool) -> None:
-        """
+        """Report the step from which training goes on.
+
         Args:
-            guarded: an agent knows of this process.
+            guarded: whether an agent has welcomed this process.
         """
         if not self._first:
             return
         text = f"resumed from step {step} of run {run_id}" if step else f"run {run_id} begins at step 0"
-        # A service speaks to the machine's journal, and nobody at this terminal reads that.
+        # An agent that runs as a service writes to the machine's journal, which nobody at this terminal reads.
         by_run = guarded and bool(os.environ.get("SPOTGUARD_PARENT"))
         tell(f"{text} in {self._url}", aloud=not by_run)
 
     def finished(self, run_id: str, done: int, total: int) -> None:
-        """The loop has no turn."""
+        """Report that the loop has no step left to do."""
         if self._first:
             tell(
                 f"nothing is left to do: run {run_id} has done {done} steps, and its loop ends after {total}. To train anew give "
@@ -166,21 +168,21 @@ class StartupMessages:
             )
 
 
-# What a person at the terminal is told, also where the script has set up no logging.
+# Lines that a user at the terminal sees even if the script has set up no logging.
 #
-# Python shows warnings there by itself (`logging.lastResort`), and nothing below: a newcomer saw a run that goes on from step 300,
-# or that has nothing left to do, without a word. The few lines that say so are no warnings. They are logged as any other,
-# and where nobody has set anything up they are shown the way a warning would be. Whoever has said anything of logging (a
-# handler, be it one that does nothing, or a level for `spotguard`) is shown what that says, and no more.
+# Python then shows warnings (`logging.lastResort`), and nothing below. A newcomer saw no message when a run resumed from step 300,
+# or had nothing left to do. The few lines that report this are no warnings. spotguard logs them as any other. If the script has
+# not set up logging, it also prints them as Python prints a warning. If the script has a handler (even one that does nothing) or
+# a level for `spotguard`, that alone decides.
 
 log = logging.getLogger("spotguard")
 
 
 def tell(text: str, *, aloud: bool = True) -> None:
-    """Log it, and see that it is read.
+    """Log a line, and print it if the script has set up no logging.
 
     Args:
-        aloud: False: somebody else shows it at this very terminal.
+        aloud: False if another process shows the line at this very terminal.
     """
     log.info("%s", text)
     if aloud and logging.lastResort is not None and _nothing_is_set_up():
@@ -190,5 +192,5 @@ def tell(text: str, *, aloud: bool = True) -> None:
 
 
 def _nothing_is_set_up() -> bool:
-    """Whether a warning would come to the last resort, and nobody has raised our own level above these lines."""
+    """Return whether a warning would reach `logging.lastResort`, and the `spotguard` level lets these lines through."""
     return not log.hasHandlers() and log.isEnabledFor(logging.WARNING) and log.level <= logging.INFO

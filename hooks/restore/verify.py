@@ -1,4 +1,4 @@
-"""Read a checkpoint again, every byte of it, and say what is damaged. Nothing is loaded."""
+"""Verification: read every byte of a checkpoint again and report damage. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .sink import BufferSpan
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are not the ones that were written."""
+    """Bytes that differ from the ones that were written."""
 
     key: str
-    #: "" for the object's header.
+    #: Name of the tensor; "" for the object's header.
     tensor: str
-    #: Of the chunk in the tensor.
+    #: Offsets of the chunk in the tensor.
     offsets: tuple[int, ...]
     reason: str
-    #: There is no such object: damage, unless its checkpoint was removed while this one was read.
+    #: The object does not exist. This is damage, unless its checkpoint was removed during the read.
     gone: bool = False
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Damage:
 
 
 class _DamageReport:
-    """Who the bytes are for here: only those that are damaged are of interest."""
+    """The sink of a verification: it keeps the damage and drops sound bytes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class _DamageReport:
         self._lost: dict[str, Damage] = {}
 
     def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[PlainBuffer]]) -> None:
-        """They agree."""
+        """Do nothing: the bytes are sound."""
 
     def damaged(self, wanted: WantedChunk) -> None:
         offsets = wanted.chunk.offsets if wanted.name else ()
@@ -59,7 +59,7 @@ class _DamageReport:
             self._lost.setdefault(key, Damage(key, "", (), str(error), isinstance(error, NotFoundError)))
 
     def held(self, manifest: RankManifest, index: int) -> None:
-        """Whether an object's header is the one that its manifest gives."""
+        """Note damage if an object's header is not the one that its manifest gives."""
         try:
             check_headers(manifest, [index])
         except CheckpointError as error:
@@ -67,7 +67,7 @@ class _DamageReport:
             self._found[key, -2] = Damage(key, "", (), str(error).removeprefix(f"{key} "))
 
     def damages(self, keys: Sequence[str]) -> list[Damage]:
-        """In the order of the objects and of their bytes; an object that is gone, or too short, once."""
+        """Return the damage in the order of the objects and their bytes. A missing or short object counts once."""
         order = {key: number for number, key in enumerate(keys)}
         placed = {**self._found, **{(key, -1): damage for key, damage in self._lost.items()}}
         return [placed[place] for place in sorted(placed, key=lambda place: (order[place[0]], place[1]))]
@@ -81,18 +81,18 @@ def verify(
     clock: Clock | None = None,
     timeout: float | None = None,
 ) -> list[Damage]:
-    """All damage in a checkpoint, objects that it refers to included; empty where each CRC agrees.
+    """Return all damage in a checkpoint and in the objects that it refers to; empty if each CRC agrees.
 
     Args:
-        store: where it is.
-        whole: from the catalog.
-        progress: called with (bytes read, bytes in all) as it goes on.
-        clock: by which a request lags behind the others.
-        timeout: of each request.
+        store: the store with the checkpoint.
+        whole: the checkpoint, from the catalog.
+        progress: called with (bytes read, bytes in total) during the read.
+        clock: measures which request lags behind the others.
+        timeout: seconds for each request.
 
     Raises:
-        NewerFormatError: this version cannot read it.
-        StoreError: the store failed; what is there is not known.
+        NewerFormatError: this version cannot read the checkpoint.
+        StoreError: the store failed, so the state of the checkpoint is not known.
     """
     wanted = _everything(whole)
     report = _DamageReport()
@@ -104,7 +104,7 @@ def verify(
 
 
 def _everything(whole: WholeCheckpoint) -> list[WantedChunk]:
-    """Every object's header and chunks, of which each byte of it is one."""
+    """Return the header and the chunks of every object, which together are all its bytes."""
     wanted: dict[str, list[WantedChunk]] = {}
     for manifest in whole.manifests:
         keys = [manifest.object_key(index) for index in range(len(manifest.objects))]
@@ -115,4 +115,4 @@ def _everything(whole: WholeCheckpoint) -> list[WantedChunk]:
             for chunk in tensor.chunks:
                 key = keys[chunk.object]
                 wanted[key].append(WantedChunk(key, chunk, tensor.itemsize, tensor.name))
-    return [each for held in wanted.values() for each in held]
+    return [each for chunks in wanted.values() for each in chunks]
