@@ -1,11 +1,11 @@
-"""A plan's requests, many in flight, each chunk verified before anybody has its bytes (law 6): a restore's, a verify's.
+"""`Fetch`: it sends a plan's requests, many in flight, and verifies each chunk before a sink gets its bytes (law 6).
 
-The caller waits, its threads read. A thread that hangs in a store is left behind with its frame, and its bytes count for
-nothing any more; one that hands bytes on is waited for. So when `run` returns, whether by its end, an error or Ctrl-C,
-nobody writes into a tensor.
+A restore and a verification use it. The caller waits while reading threads read. `run` leaves behind a thread that hangs in a
+store, with its frame, and ignores the bytes that it reads later. `run` waits for a thread that passes bytes to the sink. So when
+`run` returns, at its end, by an error or by Ctrl-C, no thread writes into a tensor.
 
-What fails for now is asked again by the store that this is given (`retrying_store`), one request alone while the others go on.
-Bytes that are wrong are read once more, since a bit may have flipped on its way, before they count as damage.
+The given store retries a transient failure (`retrying_store`): one request alone, while the others go on. Wrong bytes are read
+once more before they count as damage, since a bit may have flipped on its way.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from ..save.upload.buffers import B
 from .ranges import SPARE, ReadBatch, ReadRequest, RequestsInFlight, WantedChunk
 from .sink import BufferSpan, ChunkSink, crc32, placed
 
-#: Called with the bytes that are read and the bytes of all, on the thread that waits.
+#: Called with (bytes read, bytes in total), on the thread that waits.
 Progress = Callable[[int, int], None]
 
 #: Requests in flight. One connection gives 50 to 95 MB/s; twelve reach the 1 GB/s that one Python process can take.
 READERS = 12
-#: Seconds between two looks at the progress, and at what lags.
+#: Seconds between two checks of the progress and of lagging requests.
 _LOOK = 0.25
-#: Seconds for threads to end after an error, so that what is read next has the store for itself.
+#: Seconds for threads to end after an error, so that the next read has the store for itself.
 _LEAVING = 1.0
 
 
 class Fetch(Generic[B]):
-    """One run through some loads.
+    """One read of some batches.
 
     Args:
-        store: asks again by itself where that helps.
-        loads: from `ranges.plan`.
-        make: a frame of so many bytes.
-        taker: who the bytes are for.
-        progress: told how far it is.
-        clock: by which a request lags.
-        timeout: of each request.
+        store: the store with the objects; it retries transient failures by itself.
+        loads: batches from `ranges.plan`.
+        make: returns a frame of the given number of bytes.
+        taker: the sink for the verified bytes.
+        progress: called with (bytes read, bytes in total).
+        clock: measures which request lags behind the others.
+        timeout: seconds for each request.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Fetch(Generic[B]):
         self._timeout = timeout
         self._size = max((each.end - each.start for load in loads for each in load.ranges), default=0)
         self._total = sum(load.nbytes for load in loads)
-        #: Guards all that follows. Who waits for a frame or a request waits on it.
+        #: Guards all fields below. A thread that needs a frame or a request waits on it.
         self._changed = threading.Condition()
         self._flights = RequestsInFlight[B](loads)
         self._again: list[ReadRequest[B]] = []
@@ -79,10 +79,12 @@ class Fetch(Generic[B]):
         self._over = not loads
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
-        self._inside: set[threading.Thread] = set()  # the store
+        #: Threads that are inside a call of the store.
+        self._inside: set[threading.Thread] = set()
+        #: Threads that have ended.
         self._gone: set[threading.Thread] = set()
         self._news = threading.Event()
-        #: Frames made: what tests hold against `flights.FRAMES`.
+        #: Number of frames made, which tests compare with `ranges.FRAMES`.
         self.frames = 0
 
     def run(self) -> None:
@@ -90,7 +92,7 @@ class Fetch(Generic[B]):
 
         Raises:
             StoreError: the store failed.
-            Exception: what the taker raised.
+            Exception: any error that the sink raised.
         """
         try:
             for _ in range(min(_readers(self._store.url), sum(len(load.ranges) for load in self._loads))):
@@ -103,7 +105,7 @@ class Fetch(Generic[B]):
             if error is not None:
                 raise error
         finally:
-            del error  # its traceback has this frame: a circle, which would keep what was to be filled
+            del error  # its traceback refers to this frame: a cycle, which would keep the memory that was to be filled
 
     # --- the thread that waits ---
 
@@ -120,7 +122,7 @@ class Fetch(Generic[B]):
             self._progress(self._bytes, self._total)
 
     def _hurry(self) -> None:
-        """Send again what lags, by a thread of its own: those there are may all hang."""
+        """Send a lagging request again, on a new thread: the existing threads may all hang."""
         with self._changed:
             piece = self._flights.laggard(self._clock.monotonic())
             if piece is None:
@@ -135,24 +137,26 @@ class Fetch(Generic[B]):
         thread = threading.Thread(
             target=self._work, name=f"spotguard-reader-{len(self._threads)}", daemon=True
         )
-        self._threads.append(thread)  # first: Ctrl-C may come while it starts
+        self._threads.append(thread)  # added first: Ctrl-C may come while the thread starts
         try:
             thread.start()
         except RuntimeError:
             self._threads.remove(thread)
             if not self._threads:
                 raise
-            # The machine is out of threads: those there are do it.
+            # The machine is out of threads, so the existing ones do the work.
 
     def _leave(self) -> None:
-        """Begin nothing more, and wait for who writes into tensors; a second Ctrl-C does not cut that short."""
+        """Begin nothing more, and wait for threads that write into tensors. A second Ctrl-C does not shorten the wait."""
         interrupted: KeyboardInterrupt | None = None
         while True:
             try:
                 with self._changed:
                     self._over = True
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: not self._handing)  # it copies memory: it ends
+                    self._changed.wait_for(
+                        lambda: not self._handing
+                    )  # no timeout: a copy of memory always ends
                     if self._error is not None:
                         self._changed.wait_for(lambda: len(self._gone) == len(self._threads), _LEAVING)
                     near = [each for each in self._threads if each not in self._inside and each.is_alive()]
@@ -182,7 +186,7 @@ class Fetch(Generic[B]):
             self._news.set()
 
     def _next(self) -> tuple[ReadRequest[B], B] | None:
-        """A request to send and a frame for it, once there are both; None when it is over."""
+        """Wait for a request to send and a frame for it, and return both; None when the read is over."""
         with self._changed:
             while True:
                 if self._over:
@@ -193,7 +197,7 @@ class Fetch(Generic[B]):
                 elif piece.frame is None:
                     break
                 else:
-                    self._flights.counts(piece)  # it was to be sent again, and arrived before that
+                    self._flights.counts(piece)  # this lagging request arrived before it was sent again
             if self._free:
                 return piece, self._free.pop()
             self.frames += 1
@@ -224,7 +228,7 @@ class Fetch(Generic[B]):
             self._finish(piece.load)
 
     def _finish(self, index: int) -> None:
-        """All bytes of a load are there: verify every chunk of it, then hand them on."""
+        """Verify every chunk of a batch whose bytes have all arrived, then pass the sound ones to the sink."""
         load = self._loads[index]
         frames = [piece.frame for piece in self._flights.pieces[index] if piece.frame is not None]
         sound = []
@@ -251,7 +255,7 @@ class Fetch(Generic[B]):
         self._news.set()
 
     def _sound(self, wanted: WantedChunk, spans: Sequence[BufferSpan[B]]) -> bool:
-        """Whether these are the bytes that were saved; where not, they are read once more."""
+        """Return whether the bytes are the saved ones. If they differ, read them once more first."""
         if crc32(spans) == wanted.chunk.crc32:
             return True
         at = wanted.chunk.start
@@ -267,7 +271,7 @@ class Fetch(Generic[B]):
         try:
             try:
                 self._store.read_into(key, start, view, timeout=self._timeout)
-            except CorruptError:  # cut short on its way, perhaps
+            except CorruptError:  # the answer may have been cut short on its way
                 self._store.read_into(key, start, view, timeout=self._timeout)
         finally:
             with self._changed:
@@ -280,7 +284,7 @@ class Fetch(Generic[B]):
 
     @contextmanager
     def _handed(self) -> Iterator[bool]:
-        """Whether bytes may be handed on: then whoever ends it all waits until that is done."""
+        """Yield whether bytes may go to the sink. If they may, `_leave` waits until the `with` block has ended."""
         with self._changed:
             on = not self._over
             self._handing += on
@@ -297,5 +301,5 @@ class Fetch(Generic[B]):
 
 
 def _readers(url: str) -> int:
-    """How many requests a store is asked at once: a folder of this machine gives what its cores can copy and check."""
+    """Return how many requests are in flight at once. A local folder is limited by the cores, which copy and verify."""
     return min(READERS, max(2, os.cpu_count() or 1)) if url.startswith("file:") else READERS

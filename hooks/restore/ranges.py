@@ -1,8 +1,8 @@
-"""Chunks into requests: which bytes are asked for at once, and in which order. Values in, values out.
+"""The requests of a read: which bytes each of them asks for, and in which order. Values in, values out.
 
-A request holds whole chunks, or a part of one that is larger than a request. What lies side by side in an object comes
-in one request; so does what a small gap parts, where the gap's bytes cost less than another request. The largest come
-first: what is on its way last is small.
+A request holds whole chunks, or a part of a chunk that is larger than a request. Neighbouring chunks of an object share one
+request. So do chunks with a small gap between them, if the gap's bytes cost less than another request. The largest requests
+come first, so that the last ones in flight are small.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Generic, NamedTuple, TypeVar
 from ..checkpoint.format.codec import NewerFormatError
 from ..checkpoint.format.manifest import Chunk
 
-#: Bytes of one request. S3 advises ranges of 8 to 16 MiB; at the 50 to 95 MB/s of one connection this is a tenth of a
-#: second, so the first byte's 10 to 30 ms do not count much and a request that is sent again costs little.
+#: Bytes of one request. S3 advises ranges of 8 to 16 MiB. At the 50 to 95 MB/s of one connection this takes a tenth of a
+#: second. The first byte's 10 to 30 ms then count little, and a request that is sent again costs little.
 REQUEST_BYTES = 8 * 2**20
-#: Bytes that nobody wants and that are read all the same: 0.8 ms of one connection, where a request costs 1 to 2 ms of
-#: this machine's CPU in an SDK, and the store's price.
+#: Largest gap in bytes that a request reads without need: 0.8 ms of one connection. Another request costs 1 to 2 ms of this
+#: machine's CPU in an SDK, and the store's price.
 GAP_BYTES = 64 * 2**10
-#: Requests that one chunk may take. Ours hold 32 MiB and take 4 to 9, by how its rows fall.
+#: Most requests for one chunk. A chunk that spotguard writes holds 32 MiB and takes 4 to 9, depending on its rows.
 MOST_PARTS = 24
 
 
 class WantedChunk(NamedTuple):
-    """A chunk that is to be read."""
+    """A chunk to read."""
 
     key: str
     chunk: Chunk
     #: Bytes of one element, as stored.
     itemsize: int
-    #: The tensor's; "" for an object's header.
+    #: Name of the tensor; "" for an object's header.
     name: str
 
 
 class ByteRange(NamedTuple):
-    """One request: bytes of one object, and of a chunk that takes several, the box in it that they are."""
+    """One request: bytes of one object. If a chunk takes several requests, the box of the chunk that these bytes fill."""
 
     key: str
     start: int
@@ -51,22 +51,27 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """What is verified at once: one request with whole chunks in it, or one chunk and its requests."""
+    """The unit of verification: one request with whole chunks in it, or one chunk with its requests."""
 
     ranges: tuple[ByteRange, ...]
     chunks: tuple[WantedChunk, ...]
 
     @property
     def nbytes(self) -> int:
-        """What its requests ask for, gaps included."""
+        """Bytes that the requests ask for, gaps included."""
         return sum([each.end - each.start for each in self.ranges])
 
 
 def plan(wanted: Iterable[WantedChunk], limit: int = REQUEST_BYTES, gap: int = GAP_BYTES) -> list[ReadBatch]:
-    """The requests for these chunks, largest load first, each chunk in exactly one load. Chunks without bytes need none.
+    """Return the batches for these chunks, largest first, with each chunk in exactly one batch. Empty chunks need none.
+
+    Args:
+        wanted: the chunks to read.
+        limit: most bytes of one request.
+        gap: largest gap in bytes between two chunks of one request.
 
     Raises:
-        NewerFormatError: a chunk is larger than this version can hold before it is verified.
+        NewerFormatError: a chunk is larger than this version can hold in memory to verify it.
     """
     loads = []
     run: list[WantedChunk] = []
@@ -112,7 +117,7 @@ def _cut(each: WantedChunk, limit: int) -> ReadBatch:
 
 
 def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Boxes of about equal size and at most `budget` elements that tile `sizes` in row-major order: (corner, sizes)."""
+    """Yield (corner, sizes) of boxes of about equal size, at most `budget` elements, that tile `sizes` in row-major order."""
     if prod(sizes) <= budget:
         yield (0,) * len(sizes), sizes
         return
@@ -128,23 +133,22 @@ def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...
             yield (index, *corner), (1, *inner)
 
 
-# Which requests of a restore are in flight, in how many frames, and which lags behind: decided by values, under the
-# caller's lock.
+# The requests of a read that are in flight, their frames, and the request that lags: pure decisions, under the caller's lock.
 #
-# A request begins when a frame is free for it, so memory is bounded by the number of frames and by nothing else. One that
-# lags far behind its peers is sent a second time into a frame of its own, since the first may write into its frame at any
-# time. Whichever arrives first counts; the other's frame comes back when the store lets it go.
+# A request begins when a frame is free for it, so the number of frames alone bounds the memory. A request that lags far behind
+# its peers is sent a second time, into another frame, since the first one may still write into its own. The first answer
+# counts. The other frame becomes free when the store's call returns.
 
-#: Frames of requests that count. As many as the parts of the largest chunk, or it could never be put together.
+#: Frames of requests that count. As many as the parts of the largest chunk, which could otherwise never be complete.
 ROOM = MOST_PARTS
-#: Frames, and so requests, beyond: sent a second time, or left behind in a store that hangs.
+#: Further frames, for requests that are sent a second time, or left behind in a store that hangs.
 SPARE = 4
-#: All of them: with 8 MiB each 224 MiB, well within the 512 MiB of law 9, whatever the state's size.
+#: All frames: with 8 MiB each 224 MiB, well within the 512 MiB of law 9, whatever the state's size.
 FRAMES = ROOM + SPARE
-#: A request lags when it takes so many times the median of its peers, and so many seconds: less is a store's own spread.
+#: A request lags if it takes LAG times the median of its peers and at least LEAST seconds: less is a store's normal spread.
 LAG, LEAST = 5.0, 1.0
-#: Peers that say what is usual, and how many it takes. They are half as large at least: on a slow link one of 8 MiB takes
-#: ten times as long as one of a few KiB and lags behind nobody, and to send it again takes from the link that it waits for.
+#: Number of recent peers, the fewest of them for a median, and their least size as a share of the request's. On a slow link
+#: a request of 8 MiB takes ten times as long as one of a few KiB without lagging. To send it again would slow its own link.
 _PEERS, _ENOUGH, _PEER = 32, 3, 0.5
 
 F = TypeVar("F")
@@ -152,21 +156,21 @@ F = TypeVar("F")
 
 @dataclass(slots=True, eq=False)
 class ReadRequest(Generic[F]):
-    """One request: where it stands, and its bytes once they are there."""
+    """One request, its state, and its bytes once they have arrived."""
 
     range: ByteRange
-    #: Which of the loads it belongs to.
+    #: Index of its batch.
     load: int
     began: float = 0.0
-    #: How often it is in flight.
+    #: How many copies of it are in flight.
     flying: int = 0
     twice: bool = False
-    #: Where its bytes are; None until they have arrived.
+    #: The frame with its bytes; None until they have arrived.
     frame: F | None = None
 
 
 class RequestsInFlight(Generic[F]):
-    """The requests of some loads, in their order."""
+    """The requests of some batches, in their order."""
 
     def __init__(self, loads: Sequence[ReadBatch]) -> None:
         self.pieces = [
@@ -175,18 +179,18 @@ class RequestsInFlight(Generic[F]):
         self._waiting = deque(piece for pieces in self.pieces for piece in pieces)
         self._missing = [len(pieces) for pieces in self.pieces]
         self._flying: dict[ReadRequest[F], None] = {}
-        #: Of each that arrived its bytes, and the seconds that they took.
+        #: Bytes and seconds of the requests that arrived last.
         self._took: deque[tuple[int, float]] = deque(maxlen=_PEERS)
         self._held = 0
         self._surplus = 0
 
     @property
     def in_use(self) -> int:
-        """Frames that somebody may write to or read from: never more than `FRAMES`."""
+        """Number of frames that a thread may write to or read from: never more than `FRAMES`."""
         return self._held + self._surplus
 
     def begin(self, now: float) -> ReadRequest[F] | None:
-        """The next request, which the caller sends; None where there is none, or no frame for it."""
+        """Return the next request, which the caller must send, or None if there is no request or no frame for it."""
         if not self._waiting or self._held == ROOM:
             return None
         piece = self._waiting.popleft()
@@ -196,10 +200,10 @@ class RequestsInFlight(Generic[F]):
         return piece
 
     def laggard(self, now: float) -> ReadRequest[F] | None:
-        """A request that the caller sends a second time: the oldest, where it lags. Each once."""
+        """Return the oldest lagging request, which the caller must send a second time, or None. No request comes twice."""
         if self._surplus == SPARE:
             return None
-        for piece in self._flying:  # in the order in which they began
+        for piece in self._flying:  # oldest first
             if piece.twice or now - piece.began < self._usual(piece):
                 continue
             piece.twice = True
@@ -209,12 +213,12 @@ class RequestsInFlight(Generic[F]):
         return None
 
     def _usual(self, piece: ReadRequest[F]) -> float:
-        """Seconds after which it lags; infinity while nobody can say."""
+        """Return the seconds after which a request lags; infinity while too few peers have arrived."""
         peers = [seconds for nbytes, seconds in self._took if nbytes >= _PEER * _bytes(piece)]
         return max(LEAST, LAG * median(peers)) if len(peers) >= _ENOUGH else math.inf
 
     def arrived(self, piece: ReadRequest[F], frame: F, now: float) -> bool:
-        """The bytes are in `frame`. False: they were there before, and the frame is the caller's again."""
+        """Note that the bytes are in `frame`. False: another copy arrived before, and the frame is the caller's again."""
         piece.flying -= 1
         if piece.frame is not None:
             self._surplus -= 1
@@ -226,8 +230,11 @@ class RequestsInFlight(Generic[F]):
         return True
 
     def counts(self, piece: ReadRequest[F]) -> bool:
-        """A request failed, and its frame is the caller's: whether that is all there was of it. False: another brings
-        the bytes, or has brought them. True: it still stands as in flight, for the caller to end it or all."""
+        """Return whether a failure counts: no other copy of the request brings its bytes or has brought them.
+
+        The frame of the failed copy is the caller's again. If the failure counts, the request still stands as in flight, and
+        the caller ends this request or the whole read.
+        """
         if piece.frame is None and piece.flying == 1:
             return True
         piece.flying -= 1
@@ -235,11 +242,11 @@ class RequestsInFlight(Generic[F]):
         return False
 
     def complete(self, piece: ReadRequest[F]) -> bool:
-        """Whether all of its load has arrived."""
+        """Return whether all requests of its batch have arrived."""
         return not self._missing[piece.load]
 
     def done(self, load: int) -> list[F]:
-        """A load's frames, which are the caller's again."""
+        """End a batch and return its frames, which are the caller's again."""
         self._held -= len(self.pieces[load])
         return [piece.frame for piece in self.pieces[load] if piece.frame is not None]
 

@@ -1,11 +1,10 @@
-"""Objects back into tensors: in parallel, through reused frames, each chunk verified before it is copied in.
+"""The reader: it reads objects into tensors in parallel, through reused frames, and verifies each chunk before it copies it.
 
-A chunk's bytes never reach a tensor unless their CRC32 is the manifest's (law 6). What fails is a
-`CheckpointError`: the caller then loads the next older whole checkpoint over everything, so training never
-starts from a mix.
+A chunk's bytes never reach a tensor unless their CRC32 is the manifest's (law 6). A wrong one raises `CheckpointError`. The
+caller then loads the next older whole checkpoint over everything, so training never starts from a mix.
 
-Memory may be a part of the tensor, and a part that was written by nobody in one piece: the chunks that meet it are read,
-and no others. Each comes whole, since its CRC is of all of it, and what is wanted of it is copied.
+The memory to fill may be a part of a tensor that no rank wrote in one piece. The reader then reads only the chunks that meet
+this part. It reads each of them as a whole, since the CRC covers the whole chunk, and copies the part that is needed.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ def read(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Fill memory from the checkpoint; returns the bytes of the chunks that were read.
+    """Fill memory from a checkpoint and return the number of bytes of the chunks that were read.
 
     Args:
-        store: where it is. One that asks again (`PatientStore`) makes the reading outlive a failure for now.
-        whole: what the manifests say.
-        into: by the tensor's name in the checkpoint, the memory, and which part of the tensor it is.
-        progress: told how far it is, on this thread.
-        clock: by which a request lags behind the others.
+        store: the store with the checkpoint. With a `RetryingStore` the read outlives a transient failure.
+        whole: the coverage that the manifests prove.
+        into: memory to fill, with its place in the tensor, by the tensor's name in the checkpoint.
+        progress: called with (bytes read, bytes in total), on this thread.
+        clock: measures which request lags behind the others.
 
     Raises:
-        CheckpointError: bytes are not the ones that were saved. Tensors may be partly filled.
-        NewerFormatError: this version cannot read it. Nothing was filled.
+        CheckpointError: bytes differ from the saved ones. Tensors may be partly filled.
+        NewerFormatError: this version cannot read the checkpoint. Nothing was filled.
         StoreError: the store failed.
     """
     parts: list[ReadTarget] = []
@@ -60,7 +59,7 @@ def read(
 
 
 def _prove(whole: Coverage, keys: Collection[str]) -> None:
-    """See that the objects of these keys hold the tensors that the manifests say."""
+    """Check that the objects of these keys hold the tensors that the manifests list."""
     for manifest in whole.manifests:
         count = len(manifest.objects)
         if objects := [index for index in range(count) if manifest.object_key(index) in keys]:
@@ -69,17 +68,21 @@ def _prove(whole: Coverage, keys: Collection[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReadTarget:
-    """A chunk that is to be read, and the memory that its elements are for."""
+    """A chunk to read, and the memory for its elements."""
 
     wanted: WantedChunk
-    #: Of the chunk's bytes.
+    #: Type of the chunk's elements as stored.
     dtype: torch.dtype
-    #: Boxes of the chunk, counted from its own corner, and a tensor of each one's sizes.
+    #: Boxes of the chunk, counted from the chunk's corner, each with the tensor of the same sizes that it fills.
     copies: list[tuple[Box, torch.Tensor]] = field(default_factory=list)
 
     @classmethod
     def of(cls, whole: Coverage, tensor: MergedTensor, index: int) -> ReadTarget:
-        """The part that the chunk of this index in a merged tensor is, with nothing to copy yet."""
+        """Return the target for one chunk of a merged tensor, with nothing to copy yet.
+
+        Args:
+            index: index of the chunk in `tensor.chunks`.
+        """
         rank, chunk = tensor.chunks[index]
         dtype = tensor.stored or tensor.dtype
         key = whole.manifests[rank].object_key(chunk.object)
@@ -93,11 +96,11 @@ def fill(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """As `read`, where the caller has said which chunks are for what memory. A chunk that is named twice is read once."""
+    """Fill memory as `read` does, from the targets that the caller has chosen. A chunk with two targets is read once."""
     by_place: dict[tuple[str, int, str], ReadTarget] = {}
     for part in parts:
-        if (held := by_place.setdefault(_place(part.wanted), part)) is not part:
-            held.copies.extend(part.copies)
+        if (first := by_place.setdefault(_place(part.wanted), part)) is not part:
+            first.copies.extend(part.copies)
     wanted = [part.wanted for part in by_place.values()]
     make = partial(HostBuffer, touched=False)
     Fetch(store, plan(wanted), make, _Into(by_place), progress=progress, clock=clock).run()
@@ -105,10 +108,15 @@ def fill(
 
 
 def parts_of(whole: Coverage, tensor: MergedTensor, leaf: StateTensor) -> list[ReadTarget]:
-    """The chunks that meet what this memory is of the tensor, and which boxes of it they fill.
+    """Return the chunks that meet this memory's part of the tensor, and the boxes of the memory that they fill.
+
+    Args:
+        whole: the coverage of the checkpoint.
+        tensor: the tensor as the manifests describe it.
+        leaf: the memory, with its place in the tensor.
 
     Raises:
-        CheckpointError: they do not fill it.
+        CheckpointError: the chunks do not fill the memory.
     """
     memory = leaf.tensor.detach()
     here = tuple(memory.shape)
@@ -125,7 +133,7 @@ def parts_of(whole: Coverage, tensor: MergedTensor, leaf: StateTensor) -> list[R
         part.copies.append((met.inside(written), box(memory, *met.inside(own))))
         parts.append(part)
         filled += met.numel
-    # The chunks tile the tensor (`coverage`), so they tile each box in it: before a byte is asked for.
+    # The chunks tile the tensor (`coverage`), so they tile each box in it. Checked before the first request.
     if filled != memory.numel():
         raise CheckpointError(
             f"{tensor.name}: {memory.numel() - filled} of {memory.numel()} elements are in no chunk"
@@ -139,7 +147,7 @@ def _place(wanted: WantedChunk) -> tuple[str, int, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Into(StrictSink):
-    """The memory, as who verified bytes are for."""
+    """The sink that copies verified bytes into their memory."""
 
     parts: Mapping[tuple[str, int, str], ReadTarget]
 

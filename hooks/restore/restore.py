@@ -1,4 +1,4 @@
-"""The newest whole checkpoint back into the registered objects, or the next older one, never a mix."""
+"""The restore of one process: load the newest whole checkpoint into the registered objects, or the next older one, never a mix."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ from .reader import read
 
 log = logging.getLogger("spotguard")
 
-#: Listings, where what was listed goes away while it is read: a run that is pruned as often is read too slowly.
+#: Listings that a restore makes if listed checkpoints go away during the read. If they still do, it reads slower than the
+#: run is pruned.
 LOOKS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore loaded. `whole` is None where there was nothing to load."""
+    """The result of a restore."""
 
     step: int
+    #: The checkpoint that was loaded; None if there was none to load.
     whole: WholeCheckpoint | None
-    #: The newest in the store that is not newer: `whole` itself, where it lies there.
+    #: The newest checkpoint in the store that is not newer than `whole`: `whole` itself if the store has it.
     stored: WholeCheckpoint | None = None
-    #: `whole`, where it was loaded from this machine's disk and does not lie in the store.
+    #: `whole` again if it was loaded from this machine's disk and the store does not have it.
     staged: WholeCheckpoint | None = None
 
 
@@ -72,18 +74,22 @@ def restore(
     """Load the newest whole checkpoint of a run, or that of `step`.
 
     Args:
-        must: a run without a checkpoint is an error, and no fresh start.
-        stage: where this run has staged its own, on this machine.
-        extras_worth: as of `worth_it`.
-        anew: `--begin-anew` was passed.
+        store: the store with the run's checkpoints.
+        run_id: name of the run.
+        state: the registered state to fill.
+        step: completed steps of the checkpoint to load. Default: the newest.
+        must: whether a run without a checkpoint is an error instead of a fresh start.
+        stage: this run's stage on this machine, if it has one.
+        extras_worth: steps that a dead rank's extras are worth, as in `worth_it`.
+        anew: whether `--begin-anew` was passed.
 
     Raises:
-        NewerFormatError: the newest may be good, and this version cannot read it.
-        StateError: it does not fit what is registered, and nothing was changed. Or an object's own `load_state_dict` (or
-            `set_extra_state`) refused each checkpoint: those come after the tensors, as in torch, since they may look
-            at them. `state.poisoned` then says that nobody may train on the mix.
-        CheckpointError: there is none where there must be one, or all that were tried are damaged.
-        StoreError: the store failed. That is no damage: no older checkpoint is taken for it.
+        NewerFormatError: this version cannot read the newest checkpoint, which may be good.
+        StateError: the checkpoint does not fit the registered state, and nothing was changed. Or an object's own
+            `load_state_dict` (or `set_extra_state`) refused each checkpoint. They run after the tensors are filled, as in
+            torch, since they may look at them. `state.poisoned` then keeps training from the mix.
+        CheckpointError: `step` or `must` asks for a checkpoint and there is none, or every checkpoint is damaged.
+        StoreError: the store failed. This is no damage, so no older checkpoint is taken instead.
     """
     failed, damages = "", DamagedCheckpoints(store, run_id, allowed=anew)
     refused: RefusedError | None = None
@@ -92,7 +98,7 @@ def restore(
         gone: list[CheckpointName] = []
         for whole in _in_order(_near_and_far(store, run_id, step, stage, gone, damages), step, extras_worth):
             if gone and look < LOOKS:
-                break  # pruned for a newer one, perhaps: what is older may be gone as well
+                break  # perhaps pruned for a newer one, so older ones may be gone as well: list again
             if (key := (type(whole), whole.name)) in tried:
                 continue
             tried.add(key)
@@ -111,7 +117,7 @@ def restore(
                     near or isinstance(error, (CorruptError, NotFoundError))
                 ):
                     raise
-                # What was already copied in is overwritten by the next, or nobody trains on it: it is poisoned.
+                # The next checkpoint overwrites the bytes that are already filled in. If there is none, `state` stays poisoned.
                 failed = str(error)
                 let_go(error)
                 if isinstance(error, NotFoundError) and not near:
@@ -134,13 +140,13 @@ def restore(
 
 
 def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, failed: str) -> Restored:
-    """Nothing can be loaded: a fresh start, where that is right.
+    """Return the result of a fresh start, if no checkpoint can be loaded and a fresh start is right.
 
     Args:
-        failed: what was wrong with the last one tried; "" where none was there.
+        failed: why the last checkpoint could not be loaded; "" if there was none.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: a fresh start is wrong: checkpoints are there, or `step` or `must` asks for one.
     """
     if failed:
         raise CheckpointError(
@@ -157,7 +163,7 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
 
 
 def refused_all(why: str) -> str:
-    """The message if an object refused a checkpoint and no older one was taken."""
+    """Return the message for an object that refused a checkpoint, if no older checkpoint was taken."""
     return (
         f"{why}. No older checkpoint could be restored; if the right objects are registered, choose another run id. "
         "The tensors are the checkpoint's already; guard.step() refuses until a restore succeeds"
@@ -165,7 +171,7 @@ def refused_all(why: str) -> str:
 
 
 def said_of(whole: WholeCheckpoint) -> None:
-    """Warn of what is not in it."""
+    """Warn of the parts that a loaded checkpoint lacks."""
     if whole.missing:
         log.warning(
             "step %d is restored without %s: random numbers, loaders and dicts that were theirs alone. They had died, and the "
@@ -184,12 +190,12 @@ def said_of(whole: WholeCheckpoint) -> None:
 def _found(store: BlobStore, whole: WholeCheckpoint, near: bool) -> Restored:
     if not near:
         return Restored(whole.name.step, whole, stored=whole)
-    # What is newer there was tried, and is damaged.
+    # The store's newer checkpoints were tried, and are damaged.
     stored = next((each for each in _all(store, whole.run_id) if each.name <= whole.name), None)
     if stored is not None and stored.name == whole.name:
         return Restored(whole.name.step, whole, stored=stored)
     if stored is not None and stored.name.step == whole.name.step:
-        stored = None  # of another attempt: this very step is not what lies there
+        stored = None  # another attempt saved that step: it is not the state that was loaded
     return Restored(whole.name.step, whole, stored=stored, staged=whole)
 
 
@@ -201,11 +207,11 @@ def candidates(
     damages: DamagedCheckpoints,
     extras_worth: int = EXTRAS_WORTH,
 ) -> Iterator[WholeCheckpoint]:
-    """What to try, in this order.
+    """Yield the checkpoints to try, in order.
 
     Args:
-        gone: is told of what went away before it could be examined.
-        damages: is told of what turned out damaged then.
+        gone: receives the names that went away before they could be examined.
+        damages: receives the checkpoints that the examination finds damaged.
     """
     found = _all(store, run_id, step, gone, damages)
     return _in_order(found if step is not None else damages.sound(found), step, extras_worth)
@@ -219,7 +225,7 @@ def _near_and_far(
     gone: list[CheckpointName],
     damages: DamagedCheckpoints,
 ) -> Iterator[WholeCheckpoint]:
-    """All, with what lies on this machine's disk."""
+    """Yield the checkpoints of the store and of this machine's stage, in the order to try them in."""
     found = _all(store, run_id, step, gone, damages)
     found = found if step is not None else damages.sound(found)
     return found if stage is None else newest_first(stage.wholes(store, step=step), found)
@@ -238,7 +244,7 @@ def _all(
     gone: list[CheckpointName] | None = None,
     damages: DamagedCheckpoints | None = None,
 ) -> Iterator[WholeCheckpoint]:
-    """Of each level, newest first."""
+    """Yield the whole checkpoints of every level, newest first."""
 
     def skipped(name: CheckpointName, error: CheckpointError) -> None:
         if isinstance(error, CheckpointGone) and gone is not None:
@@ -251,15 +257,17 @@ def _all(
 
 
 def let_go(error: BaseException | None) -> None:
-    """Drop the frames of an error and of what it came from: they hold the memory that was to be filled, for a model's
-    moments as much again as the model twice, and the next checkpoint wants its own."""
+    """Drop the frames of an error and of its causes, to free the memory that a failed restore was filling.
+
+    For a model's moments that memory is twice the model's size, and the next checkpoint needs its own.
+    """
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 
 def say_what_stays_behind(store: BlobStore, own: str, other: str) -> int:
-    """Warn where a run begins from another one though it has steps of its own. Returns the newest of these, 0 for none."""
+    """Warn if a run begins from another run although it has steps of its own; return the newest of these, or 0."""
     marked = (folder.name.step for folder in scan(store, own) if MARKER in folder.files)
     if (step := next(marked, None)) is not None:
         log.warning(
@@ -276,13 +284,13 @@ def _load(store: BlobStore, whole: WholeCheckpoint, state: State) -> None:
 
 
 def fit(whole: WholeCheckpoint, state: State, rank: int = 0) -> RestorePlan:
-    """See that it fits what is registered; nothing is changed.
+    """Return the plan that restores a checkpoint into the registered state. Nothing is changed.
 
-    A checkpoint that contradicts itself is damaged. One that contradicts only what is registered does not fit.
+    A checkpoint that contradicts itself is damaged. One that contradicts only the registered state does not fit.
 
     Raises:
-        StateError: it does not.
-        CheckpointError: it is not as this version writes it.
+        StateError: the checkpoint does not fit.
+        CheckpointError: the checkpoint is not one that this version writes.
     """
     check_names(whole.manifests[rank % len(whole.manifests)])
     states = [manifest.state for manifest in whole.manifests]
@@ -290,22 +298,22 @@ def fit(whole: WholeCheckpoint, state: State, rank: int = 0) -> RestorePlan:
         return state.targets(states, whole.tensors, whole.stand_ins)
     except StateError:
         for manifest in whole.manifests:
-            check_headers(manifest)  # what was changed later fits nobody, either
+            check_headers(manifest)  # a checkpoint that was changed later does not fit either, and is damaged
         raise
     except SpotguardError:
         raise
-    except Exception as error:  # bytes that decode to what no code here expects
+    except Exception as error:  # damaged bytes may decode to any value
         raise CheckpointError(f"its state cannot be decoded: {said(error)}") from error
 
 
 def fill(
     store: BlobStore, whole: WholeCheckpoint, state: State, restoring: RestorePlan, rank: int = 0
 ) -> None:
-    """Read it, verified, and hand every object its state.
+    """Read and verify the checkpoint's bytes into the tensors, then pass every object its state.
 
     Raises:
-        RefusedError: an object's own code refuses.
-        CheckpointError: it is damaged.
+        RefusedError: an object's own code refuses its state.
+        CheckpointError: the checkpoint is damaged.
         StoreError: the store failed.
     """
     state.poisoned = f"restoring {whole.name} ended in its middle: what is in memory is a mix of two states"
@@ -313,7 +321,7 @@ def fill(
         nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into, progress=meter.show)
     try:
         warnings = state.put_back(restoring)
-    except Exception as error:  # anybody's own code, given what may be anything
+    except Exception as error:  # a user's own code may raise anything
         raise RefusedError(str(error) if isinstance(error, StateError) else said(error)) from error
     state.poisoned = ""
     warnings += differences(whole.manifests[rank % len(whole.manifests)].environment)

@@ -1,7 +1,7 @@
-"""A store that is away for a moment is asked again: what cannot be seen is neither damaged nor missing.
+"""`RetryingStore`: a store that asks again after a transient failure, which means neither damage nor a missing object.
 
-A restore that took a failed request for a missing checkpoint would go back behind steps that are safe in the store, or
-begin anew. So whoever decides by what is there (a restore, a claim) asks through this, and has an answer or an error.
+If a restore took a failed request for a missing checkpoint, it would go back behind steps that are safe in the store, or
+begin anew. So every decision by the store's content (a restore, a claim) asks through this store, and gets an answer or an error.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ log = logging.getLogger("spotguard")
 
 T = TypeVar("T")
 
-#: Seconds for which a request that only fails for now is sent again: a restart of a file server, a change of routes.
+#: Seconds for which spotguard retries a transient failure: a restart of a file server, a change of routes.
 PATIENCE = 60.0
-#: Seconds before it is sent again: doubled each time up to the second number.
+#: Seconds before a retry: the first number, doubled each time up to the second.
 _FIRST, _MOST = 0.1, 2.0
 
 
 class RetryingStore:
-    """A `BlobStore` over another one. Every verb may be sent twice: no key is ever put with two values.
+    """A `BlobStore` that retries the requests of another one.
+
+    Every request may be sent twice, because spotguard never uploads two values under one key.
 
     Args:
-        store: the one that is asked.
-        clock: by which it waits.
-        then: what comes of it when the patience is at its end, for the error's last words.
+        store: the store that answers.
+        clock: the time, for the waits.
+        then: the consequence for the user if the patience ends, for the end of the error's message.
     """
 
     def __init__(self, store: BlobStore, clock: Clock, then: str) -> None:
@@ -59,7 +61,7 @@ class RetryingStore:
         self._ask(timeout, lambda left: self._store.put(key, data, timeout=left, crc32=crc32, sent=sent))
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
-        """As the store's, but for an answer that was lost: then it is False though we put it."""
+        """Put an object as the store does. If an answer was lost, the result is False although this call put the object."""
         return self._ask(timeout, lambda left: self._store.put_if_absent(key, data, timeout=left))
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
@@ -69,15 +71,15 @@ class RetryingStore:
         self._ask(timeout, lambda left: self._store.read_into(key, start, buffer, timeout=left))
 
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
-        # To its end at once: a listing that breaks off in its middle begins again, and is never taken for the whole.
+        # Read to its end at once: a listing that breaks off begins again, so a part of it never passes for the whole.
         return iter(self._ask(timeout, lambda left: [*self._store.list(prefix, timeout=left)]))
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        held = [*keys]
-        self._ask(timeout, lambda left: self._store.delete(held, timeout=left))
+        listed = [*keys]  # an iterator would be empty at a retry
+        self._ask(timeout, lambda left: self._store.delete(listed, timeout=left))
 
     def _ask(self, timeout: float | None, ask: Callable[[float | None], T]) -> T:
-        """Ask with the seconds that are left, until the store answers, or the caller's time or ours is over."""
+        """Ask with the seconds that are left, until the store answers, or the caller's timeout or `PATIENCE` ends."""
         end = None if timeout is None else self._clock.monotonic() + timeout
         until, pause = None, _FIRST
         while True:
@@ -99,6 +101,6 @@ class RetryingStore:
 
     def _say(self, error: StoreError) -> None:
         with self._lock:
-            said, self._said = self._said, True
-        if not said:
+            warned, self._said = self._said, True
+        if not warned:
             log.warning("the store fails for now, it is asked again for up to %.0f s: %s", PATIENCE, error)

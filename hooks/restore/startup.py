@@ -131,7 +131,7 @@ class Startup:
 
 # Messages for the user when training begins: the run, its step and its store. The first rank prints them, for all.
 #
-# `spotguard run` reports by itself where training stands, at the same terminal. It cannot know that a run has nothing left to do.
+# `spotguard run` reports the step by itself, at the same terminal. It cannot know that a run has nothing left to do.
 
 
 class StartupMessages:
