@@ -1,6 +1,6 @@
-"""One step for all ranks of a job, over the job's own store, with no collective.
+"""Consensus: all ranks of a job agree on one step, over the job's own store, with no collective.
 
-Pure: `events` (the entries of the log), `job_state` (what they add up to), `vote` (offers and the decision), `protocol` (the
-operations on the store, as values). `channel` does them, with `store` and its threads, connections and deadlines.
-`barrier` and `agree_on` serve moments at which all ranks are at the same place: `register` and `restore`.
+Begin to read at `protocol` (the operations on the store, as values). It is pure, as are `events` (the entries of the log),
+`job_state` (the state that they add up to) and `vote` (votes and the decision). `channel` runs the operations, with the threads,
+connections and deadlines of `store`. `barrier` and `agree_on` serve `register` and `restore`, where all ranks are at one place.
 """

@@ -1,4 +1,4 @@
-"""New."""
+"""Results that all ranks share: of a question to the first rank, or to every rank. If one rank fails, all of them raise."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..checkpoint.catalog import CheckpointGone
 from ..checkpoint.format.codec import NewerFormatError
 from .channel import Channel
 
-#: Seconds for anything else that they wait for each other with.
+#: Seconds for which ranks wait for each other, if the caller sets no other limit.
 PATIENCE = 300.0
 
 
-#: By which name an error crosses; whoever hears another one takes it for the store's.
+#: Errors by the name that is sent to the other ranks. The receiving rank raises an unknown name as a `StoreError`.
 _ERRORS: dict[str, type[SpotguardError]] = {
     cls.__name__: cls
     for cls in (
@@ -44,42 +44,48 @@ _T = TypeVar("_T", int, str)
 
 
 def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
-    """What the first rank gets, for all; its error, where it fails."""
+    """Call `ask` on the first rank and return its result on all ranks. If it fails, all ranks raise its error."""
     mine: bytes | None = None
     error: Exception | None = None
     if channel.rank == 0:
         mine, error = _tried(ask)
-    said = json.loads(channel.tell(mine, PATIENCE))
+    answer = json.loads(channel.tell(mine, PATIENCE))
     if error is not None:
         raise error
-    if "error" in said:
-        raise _heard(said, 0)
-    got: _T = said["got"]
+    if "error" in answer:
+        raise _heard(answer, 0)
+    got: _T = answer["got"]
     return got
 
 
 def of_all(channel: Channel, ask: Callable[[], object]) -> list[Any]:
-    """What each rank gets, in order, as JSON has it; its error, where one fails, and for that one as it was."""
+    """Call `ask` on every rank and return all results, as JSON decodes them, in the order of ranks.
+
+    If it fails on one rank, that rank raises the original exception. The others raise the error that it has sent.
+    """
     mine, error = _tried(ask)
-    everybody = [json.loads(each) for each in channel.gather(mine, PATIENCE)]
+    answers = [json.loads(each) for each in channel.gather(mine, PATIENCE)]
     if error is not None:
         raise error
-    for rank, theirs in enumerate(everybody):
+    for rank, theirs in enumerate(answers):
         if "error" in theirs:
             raise _heard(theirs, rank)
-    return [theirs["got"] for theirs in everybody]
+    return [theirs["got"] for theirs in answers]
 
 
 def _tried(ask: Callable[[], object]) -> tuple[bytes, Exception | None]:
-    """What to tell the others of it: they are not to wait for a rank that fails; and the error, for this one."""
+    """Return the message for the other ranks, and the exception for this one.
+
+    A rank that fails sends a message too, so that the others do not wait for it.
+    """
     try:
         return json.dumps({"got": ask()}).encode(), None
-    except Exception as why:  # noqa: BLE001 anybody's own code, or no memory
+    except Exception as why:  # noqa: BLE001 a user's own code may raise anything, or memory ran out
         return json.dumps(_as_said(_ours(why))).encode(), why
 
 
 def _ours(error: Exception) -> SpotguardError:
-    """Itself, or what is said in its place."""
+    """Return the error itself if it is spotguard's, else a `StateError` in its place."""
     if isinstance(error, SpotguardError):
         return error
     ours = StateError(f"{type(error).__name__}: {' '.join(str(error).split())}")
@@ -97,5 +103,5 @@ def _as_said(error: SpotguardError) -> dict[str, Any]:
     return {"error": kind, "why": str(error), "damage": damage, "gone": gone}
 
 
-def _heard(said: dict[str, Any], rank: int) -> SpotguardError:
-    return _ERRORS.get(str(said.get("error")), StoreError)(f"rank {rank}: {said.get('why')}")
+def _heard(message: dict[str, Any], rank: int) -> SpotguardError:
+    return _ERRORS.get(str(message.get("error")), StoreError)(f"rank {rank}: {message.get('why')}")

@@ -1,7 +1,7 @@
-"""What ranks tell each other when all of them are at the same place: who picks for all, and what each has seen.
+"""Meetings of all ranks at one place in the script: one rank tells a value to all, or each rank tells its own.
 
-No emergency, and no collective either: one that fails leaves the others with a broken group. Each meeting has a number,
-for keys are never written twice; all ranks hold the same meetings in the same order.
+They are not for emergencies. They use no collective either: a collective that fails leaves the other ranks with a broken group.
+Each meeting has a number, since no key is ever written twice. All ranks hold the same meetings in the same order.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from .protocol import Add, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
 
 
 def tell(keys: Keys, number: int, value: bytes | None) -> Saying[bytes | None]:
-    """One rank says a value, all others hear it. None: it did not come in time.
+    """Send one rank's value to all others and return it; None if it did not come in time.
 
     Args:
-        value: None for who hears.
+        number: number of the meeting.
+        value: the value, on the rank that sends it; None on all others.
     """
     key = f"{keys.incarnation}/told/{number}"
     if value is not None:
         yield Set(((key, _text(value)),))
-        yield Has((key,))  # it counts only once the store has answered after it
+        yield Has((key,))  # the value is there for sure only once the store has answered a later operation
         return value
     if (yield Wait((key,))) is not Waited.THERE:
         return None
@@ -29,25 +30,29 @@ def tell(keys: Keys, number: int, value: bytes | None) -> Saying[bytes | None]:
 
 
 def gather(keys: Keys, rank: int, number: int, value: bytes) -> Saying[list[bytes] | tuple[int, ...]]:
-    """Everybody's value, in order of ranks; or the ranks whose value did not come in time."""
+    """Collect the values of all ranks.
+
+    Returns:
+        The values in the order of ranks, as a list; or the ranks whose value did not come in time, as a tuple.
+    """
     theirs = tuple(_gathered(keys, number, each) for each in range(keys.world))
     yield Set(((theirs[rank], _text(value)),))
     while (yield Wait(theirs)) is not Waited.THERE:
         if missing := (yield from _missing(theirs)):
             return missing
     values = _values((yield Get(theirs)))
-    # Who holds this meeting has all values of the last but one: nobody asks for those again.
+    # Every rank in this meeting has all values of the meeting before the last, so no rank asks for those again.
     yield Drop((_gathered(keys, number - 2, rank),))
     return values
 
 
 def beat(keys: Keys, rank: int) -> Saying[None]:
-    """Show that this rank is there, though it does not come yet."""
+    """Count a beat: this rank lives, but does not come to the meeting yet."""
     yield Add(_beats(keys, rank))
 
 
 def beats(keys: Keys, ranks: Sequence[int]) -> Saying[dict[int, int]]:
-    """How often each of these has shown it."""
+    """Return the number of beats of each of these ranks."""
     counts: dict[int, int] = {}
     for rank in ranks:
         count = yield Add(_beats(keys, rank), 0)
@@ -57,7 +62,7 @@ def beats(keys: Keys, ranks: Sequence[int]) -> Saying[dict[int, int]]:
 
 
 def leave(keys: Keys) -> Saying[bool]:
-    """Say that this rank has stopped listening. Whether it is the last."""
+    """Report that this rank has stopped listening, and return whether it is the last."""
     if (yield Add(f"{keys.incarnation}/left")) != keys.world:
         return False
     yield Set(((_all_left(keys), "1"),))
@@ -65,7 +70,7 @@ def leave(keys: Keys) -> Saying[bool]:
 
 
 def wait_left(keys: Keys) -> Saying[Waited]:
-    """Wait until all ranks have said so."""
+    """Wait until all ranks have called `leave`."""
     waited = yield Wait((_all_left(keys),))
     assert isinstance(waited, Waited)
     return waited

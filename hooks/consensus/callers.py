@@ -1,7 +1,7 @@
-"""The threads that call the other ranks, started before a notice and kept.
+"""The threads that send events to the other ranks, started before any notice and kept.
 
-A call waits for the job's store, so none is made on the thread that asks for it. Python 3.12 starts no thread once the
-interpreter exits (python/cpython#104690), and a notice may come then: the threads must be there already.
+A call waits for the job's store, so the thread that asks for it does not make it. Python 3.12 starts no thread once the
+interpreter exits (python/cpython#104690). A notice may come then, so the threads must exist before.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from ...providers.clock import Clock
 
 log = logging.getLogger("spotguard")
 
-#: Threads that are started beforehand: one call may wait for a store that is silent while the next one is given up.
+#: Threads that `begin` starts: one call may wait for a silent store while the next one is given up.
 _AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
     call: Callable[[], object]
-    #: Monotonic seconds: until then the call before this one is waited for.
+    #: Monotonic seconds until which this call waits for the one before it.
     until: float
     before: threading.Event | None
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class CallerPool:
-    """Makes calls in the order in which they are given. `begin` starts the threads, `close` ends them."""
+    """A pool of threads that make calls in the order given. `begin` starts the threads, `close` ends them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._threads = 0
-        #: Orders that no thread has finished.
+        #: Number of orders that no thread has finished.
         self._open = 0
         self._last: threading.Event | None = None
         self._closed = False
@@ -60,14 +60,14 @@ class CallerPool:
                 self._orders.put(None)
 
     def close(self) -> None:
-        """The threads end when they have done what they were given. Nobody waits for a store that is silent."""
+        """Have the threads end once they have made all calls given to them. It does not wait for a silent store."""
         with self._lock:
             count, self._threads, self._closed = self._threads, 0, True
             for _ in range(count):
                 self._orders.put(None)
 
     def _start(self) -> bool:
-        """Under the lock. False where no thread starts: the order then waits for one that is there."""
+        """Start a thread; the caller holds the lock. False if none starts: the order then waits for an existing thread."""
         thread = threading.Thread(target=self._run, name="spotguard-call", daemon=True)
         try:
             thread.start()
@@ -83,9 +83,9 @@ class CallerPool:
                 self._clock.wait(order.before, max(0.0, order.until - self._clock.monotonic()))
             try:
                 order.call()
-            except Exception:  # a bug of ours must not leave the other ranks uncalled from now on
+            except Exception:  # a bug of spotguard must not keep later events from the other ranks
                 log.exception("spotguard failed inside; please report this")
             order.done.set()
             with self._lock:
                 self._open -= 1
-            del order  # it holds the notice
+            del order  # releases the notice while the thread waits for the next order

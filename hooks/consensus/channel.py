@@ -1,4 +1,4 @@
-"""The threads, connections and deadlines around what `protocol` says to the job's store."""
+"""`Channel`, a rank's link to the job's store: the threads, connections and deadlines around `protocol`."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ from .vote import Decision, Vote
 
 log = logging.getLogger("spotguard")
 
-#: Called with a call's number, the call, and where the job stands after it.
+#: Called with an event's number, the event, and the job state after it.
 Hearer = Callable[[int, LogEvent, JobState], None]
 
-#: Seconds for the ranks to meet: they come from a collective.
+#: Seconds for the ranks to meet at `join`: they come from a collective.
 _MEET = 60.0
 #: Seconds that one wait of the mailbox may take: c10d counts milliseconds in 32 bits, which are 24 days.
 _LONGEST = 20 * 86_400.0
-#: Of what is left for agreeing, what is kept to read who is there and to decide without the rest; and at most, in seconds.
+#: Part of the time left for agreeing that is kept to read the votes that are there and to decide without the rest; and the
+#: most of it in seconds.
 _SETTLE, _SETTLE_MOST = 0.2, 1.0
-#: Seconds between two looks at a meeting that lasts, at most; and between two signs of life of who does not come yet.
+#: Most seconds between two polls of the store in a long meeting; and seconds between two beats of a rank that comes later.
 _GLANCE, _BEAT = 1.0, 5.0
-#: Silences within which the store answers somebody who waits for signs of life.
+#: Factor on `silence`: within that time the store must answer a rank that waits for others' beats.
 _ANSWERED = 10
-#: Seconds for a line's thread to end, and for what is said at the end.
+#: Seconds for a connection's thread to end, and for each operation at the close.
 _JOIN = 2.0
 
 
 class Channel:
-    """One rank's end. Made by `join`; calls are heard from `listen` on, until `close`."""
+    """One rank's end of the channel. `join` makes it. It hears events from `listen` on, until `close`."""
 
     def __init__(
         self, store: JobStore, rank: int, world: int, incarnation: str, clock: Clock, *, hosts: bool
     ) -> None:
         self.rank = rank
         self.world = world
-        #: The same on all ranks of one life of the job, and of no other.
+        #: Name of this life of the job: the same on all its ranks, and in no other life.
         self.incarnation = incarnation
-        #: Of each rank, the machine that it runs on.
+        #: The machine of each rank, in the order of ranks.
         self.machines: tuple[str, ...] = ()
-        #: Where the job stands, after all calls that were heard.
+        #: The job state after all events that this rank has heard.
         self.standing = JobState()
-        #: The job's store is gone: nothing is heard any more.
+        #: The job's store is gone: this rank hears no events any more.
         self.lost = False
-        self._store = store  # where this process hosts it, it lives as long as this
+        self._store = store  # keeps the store alive if this process hosts it
         self._clock = clock
         self._hosts = hosts
         self._keys = Keys(f"spotguard/{incarnation}", world)
@@ -67,13 +68,13 @@ class Channel:
         )
         self._meeting = StoreConnection("spotguard-meeting", store, clock, longest=_GLANCE)
         self._lines = [self._mailbox, self._caller, self._agreement, self._meeting]
-        #: The newest epoch that this rank has offered for.
+        #: The newest epoch that this rank has voted in.
         self._offered = 0
-        #: Asked again and again while this rank waits for others: raises where it is to wait no longer.
+        #: Called again and again while this rank waits for others; it raises if the wait must end.
         self.look: Callable[[], None] = lambda: None
-        #: Nothing more is heard: this rank leaves.
+        #: This rank is closing, and hears no more events.
         self._leaving = False
-        #: In a forked child: threads and connections are the parent's.
+        #: This is a forked child: threads and connections are the parent's.
         self._forgotten = False
 
     @classmethod
@@ -88,17 +89,21 @@ class Channel:
         meet: Callable[[bytes | None], bytes],
         hosts: bool = False,
     ) -> Channel:
-        """Meet the other ranks. On the training thread, of all ranks at once.
+        """Meet the other ranks. The training threads of all ranks call it at once.
 
         Args:
+            store: the job's store.
+            rank: this rank.
+            world: number of ranks.
             machine: a token of this rank's machine, the same for all of its ranks.
-            meet: gives the first rank's bytes to all; the only collective, and made here, where there is no hurry. (A
-                launcher gives the same store, with all its old keys, to one life of the job after the other.)
-            hosts: the store lives in this process, and goes with it.
+            clock: the time.
+            meet: broadcasts the first rank's bytes. This is the only collective, made here because there is no hurry. It names
+                this life of the job: a launcher gives the same store, with all its old keys, to one life after the other.
+            hosts: whether the store lives in this process, and ends with it.
 
         Raises:
-            UsageError: other ranks speak another version.
-            Silent: not all have come.
+            UsageError: other ranks run another version.
+            StoreSilent: not all ranks have come.
         """
         incarnation = meet(secrets.token_hex(8).encode() if rank == 0 else None).decode()
         channel = cls(store, rank, world, incarnation, clock, hosts=hosts)
@@ -118,21 +123,25 @@ class Channel:
                 f"rank {others[0]} runs another version of spotguard than rank {self.rank}: install one version on all machines"
             )
         self.machines = tuple(str(card.get("machine")) for card in cards)
-        # Connections are made now, and not at the notice.
+        # The connections are made here, so that a notice does not wait for them.
         for line in self._lines:
             line.say(_nothing(), self._within(_MEET))
 
     # --- calls ---
 
     def listen(self, hear: Hearer) -> None:
-        """Have the thread "spotguard-mailbox" call `hear` once for each entry, in order. It must not block."""
+        """Have the thread "spotguard-mailbox" call `hear` once for each event, in order. `hear` must not block."""
         self._mailbox.give(lambda store: self._listen(store, hear))
 
     def call(self, call: LogEvent, left: Callable[[], float | None]) -> int:
-        """Tell all ranks, this one too. Returns the call's number. From any thread.
+        """Send an event to all ranks, this one included, and return its number. Any thread may call it.
+
+        Args:
+            call: the event.
+            left: returns the seconds that are left; None: no limit.
 
         Raises:
-            Silent: the store is gone, or has not answered before nothing was left. The call may be heard all the same.
+            StoreSilent: the store is gone, or has not answered in time. The ranks may still hear the event.
         """
         heard = self.standing.epoch
         if isinstance(call, BackgroundEvent):
@@ -143,21 +152,26 @@ class Channel:
     def agree(
         self, epoch: int, offer: Vote, left: Callable[[], float | None], over: Callable[[], bool]
     ) -> Decision:
-        """Offer, and return what is decided for all. Once for each epoch. On the saving thread.
+        """Vote, and return the decision for all ranks. The saver thread calls it, once for each epoch.
 
         Args:
-            left: seconds for it. When hardly any are left, it is decided without those that have not offered.
-            over: it does not count any more. A call that supersedes this one is seen without it.
+            epoch: number of the event that asks for the save.
+            offer: this rank's vote.
+            left: returns the seconds that are left; None: no limit. Shortly before the end this rank decides without the ranks
+                that have not voted.
+            over: returns whether the save does not count any more. The channel itself sees an event that supersedes this one.
 
         Returns:
-            Its step is None where nothing is saved: decided for all; or here alone, where the store is silent, the
-            epoch does not count any more, or this rank has offered for it before.
+            The decision. Its step is None if nothing is saved. That is the decision for all ranks, or holds for this rank alone:
+            the store is silent, the epoch does not count any more, or this rank has voted in it before.
         """
-        if epoch <= self._offered:  # it would be counted twice, and what it offered may be decided on already
+        if epoch <= self._offered:  # a second vote would count twice, and the first may be decided on already
             return Decision(epoch, None, "this rank has offered for it before")
         self._offered = epoch
         if self._superseded(epoch):
-            return Decision(epoch, None, "another call counts by now")  # and nobody is to count on this rank
+            return Decision(
+                epoch, None, "another call counts by now"
+            )  # no vote, so that no rank relies on this one
         total = left()
         kept = 0.0 if total is None else min(_SETTLE_MOST, total * _SETTLE)
 
@@ -176,33 +190,34 @@ class Channel:
     # --- meetings ---
 
     def tell(self, value: bytes | None, patience: float) -> bytes:
-        """The first rank's value, for all. On the training thread, of all ranks in the same order.
+        """Return the first rank's value on all ranks. The training threads of all ranks call it, in the same order.
 
         Args:
-            value: of the first rank; others give None.
-            patience: seconds.
+            value: the value, on the first rank; other ranks pass None.
+            patience: seconds until it must be there.
 
         Raises:
-            Silent: it has not come.
+            StoreSilent: the value has not come.
         """
         saying = barrier.tell(self._keys, next(self._tellings), value if self.rank == 0 else None)
-        told = self._meeting.say(saying, self._together(patience), self._late(patience))
-        if told is None:
+        delivered = self._meeting.say(saying, self._together(patience), self._late(patience))
+        if delivered is None:
             raise StoreSilent(
                 f"rank 0 of {self.world} has not said what all wait for, within {patience:.0f} s"
             )
-        return told
+        return delivered
 
     def gather(self, value: bytes, patience: float, *, silence: float | None = None) -> list[bytes]:
-        """Everybody's value, in the order of ranks. On the training thread, of all ranks in the same order.
+        """Return the values of all ranks, in the order of ranks. The training threads of all ranks call it, in the same order.
 
         Args:
-            patience: seconds.
-            silence: after so many seconds without a sign of life (`beating`) a rank is not waited for any more. None: as
-                long as patience lasts.
+            value: this rank's value.
+            patience: seconds until all values must be there.
+            silence: seconds without a beat (`beating`) after which this rank no longer waits for another one. None: it waits
+                until `patience` ends.
 
         Raises:
-            Silent: not all have come.
+            StoreSilent: not all values have come.
         """
         number, within = next(self._gatherings), self._within(patience)
         seen: dict[int, int] = {}
@@ -224,27 +239,27 @@ class Channel:
             seen = beats
 
     def beats(self, ranks: Sequence[int]) -> dict[int, int]:
-        """How often each of these has shown a sign of life."""
+        """Return the number of beats of each of these ranks."""
         return self._meeting.say(barrier.beats(self._keys, ranks), self._within(_MEET))
 
     def beat(self) -> None:
-        """Show a sign of life. Not while this rank is in a meeting.
+        """Send one beat, a sign that this rank lives. Do not call it while this rank is in a meeting.
 
         Raises:
-            Silent: the store does not answer.
+            StoreSilent: the store does not answer.
         """
         self._meeting.say(barrier.beat(self._keys, self.rank), self._within(_BEAT))
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Meanwhile a thread shows signs of life: what this rank does may take hours, and the others wait."""
+        """Have a thread send beats inside the `with` block, which may take hours while the other ranks wait."""
         done = threading.Event()
 
         def run() -> None:
             while not done.is_set():
                 try:
                     self.beat()
-                except StoreSilent as why:  # who is in the next meeting hears of it as well
+                except StoreSilent as why:  # this rank's next meeting raises it as well
                     log.debug("no sign of life: %s", why)
                 self._clock.wait(done, _BEAT)
 
@@ -259,11 +274,13 @@ class Channel:
     # --- the end ---
 
     def close(self, patience: float = 5.0) -> None:
-        """Stop listening. A thread that is still in the store's `wait` when the store goes would abort this process:
-        so every rank leaves its wait, and the one that hosts the store goes last.
+        """Stop listening and end the connections.
+
+        If the store goes while a thread is in its `wait`, the process aborts. So every rank leaves its wait, and the rank that
+        hosts the store goes last.
 
         Args:
-            patience: seconds for which that one waits for the others. A store that is gone is not waited for.
+            patience: seconds for which the hosting rank waits for the others. No rank waits for a store that is gone.
         """
         if self._forgotten or self._leaving:
             return
@@ -278,10 +295,10 @@ class Channel:
         except StoreSilent as why:
             log.debug("the end was not said: %s", why)
         for line in self._lines:
-            line.close(_JOIN / 10)  # one that the store keeps is left behind
+            line.close(_JOIN / 10)  # a thread that hangs in the store is left behind
 
     def forget(self) -> None:
-        """In a forked child: never use what is the parent's."""
+        """Mark this process as a forked child, which must not use the parent's threads and connections."""
         self._forgotten = True
 
     # --- inside ---
@@ -305,7 +322,7 @@ class Channel:
             self.lost = True
             if not self._leaving:
                 log.warning("notices of other machines are not heard any more: %s", why)
-        except Exception:  # the others, and whoever saves here, are not to count on an ear that is gone
+        except Exception:  # other ranks and this rank's saver must not rely on a listener that has ended
             self.lost = True
             log.exception("notices of other machines are not heard any more; please report this")
 
@@ -314,9 +331,9 @@ class Channel:
         standing = self.standing.after(call)
         try:
             hear(heard.epoch, call, standing)
-        except Exception:  # a mistake of ours must not end the only thread that hears calls
+        except Exception:  # a bug of spotguard must not end the only thread that hears events
             log.exception("spotguard failed inside; please report this")
-        # Only now: who is agreeing leaves an epoch that it sees superseded, and is to know by then what takes its place.
+        # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
         self.standing = standing
 
     def _wait(self, store: JobStore, operation: Wait) -> Waited:
@@ -330,12 +347,12 @@ class Channel:
         return standing.epoch >= epoch and not standing.counts(epoch)
 
     def _within(self, seconds: float) -> Callable[[], float]:
-        """What is left of so many seconds from now."""
+        """Return a function that returns how many of these seconds, counted from now, are left."""
         end = self._clock.monotonic() + seconds
         return lambda: max(0.0, end - self._clock.monotonic())
 
     def _together(self, seconds: float) -> Callable[[], float]:
-        """As `_within`, on the training thread."""
+        """Return the function of `_within` for the training thread, which also calls `look`."""
         left = self._within(seconds)
 
         def looked() -> float:
@@ -345,13 +362,16 @@ class Channel:
         return looked
 
     def _late(self, seconds: float) -> Callable[[], Waited | None]:
-        """A wait in the store ends a little before who asked gives up, so as to hear who is missing."""
+        """Return a function that ends a wait in the store a little before `seconds` are over.
+
+        The time that remains serves to read which ranks are missing.
+        """
         left = self._within(seconds - min(_SETTLE_MOST, seconds * _SETTLE))
         return lambda: Waited.LATE if left() <= 0 else None
 
 
 def _wake(keys: Keys, rank: int, epoch: int) -> Saying[None]:
-    """Ring the bell that this rank's own mailbox waits for."""
+    """Ring the bell that this rank's own mailbox waits for, so that it stops listening."""
     yield Set(((keys.bell(rank, epoch), "1"),))
     yield Has((keys.bell(rank, epoch),))
 

@@ -1,4 +1,4 @@
-"""What one rank tells all others: the entries of the job's log of calls. Each is a value that crosses as JSON."""
+"""Events: the entries of the job's log, by which one rank informs all others. Each is a value that crosses as JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class NoticeEvent:
-    """A machine of this job was noticed, or drills."""
+    """A machine of this job has a notice, or a drill."""
 
     id: str
-    #: What the agent says of it: the kind of notice, and which cloud or signal it came from.
+    #: The kind of notice, as the agent names it.
     kind: str
+    #: The cloud or signal that the notice came from, as the agent names it.
     source: str
-    #: Until that machine may be gone, when this was said; and the whole warning of such a notice.
+    #: Seconds until the machine may be gone, at the time of this event.
     seconds_left: float
     machine: str
+    #: Seconds of the notice's whole warning.
     window: float
     drill: bool = False
 
@@ -38,23 +40,23 @@ class WithdrawnEvent:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundEvent:
-    """It is time for a checkpoint beside training."""
+    """A background checkpoint is due."""
 
     why: str = ""
-    #: How many calls whoever says so had heard by then. (The channel fills it in.)
+    #: Number of events that the sender had heard before. The channel fills it in.
     heard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ManualEvent:
-    """The script saves by hand, at this step."""
+    """The script saves by hand at this step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryEvent:
-    """The state of the rank that says so moved while it was read for `epoch`: all save again, at a boundary."""
+    """The sender's state moved while its saver read it for `epoch`: all ranks save again, at a boundary."""
 
     epoch: int
     why: str = ""
@@ -62,7 +64,7 @@ class BoundaryEvent:
 
 @dataclass(frozen=True, slots=True)
 class FailedEvent:
-    """What this rank was to save for `epoch` will never be there."""
+    """The save of this rank for `epoch` has failed: its part will never be in the store."""
 
     epoch: int
     rank: int
@@ -80,7 +82,7 @@ LogEvent = (
     NoticeEvent | WithdrawnEvent | BackgroundEvent | ManualEvent | BoundaryEvent | FailedEvent | UnknownEvent
 )
 
-#: Word on the wire -> call.
+#: Event classes by their name on the wire.
 _KINDS: dict[str, type[LogEvent]] = {
     "notice": NoticeEvent,
     "withdrawn": WithdrawnEvent,
@@ -93,11 +95,12 @@ _WORDS = {cls: word for word, cls in _KINDS.items()}
 
 
 def encode(call: LogEvent, rank: int, number: int) -> str:
-    """The entry for the log. No two entries are the same text, for a rank must know its own again.
+    """Return the entry for the log. No two entries have the same text, because a rank must recognise its own.
 
     Args:
-        rank: who calls.
-        number: the how-manieth call of that rank this is.
+        call: the event.
+        rank: the sender.
+        number: number of this event among the sender's own.
     """
     return typed_json.encode(
         {"call": _WORDS[type(call)], "rank": rank, "number": number, **dataclasses.asdict(call)}
@@ -105,7 +108,7 @@ def encode(call: LogEvent, rank: int, number: int) -> str:
 
 
 def decode(raw: bytes | str) -> LogEvent:
-    """What an entry says; one that cannot be read is a call too, for its place in the log is taken."""
+    """Return the event of an entry. An entry that cannot be read is an event too, because its place in the log is taken."""
     try:
         return _decode(typed_json.decode(raw))
     except ProtocolError as error:
@@ -113,8 +116,8 @@ def decode(raw: bytes | str) -> LogEvent:
 
 
 def _decode(body: dict[str, Any]) -> LogEvent:
-    word = body.get("call")
-    cls = _KINDS.get(word) if isinstance(word, str) else None
+    name = body.get("call")
+    cls = _KINDS.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise ProtocolError(f"{str(word)[:40]!r} is no call that this version knows")
+        raise ProtocolError(f"{str(name)[:40]!r} is no call that this version knows")
     return typed_json.build(cls, body)

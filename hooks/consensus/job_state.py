@@ -1,8 +1,8 @@
-"""Where the job stands after so many calls: the same on every rank that has read the same entries.
+"""The job state: the sum of the log's events, the same on every rank that has read the same entries.
 
-One save counts at a time. A notice outranks what is saved beside training and what is saved by hand: while one stands,
-those are void. A later call that needs a save supersedes the earlier one, and what was begun for it is given up or
-taken over by whoever saves; but what is saved beside training never supersedes what its caller had not heard of.
+One save counts at a time. A notice outranks background and manual saves: while a notice stands, those are void. A later event
+that needs a save supersedes the earlier one. The saver then gives up or takes over the work that it has begun. A background
+save is the exception: it never supersedes a save that its caller had not heard of.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .events import (
     WithdrawnEvent,
 )
 
-#: What a save is for.
+#: The cause of a save.
 Cause = Literal["notice", "background", "manual"]
 
 
@@ -30,47 +30,48 @@ Cause = Literal["notice", "background", "manual"]
 class WantedSave:
     """The save that counts."""
 
-    #: The call's number in the log; its agreement, and what is saved for it, go by that number.
+    #: The event's number in the log, which also names its agreement and its save.
     epoch: int
     cause: Cause
-    #: Only parked boundaries will do: a state has moved between two of them.
+    #: Only parked boundaries will do: some rank's state has moved between two of them.
     boundary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Fold the log with `after`, entry by entry."""
+    """The job state after some entries of the log. `after` folds in the next entry."""
 
-    #: Entries read.
+    #: Number of entries read.
     epoch: int = 0
-    #: Those that stand, in the order in which they came.
+    #: Notices that stand, in the order in which they came.
     notices: tuple[NoticeEvent, ...] = ()
-    #: None: nobody saves for all, training goes on.
+    #: The save that all ranks make; None: there is none, and training goes on.
     wanted: WantedSave | None = None
 
     @property
     def departing(self) -> frozenset[str]:
-        """The machines that go, or drill."""
+        """The machines of the standing notices, which go or drill."""
         return frozenset(notice.machine for notice in self.notices)
 
     @property
     def drill(self) -> bool:
-        """Whether notices stand, and every one is a drill."""
+        """Whether notices stand, and all of them are drills."""
         return bool(self.notices) and all(notice.drill for notice in self.notices)
 
     def doomed_ranks(self, machines: Sequence[str]) -> frozenset[int]:
-        """
+        """Return the ranks on doomed machines.
+
         Args:
-            machines: of each rank, the machine that it runs on.
+            machines: the machine of each rank, in the order of ranks.
         """
         return frozenset(rank for rank, machine in enumerate(machines) if machine in self.departing)
 
     def counts(self, epoch: int) -> bool:
-        """Whether the save of this call is (still) the one that is wanted."""
+        """Return whether the save of the event with this number is still the one that counts."""
         return self.wanted is not None and self.wanted.epoch == epoch
 
     def after(self, call: LogEvent) -> JobState:
-        """Where the job stands once the next entry is read."""
+        """Return the job state after the next entry of the log."""
         on = replace(self, epoch=self.epoch + 1)
         match call:
             case NoticeEvent():
@@ -78,23 +79,25 @@ class JobState:
             case WithdrawnEvent(id=id):
                 return on._withdrawn(id)
             case BackgroundEvent(heard=heard):
-                # Whoever asks knows of no save under way; of one that was called meanwhile it has not heard yet.
+                # The caller knew of no save under way, but may not have heard yet of one that was called meanwhile.
                 unheard = heard is not None and on.wanted is not None and on.wanted.epoch > heard
                 return on if on.notices or unheard else replace(on, wanted=WantedSave(on.epoch, "background"))
             case ManualEvent():
                 return on if on.notices else replace(on, wanted=WantedSave(on.epoch, "manual"))
             case BoundaryEvent(epoch=epoch):
                 if on.wanted is None or on.wanted.epoch != epoch:
-                    return on  # said of a save that does not count any more; or somebody has said it already
+                    return on  # the save does not count any more, or another rank has sent this event before
                 return replace(on, wanted=WantedSave(on.epoch, on.wanted.cause, boundary=True))
             case FailedEvent() | UnknownEvent():
                 return on
 
     def _noticed(self, notice: NoticeEvent) -> JobState:
-        """A save for each machine that is newly doomed. A further notice for one that is doomed already is remembered
-        and asks for nothing: who goes, and so who writes what, stays as it is, and its earlier deadline that machine
-        knows by itself. Unless it is the first that is no drill: what a drill's ranks have done by now they may have
-        ended, one by one."""
+        """Return the state after a notice. A notice asks for a save if its machine was not doomed before.
+
+        A further notice for a doomed machine is kept and asks for nothing. The doomed machines stay the same, and so does the
+        work of each rank. An earlier deadline is known to that machine itself. The first notice that is no drill, after drills,
+        asks for a save: the drill's ranks may have ended their work, one by one.
+        """
         if any(each.id == notice.id for each in self.notices):
             return self
         same = [each for each in self.notices if each.machine == notice.machine]
@@ -105,7 +108,7 @@ class JobState:
         return replace(on, wanted=WantedSave(self.epoch, "notice", boundary))
 
     def _withdrawn(self, id: str) -> JobState:
-        """Nobody begins anew while another notice stands: those who were to share the work go on sharing it."""
+        """Return the state after a withdrawal. While another notice stands, the save goes on, shared among the ranks as before."""
         rest = tuple(each for each in self.notices if each.id != id)
         if len(rest) == len(self.notices):
             return self

@@ -1,4 +1,4 @@
-"""The channel of a job whose process group torch has made."""
+"""The channel of a job with a torch process group."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from .store import JobStore
 
 
 def join(machine: str, clock: Clock) -> Channel | None:
-    """Meet the other ranks of the default process group; None where this process is alone.
+    """Meet the other ranks of the default process group, and return the channel to them; None if this process is alone.
 
-    On the training thread, of all ranks at once: one small collective is made.
+    The training threads of all ranks call it at once, and it makes one small collective.
 
     Args:
         machine: a token of this machine, the same for all ranks that run on it.
+        clock: the time.
 
     Raises:
-        UsageError: there are other ranks, and no process group yet; or they speak another version.
-        Silent: not all ranks have come.
+        UsageError: there are other ranks and no process group yet, or the ranks run different versions.
+        StoreSilent: not all ranks have come.
     """
     from torch import distributed
 
@@ -58,8 +59,11 @@ def _meet(value: bytes | None) -> bytes:
 
 
 def _hosted(store: object) -> bool:
-    """Whether the first rank's process serves the store: so it is unless its launcher does, which says so
-    (`torch.distributed.rendezvous._torchelastic_use_agent_store`)."""
+    """Return whether the first rank's process serves the store.
+
+    It does, unless its launcher serves the store and has set the variable for that
+    (`torch.distributed.rendezvous._torchelastic_use_agent_store`).
+    """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     while isinstance(store, PrefixStore):

@@ -1,14 +1,15 @@
-"""What one rank says to the job's store, operation by operation: to call, to hear calls, and to agree on one.
+"""The protocol between a rank and the job's store, as operations: add an event, listen for events, agree on one save.
 
-These are the rules of section "agreeing", and all of them: whoever does the operations decides nothing. Between two of
-them any other rank may have said anything, and any rank may have died.
+These are all rules of section "agreeing": the code that runs the operations decides nothing. Between two operations any other
+rank may have written anything, and any rank may have died.
 
-* **The log.** Entry number e is claimed once, by whoever is first. *Before number e + 1 is claimed, e has rung*: so an
-  entry whose caller died before it could ring is rung by the next caller, and every rank hears every entry, in order,
-  by waiting for its own bell of one number after the other. (A bell for each rank, for a store can wait for all of
-  several keys, not for one of them: who wants to stop listening rings for itself alone.)
-* **The decision** of an epoch is claimed too. Who brings the last offer makes it from all of them; who runs out of time
-  makes it from those that are there; everybody else, and whoever came second, obeys it.
+* **The log.** The first rank to claim entry number e has it. A rank announces an entry by setting one key for each rank, its
+  *bell*. *Before a rank claims number e + 1, e has rung.* If a rank dies between claim and ring, the next caller rings for it.
+  So every rank hears every entry, in order: it waits for its own bell of one number after the other. Each rank has a bell of
+  its own because a store can wait for all of several keys, but not for one of them. A rank that stops listening rings its own
+  bell alone.
+* **The decision** of an epoch is claimed too. The rank with the last vote decides, from all votes. A rank that runs out of time
+  decides from the votes that are there. Every other rank obeys the first decision, and so does a rank whose claim came second.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .vote import Decision, Vote
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Where things lie. No incarnation of a job sees another's: launchers give the same store to several."""
+    """The keys of one incarnation of a job. Launchers give the same store to several, and none sees another's keys."""
 
     incarnation: str
     world: int
@@ -52,42 +53,42 @@ def call(keys: Keys, entry: str, heard: int) -> Saying[int]:
     """Add an entry to the log, and ring for it.
 
     Args:
-        entry: unlike every other one.
-        heard: a number up to which there are entries.
+        entry: the text of the entry, which no other entry may have.
+        heard: number of an entry that is known to be in the log; 0: none is known.
 
     Returns:
-        Its number.
+        The entry's number.
     """
     if heard:
         yield keys.ring(heard)
     while True:
         heard += 1
-        found = yield Claim(keys.call(heard), entry)
+        claimed = yield Claim(keys.call(heard), entry)
         yield keys.ring(heard)
-        if found == entry.encode():
-            # It counts only once the store has answered after it.
+        if claimed == entry.encode():
+            # The bells are there for sure only once the store has answered a later operation.
             yield Has((keys.bell(keys.world - 1, heard),))
             return heard
 
 
 def listen(keys: Keys, rank: int) -> Saying[None]:
-    """Hear entry after entry. Returns when a wait is over."""
+    """Hear entry after entry. Returns when a wait ends without its key."""
     epoch = 0
     while True:
         epoch += 1
         if (yield Wait((keys.bell(rank, epoch),))) is not Waited.THERE:
             return
         yield Hear(epoch, _one((yield Get((keys.call(epoch),)))))
-        # The bell before this one is not rung again: number e + 1 is there, and who claims e + 2 rings for e + 1.
+        # No rank rings the bell before this one again: entry e + 1 is there, and the rank that claims e + 2 rings for e + 1.
         yield Drop((keys.bell(rank, epoch - 1),))
 
 
 def agree(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:
-    """Offer, and hear what is decided. None: the epoch does not count any more."""
+    """Vote, and return the decision; None if the epoch does not count any more."""
     yield Set(((keys.offer(epoch, offer.rank), offer.encode()),))
     if (yield Add(keys.offers(epoch))) == keys.world:
         return (yield from _settle(keys, epoch, tuple(range(keys.world))))
-    if offer.step is None:  # there is nothing to wait for
+    if offer.step is None:  # no other vote can change the decision
         return (yield from _claim(keys, epoch, (offer,)))
     waited = yield Wait((keys.decision(epoch),))
     if waited is Waited.THERE:
@@ -99,7 +100,7 @@ def agree(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:
 
 
 def _settle(keys: Keys, epoch: int, ranks: Sequence[int]) -> Saying[Decision]:
-    """Decide from the offers of these ranks, unless it is decided."""
+    """Decide from the votes of these ranks, unless another rank has decided. Return the decision that holds."""
     raw = yield Get(tuple(keys.offer(epoch, rank) for rank in ranks))
     assert isinstance(raw, tuple)
     return (yield from _claim(keys, epoch, tuple(offers.read_offer(each) for each in raw)))
@@ -111,7 +112,7 @@ def _claim(keys: Keys, epoch: int, heard: Sequence[Vote]) -> Saying[Decision]:
 
 
 def _present(keys: Keys, epoch: int, ranks: tuple[int, ...]) -> Saying[tuple[int, ...]]:
-    """Those of the ranks whose offer is there. Few are missing, if any: halves are asked for, and not each one."""
+    """Return those of the ranks whose vote is there. Few are missing, if any, so it asks for halves and not for each one."""
     if (yield Has(tuple(keys.offer(epoch, rank) for rank in ranks))):
         return ranks
     if len(ranks) == 1:
@@ -132,20 +133,20 @@ def _bytes(answer: object) -> bytes:
     return answer
 
 
-# What is asked of the job's store, as values: the functions above say them one by one, `store` does them, and so does a test
-# that explores in which order those of all ranks may come.
+# The operations on the job's store, as values. The functions above yield them one by one, and `store` runs them. So does a test
+# that explores the orders in which the operations of all ranks may come.
 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Values under their keys. They are there for sure when a later operation of the same rank has been answered."""
+    """Set values under their keys. They are there for sure once the store has answered a later operation of the same rank."""
 
     values: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """To a counter, which begins at 0. Answered by its new value, an `int`."""
+    """Add to a counter, which begins at 0. The answer is its new value, an `int`."""
 
     key: str
     amount: int = 1
@@ -153,7 +154,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A value under a key that has none. Answered by what is there then, `bytes`: this, or what came first."""
+    """Set a value under a key that has none. The answer is the key's value in `bytes`: this one, or the one that came first."""
 
     key: str
     value: str
@@ -161,35 +162,35 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """Answered by whether all of these keys have a value, a `bool`."""
+    """Ask whether all of these keys have a value. The answer is a `bool`."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Of keys that are known to be there. Answered by their values, a tuple of `bytes`."""
+    """Get the values of keys that are known to be there. The answer is a tuple of `bytes`."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """For all keys to be there. Answered by a `Waited`."""
+    """Wait for all keys to be there. The answer is a `Waited`."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Keys that nobody asks for any more. A store that cannot forget keeps them."""
+    """Delete keys that no rank asks for any more. A store that cannot delete keeps them."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """No operation of the store: this entry is the next of the log. It is heard when this is answered."""
+    """Deliver the next entry of the log; no operation of the store. The answer comes when the entry has been heard."""
 
     epoch: int
     raw: bytes
@@ -199,16 +200,16 @@ class Waited(Enum):
     """How a wait has ended."""
 
     THERE = "there"
-    #: The time for it is over.
+    #: Its time is up.
     LATE = "late"
-    #: What it was for does not count any more.
+    #: Its purpose does not count any more.
     OVER = "over"
 
 
 Operation = Set | Add | Claim | Has | Get | Wait | Drop | Hear
-#: None for what has no answer but that it is done.
+#: None: the operation is done and has no other answer.
 Answer = None | int | bool | bytes | tuple[bytes, ...] | Waited
 
 T = TypeVar("T")
-#: Says operations, is sent the answer of each, and returns.
+#: A generator that yields operations, receives the answer to each, and returns its result.
 Saying = Generator[Operation, Answer, T]

@@ -1,8 +1,9 @@
-"""Tensors of one name on several groups of ranks. In a checkpoint one name is one tensor.
+"""The check that equal names on several groups of ranks mean one tensor, because in a checkpoint one name is one tensor.
 
-So it is with pipeline stages that count their layers from 0, each cut or replicated among ranks of its own: what they save
-would never be a whole, and the first save would be the one to say so. Here the ranks find it out when they have just met.
-(A tensor that nobody declares to be shared bears its rank's number, and has no namesakes.)
+Pipeline stages break this rule if each counts its layers from 0, and is cut or replicated among ranks of its own. Their save
+would never be whole, and only the first save would show it. This check finds it when the ranks have just met.
+
+A tensor that is not declared as shared has its rank's number in its name, and cannot clash.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .channel import Channel
 
 log = logging.getLogger("spotguard")
 
-#: Namesakes of one shape whose bytes are read: so many tell stages from replicas, and a large model has thousands.
+#: Most namesakes of one shape whose bytes are read: enough to tell stages from replicas. A large model has thousands.
 _READ = 64
 
 _WAY_OUT = (
@@ -33,7 +34,7 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class TensorClaim:
-    """Of a tensor, by the first rank of those that it lies on."""
+    """A tensor's group, type and shape, as the first rank of its group reports them."""
 
     group: tuple[int, ...]
     dtype: str
@@ -45,7 +46,7 @@ class TensorClaim:
 
 @dataclass(frozen=True, slots=True)
 class NameClash:
-    """Of one name, on two groups."""
+    """One name for tensors on two groups."""
 
     name: str
     one: TensorClaim
@@ -53,19 +54,19 @@ class NameClash:
 
     @property
     def alike(self) -> bool:
-        """Whether they may be the same, as far as can be seen without their bytes."""
+        """Whether the two may be one tensor, as far as their types and shapes show."""
         return (self.one.dtype, self.one.shape) == (self.other.dtype, self.other.shape)
 
 
 def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[StateTensor]]) -> None:
-    """See that equal names are one tensor. On the training thread, of all ranks at once: all raise where one has to.
+    """Check that equal names mean one tensor. The training threads of all ranks call it at once; if one raises, all do.
 
     Args:
-        collect: gives what this rank holds. What it raises is raised on all.
+        collect: returns the tensors of this rank. If it raises on one rank, all ranks raise.
 
     Raises:
-        StateError: two tensors have one name; or a rank's state cannot be collected.
-        Silent: not all have come.
+        StateError: two tensors have one name, or a rank's state cannot be collected.
+        StoreSilent: not all ranks have come.
     """
     shared: list[StateTensor] = []
 
@@ -73,13 +74,13 @@ def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[StateTenso
         shared.extend(leaf for leaf in collect() if leaf.group)
         return [*{leaf.group for leaf in shared}]
 
-    told = of_all(channel, lie_on)
-    groups = {tuple(group) for each in told for group in each}
+    of_ranks = of_all(channel, lie_on)
+    groups = {tuple(group) for each in of_ranks for group in each}
     if len(groups) < 2:
-        return  # as nearly always: all that is shared lies on the same ranks
+        return  # nearly always: all shared tensors are on the same ranks
     first = {leaf.name: leaf for leaf in shared if leaf.group[0] == channel.rank}
-    told = of_all(channel, lambda: {name: _said(leaf) for name, leaf in first.items()})
-    pairs = [*namesakes([_read(said) for said in told])]
+    of_ranks = of_all(channel, lambda: {name: _said(leaf) for name, leaf in first.items()})
+    pairs = [*namesakes([_read(message) for message in of_ranks])]
     for pair in pairs:
         if not pair.alike:
             raise StateError(f"{pair.name} is {pair.one} and {pair.other}; {_WAY_OUT}")
@@ -87,30 +88,34 @@ def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[StateTenso
         _compare(channel, first, pairs)
 
 
-def namesakes(said: Sequence[Mapping[str, TensorClaim]]) -> Iterator[NameClash]:
-    """What lies by one name on different groups: who said so first, with each other.
+def namesakes(claims: Sequence[Mapping[str, TensorClaim]]) -> Iterator[NameClash]:
+    """Yield the names that are on different groups: the first claim of a name, paired with each other one.
 
     Args:
-        said: by name, of each rank.
+        claims: the claims of each rank, by name.
     """
     first: dict[str, TensorClaim] = {}
-    for known in said:
-        for name, each in known.items():
-            if (held := first.setdefault(name, each)).group != each.group:
-                yield NameClash(name, held, each)
+    for of_rank in claims:
+        for name, each in of_rank.items():
+            if (earlier := first.setdefault(name, each)).group != each.group:
+                yield NameClash(name, earlier, each)
 
 
 def _compare(channel: Channel, first: Mapping[str, StateTensor], pairs: Sequence[NameClash]) -> None:
-    """They may be replicas that nobody declares. With other values they are none."""
+    """Compare the values of namesakes, which may be replicas that no wrapper declares. With other values they are none.
+
+    Raises:
+        StateError: two namesakes have different values.
+    """
     read = {pair.name for pair in pairs[:_READ]}
-    # Reads bytes, for which there may be no memory here.
-    told = of_all(
+    # Reading bytes may fail for want of memory, so it runs inside `of_all`.
+    checksums = of_all(
         channel,
         lambda: {n: [x.offsets, [*x.tensor.shape], crc_of(x.tensor)] for n, x in first.items() if n in read},
     )
     for name, one, other in ((pair.name, pair.one.group, pair.other.group) for pair in pairs[:_READ]):
-        *box, crc = told[one[0]][name]
-        *their_box, their_crc = told[other[0]][name]
+        *box, crc = checksums[one[0]][name]
+        *their_box, their_crc = checksums[other[0]][name]
         if box == their_box and crc != their_crc:
             raise StateError(
                 f"{name} is on {named(one)} and on {named(other)} with other values; {_WAY_OUT}. Replicas are made "
@@ -133,7 +138,8 @@ def _said(leaf: StateTensor) -> list[object]:
     return [leaf.group, dtype_name(leaf.tensor.dtype), [*shape]]
 
 
-def _read(said: Mapping[str, Any]) -> dict[str, TensorClaim]:
+def _read(message: Mapping[str, Any]) -> dict[str, TensorClaim]:
     return {
-        name: TensorClaim(tuple(group), dtype, tuple(shape)) for name, (group, dtype, shape) in said.items()
+        name: TensorClaim(tuple(group), dtype, tuple(shape))
+        for name, (group, dtype, shape) in message.items()
     }

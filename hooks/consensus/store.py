@@ -1,7 +1,7 @@
-"""The job's store, as much of it as is used, and the doing of one operation with it. `torch.distributed.Store` is one.
+"""The job's store (a `torch.distributed.Store`), the operations on it, and the threads that run them.
 
-Its own timeouts are not relied on: with a host that stands still (SIGSTOP) none fires. So whoever calls here is a
-thread that can be done without.
+spotguard does not rely on the store's own timeouts: with a host that stands still (SIGSTOP) none fires. So only threads that the
+process can do without call it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .protocol import Add, Answer, Claim, Drop, Get, Has, Hear, Operation, Sayin
 
 
 class StoreSilent(SpotguardError):
-    """The job's store does not answer: the process that hosts it is gone, or stands still."""
+    """The job's store does not answer: its host process is gone, or stands still."""
 
 
 class JobStore(Protocol):
-    """The whole of the job's store. Values are text where they are given and bytes where they are got."""
+    """All methods of the job's store that spotguard uses. They take values as text and return them as bytes."""
 
     def add(self, key: str, value: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
@@ -36,25 +36,26 @@ class JobStore(Protocol):
 
 
 def connect(store: JobStore) -> JobStore:
-    """A connection for one more thread: one that waits keeps all others from the connection that it waits on. (It may
-    take seconds: c10d asks for the host's name.)
+    """Return a connection for one more thread. It may take seconds, in which c10d looks up the host's name.
+
+    Threads do not share a connection, because a thread that waits on it blocks all others.
 
     Raises:
-        Silent: the store is gone.
+        StoreSilent: the store is gone.
     """
     try:
         return store.clone()
     except (AttributeError, NotImplementedError):
-        return store  # in this process's memory or in a file: there is no connection
+        return store  # a store in this process's memory or in a file has no connection
     except RuntimeError as error:
         raise StoreSilent(f"the job's store does not answer: {_line(error)}") from error
 
 
 def do(store: JobStore, operation: Operation) -> Answer:
-    """All but waiting and hearing, which take time that somebody must measure.
+    """Run one operation and return its answer. `Wait` and `Hear` are left to the callers, which measure the time.
 
     Raises:
-        Silent: the store is gone. One that stands still gives no answer at all.
+        StoreSilent: the store is gone. If its host stands still, the call does not return.
     """
     try:
         match operation:
@@ -74,17 +75,18 @@ def do(store: JobStore, operation: Operation) -> Answer:
                 return None
             case Wait() | Hear():
                 raise TypeError(f"{operation} is not done here")
-    except RuntimeError as error:  # the root of all that c10d raises
+    except RuntimeError as error:  # the base class of c10d's errors
         raise StoreSilent(f"the job's store does not answer: {_line(error)}") from error
 
 
 def wait(store: JobStore, keys: Sequence[str], seconds: float) -> bool:
-    """Wait for all keys; whether they are there. (That it took too long, and that the store is gone, are one error in
-    some stores: so it is asked once more. For a wait that may well be in vain this is not: c10d writes two warnings to
-    standard error for each.)
+    """Wait for all keys, and return whether they are there.
+
+    Some stores raise one error for a timeout and for a store that is gone, so a failed wait asks once more. Do not use it for a
+    wait that often ends without its keys: c10d writes two warnings to standard error for each.
 
     Raises:
-        Silent: the store is gone.
+        StoreSilent: the store is gone.
     """
     try:
         store.wait(list(keys), timedelta(seconds=seconds))
@@ -98,22 +100,22 @@ def _drop(store: JobStore, keys: Sequence[str]) -> None:
         for key in keys:
             store.delete_key(key)
     except RuntimeError:
-        pass  # a store that keeps everything; and one that is gone says so when it is asked for something
+        pass  # some stores cannot delete keys, and one that is gone raises at the next operation
 
 
 def _line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:200]
 
 
-# A line to the job's store: one connection, and one thread that alone uses it and that can be done without.
+# Connections to the job's store, each with one thread that alone uses it and that the process can do without.
 #
-# A store whose host stands still keeps whoever asks it, for as long as it pleases. So the asking thread waits beside, by
-# its own deadline. What it leaves behind ends by itself when the store answers again; until then the line is taken.
+# If the store's host stands still, a call does not return. So the thread that asks waits beside the connection's thread, by its
+# own deadline. An errand that it gives up ends by itself when the store answers again; until then the connection is busy.
 
-#: Seconds between two looks for what is waited for, at first and at last, and how they grow. (A wait in c10d that ends
-#: by its timeout writes to the user's standard error; and what is waited for here is there in a millisecond, or is late.)
+#: Seconds between two polls for a key, at first and at last, and the factor by which they grow. Not a wait in c10d: if that ends
+#: by its timeout, it writes to the user's standard error. The key is there within a millisecond, or it is late.
 _PAUSE, _LONGEST, _GROWTH = 0.0005, 0.03, 1.3
-#: Seconds after which who asks looks at its own deadline again: one that is known may move earlier.
+#: Seconds after which the thread that asks checks its own deadline again, which may have moved earlier.
 _LOOK = 0.25
 
 T = TypeVar("T")
@@ -123,18 +125,21 @@ class _Errand(Generic[T]):
     def __init__(self, job: Callable[[JobStore], T], dropped: threading.Event) -> None:
         self.job = job
         self.done = threading.Event()
-        #: Set when nobody waits for it any more.
+        #: Set when no thread waits for the result any more.
         self.dropped = dropped
         self.error: Exception | None = None
         self.result: T
 
 
 class StoreConnection:
-    """Named, a daemon: a process ends whatever the store does.
+    """One connection and its thread, a daemon: the process can end whatever the store does.
 
     Args:
-        longest: seconds between two looks for what is waited for, at most. They cost the store's host a little each: of a
-            thousand ranks that wait for hours, all that it has.
+        name: name of the thread.
+        store: the store to connect to.
+        clock: the time.
+        longest: most seconds between two polls for a key. Each costs the store's host a little. If a thousand ranks wait for
+            hours, they cost all that it has.
     """
 
     def __init__(self, name: str, store: JobStore, clock: Clock, *, longest: float = _LONGEST) -> None:
@@ -151,15 +156,16 @@ class StoreConnection:
         left: Callable[[], float | None],
         waiting: Callable[[], Waited | None] | None = None,
     ) -> T:
-        """Say all of it, and return what it returns. From any thread.
+        """Run all operations of a generator, and return its result. Any thread may call it.
 
         Args:
-            left: seconds until it is given up; None: as long as it takes.
-            waiting: asked now and then during a wait in the store, on the line's thread: how it is to end, or None.
-                By default it is late when nothing is left.
+            saying: the generator, from `protocol` or `barrier`.
+            left: returns the seconds that are left; None: no limit.
+            waiting: called now and then during a `Wait`, on the connection's thread. It returns how the wait must end, or None.
+                By default a wait is late when no seconds are left.
 
         Raises:
-            Silent: the store is gone, or has not answered in time.
+            StoreSilent: the store is gone, or has not answered in time.
         """
         dropped = threading.Event()
         asked = waiting or (lambda: Waited.LATE if _spent(left()) else None)
@@ -173,17 +179,17 @@ class StoreConnection:
                     )
                 self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
         finally:
-            dropped.set()  # also where `left` raises
+            dropped.set()  # also if `left` raises
         if errand.error is not None:
             raise errand.error
         return errand.result
 
     def give(self, job: Callable[[JobStore], None]) -> None:
-        """Something else to be done with the connection; nobody waits for it, and what it raises is lost."""
+        """Have the thread run a job with the connection. No thread waits for it, and an exception from it is lost."""
         self._give(job, threading.Event())
 
     def close(self, seconds: float) -> bool:
-        """Join the thread; whether it has ended. The store may keep it."""
+        """Join the thread, and return whether it has ended. It may hang in the store."""
         self._errands.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -198,10 +204,10 @@ class StoreConnection:
         while (errand := self._errands.get()) is not None:
             try:
                 if not errand.dropped.is_set():
-                    # Here, and not where the line is made: it may take as long as anything else.
+                    # Connected on this thread, because connecting may take as long as any other call.
                     store = store or c10d.connect(self._store)
                     errand.result = errand.job(store)
-            except Exception as error:  # noqa: BLE001 it is raised where the errand came from
+            except Exception as error:  # noqa: BLE001 raised again in the thread that gave the errand
                 errand.error = error
             errand.done.set()
 

@@ -1,7 +1,7 @@
-"""This machine, as the job's other ranks know it: whether two ranks share it, and where it is found.
+"""The machines of a job's ranks: which ranks share one, at which address the others reach it, and who holds the same state.
 
-A notice is of a machine. All processes that one agent watches over are on one; what a launcher's rendezvous calls it is
-among its names.
+A notice concerns a machine. All processes that one agent guards are on one machine. The name that a launcher's rendezvous uses
+is among its names.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 #: `ioctl_netdevice(7)`: an interface's IPv4 address, in bytes 20 to 24 of its `ifreq`.
 _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127."
-#: `proc_net(5)`: a line for each route, of which the default one goes to 0.0.0.0/0.
+#: `proc_net(5)`: one line for each route; the default route goes to 0.0.0.0/0.
 _ROUTES = Path("/proc/net/route")
 _ANYWHERE = "00000000"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Two ranks are on one where these are equal."""
+    """A machine. Two ranks share it if their `Host` values are equal."""
 
-    #: A kernel's boot, and the agent's socket on it: its path, and the folder that has this path here.
+    #: The kernel's boot id, and the place of the agent's socket: its path, and the folder that has this path here.
     id: str
-    #: By which others may know it: host name, and addresses, the best one last.
+    #: Names by which others may know the machine: its host name, then its addresses, the best one last.
     names: tuple[str, ...]
 
     @property
     def address(self) -> str:
-        """Where others find it; "" where it has loopback only."""
+        """The address at which other machines reach this one; "" if it has loopback only."""
         return next((name for name in reversed(self.names) if name[:1].isdigit()), "")
 
     def encode(self) -> str:
@@ -47,25 +47,27 @@ class Host:
 
     @classmethod
     def decode(cls, token: str) -> Host:
-        """
+        """Return the host of a token.
+
         Args:
-            token: `encode`'s, of any rank.
+            token: the result of `encode` on any rank.
         """
         try:
             id, *names = json.loads(token)
-        except ValueError:  # another version's: a name for itself
+        except ValueError:  # another version's token: it serves as the id
             return cls(token, ())
         return cls(str(id), tuple(map(str, names)))
 
 
 def this_machine(agent: str) -> Host:
-    """
+    """Return this process's machine.
+
     Args:
-        agent: the socket of the agent that watches over this process; "" for none.
+        agent: path of the socket of the agent that guards this process; "" for none.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # no Linux, or hidden: a name will do
+    except OSError:  # not on Linux, or hidden: the name must do
         boot = ""
     host = os.uname().nodename
     id = f"{boot} {_place(os.path.realpath(agent))}" if agent else f"{boot} {host}"
@@ -73,42 +75,48 @@ def this_machine(agent: str) -> Host:
 
 
 def _place(agent: str) -> str:
-    """Two containers of one kernel have an agent each, at the same path, and with the node's network the same names. The socket
-    itself is another one when its agent starts again, its folder is not."""
+    """Return the path of an agent's socket, with the device and inode of its folder.
+
+    Two containers on one kernel have an agent each, at the same path. If they use the node's network, they have the same names
+    too. The folder tells them apart. The socket's own inode would not do, since it changes when the agent restarts.
+    """
     try:
         folder = os.stat(os.path.dirname(agent))
-    except OSError:  # nobody has been there
+    except OSError:  # no agent has made the folder
         return agent
     return f"{agent} {folder.st_dev}:{folder.st_ino}"
 
 
 def _addresses() -> list[str]:
-    """That of the interface with the default route last: others find a machine there, and not on its own bridge of
-    containers, which every machine has under one address."""
-    found: dict[str, str] = {}
+    """Return this machine's addresses, with that of the interface with the default route last.
+
+    Other machines reach it there. A bridge for containers has the same address on every machine.
+    """
+    of_interfaces: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
+            except OSError:  # the interface has no IPv4 address
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if not address.startswith(_LOOPBACK):
-                found[name] = address
+                of_interfaces[name] = address
     try:
         best = default_interface(_ROUTES.read_text())
-    except OSError:  # no Linux, or hidden
+    except OSError:  # not on Linux, or hidden
         best = ""
-    return [found[name] for name in sorted(found, key=lambda name: name == best)]
+    return [of_interfaces[name] for name in sorted(of_interfaces, key=lambda name: name == best)]
 
 
 def default_interface(routes: str) -> str:
-    """
+    """Return the interface of the default route.
+
     Args:
-        routes: as in /proc/net/route.
+        routes: text as in /proc/net/route.
 
     Returns:
-        Where packets for anywhere go, by the cheapest route; "" for nowhere.
+        The interface of the default route with the lowest metric; "" if there is no default route.
     """
     default = [
         (int(metric), interface)
@@ -118,38 +126,38 @@ def default_interface(routes: str) -> str:
     return min(default)[1] if default else ""
 
 
-# What a rank holds that others may hold too: who can be done without, and who not.
+# The state that a rank holds and others may hold too: it shows which ranks a save can do without.
 #
-# Told once, at register, by all to all: of a rank that has died nobody can ask any more.
+# All ranks exchange it once, at `register`, because a rank that has died cannot be asked any more.
 
-#: Seconds in which all ranks come to it: they have just met.
+#: Seconds in which all ranks must have sent theirs: they have just met.
 _PATIENCE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicationInfo:
-    """Of one rank."""
+    """The state that one rank holds, as far as it shows what other ranks hold too."""
 
     #: Registered names.
     parts: frozenset[str]
-    #: The groups of ranks with whom it holds the same, each by its ranks.
+    #: The groups of ranks that share tensors with this rank, each by its ranks.
     groups: frozenset[tuple[int, ...]]
-    #: It has tensors that nobody else has. (Its generators do not count: they are lost with it.)
+    #: The rank has tensors that no other rank has. Its generators do not count: they are lost with it.
     alone: bool
 
     def within(self, other: ReplicationInfo) -> bool:
-        """Whether the other has all that this one has."""
+        """Return whether the other rank holds all that this one holds."""
         return not self.alone and self.parts <= other.parts and self.groups <= other.groups
 
 
 def holding(state: State) -> ReplicationInfo:
-    """This rank's, as it is now."""
+    """Return the replication of this rank's state, as it is now."""
     groups = frozenset(state.fingerprint())
     return ReplicationInfo(frozenset(part.name for part in state.parts), groups, state.alone())
 
 
 def gather_holdings(channel: Channel, state: State) -> list[ReplicationInfo]:
-    """Everybody's. On the training thread, of all ranks at once."""
+    """Return the replication of all ranks, in order. The training threads of all ranks call it at once."""
     mine = holding(state)
     card = {"parts": sorted(mine.parts), "groups": sorted(mine.groups), "alone": mine.alone}
     cards = [json.loads(each) for each in channel.gather(json.dumps(card).encode(), _PATIENCE)]

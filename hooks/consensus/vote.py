@@ -1,7 +1,7 @@
-"""What each rank offers for a save, and what is decided from the offers. Pure; one decision is made for all ranks.
+"""Votes of the ranks for a save, and the one decision from them, for all ranks. Pure.
 
-The step is the latest of those that are offered: every rank offers the earliest that it can still give, and who is
-behind needs only collectives that those ahead have joined already.
+Every rank votes for the earliest step that it can still give, and the decision is the latest of these steps. A rank that is
+behind then needs only collectives that the ranks ahead have joined already.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from ...providers.errors import ProtocolError
 from ..checkpoint.format.manifest import named
 from ..ipc import typed_json
 
-#: What is committed, and in which order.
+#: The parts that a save commits, and their order.
 Level = Literal["full", "weights-first", "weights-early"]
 
-#: A doomed rank's save fits comfortably when it would even so much slower, and with the commit taking twice its
-#: seconds, and a second of anything else.
+#: Margins within which a doomed rank's save must still fit to count as comfortable: factor on the upload's seconds, factor on
+#: the commit's seconds, and further seconds.
 _SLOWER, _COMMITS, _SPARE = 1.25, 2, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """What the ranks of one group hold together, as one of them sees it."""
+    """The tensors that the ranks of one group share, as one of the ranks sees them."""
 
-    #: Names the group; the same on all of its ranks.
+    #: Name of the group, the same on all of its ranks.
     group: str
-    #: How many ranks it has.
+    #: Number of its ranks.
     size: int
-    #: Of the names, types, shapes and places of what is shared.
+    #: Digest of the shared tensors' names, types, shapes and places.
     digest: str
 
 
 def shared(fingerprints: Mapping[tuple[int, ...], str]) -> tuple[ReplicaGroup, ...]:
-    """
+    """Return the replica groups of a rank.
+
     Args:
-        fingerprints: by the ranks of the group.
+        fingerprints: the digest of each group's shared tensors, by the ranks of the group.
     """
     return tuple(
         ReplicaGroup(sha256(repr(tuple(group)).encode()).hexdigest()[:16], len(group), digest)
@@ -49,28 +50,30 @@ def shared(fingerprints: Mapping[tuple[int, ...], str]) -> tuple[ReplicaGroup, .
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One rank's, made in the same act in which it shut its gate."""
+    """The vote of one rank, made in the same atomic act in which the rank shuts its gate."""
 
     rank: int
-    #: The fewest completed steps at which its state can be had. None: it has no state, before or inside `restore`.
+    #: The fewest completed steps at which the rank can give its state. None: it has no state, before or inside `restore`.
     step: int | None
-    #: It can give none but at a parked boundary that it has not come to yet: it must train with the others to get there.
+    #: The rank can give its state only at a boundary that it has not reached. It must train with the others to get there.
     boundary: bool = False
-    #: Bytes that it would write now, the roles being what they are.
+    #: Bytes of weights that it would write now, by the present roles.
     weights: int = 0
+    #: Bytes of moments that it would write now, by the present roles.
     moments: int = 0
-    #: Bytes a second to the store, and seconds of a commit. None: not known yet.
+    #: Bytes per second to the store. None: not known yet.
     rate: float | None = None
+    #: Seconds of a commit.
     commit: float = 0.0
-    #: Seconds that its machine has for the save. None: it is not doomed.
+    #: Seconds that its machine has for the save. None: the rank is not doomed.
     left: float | None = None
-    #: Step of the newest committed checkpoint that it knows, where that is complete; else -1.
+    #: Step of the newest committed checkpoint that the rank knows, if that one is complete; else -1.
     last: int = -1
-    #: What it shares with others.
+    #: Its replica groups.
     plan: tuple[ReplicaGroup, ...] = ()
-    #: Ranks that hold nothing which this one does not hold too.
+    #: Ranks that hold nothing which this rank does not hold too.
     covers: tuple[int, ...] = ()
-    #: It is held at its boundary until it has saved. Who is not goes on to its next change meanwhile.
+    #: The rank is parked at its boundary until it has saved. A rank that is not parked goes on to its next change.
     parks: bool = False
     #: A restore would take its weights alone, and its moments need some seconds more.
     early: bool = False
@@ -81,22 +84,22 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do about one call."""
+    """The decision about one event, which all ranks obey."""
 
     epoch: int
-    #: All save this one. None: nobody saves anything, and `why` says who and what is to blame.
+    #: The step that all ranks save. None: no rank saves, and `why` names the rank and the cause.
     step: int | None
     why: str = ""
-    #: Who has answered in time, and so who saves. A rank that is not among them parks, and saves nothing.
+    #: Ranks that voted in time, and therefore save. Any other rank parks and saves nothing.
     ranks: tuple[int, ...] = ()
-    #: "weights-first": the weights are committed by themselves, and the moments follow. "weights-early": so they are, and the
+    #: "weights-first": the weights are committed by themselves, and the moments follow. "weights-early": the same, but the
     #: moments wait for nothing.
     level: Level = "full"
-    #: Nobody relies on another: each writes all that it holds.
+    #: Each rank writes all that it holds, and relies on no other rank.
     whole_each: bool = False
-    #: Some are held at their boundary, and others are not: these wait for them in the next step's collectives.
+    #: Some ranks are parked at their boundary. The others wait for them in the next step's collectives.
     some_park: bool = False
-    #: The step of the complete checkpoint for which nothing is saved: it is as new. -1: there is none.
+    #: Step of a complete checkpoint that is as new, so that nothing is saved. -1: there is none.
     stands: int = -1
 
     def encode(self) -> str:
@@ -104,11 +107,11 @@ class Decision:
 
 
 def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
-    """One decision, from the offers that are there: all of them, or those that came in time.
+    """Return the decision from the given votes: those of all ranks, or those that came in time.
 
-    Ranks that are silent are taken for dead. Training cannot go a step further without them; so those that are there
-    save without them only if all stand on one step already, and hold everything that the silent ones hold, but for the
-    extras of each. A complete checkpoint of that step is worth more: where there is one, nothing is saved.
+    A silent rank counts as dead, and training cannot go a step further without it. So the other ranks save only if two
+    conditions hold: all of them stand on one step already, and they hold everything that the silent ranks hold. The extras of
+    silent ranks are excepted. A complete checkpoint of that step is worth more: if there is one, no rank saves.
     """
     there = tuple(sorted(offer.rank for offer in offers))
 
@@ -142,15 +145,16 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
         there,
         _level(offers),
         whole_each=_differ(offers, whole=not silent),
-        # (Who is silent joins no collective any more, and nobody needs to.)
+        # False if a rank is silent: that rank joins no collective any more, and no other rank needs to.
         some_park=not silent and len({offer.parks for offer in offers}) > 1,
     )
 
 
 def read_offer(raw: bytes | str) -> Vote:
-    """
+    """Return the vote that a rank has encoded.
+
     Raises:
-        ProtocolError: this is no offer.
+        ProtocolError: the text is no vote.
     """
     body = typed_json.decode(raw)
     plan = body.get("plan")
@@ -164,9 +168,10 @@ def read_offer(raw: bytes | str) -> Vote:
 
 
 def read_decision(raw: bytes | str) -> Decision:
-    """
+    """Return the decision that a rank has encoded.
+
     Raises:
-        ProtocolError: this is no decision.
+        ProtocolError: the text is no decision.
     """
     body: dict[str, Any] = typed_json.decode(raw)
     if body.get("level") not in get_args(Level):
@@ -175,23 +180,27 @@ def read_decision(raw: bytes | str) -> Decision:
 
 
 def it_stands(late: str, step: int) -> str:
-    """Why nothing is saved where a complete checkpoint is as new.
+    """Return the reason why nothing is saved, if a complete checkpoint is as new.
 
     Args:
-        late: who has not answered.
+        late: text that names the ranks which have not answered.
+        step: step of the complete checkpoint.
     """
     return f"{late}, and the complete checkpoint of step {step} stands"
 
 
 def _level(offers: Sequence[Vote]) -> Level:
-    """Commit the weights early where all fits and a machine goes: clouds break their promise."""
+    """Return the level. If all fits and a machine goes, the weights may still be committed early: clouds break their promise."""
     if not all(map(_comfortable, offers)):
         return "weights-first"
     return "weights-early" if any(offer.early and offer.left is not None for offer in offers) else "full"
 
 
 def _comfortable(offer: Vote) -> bool:
-    """Of a link of which nothing is known the best is hoped: the rank's own budget cuts it down."""
+    """Return whether a rank's save fits with a margin.
+
+    A link whose rate is not known counts as fast enough: the rank's own budget then cuts the save down.
+    """
     if offer.left is None or offer.rate is None:
         return True
     seconds = (offer.weights + offer.moments) / offer.rate * _SLOWER + _COMMITS * offer.commit + _SPARE
@@ -199,7 +208,11 @@ def _comfortable(offer: Vote) -> bool:
 
 
 def _differ(offers: Iterable[Vote], *, whole: bool) -> bool:
-    """Whether ranks see differently what they share: another digest, or a group that not all of its ranks know."""
+    """Return whether ranks disagree on what they share: by another digest, or by a group that not all its ranks know.
+
+    Args:
+        whole: whether the votes of all ranks are there.
+    """
     seen: dict[str, list[ReplicaGroup]] = {}
     for offer in offers:
         for each in offer.plan:

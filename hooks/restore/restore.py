@@ -1,4 +1,7 @@
-"""The restore of one process: load the newest whole checkpoint into the registered objects, or the next older one, never a mix."""
+"""The restore of one process: load the newest whole checkpoint into the registered objects, or the next older one.
+
+It never leaves a mix of two checkpoints for training.
+"""
 
 from __future__ import annotations
 

@@ -170,10 +170,10 @@ class StartupMessages:
 
 # Lines that a user at the terminal sees even if the script has set up no logging.
 #
-# Python then shows warnings (`logging.lastResort`), and nothing below. A newcomer saw no message when a run resumed from step 300,
-# or had nothing left to do. The few lines that report this are no warnings. spotguard logs them as any other. If the script has
-# not set up logging, it also prints them as Python prints a warning. If the script has a handler (even one that does nothing) or
-# a level for `spotguard`, that alone decides.
+# Python then shows warnings (`logging.lastResort`), and nothing below. A newcomer saw no message when a run resumed from step
+# 300, or had nothing left to do. The few lines that report this are no warnings. spotguard logs them as any other. If the
+# script has not set up logging, it also prints them as Python prints a warning. If the script has a handler (even one that does
+# nothing) or a level for `spotguard`, that alone decides.
 
 log = logging.getLogger("spotguard")
 
