@@ -135,7 +135,7 @@ def for_one_process(variable: str, configured: _Said, alone: bool) -> _Said | No
 
 # The launchers that started this attempt, and how often: in the launchers' own words, for the attempt's record.
 #
-# People read it who ask later why a run has so many attempts. No decision depends on it.
+# It explains later why a run has many attempts. No decision depends on it.
 
 
 def launchers(env: Mapping[str, str]) -> list[dict[str, Any]]:

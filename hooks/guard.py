@@ -203,10 +203,10 @@ class Guard:
         Raises:
             StateError: the checkpoint does not fit the registered state. Nothing was changed, unless the message says that
                 an object refused its state half-way: `step` then refuses until a restore succeeds.
-            UsageError: `step` is not a number of steps, or `run_id` is not a valid run name; or the guard is closed, or this
-                is a forked child.
+            UsageError: `step` is not a number of steps, or `run_id` is not a valid run name. Also after `close`, and in a
+                forked child.
             CheckpointError: the store has no checkpoint of this step or run, or every checkpoint is damaged.
-            StoreError: the store refused, or did not answer for 60 s, so nobody knows which checkpoints it has.
+            StoreError: the store refused, or did not answer for 60 s. It is then not known which checkpoints it has.
             Preempted: a notice came, and training must end.
 
         Example:
@@ -288,7 +288,7 @@ class Guard:
                 state.audit.take(lambda: self._saver.alarmed)
         except BaseException:
             if state.audit.wanted == gate.place.completed:
-                state.audit.give_up()  # after Ctrl-C right behind the boundary the saver would wait for the audit for ever
+                state.audit.give_up()  # after Ctrl-C right behind the boundary the saver would wait for it without end
             raise
         if self._unsettled:
             self._unsettled -= 1
@@ -335,8 +335,8 @@ class Guard:
         Raises:
             UsageError: called in the middle of a step, before `restore`, after `close`, or in a forked child.
             StoreError: the store failed; the last committed checkpoint is untouched.
-            CheckpointError: another thread changed the state while the saver read it; or, in a job of several ranks, a rank
-                is dead, has no state yet, or does not come. Nothing is saved.
+            CheckpointError: another thread changed the state while the saver read it. Or a rank of the job is dead, has no state
+                yet, or does not come. Nothing is saved.
             Preempted: a notice came meanwhile, and its own save is committed.
 
         Example:
@@ -360,7 +360,7 @@ class Guard:
             except Abandoned as why:
                 log.info("guard.save() waits: %s", why)
             finally:
-                self._gate.stand()  # a notice ends in Preempted here, or lets us go on
+                self._gate.stand()  # a notice ends in Preempted here, or lets training go on
             if (saved := self._saver.made_meanwhile()) is not None:
                 return saved
 

@@ -2,5 +2,5 @@
 
 Begin to read at `protocol` (the operations on the store, as values). It is pure, as are `events` (the entries of the log),
 `job_state` (the state that they add up to) and `vote` (votes and the decision). `channel` runs the operations, with the threads,
-connections and deadlines of `store`. `barrier` and `agree_on` serve `register` and `restore`, where all ranks are at one place.
+connections and deadlines of `store`. `barrier` and `agree_on` serve `register` and `restore`, which all ranks call at once.
 """

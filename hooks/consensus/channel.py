@@ -30,8 +30,7 @@ Hearer = Callable[[int, LogEvent, JobState], None]
 _MEET = 60.0
 #: Seconds that one wait of the mailbox may take: c10d counts milliseconds in 32 bits, which are 24 days.
 _LONGEST = 20 * 86_400.0
-#: Part of the time left for agreeing that is kept to read the votes that are there and to decide without the rest; and the
-#: most of it in seconds.
+#: Share of the time left for agreeing, and the most seconds, kept for the end: to read the votes that are there, and decide.
 _SETTLE, _SETTLE_MOST = 0.2, 1.0
 #: Most seconds between two polls of the store in a long meeting; and seconds between two beats of a rank that comes later.
 _GLANCE, _BEAT = 1.0, 5.0
@@ -42,7 +41,7 @@ _JOIN = 2.0
 
 
 class Channel:
-    """One rank's end of the channel. `join` makes it. It hears events from `listen` on, until `close`."""
+    """One rank's end of the channel. `join` makes it. It receives events from `listen` on, until `close`."""
 
     def __init__(
         self, store: JobStore, rank: int, world: int, incarnation: str, clock: Clock, *, hosts: bool
@@ -53,9 +52,9 @@ class Channel:
         self.incarnation = incarnation
         #: The machine of each rank, in the order of ranks.
         self.machines: tuple[str, ...] = ()
-        #: The job state after all events that this rank has heard.
+        #: The job state after all events that this rank has received.
         self.standing = JobState()
-        #: The job's store is gone: this rank hears no events any more.
+        #: The job's store is gone: this rank receives no events any more.
         self.lost = False
         self._store = store  # keeps the store alive if this process hosts it
         self._clock = clock
@@ -72,7 +71,7 @@ class Channel:
         self._offered = 0
         #: Called again and again while this rank waits for others; it raises if the wait must end.
         self.look: Callable[[], None] = lambda: None
-        #: This rank is closing, and hears no more events.
+        #: This rank is closing, and receives no more events.
         self._leaving = False
         #: This is a forked child: threads and connections are the parent's.
         self._forgotten = False
@@ -134,14 +133,14 @@ class Channel:
         self._mailbox.give(lambda store: self._listen(store, hear))
 
     def call(self, call: LogEvent, left: Callable[[], float | None]) -> int:
-        """Send an event to all ranks, this one included, and return its number. Any thread may call it.
+        """Send an event to all ranks, including this one, and return its number. Any thread may call it.
 
         Args:
             call: the event.
             left: returns the seconds that are left; None: no limit.
 
         Raises:
-            StoreSilent: the store is gone, or has not answered in time. The ranks may still hear the event.
+            StoreSilent: the store is gone, or has not answered in time. The ranks may still receive the event.
         """
         heard = self.standing.epoch
         if isinstance(call, BackgroundEvent):
@@ -331,7 +330,7 @@ class Channel:
         standing = self.standing.after(call)
         try:
             hear(heard.epoch, call, standing)
-        except Exception:  # a bug of spotguard must not end the only thread that hears events
+        except Exception:  # a bug of spotguard must not end the only thread that receives events
             log.exception("spotguard failed inside; please report this")
         # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
         self.standing = standing

@@ -43,7 +43,7 @@ class BackgroundEvent:
     """A background checkpoint is due."""
 
     why: str = ""
-    #: Number of events that the sender had heard before. The channel fills it in.
+    #: Number of events that the sender had received before. The channel fills it in.
     heard: int | None = None
 
 

@@ -2,7 +2,7 @@
 
 One save counts at a time. A notice outranks background and manual saves: while a notice stands, those are void. A later event
 that needs a save supersedes the earlier one. The saver then gives up or takes over the work that it has begun. A background
-save is the exception: it never supersedes a save that its caller had not heard of.
+save is the exception: it never supersedes a save that its caller did not know of.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class JobState:
             case WithdrawnEvent(id=id):
                 return on._withdrawn(id)
             case BackgroundEvent(heard=heard):
-                # The caller knew of no save under way, but may not have heard yet of one that was called meanwhile.
+                # The caller knew of no save under way, but one may have been called for that it had not received yet.
                 unheard = heard is not None and on.wanted is not None and on.wanted.epoch > heard
                 return on if on.notices or unheard else replace(on, wanted=WantedSave(on.epoch, "background"))
             case ManualEvent():

@@ -5,7 +5,7 @@ rank may have written anything, and any rank may have died.
 
 * **The log.** The first rank to claim entry number e has it. A rank announces an entry by setting one key for each rank, its
   *bell*. *Before a rank claims number e + 1, e has rung.* If a rank dies between claim and ring, the next caller rings for it.
-  So every rank hears every entry, in order: it waits for its own bell of one number after the other. Each rank has a bell of
+  So every rank receives every entry, in order: it waits for its own bell of one number after the other. Each rank has a bell of
   its own because a store can wait for all of several keys, but not for one of them. A rank that stops listening rings its own
   bell alone.
 * **The decision** of an epoch is claimed too. The rank with the last vote decides, from all votes. A rank that runs out of time
@@ -72,7 +72,7 @@ def call(keys: Keys, entry: str, heard: int) -> Saying[int]:
 
 
 def listen(keys: Keys, rank: int) -> Saying[None]:
-    """Hear entry after entry. Returns when a wait ends without its key."""
+    """Deliver entry after entry. Returns when a wait ends without its key."""
     epoch = 0
     while True:
         epoch += 1
@@ -190,7 +190,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Deliver the next entry of the log; no operation of the store. The answer comes when the entry has been heard."""
+    """Deliver the next entry of the log; no operation of the store. The answer comes when the rank has handled it."""
 
     epoch: int
     raw: bytes

@@ -1,4 +1,4 @@
-"""The machines of a job's ranks: which ranks share one, at which address the others reach it, and who holds the same state.
+"""The machines of a job's ranks (which ranks share one, and its address), and the state that several ranks hold.
 
 A notice concerns a machine. All processes that one agent guards are on one machine. The name that a launcher's rendezvous uses
 is among its names.

@@ -50,7 +50,7 @@ _LAST_WORD = 5.0
 
 def cannot_begin(channel: Channel, error: Exception) -> None:
     """Send the error to the other ranks, which raise it in `see_the_same`, and close the channel."""
-    with suppress(StoreSilent):  # the job's store does not answer, so no rank can be told
+    with suppress(StoreSilent):  # the job's store does not answer, so the error reaches no rank
         channel.gather(json.dumps(_as_said(_ours(error))).encode(), _LAST_WORD)
     channel.close()
 
@@ -151,7 +151,7 @@ def _try(
     kept = trial.ask(lambda: look() if shelf.keeps else None, PATIENCE)
     if trial.failed:
         return None
-    # The other ranks of a machine look second, so that they find the manifests in its cache.
+    # The other ranks of a machine read the manifests second, so that they find them in its cache.
     whole = trial.ask(lambda: kept or look(), PATIENCE)
     if whole is None:
         return None

@@ -1,11 +1,11 @@
 """The manifest cache: answers of the store that one rank of a machine shares with the machine's other ranks.
 
 A restore needs the manifests of all ranks, on every rank: 65,000 requests for 256 of them, and eight times a hundred
-megabytes through one machine's link. So the first rank of each machine fetches them into a folder of its own, on a disk or in
-memory that the machine's ranks share. The other ranks read them from there.
+megabytes through one machine's link. So the first rank of each machine fetches them into a folder of its own. The folder is on
+a disk or in memory that the machine's ranks share, and the other ranks read from there.
 
-The cache only saves requests. A rank asks the store itself if it cannot see the folder (it has a container of its own), or if a
-file's checksum is wrong. The folder serves one restore and is removed at its end.
+The cache only saves requests. A rank in a container of its own may not see the folder. It then asks the store itself, and so
+does a rank that finds a wrong checksum. The folder serves one restore and is removed at its end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ManifestCache:
     """A `ReadableStore` with a cache on this machine. Several threads may call it at once.
 
     Args:
-        store: answers whatever the cache lacks; for the rank that keeps the cache, every request.
+        store: answers requests that the cache cannot; for the rank that keeps the cache, every request.
         keeps: whether this rank writes the store's answers into the cache.
         folder: the folder of the cache. None: there is no cache, because each rank has a machine to itself.
     """
@@ -103,7 +103,7 @@ def own_folder() -> Iterator[str]:
         _sweep()
         made = Path(tempfile.mkdtemp(prefix=_UNHELD))
         lock = _hold(made)
-        # Renamed after the lock is held: another process would sweep away a folder under this prefix that nobody holds.
+        # Renamed once the lock is held: another process would sweep away an unlocked folder with this prefix.
         folder = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNHELD)))
     except OSError as error:
         log.debug("this machine's other ranks fetch by themselves: %s", error)

@@ -136,7 +136,7 @@ def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...
 # The requests of a read that are in flight, their frames, and the request that lags: pure decisions, under the caller's lock.
 #
 # A request begins when a frame is free for it, so the number of frames alone bounds the memory. A request that lags far behind
-# its peers is sent a second time, into another frame, since the first one may still write into its own. The first answer
+# its peers is sent a second time. It gets another frame, since the first call may still write into its own. The first answer
 # counts. The other frame becomes free when the store's call returns.
 
 #: Frames of requests that count. As many as the parts of the largest chunk, which could otherwise never be complete.

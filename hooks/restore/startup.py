@@ -1,7 +1,7 @@
 """The start of an attempt: claim its number, then load the checkpoint that training goes on from.
 
-If the store fails for a moment, spotguard asks again: it neither takes an older checkpoint nor begins anew for that. In a job
-of several ranks the first rank asks, for all.
+If the store fails for a moment, spotguard asks again: it neither takes an older checkpoint nor begins at step 0 for that. In a
+job of several ranks the first rank asks, for all.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Startup:
         Raises:
             StoreError: the store failed.
         """
-        command = redacted(sys.orig_argv)  # everybody who may read the store can read it, for ever
+        command = redacted(sys.orig_argv)  # every reader of the store can read it, at any later time
         info = {"pid": os.getpid(), "command": command, "launchers": launchers(os.environ)}
         store = self._patient("Training was not started")
         world = 1 if self._channel is None else self._channel.world
@@ -155,7 +155,7 @@ class StartupMessages:
         if not self._first:
             return
         text = f"resumed from step {step} of run {run_id}" if step else f"run {run_id} begins at step 0"
-        # An agent that runs as a service writes to the machine's journal, which nobody at this terminal reads.
+        # An agent that runs as a service writes to the machine's journal, which does not show at this terminal.
         by_run = guarded and bool(os.environ.get("SPOTGUARD_PARENT"))
         tell(f"{text} in {self._url}", aloud=not by_run)
 
