@@ -205,7 +205,7 @@ class Guard:
                 an object refused its state half-way: `step` then refuses until a restore succeeds.
             UsageError: `step` is not a number of steps, or `run_id` is not a valid run name. Also after `close`, and in a
                 forked child.
-            CheckpointError: the store has no checkpoint of this step or run, or every checkpoint is damaged.
+            CheckpointError: the store has no checkpoint of the given step or run, or every checkpoint is damaged.
             StoreError: the store refused, or did not answer for 60 s. It is then not known which checkpoints it has.
             Preempted: a notice came, and training must end.
 

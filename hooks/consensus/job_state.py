@@ -108,7 +108,10 @@ class JobState:
         return replace(on, wanted=WantedSave(self.epoch, "notice", boundary))
 
     def _withdrawn(self, id: str) -> JobState:
-        """Return the state after a withdrawal. While another notice stands, the save goes on, shared among the ranks as before."""
+        """Return the state after a withdrawal.
+
+        While another notice stands, the save goes on, and the ranks share the work as before.
+        """
         rest = tuple(each for each in self.notices if each.id != id)
         if len(rest) == len(self.notices):
             return self

@@ -1,7 +1,8 @@
 """`RetryingStore`: a store that asks again after a transient failure, which means neither damage nor a missing object.
 
 If a restore took a failed request for a missing checkpoint, it would go back behind steps that are safe in the store. Or it
-would begin at step 0. So every decision by the store's content (a restore, a claim) asks through this store, and gets an answer or an error.
+would begin at step 0. So every decision by the store's content (a restore, a claim) asks through this store. It gets an answer
+or an error.
 """
 
 from __future__ import annotations
