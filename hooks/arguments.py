@@ -14,17 +14,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..providers.errors import SpotguardError, StateError, UsageError
 from .checkpoint.format.keys import check_run_id
-from .checkpoint.ranking import EXTRAS_WORTH
-from .checkpoint.retention import Keep
+
+if TYPE_CHECKING:
+    from .checkpoint.retention import Keep
 
 log = logging.getLogger("spotguard")
 
 #: Checkpoints that stay by default.
-_KEEP = Keep(3)
+_KEEP = 3
 
 _YES, _NO = ("1", "yes", "true"), ("", "0", "no", "false")
 
@@ -71,9 +72,11 @@ def kept(variable: str) -> Keep:
     Raises:
         UsageError: the variable holds neither one number nor two.
     """
+    from .checkpoint.retention import Keep  # not above: `spotguard run` asks this module for names alone
+
     text = os.environ.get(variable, "")
     try:
-        return Keep.of(text) if text else _KEEP
+        return Keep.of(text) if text else Keep(_KEEP)
     except ValueError:
         raise UsageError(
             f"{variable}={text!r} is not a number of 1 or more, or two as in 3+1000; correct it, or unset it"
@@ -88,6 +91,8 @@ def extras_worth() -> int:
     """
     text = os.environ.get("SPOTGUARD_EXTRAS_WORTH", "")
     if not text:
+        from .checkpoint.ranking import EXTRAS_WORTH
+
         return EXTRAS_WORTH
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise UsageError(

@@ -28,8 +28,6 @@ PATIENCE = 600.0
 #: new and still boot. torchrun gives up after 100 s without an answer at its old rendezvous (seen). Kubernetes' Job makes a new
 #: pod up to 600 s late (MaxJobPodFailureBackOff), and only then does its node begin to boot.
 REJOIN = 1800.0
-#: Seconds before the command tries again.
-PAUSE = 1.0
 #: The number of withdrawn calls that are remembered.
 _KEPT = 64
 #: Seconds in which all ranks of a launcher report its SIGTERM: one rank calls the others within milliseconds.

@@ -53,7 +53,7 @@ def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
     if error is not None:
         raise error
     if "error" in answer:
-        raise _heard(answer, 0)
+        raise error_of(answer, 0)
     got: _T = answer["got"]
     return got
 
@@ -69,7 +69,7 @@ def of_all(channel: Channel, ask: Callable[[], object]) -> list[Any]:
         raise error
     for rank, theirs in enumerate(answers):
         if "error" in theirs:
-            raise _heard(theirs, rank)
+            raise error_of(theirs, rank)
     return [theirs["got"] for theirs in answers]
 
 
@@ -81,10 +81,10 @@ def _tried(ask: Callable[[], object]) -> tuple[bytes, Exception | None]:
     try:
         return json.dumps({"got": ask()}).encode(), None
     except Exception as why:  # noqa: BLE001 a user's own code may raise anything, or memory ran out
-        return json.dumps(_as_said(_ours(why))).encode(), why
+        return json.dumps(as_verdict(as_our_error(why))).encode(), why
 
 
-def _ours(error: Exception) -> SpotguardError:
+def as_our_error(error: Exception) -> SpotguardError:
     """Return the error itself if it is spotguard's, else a `StateError` in its place."""
     if isinstance(error, SpotguardError):
         return error
@@ -93,7 +93,7 @@ def _ours(error: Exception) -> SpotguardError:
     return ours
 
 
-def _as_said(error: SpotguardError) -> dict[str, Any]:
+def as_verdict(error: SpotguardError) -> dict[str, Any]:
     damage = isinstance(error, (CheckpointError, CorruptError, NotFoundError))
     damage = damage and not isinstance(error, (NewerFormatError, StateError))
     kind = next((name for name, cls in _ERRORS.items() if type(error) is cls), "")
@@ -103,5 +103,5 @@ def _as_said(error: SpotguardError) -> dict[str, Any]:
     return {"error": kind, "why": str(error), "damage": damage, "gone": gone}
 
 
-def _heard(message: dict[str, Any], rank: int) -> SpotguardError:
+def error_of(message: dict[str, Any], rank: int) -> SpotguardError:
     return _ERRORS.get(str(message.get("error")), StoreError)(f"rank {rank}: {message.get('why')}")

@@ -58,8 +58,8 @@ class JobState:
         """Whether notices stand, and all of them are drills."""
         return bool(self.notices) and all(notice.drill for notice in self.notices)
 
-    def doomed_ranks(self, machines: Sequence[str]) -> frozenset[int]:
-        """Return the ranks on doomed machines.
+    def departing_ranks(self, machines: Sequence[str]) -> frozenset[int]:
+        """Return the ranks on departing machines.
 
         Args:
             machines: the machine of each rank, in the order of ranks.
@@ -92,9 +92,9 @@ class JobState:
                 return on
 
     def _noticed(self, notice: NoticeEvent) -> JobState:
-        """Return the state after a notice. A notice asks for a save if its machine was not doomed before.
+        """Return the state after a notice. A notice asks for a save if its machine was not departing before.
 
-        A further notice for a doomed machine is kept and asks for nothing. The doomed machines stay the same, and so does the
+        A further notice for a departing machine is kept and asks for nothing. The departing machines stay the same, and so does the
         work of each rank. An earlier deadline is known to that machine itself. The first notice that is no drill, after drills,
         asks for a save: the drill's ranks may have ended their work, one by one.
         """

@@ -14,7 +14,6 @@ from typing import Generic, Protocol, TypeVar
 
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
-from . import store as c10d
 from .protocol import Add, Answer, Claim, Drop, Get, Has, Hear, Operation, Saying, Set, Wait, Waited
 
 
@@ -205,7 +204,7 @@ class StoreConnection:
             try:
                 if not errand.dropped.is_set():
                     # Connected on this thread, because connecting may take as long as any other call.
-                    store = store or c10d.connect(self._store)
+                    store = store or connect(self._store)
                     errand.result = errand.job(store)
             except Exception as error:  # noqa: BLE001 raised again in the thread that gave the errand
                 errand.error = error
@@ -230,7 +229,7 @@ class StoreConnection:
             if isinstance(operation, Wait):
                 answer = self._wait(store, operation.keys, waiting, dropped)
             else:
-                answer = c10d.do(store, operation)
+                answer = do(store, operation)
 
     def _wait(
         self,
@@ -240,7 +239,7 @@ class StoreConnection:
         dropped: threading.Event,
     ) -> Waited:
         pause = _PAUSE
-        while not c10d.do(store, Has(keys)):
+        while not do(store, Has(keys)):
             if (ended := waiting()) is not None:
                 return ended
             if self._clock.wait(dropped, pause):

@@ -19,7 +19,7 @@ from ..ipc import typed_json
 #: The parts that a save commits, and their order.
 Level = Literal["full", "weights-first", "weights-early"]
 
-#: Margins within which a doomed rank's save must still fit to count as comfortable: factor on the upload's seconds, factor on
+#: Margins within which a departing rank's save must still fit to count as comfortable: factor on the upload's seconds, factor on
 #: the commit's seconds, and further seconds.
 _SLOWER, _COMMITS, _SPARE = 1.25, 2, 1.0
 
@@ -65,7 +65,7 @@ class Vote:
     rate: float | None = None
     #: Seconds of a commit.
     commit: float = 0.0
-    #: Seconds that its machine has for the save. None: the rank is not doomed.
+    #: Seconds that its machine has for the save. None: the rank is not departing.
     left: float | None = None
     #: Step of the newest committed checkpoint that the rank knows, if that one is complete; else -1.
     last: int = -1

@@ -303,7 +303,7 @@ class Coordinator:
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
         self._saver.emergency(
-            alarm, epoch if wanted else 0, at_boundary=at_boundary, departing=self._doomed(standing)
+            alarm, epoch if wanted else 0, at_boundary=at_boundary, departing=self._departing(standing)
         )
 
     def _as_here(self, id: str) -> str:
@@ -337,7 +337,7 @@ class Coordinator:
         if wanted is None or wanted.epoch != epoch:
             return
         if wanted.cause == "notice":
-            self._saver.again(epoch, self._doomed(standing))
+            self._saver.again(epoch, self._departing(standing))
         elif wanted.cause == "background":
             self._saver.background(epoch, at_boundary=wanted.boundary)
         else:
@@ -406,13 +406,13 @@ class Coordinator:
             RankRoles(job.departing, decision.whole_each, absent),
             speaks=self.speaks,
             weights=_WEIGHTS[decision.level],
-            doomed_until=max(times, default=self._clock.monotonic() + STAYS),
+            departing_until=max(times, default=self._clock.monotonic() + STAYS),
             failed=failed,
             why=decision.why,
         )
 
-    def _doomed(self, standing: JobState) -> frozenset[int]:
-        return standing.doomed_ranks(self.channel.machines)
+    def _departing(self, standing: JobState) -> frozenset[int]:
+        return standing.departing_ranks(self.channel.machines)
 
     def _covered(self) -> frozenset[int]:
         """Return the ranks whose whole state this rank holds too."""

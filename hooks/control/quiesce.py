@@ -22,9 +22,6 @@ from .report import Report
 if TYPE_CHECKING:
     from ..consensus.vote import Decision
 
-if TYPE_CHECKING:
-    from ..consensus.vote import Decision
-
 #: Seconds that ranks wait for each other's offers. Offers come from threads that nothing blocks, so a rank that has not answered
 #: after this time is dead. All other ranks stand still meanwhile.
 _PATIENCE = 10.0

@@ -23,6 +23,8 @@ from .saver import Saver
 #: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
 _WELCOME = 2.0
 
+log = logging.getLogger("spotguard")
+
 
 class AgentSession:
     """The session of this process with the agent. Without an agent, it drops every message.
@@ -140,8 +142,6 @@ class AgentSession:
 
 
 # --- the agent's messages to a guarded process, on the listener thread ---
-
-log = logging.getLogger("spotguard")
 
 
 class AgentMessages:

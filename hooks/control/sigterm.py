@@ -14,8 +14,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from . import sigterm
-
 #: Seconds to wait for a notice that explains a SIGTERM. A group-wide SIGTERM reaches training and agent at once, and the
 #: agent's notice comes a moment later.
 _MOMENT = 1.0
@@ -148,7 +146,7 @@ def _after_fork() -> None:
         forget()
     _forget.clear()
     try:
-        sigterm.let_go()
+        let_go()
     except ValueError:  # forked off the main thread: handlers cannot be set there, and need not be
         signal.getsignal(signal.SIGTERM)
 

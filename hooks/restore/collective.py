@@ -26,7 +26,7 @@ from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import ReadableStore, WholeCheckpoint, examine, scan
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.ranking import EXTRAS_WORTH
-from ..consensus.agree_on import PATIENCE, _as_said, _heard, _ours, of_all, of_the_first
+from ..consensus.agree_on import PATIENCE, as_our_error, as_verdict, error_of, of_all, of_the_first
 from ..consensus.channel import Channel
 from ..consensus.store import StoreSilent
 from ..state.state import State
@@ -51,7 +51,7 @@ _LAST_WORD = 5.0
 def cannot_begin(channel: Channel, error: Exception) -> None:
     """Send the error to the other ranks, which raise it in `see_the_same`, and close the channel."""
     with suppress(StoreSilent):  # the job's store does not answer, so the error reaches no rank
-        channel.gather(json.dumps(_as_said(_ours(error))).encode(), _LAST_WORD)
+        channel.gather(json.dumps(as_verdict(as_our_error(error))).encode(), _LAST_WORD)
     channel.close()
 
 
@@ -263,12 +263,12 @@ class _Trial:
         try:
             result = what()
         except SpotguardError as error:
-            own, mine = error, _as_said(error)
+            own, mine = error, as_verdict(error)
             let_go(error)
         # A user's own code failed, or memory ran out. This rank reports it, so that the others do not wait.
         except Exception as error:  # noqa: BLE001
-            own = _ours(error)
-            mine = _as_said(own)
+            own = as_our_error(error)
+            mine = as_verdict(own)
         if self.filled:  # this rank must not train on it before all ranks have reported success
             self.state.poisoned = f"what became of {self.name} on the other ranks is not known"
         verdicts = self.channel.gather(json.dumps(mine).encode(), patience, silence=silence)
@@ -279,7 +279,7 @@ class _Trial:
             if not verdict["damage"]:
                 if self.filled:
                     self.state.poisoned = f"rank {rank} could not restore {self.name}, and this one has"
-                raise own if own is not None and not mine["damage"] else _heard(verdict, rank)
+                raise own if own is not None and not mine["damage"] else error_of(verdict, rank)
             self.failed = self.failed or f"rank {rank}: {verdict['why']}"
             if verdict["error"] == RefusedError.__name__:
                 self.refused = self.refused or self.failed

@@ -120,7 +120,7 @@ class Committer:
             put_own(writer.uploads, empty, save.scope)
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
-        departing, until = save.agreed.roles.departing, save.agreed.doomed_until
+        departing, until = save.agreed.roles.departing, save.agreed.departing_until
 
         def why(rank: int) -> str:
             if (failed := save.agreed.failed.get(rank)) is not None:

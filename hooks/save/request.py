@@ -150,7 +150,7 @@ class SaveSpec:
     #: Whether the weights are committed by themselves before the moments, and how.
     weights: Weights = "with the rest"
     #: Monotonic seconds after which nothing more comes from ranks whose machine goes.
-    doomed_until: float = math.inf
+    departing_until: float = math.inf
     #: Ranks whose save for this agreement has failed, and why. It grows meanwhile.
     failed: Mapping[int, str] = field(default_factory=dict)
     #: Why some are absent; "" where none is.

@@ -20,8 +20,10 @@ pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)
 def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trainee) -> None:
     """First right at the start, then one operation on the file system later each time, until a save gets through."""
     lives = Lives.under_run(trainee)
-    deaths = []
-    for count in range(1, 100):
+    deaths: list[tuple[Path, bool]] = []
+    count = 0
+    for _ in range(100):
+        count += 1
         start = lives.again()
         lives.running.say("go 1")
         trainee.stepped(lives.running, start + 1)
@@ -30,12 +32,17 @@ def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trai
         committed = lives.running.err.until("(NOT )?COMMITTED")[0] == "COMMITTED"
         drill.join()
         if committed:
-            break
+            if {whole for _, whole in deaths} == {False, True}:
+                break
+            # Objects are put beside each other, and race for their folder: this save had fewer operations before its manifest
+            # than the last one, and the deaths have passed over those between manifest and marker.
+            count -= 3
+            lives.kill()
+            continue
         at = Path(lives.running.out.until(r"^doom at \S+ (.+)$")[1])
         lives.killed()
         deaths.append((at, trainee.newest() > start))
-    # Objects, manifest, marker: each is a name made, a file opened, renamed, and its folder opened to be flushed. (Objects
-    # are put beside each other, and race for their folder: two saves need not have as many operations before their manifest.)
+    # Objects, manifest, marker: each is a name made, a file opened, renamed, and its folder opened to be flushed.
     assert len(deaths) >= 9, deaths
     for at, whole in deaths:
         if "00000-of-00001" in at.parts or at.name == "00000-of-00001.json":

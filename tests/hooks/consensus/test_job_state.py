@@ -31,7 +31,7 @@ def test_a_notice_dooms_its_machine_and_wants_a_save() -> None:
     standing = after(notice("a", "m1"))
     assert standing.wanted == WantedSave(1, "notice")
     assert standing.departing == {"m1"}
-    assert standing.doomed_ranks(["m0", "m1", "m0", "m1"]) == {1, 3}
+    assert standing.departing_ranks(["m0", "m1", "m0", "m1"]) == {1, 3}
 
 
 def test_the_same_notice_again_is_nothing_new() -> None:

@@ -202,7 +202,7 @@ def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> 
             ranks._hear(epoch, call, standing)
         job = SaveRequest("emergency", CancelScope(clock), epoch=3, departing=frozenset({1}))
         agreed = ranks.agreed(job, Decision(3, 7, ranks=(0, 1)), 7)
-        assert agreed.doomed_until == clock.monotonic() + 30.0 + LATE
+        assert agreed.departing_until == clock.monotonic() + 30.0 + LATE
 
 
 def test_a_second_try_that_nobody_hears_of_is_said_to_have_failed() -> None:
