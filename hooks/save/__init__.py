@@ -1,6 +1,6 @@
 """One save of one rank: planned, uploaded, committed.
 
-`request` has what a save is asked for and what became of it; `checkpointer` does it, from standing state to committed
-checkpoint. `policy` decides what a single process saves in the time that is left, `share` does what all ranks have
-agreed on. `plan` says what is written where, `upload` puts it, `commit` makes a checkpoint of it.
+`request` holds a save's request and its result. `checkpointer` runs the save, from the state at rest to the committed
+checkpoint. `policy` decides what a single process saves in the remaining time. `share` runs the save that all ranks have agreed
+on. `plan` decides which bytes go into which object, `upload` puts the objects, and `commit` makes them a checkpoint.
 """

@@ -1,4 +1,4 @@
-"""One save, from standing state to committed checkpoint."""
+"""The checkpointer: it runs one save of one rank, from the state at rest to the committed checkpoint."""
 
 from __future__ import annotations
 
@@ -64,44 +64,45 @@ class Checkpointer:
         self._keep = keep
         self._world = world
         self._writer = ShardWriter(store, run_id, rank, world)
-        #: By the writer's connections, for whoever wants something small.
+        #: Small requests over the writer's connections.
         self.errands = SmallRequests(self._writer.uploads, run_id, clock)
         self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
         self.tidier = Cleanup(run_id, self._writer.uploads, self._writer.plans)
         self._stager = None if stage is None else StageWriter(stage, self._writer)
         self._count = itertools.count()
         self._snapshot = Snapshot()
-        #: By which the last save was written, or the next is planned.
+        #: The write plan of the last save, or of the rehearsal after it.
         self._write_plan: WritePlan | None = None
         #: The background save whose bytes are on their way.
         self._upload: BackgroundUpload | None = None
-        #: The newest committed checkpoint, of this attempt or restored from.
+        #: The newest committed checkpoint: of this attempt, or the one that training was restored from.
         self.last: SavedCheckpoint | None = None
-        #: The step of the newest of them that has its moments. -1: there is none.
+        #: The step of the newest committed checkpoint that has its moments. -1: there is none.
         self.complete = -1
-        #: Why the last save was thrown away: "" or what moved while it was read.
+        #: The reason why the last save was thrown away: the state that moved during the read. "" if it was not thrown away.
         self.spoiled = ""
-        #: Why what is being saved lacks moments of its own accord: "" where it does not.
+        #: The reason why the registered state itself lacks moments; "" if it lacks none.
         self._lacks = ""
-        #: Of the last save that ranks agreed on for a notice: which state that was, and what is in the store of it.
+        #: The last save that the ranks agreed on for a notice: the identity of its state, and its progress in the store.
         self._shared: tuple[tuple[int, int], WriteProgress] | None = None
-        #: What this rank has put its part of and not seen committed: which state, its name, and what makes it `last`.
+        #: Checkpoints whose part this rank has put, and whose commit it has not seen. Each entry has the identity of the
+        #: state, the checkpoint's name, and the function that makes the checkpoint `last`.
         self._unseen: list[tuple[tuple[int, int], CheckpointName, Callable[[], object]]] = []
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
     def warm(self) -> None:
-        """Have everything a save needs but the bytes. On the saving thread, before its first save."""
+        """Prepare everything that a save needs but the bytes. The saving thread calls this before its first save."""
         self._writer.uploads.warm(self.nbytes)
 
     @property
     def uploading(self) -> int | None:
-        """The step of the background save whose bytes are on their way. Any thread."""
+        """The step of the background save whose bytes are on their way; None if there is none. Any thread may read it."""
         upload = self._upload
         return None if upload is None else upload.step
 
     def promotes(self, step: int, deadline: float) -> str:
-        """Why what is `uploading` is worth more, by `deadline`, than a new save of `step`; "" where it is not."""
+        """Return why the save that is `uploading` is worth more, by `deadline`, than a new save of `step`; "" if it is not."""
         upload = self._upload
         return "" if upload is None else upload.promotes(step, deadline, self._known())
 
@@ -110,7 +111,10 @@ class Checkpointer:
         return None if last is None else EarlierCheckpoint(last.step, self._clock.monotonic() - last.at)
 
     def cost(self, roles: RankRoles) -> SaveCost:
-        """What this rank would write of a save shared so, as far as it is planned. Any thread: nothing is read."""
+        """Return what this rank would write of a save with these roles, as far as the save is planned.
+
+        Any thread may call this: it does not read the state.
+        """
         link, now, write_plan = self._writer.uploads.link, self._clock.monotonic(), self._write_plan
         rate, commit = link.rate(now), link.commit or 0.0
         if write_plan is None:
@@ -120,10 +124,10 @@ class Checkpointer:
         return SaveCost(weights, draft.share() - weights, None if rate is None else rate.expected, commit)
 
     def rehearse(self, state: State) -> None:
-        """Plan for the state as it stands: names, shapes, headers. It stays for as long as they do.
+        """Plan for the state as it stands: names, shapes, headers. The plan holds until one of them changes.
 
         Raises:
-            StateError: it cannot be saved.
+            StateError: the state cannot be saved.
             CheckpointError: there is no memory for the buffers.
         """
         leaves = state.collect().leaves
@@ -131,13 +135,13 @@ class Checkpointer:
         self._write_plan = self._writer.plans.of(leaves)
 
     def close(self) -> None:
-        """Let the writer's threads end. On the saving thread, after its last save."""
+        """End the writer's threads. The saving thread calls this after its last save."""
         if self._stager is not None:
             self._stager.writer.close()
         self._writer.close()
 
     def begin_attempt(self, attempt: int) -> None:
-        """What is saved from here on is newer than all that was: training went back, and goes another way."""
+        """Begin a new attempt: training went back and goes another way. All later saves count as newer than all earlier ones."""
         self.attempt = attempt
         self._count = itertools.count()
         self._writer.plans.forget()
@@ -145,7 +149,7 @@ class Checkpointer:
             self._stager.writer.plans.forget()
 
     def restored(self, whole: WholeCheckpoint | None) -> None:
-        """Training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
+        """Note that training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
         self.last, self.complete = None, -1
         if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
@@ -167,15 +171,15 @@ class Checkpointer:
         progress: Progress | None = None,
         opened: Callable[[], None] | None = None,
     ) -> SavedCheckpoint | None:
-        """Save the state that stands now. None: it moved while it was read (`spoiled` says what).
+        """Save the state as it stands now. Return None if the state moved during the read (`spoiled` names what moved).
 
         Args:
-            opened: called as soon as the state may change again. Given, the state is first copied to this machine's
-                disk where there is a stage, else to host memory; not given, it is streamed from where it lies and
-                stands still to the end.
+            opened: called as soon as the state may change again. With it, the saving thread first copies the state to this
+                machine's disk if there is a stage, else to host memory. Without it, the workers read the state in place,
+                and the state stands still to the end.
 
         Raises:
-            Abandoned: out of time, or called off.
+            Abandoned: the save is out of time, or was called off.
             StoreError: the store failed.
             CheckpointError: the host's memory cannot hold the copy.
         """
@@ -202,22 +206,29 @@ class Checkpointer:
     def _apart(
         self, save: SaveContext, opened: Callable[[], None]
     ) -> tuple[SaveContext, CheckpointName, float]:
-        """With its bytes in a place of their own: on this machine's disk, or else in host memory. And its name: once the
-        gate is open training may go back, and what was read before is of the attempt before. And when that was, later by what its checksums took."""
+        """Copy the state to this machine's disk, or else to host memory. Return the save of the copy, its name, and a time.
+
+        The name is taken before the gate opens: after that training may go back, and the copy belongs to the attempt before.
+        The time is when the gate opened, plus the seconds that the checksums took.
+        """
         state, collected, reference = save.state, save.collected, save.reference()
         leaves: tuple[StateTensor, ...] = ()
         why = ""
-        if (held := self._stage(save, reference)) is None:
+        if (staged := self._stage(save, reference)) is None:
             leaves, why = self._snapshot.take(collected.leaves, save.scope), state.broken()
-        name = self._name(save) if held is None else held.name
+        name = self._name(save) if staged is None else staged.name
         checksums = state.audit.seconds
         opened()
         at = self._clock.monotonic() + checksums
-        if held is None:
+        if staged is None:
             why = why or save.check(reference, leaves)
         if why:
             raise StateChanged(why)
-        return replace(save, collected=replace(collected, leaves=leaves), in_place=False, held=held), name, at
+        return (
+            replace(save, collected=replace(collected, leaves=leaves), in_place=False, held=staged),
+            name,
+            at,
+        )
 
     def _stage(self, save: SaveContext, reference: Reference | None) -> StagedSave | None:
         if (stager := self._stager) is None or stager.stage.off:
@@ -234,11 +245,11 @@ class Checkpointer:
     def _whole(
         self, save: SaveContext, name: CheckpointName, started: float, blocked: float = 0.0
     ) -> SavedCheckpoint:
-        """All of it, at leisure."""
+        """Save the whole state without a budget."""
         try:
             draft = self._upload_all(save, name, started)
         except (StoreError, StateChanged):
-            # Not while a notice waits for it; nor what other ranks may be making whole without this one's looking on.
+            # Keep the objects if a notice waits, or if other ranks may still complete the checkpoint without this rank.
             if save.scope.left() is None and self._world == 1:
                 self.tidier.discard(name, save.scope)
             raise
@@ -252,9 +263,12 @@ class Checkpointer:
         return saved
 
     def _upload_all(self, save: SaveContext, name: CheckpointName, started: float) -> WriteProgress:
-        held, leaves = save.held, save.collected.leaves
-        write_plan = held.draft.write_plan if held is not None else self._plan(save, renew=True)
-        draft, fill = WriteProgress(write_plan, roles=save.agreed.roles), None if held is None else held.fill
+        staged, leaves = save.held, save.collected.leaves
+        write_plan = staged.draft.write_plan if staged is not None else self._plan(save, renew=True)
+        draft, fill = (
+            WriteProgress(write_plan, roles=save.agreed.roles),
+            None if staged is None else staged.fill,
+        )
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(leaves, save.scope.check))
             self.tidier.see_referred(save.scope)
@@ -262,38 +276,41 @@ class Checkpointer:
             self._upload = BackgroundUpload(self._writer, self._clock, draft, save.step, started)
         try:
             self._writer.write(leaves, name, save.scope, save.progress, save.moved, draft=draft, fill=fill)
-            found = partial(self._saved, name, draft, started, *save.agreed.extent)
-            self._unseen = [(save.identity, name, found)] if save.agreed.epoch else []
+            record = partial(self._saved, name, draft, started, *save.agreed.extent)
+            self._unseen = [(save.identity, name, record)] if save.agreed.epoch else []
             self._committer.commit(save, name, "full", draft.written(name), self._writer)
             self._unseen = []
         finally:
-            # Also before it is tidied up: there is nothing that a notice could let finish.
+            # Before the clean-up too: from here on there is no upload that a notice could let finish.
             self._upload = None
         return draft
 
     def _make_ready(self, write_plan: WritePlan) -> None:
-        """What this save taught is there before the next notice: threads, frames, connections."""
+        """Make the threads, buffers and connections that this save has shown to be useful, before the next notice."""
         try:
             self._writer.prepare(write_plan)
-        except CheckpointError as error:  # of the next save: this one is committed
+        except CheckpointError as error:  # it concerns the next save: this one is committed
             log.warning("%s; the next save makes do with less", error)
 
     def bring(self, whole: WholeCheckpoint, scope: CancelScope) -> SavedCheckpoint | None:
-        """Take to the store what an earlier process of this run staged here and did not. None: it is not needed any more.
+        """Upload the checkpoint that an earlier process of this run staged on this machine and did not upload.
+
+        Returns:
+            The checkpoint; None if it is not needed any more.
 
         Raises:
-            Abandoned: called off.
-            StoreError: the store failed, or the disk.
-            CheckpointError: it is not as this version stages.
+            Abandoned: the upload was called off.
+            StoreError: the store or the disk failed.
+            CheckpointError: this version of spotguard does not stage in that form.
         """
         stager, last, name = self._stager, self.last, whole.name
         if stager is None or (last is not None and last.step >= name.step):
             return None
         started, attempt = self._clock.monotonic(), self.attempt
         manifest = whole.manifests[0]
-        held = stager.left_behind(manifest, scope)
-        draft = WriteProgress(held.draft.write_plan)
-        written = self._writer.write((), name, scope, draft=draft, fill=held.fill)
+        staged = stager.left_behind(manifest, scope)
+        draft = WriteProgress(staged.draft.write_plan)
+        written = self._writer.write((), name, scope, draft=draft, fill=staged.fill)
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
         publish(self._writer.uploads, own, scope, self._clock)
         self._lacks = ""
@@ -302,7 +319,7 @@ class Checkpointer:
         return self.last
 
     def _emergency(self, save: SaveContext, started: float) -> SavedCheckpoint:
-        """What fits."""
+        """Save as much as fits; if the ranks have agreed on a save, run this rank's share of it."""
         if save.agreed.epoch:
             return self._share(save, started)
         emergency = EmergencySave(
@@ -322,7 +339,7 @@ class Checkpointer:
         try:
             emergency.run(save.collected.leaves)
         finally:
-            if emergency.committed is not None:  # also if it ended otherwise after that
+            if emergency.committed is not None:  # even if the save failed after that
                 name, level = emergency.committed
                 why, at = emergency.less, emergency.at
                 saved = self._saved(name, emergency.draft, started, level, why, at)
@@ -330,13 +347,13 @@ class Checkpointer:
         return saved
 
     def _share(self, save: SaveContext, started: float) -> SavedCheckpoint:
-        """What the ranks agreed on."""
+        """Run this rank's share of the save that the ranks agreed on."""
         draft = self._begun(save)
 
         def commit(name: CheckpointName, level: Level, written: WrittenState, scope: CancelScope) -> None:
             if level == "full":
-                found = partial(self._saved, name, draft, started, *save.agreed.extent)
-                self._unseen.append((save.identity, name, found))
+                record = partial(self._saved, name, draft, started, *save.agreed.extent)
+                self._unseen.append((save.identity, name, record))
             self._committer.commit(replace(save, scope=scope), name, level, written, self._writer)
 
         share = RankShare(
@@ -354,25 +371,30 @@ class Checkpointer:
         return self._saved(name, draft, started, level, why)
 
     def look_back(self) -> None:
-        """Where a later call took the place of one for which this rank's part is there: the others may have committed that,
-        and be gone. `last` says what was found."""
+        """Check whether the other ranks have committed a checkpoint that this rank put its part of, and set `last` if so.
+
+        This is for a call of the ranks that a later call has replaced. The other ranks may have committed the earlier one, and
+        may be gone.
+        """
         there = (
-            found for _, name, found in reversed(self._unseen) if self.errands.complete(name, self._world)
+            record for _, name, record in reversed(self._unseen) if self.errands.complete(name, self._world)
         )
         next(there, lambda: None)()
 
     def _begun(self, save: SaveContext) -> WriteProgress:
-        """What this rank has put of this very state already, for an earlier call: a second machine goes, and the ranks share
-        otherwise. It stays where it is, also where this rank has seen it whole: others may not have."""
+        """Return the progress of this very state from an earlier call of the ranks, or a new progress if there was none.
+
+        A second call comes when a second machine goes, and the ranks share the writing in another way. The objects that are in
+        the store stay there. This holds even if this rank has seen the earlier checkpoint complete: other ranks may not have.
+        """
         write_plan, roles = self._plan(save), save.agreed.roles
         before = self._shared
         if before is not None and before[0] == save.identity and before[1].write_plan is write_plan:
             draft = before[1].with_roles(roles)
         else:
             draft = WriteProgress(write_plan, roles=roles)
-            self._unseen = [
-                each for each in self._unseen if each[0] == save.identity
-            ]  # the others may commit those yet
+            # The other ranks may still commit the checkpoints of this state.
+            self._unseen = [each for each in self._unseen if each[0] == save.identity]
         self._shared = save.identity, draft
         return draft
 
@@ -402,12 +424,14 @@ class Checkpointer:
         saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(
             self._lacks
         )
-        if name.attempt == self.attempt:  # or training went back meanwhile, and goes on from elsewhere
+        # Another attempt: training went back meanwhile, and goes on from another checkpoint.
+        if name.attempt == self.attempt:
             self._note(saved)
         return saved
 
     def _prune(self, scope: CancelScope, name: CheckpointName, attempt: int) -> None:
-        """`name` is committed, so old checkpoints go, unless a newer attempt has begun."""
+        """Remove old checkpoints, as `name` is committed, unless a newer attempt has begun."""
         self.tidier.prune(self._keep, attempt, scope)
-        if self._stager is not None and not scope.abandoned:  # or who goes back may be reading there
+        # If the prune was abandoned, a restore may be reading the stage.
+        if self._stager is not None and not scope.abandoned:
             self._stager.in_the_store(name, self.nbytes, scope)

@@ -1,7 +1,9 @@
-"""Old checkpoints go, and what is left of a save that failed. A notice waits for none of it.
+"""Removal of old checkpoints and of failed saves' objects, and the small requests of a run beside its checkpoints.
 
-The store is asked on a thread of the writer's: the thread that saves is free at once when the effort is called off, also
-where the store hangs.
+A notice waits for no removal. A thread of the writer makes the requests. So the saving thread is free at once when the
+work is called off, even if the store hangs.
+
+Each small request has a few seconds and uses an open connection. No save waits for one, and its result decides nothing.
 """
 
 from __future__ import annotations
@@ -22,31 +24,33 @@ from .upload.uploader import Uploader
 
 log = logging.getLogger("spotguard")
 
-#: Objects that are removed between two looks at whether a notice has come.
+#: Objects that one request removes. Before each request the saving thread checks whether a notice has come.
 _AT_ONCE = 32
 
 
 class Cleanup:
-    """Of one run in one store. Used by the saving thread, which has its writer do the asking."""
+    """Removes old checkpoints of one run from one store. The saving thread uses it; the writer's threads ask the store."""
 
     def __init__(self, run_id: str, uploads: Uploader[B], plans: WritePlanCache) -> None:
         self._store = uploads.store
         self._run_id = run_id
         self._uploads = uploads
         self._plans = plans
-        #: The attempts that a newer one has overtaken.
+        #: The attempts that a newer attempt has overtaken.
         self._overtaken: set[int] = set()
 
     def overtaken(self, attempt: int) -> bool:
-        """Whether a newer attempt was seen to have begun: two processes train this run."""
+        """Return whether a newer attempt has begun, as far as `prune` saw: two processes train this run."""
         return attempt in self._overtaken
 
     def see_referred(self, scope: CancelScope) -> None:
-        """Have the next save refer to nothing that is gone: of several ranks only the one that prunes sees what is damaged. One
-        listing of this rank's own objects.
+        """Forget the objects that the next save would refer to if one of them is gone from the store.
+
+        Among several ranks only the rank that prunes sees damaged checkpoints. So each rank lists its own objects, with one
+        listing for each checkpoint that it refers to.
 
         Raises:
-            Abandoned, StoreError: as `ShardWriter.ask`.
+            Abandoned, StoreError: as `Uploader.ask`.
         """
         for name, objects in self._plans.referred().items():
             prefix = checkpoint_prefix(self._run_id, name)
@@ -65,18 +69,18 @@ class Cleanup:
                 return
 
     def prune(self, keep: Keep, attempt: int, scope: CancelScope) -> None:
-        """Have no more checkpoints than that, and what else must stay; a few objects at a time."""
-        found: list[Pruning] = []
+        """Remove all checkpoints but those that `keep` names and those that must stay, a few objects at a time."""
+        results: list[Pruning] = []
 
         def look(left: float | None) -> None:
-            found.append(
+            results.append(
                 plan_pruning(self._store, self._run_id, keep=keep.newest, every=keep.every, attempt=attempt)
             )
 
         try:
             scope.check()
             self._uploads.ask(look, scope, again=False)
-            if (newest := found[0].fenced_by) and not self.overtaken(attempt):
+            if (newest := results[0].fenced_by) and not self.overtaken(attempt):
                 self._overtaken.add(attempt)
                 log.error(
                     "attempt %d of run %s has begun while this one, attempt %d, still trains: end one of the two. This one "
@@ -85,8 +89,8 @@ class Cleanup:
                     self._run_id,
                     attempt,
                 )
-            if damaged := [*found[0].damaged.items()]:
-                # Most likely what it refers to was deleted by somebody else, and all that come would refer to it too.
+            if damaged := [*results[0].damaged.items()]:
+                # Most likely somebody else deleted objects that it refers to. All later checkpoints would refer to them too.
                 self._plans.forget()
                 name, why = damaged[0]
                 log.error(
@@ -96,7 +100,7 @@ class Cleanup:
                     why,
                     self._store.url,
                 )
-            for keys in found[0].steps():
+            for keys in results[0].steps():
                 for start in range(0, len(keys), _AT_ONCE):
                     self._delete(keys[start : start + _AT_ONCE], scope)
         except Abandoned:
@@ -105,18 +109,20 @@ class Cleanup:
             log.warning("old checkpoints could not be removed, they stay: %s", error)
 
     def discard(self, name: CheckpointName, scope: CancelScope) -> None:
-        """Remove the objects of a save that will never have a manifest: they may be what fills the disk. Not when
-        time is short; the next prune finds them too."""
-        found: list[str] = []
+        """Remove the objects of a save that will never have a manifest: they may be what fills the disk.
+
+        Do not call this when time is short. The next `prune` finds the objects too.
+        """
+        results: list[str] = []
 
         def look(left: float | None) -> None:
             prefix = checkpoint_prefix(self._run_id, name)
-            found.extend(info.key for info in self._store.list(prefix, timeout=left))
+            results.extend(info.key for info in self._store.list(prefix, timeout=left))
 
         try:
             scope.check()
             self._uploads.ask(look, scope, again=False)
-            self._delete(found, scope)
+            self._delete(results, scope)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("the objects of %s stay for now: %s", name, error)
 
@@ -125,19 +131,16 @@ class Cleanup:
         self._uploads.ask(lambda left: self._store.delete(keys, timeout=left), scope, again=False)
 
 
-# Small things that are asked of the store beside checkpoints, by connections that are open. On the saving thread.
-#
-# Each has a few seconds, and what comes of it decides nothing: a save is never late for one.
+# --- small requests ---
 
-
-#: Seconds that reading when earlier attempts began may take, all of it: a notice would wait for that.
+#: Seconds for reading the starts of all earlier attempts together: a notice would wait for them.
 _HISTORY = 2.0
-#: And a look at a checkpoint: the agent waits for what comes of it, before its reserve.
+#: Seconds for checking whether a checkpoint is complete: the agent waits for the result, before its reserve.
 _GLANCE = 1.0
 
 
 class SmallRequests:
-    """Of one run, by a writer's threads."""
+    """The small requests of one run. The saving thread calls them; the writer's threads make them."""
 
     def __init__(self, uploads: Uploader[B], run_id: str, clock: Clock) -> None:
         self._uploads = uploads
@@ -145,38 +148,38 @@ class SmallRequests:
         self._clock = clock
 
     def starts(self) -> list[float]:
-        """When the attempts of this run began, the last few: wall seconds; none where the store takes its time."""
-        found: list[float] = []
+        """Return when the last few attempts of this run began, in wall seconds; [] if the store does not answer in time."""
+        results: list[float] = []
         store = self._uploads.store
 
         def look(left: float | None) -> None:
-            found.extend(attempt_starts(store, self._run_id, timeout=left))
+            results.extend(attempt_starts(store, self._run_id, timeout=left))
 
         try:
             self._ask(look, _HISTORY)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("how often this run was preempted is not known: %s", error)
-        return found
+        return results
 
     def complete(self, name: CheckpointName, world: int) -> bool:
-        """Whether the manifests of all ranks of this checkpoint are there; not, where the store takes its time."""
-        found = []
+        """Return whether the manifests of all ranks of this checkpoint are there; False if the store does not answer in time."""
+        results = []
         store = self._uploads.store
 
         def look(left: float | None) -> None:
-            found.append(is_complete(store, self._run_id, name, world, timeout=left))
+            results.append(is_complete(store, self._run_id, name, world, timeout=left))
 
         try:
             self._ask(look, _GLANCE)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("whether %s is committed by now is not known: %s", name, error)
-        return any(found)
+        return any(results)
 
     def put(self, key: str, data: memoryview, seconds: float) -> None:
-        """Put something beside the checkpoints, once.
+        """Put an object beside the checkpoints, and try only once.
 
         Raises:
-            Abandoned: the time is over; whether it is there after all, nobody knows.
+            Abandoned: the time is over. The object may have arrived or not.
             StoreError: the store failed.
         """
         store = self._uploads.store
@@ -188,5 +191,6 @@ class SmallRequests:
             self._uploads.ask(what, scope, again=False)
         except SpotguardError:
             raise
-        except Exception as error:  # an SDK's own, which its store did not foresee: no commit is lost for it
+        # An SDK's own error that its store did not foresee: it must not cost a commit.
+        except Exception as error:
             raise StoreError(f"{type(error).__name__}: {error}") from error

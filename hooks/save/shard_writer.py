@@ -1,7 +1,7 @@
-"""One rank's state into objects: planned once, copied into host buffers, and handed to the uploader.
+"""Writing one rank's state as objects: planned once, copied into host buffers, and handed to the uploader.
 
-At the notice only bytes move. The plan, headers included, stays as long as names, dtypes and shapes do: `rehearse` makes
-it, or else the first save.
+At the notice only bytes move. The plan, headers included, holds until a name, dtype or shape changes. `rehearse` makes it, or
+else the first save does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .upload.transfer import Progress, TransferHandle
 from .upload.uploader import Fill, Uploader
 from .upload.workers import WorkerPool
 
-#: Bytes a second that one thread copies and checksums, before a save has measured it; and the bytes that measure it.
+#: `_READ`: bytes a second that one thread copies and checksums, until a save has measured it. `_TELLING`: bytes that a
+#: measurement needs.
 _READ, _TELLING = 1e9, 2**24
 
 
@@ -46,24 +47,24 @@ class ShardWriter:
         self._rank = rank
         self._world = world
         self.uploads = Uploader(store, run_id, rank, world, HostBuffer, lambda: self.plans, pool)
-        #: The plans that this writer follows, and what of them is in the store.
+        #: The plans that this writer follows, and their objects that are in the store.
         self.plans = WritePlanCache(rank, world, self.uploads.object_size)
-        #: Bytes a second of a second look.
+        #: Bytes a second of `unchanged`, which reads a second time.
         self._read = _READ
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self.uploads.close()
 
     def rehearse(self, leaves: Sequence[StateTensor], *, lossy: bool = False) -> None:
-        """Make the plan for these tensors, and what a save of them needs, so that the save itself only moves bytes."""
+        """Make the plan for these tensors, and the workers and buffers for it, so that the save itself only moves bytes."""
         write_plan = self.plans.of(leaves, renew=True)
         if lossy:
             self.plans.rounded(leaves)
         self.prepare(write_plan)
 
     def prepare(self, write_plan: WritePlan) -> None:
-        """Make the workers that the next save of this plan needs, if the last one has shown that more are worth having."""
+        """Make the workers that the next save of this plan needs, if the last save has shown that more are worth having."""
         self.uploads.workers(len(write_plan.objects), write_plan.size)
 
     def write(
@@ -78,16 +79,16 @@ class ShardWriter:
         tiers: Sequence[Tier] = ALL,
         fill: Fill[HostBuffer] | None = None,
     ) -> WrittenState:
-        """Put what is missing of these tiers into the store under `name`. Returns when all of it is durable there.
+        """Put the missing objects of these tiers into the store under `name`. Return when all of them are durable there.
 
         Args:
-            moved: called after each object's bytes were read; "" or what has moved since the boundary.
-            draft: what was put before, by a part of this save. Objects that land are noted in it, also when this raises.
-            fill: where the bytes come from, if not from the tensors.
+            moved: called after each object's bytes were read. It returns "" or what has moved since the boundary.
+            draft: the objects that an earlier part of this save has put. `write` notes each new object in it, even if it raises.
+            fill: reads the bytes of an object, if they do not come from the tensors.
 
         Raises:
-            StateChanged: `moved` says so; what was read is not to be kept.
-            Abandoned: the deadline passed, or the save was called off; at once, whatever the store does.
+            StateChanged: `moved` reports a change. The bytes that were read must not be kept.
+            Abandoned: the deadline passed, or the save was called off. This is raised at once, even if the store hangs.
             StoreError: the store refuses, or failed for longer than the save may go on.
             CheckpointError: no memory or no thread is left.
         """
@@ -107,30 +108,30 @@ class ShardWriter:
         tiers: Sequence[Tier] = ALL,
         fill: Fill[HostBuffer] | None = None,
     ) -> TransferHandle:
-        """As `write`, which waits: begin to put what is missing."""
+        """Begin to put the missing objects, and return the handle to wait for them. The arguments are those of `write`."""
         fill = fill or partial(_fill, draft.write_plan, scope, leaves)
         aside = partial(_moved_aside, moved, {leaf.tensor.device for leaf in leaves})
         return self.uploads.start(draft, name, scope, fill, aside, tiers=tiers, progress=progress)
 
     def beside(self, store: BlobStore) -> ShardWriter:
-        """Return a writer for another store, with the same workers: the two never write at the same time."""
+        """Return a writer for another store that shares the workers: the two must never write at the same time."""
         return ShardWriter(store, self._run_id, self._rank, self._world, self.uploads.pool)
 
     def unchanged_bytes(self, write_plan: WritePlan) -> int:
-        """Bytes of objects that a save most likely refers to, and does not put."""
+        """Return the bytes of the objects that a save most likely refers to instead of putting them again."""
         return sum(write_plan.objects[index].size for index in self.plans.known(write_plan))
 
     def unchanged(self, leaves: Sequence[StateTensor], written: WrittenState, scope: CancelScope) -> str:
-        """Read a second time what anybody may have changed; "" or the name of a tensor that differs by now.
+        """Read the tensors that may have changed a second time. Return the name of one that differs now, or "".
 
-        Tensors that are as an earlier checkpoint has them are not read again: those are the bytes of a boundary, and no mix,
-        whatever became of the tensor after it was read.
+        Tensors that equal an earlier checkpoint are not read again. Their written bytes are those of a boundary and no mix, even
+        if the tensor changed after it was read.
         """
         live = {leaf.name: leaf for leaf in leaves if not leaf.still and leaf.name not in written.as_before}
         again = [(entry, chunk) for entry in written.tensors if entry.name in live for chunk in entry.chunks]
         if not again:
             return ""
-        # A clerk's buffer: the workers' may be on their way with what follows.
+        # A clerk's buffer: the workers' buffers may hold the objects that are being put next.
         buffer = self.uploads.clerks.ready(1, max(chunk.end - chunk.start for _, chunk in again))[0].frame
         began, nbytes = scope.now(), 0
         for entry, chunk in again:
@@ -150,7 +151,7 @@ class ShardWriter:
     def second_look(
         self, leaves: Sequence[StateTensor], write_plan: WritePlan, roles: RankRoles = ALL_STAY
     ) -> float:
-        """Seconds that `unchanged` will most likely take."""
+        """Return the seconds that `unchanged` will most likely take."""
         mine = share_of(write_plan.objects, write_plan.rank, roles)
         frozen = mine.intersection(write_plan.indices_of(Tier.FROZEN))
         spared = frozen if self.plans.known(write_plan).issuperset(frozen) else frozenset[int]()
@@ -161,7 +162,7 @@ class ShardWriter:
 def _fill(
     write_plan: WritePlan, scope: CancelScope, leaves: Sequence[StateTensor], index: int, buffer: HostBuffer
 ) -> list[int]:
-    """Put an object together from the tensors; the CRCs of its pieces."""
+    """Assemble an object in the buffer from the tensors. Return the CRCs of its pieces."""
     planned = write_plan.objects[index]
     buffer.write(0, planned.header)
     crcs = []
@@ -177,6 +178,6 @@ def _fill(
 
 
 def _moved_aside(moved: Callable[[], str], devices: Collection[torch.device], buffer: HostBuffer) -> str:
-    """Call `moved` on streams of the buffer's own: it waits for no kernel of training's."""
+    """Call `moved` on the buffer's own streams, so that it does not wait for training's kernels."""
     with buffer.aside(devices):
         return moved()
