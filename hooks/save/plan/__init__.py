@@ -1,4 +1,5 @@
-"""What a save writes, decided from values alone: `budget` by the time, `partitioner` by rank, `bin_packing` by object.
+"""The plan of a save, decided from values alone: `budget` by the time, `partitioner` by rank, `bin_packing` by object.
 
-`write_plan` holds the result, and what of it is in the store. `throughput` is what earlier saves taught about the link.
+`write_plan` holds the result, and its objects that are in the store. `throughput` is what earlier saves have measured of the
+link. `schedule` decides when the next background checkpoint is due.
 """

@@ -1,10 +1,11 @@
-"""How tensors become objects: a pure plan of boxes and byte ranges, made before the notice.
+"""Bin packing: how tensors become objects. The plan is pure, of boxes and byte ranges, made before the notice.
 
-Objects of at most `target` bytes, header included, so that each fits a reused buffer and is one plain PUT. A tensor that
-is larger is split along its first dimension (a single row that is larger: along the next, and so on), so that each
-piece is a box of it and a run of its row-major elements at once. What is small is packed, largest first, into what
-room is left. No object holds two tiers, so that what is worth most can be put first, and what is unchanged left out. The
-same items give the same plan on every rank and every run.
+An object has at most `target` bytes, header included. So it fits a reused buffer, and one plain PUT carries it. A larger tensor
+is split along its first dimension; a single row that is larger, along the next dimension, and so on. So each piece is both a
+box of the tensor and a run of its row-major elements.
+
+Small pieces are packed, largest first, into the room that objects still have. No object holds two tiers. So a save can put the
+most valuable tier first, and leave unchanged objects out. The same items give the same plan on every rank and in every run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ...state.tensor_item import Tier
 
 #: Large enough for one connection's best rate; four in flight stay far below the 512 MiB of law 9.
 OBJECT_BYTES = 32 * 2**20
-#: The first object leaves while nothing is on its way: what so few and so small pieces hold is put together in 2 ms.
+#: Most pieces and bytes of the first object, which leaves while no other is on its way: such an object is assembled in 2 ms.
 _FIRST_PIECES, _FIRST_BYTES = 256, 2**20
 
 
@@ -29,15 +30,16 @@ class PlannedTensor:
     """A tensor, or the shard of one, that this rank is to write."""
 
     name: str
-    #: Of the bytes that are written.
+    #: The dtype of the bytes that are written.
     dtype: str
-    #: Of what this rank holds.
+    #: The sizes of the tensor or shard that this rank holds.
     sizes: tuple[int, ...]
-    #: Where that lies in the global tensor, and the global shape; None for a tensor that is whole here.
+    #: The shard's corner in the global tensor; None if this rank holds the whole tensor.
     offsets: tuple[int, ...] | None = None
+    #: The global shape; None if this rank holds the whole tensor.
     shape: tuple[int, ...] | None = None
     tier: Tier = Tier.WEIGHTS
-    #: As of `Leaf`: `partitioner` deals out what several hold.
+    #: The ranks that hold it, as in `StateTensor`: `partitioner` deals out the tensors of several holders.
     holders: tuple[int, ...] = ()
 
 
@@ -45,16 +47,17 @@ class PlannedTensor:
 class PlannedChunk:
     """A box of one item that goes into one object."""
 
-    #: Which of the planned items.
+    #: The index of the planned item.
     item: int
-    #: The box in the item, and the run of row-major elements of the item that it is.
+    #: The box in the item: its corner and its sizes.
     local: tuple[int, ...]
     sizes: tuple[int, ...]
+    #: The same box as a run of the item's row-major elements: the first, and their number.
     first: int
     count: int
     #: The box's corner in the global tensor.
     offsets: tuple[int, ...]
-    #: Bytes in the object, header counted.
+    #: The byte range in the object, counted from the start of its header.
     start: int
     end: int
 
@@ -67,7 +70,7 @@ class PlannedObject:
     pieces: tuple[PlannedChunk, ...]
     size: int
     tier: Tier = Tier.WEIGHTS
-    #: The ranks that plan it alike, of whom one writes it; () for what is this rank's alone.
+    #: The ranks that plan the object alike, and one of which writes it; () if this rank holds it alone.
     holders: tuple[int, ...] = ()
 
 
@@ -86,13 +89,14 @@ class _Cut:
 def plan(
     items: Sequence[PlannedTensor], target: int = OBJECT_BYTES, only: Iterable[int] | None = None
 ) -> tuple[PlannedObject, ...]:
-    """The objects for these items, tier by tier: a small one, then the largest first. Items without elements need none.
+    """Return the objects for these items, tier by tier: a small one, then the largest first. An item without elements needs none.
 
     Args:
-        only: the items that are meant, by index.
+        target: largest size of an object, in bytes.
+        only: indices of the items to plan; None for all.
 
     Raises:
-        UsageError: `target` holds not even one element and its header.
+        UsageError: `target` cannot hold even one element and its header.
     """
     cuts: dict[Tier, list[_Cut]] = {}
     for index in range(len(items)) if only is None else only:
@@ -103,7 +107,7 @@ def plan(
 def _objects(
     items: Sequence[PlannedTensor], cuts: list[_Cut], tier: Tier, target: int
 ) -> Iterator[PlannedObject]:
-    # Largest first: the last object to finish is a small one. Then by name and place, whatever order they came in.
+    # Largest first, so that the last object to finish is a small one. Then by name and place, not by order of arrival.
     cuts.sort(key=lambda cut: (-cut.nbytes, items[cut.item].name, cut.local))
     first = _first(cuts, target)
     bins = _pack(cuts[: len(cuts) - len(first)], target)
@@ -112,7 +116,7 @@ def _objects(
 
 
 def _first(cuts: list[_Cut], target: int) -> list[_Cut]:
-    """The smallest pieces, for an object that is ready at once; none where one object holds all, or all are large."""
+    """Return the smallest pieces, for an object that is ready at once; none if one object holds all, or all are large."""
     room = target - HEADER_ROOM
     if len(cuts) <= _FIRST_PIECES and sum(cut.nbytes + cut.room for cut in cuts) <= room:
         return []
@@ -128,7 +132,7 @@ def _first(cuts: list[_Cut], target: int) -> list[_Cut]:
 
 def _cut(index: int, item: PlannedTensor, target: int) -> Iterator[_Cut]:
     itemsize = ITEMSIZE[item.dtype]
-    # The longest label that a part of it can get is that of its far corner.
+    # No part of the item gets a longer label than its far corner.
     corner = item.sizes if item.shape is None else item.shape
     longest = label(item.name, (), corner, (1,))
     room = header_room(longest, len(item.sizes) + 1)
@@ -144,7 +148,10 @@ def _cut(index: int, item: PlannedTensor, target: int) -> Iterator[_Cut]:
 
 
 def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Boxes of at most `budget` elements that tile `sizes` in row-major order, each one contiguous: (corner, sizes, first)."""
+    """Yield contiguous boxes of at most `budget` elements that tile `sizes` in row-major order.
+
+    A box is (its corner, its sizes, the index of its first element).
+    """
     if prod(sizes) <= budget:
         yield (0,) * len(sizes), sizes, 0
         return
@@ -160,21 +167,21 @@ def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...
 
 
 def _pack(cuts: Iterable[_Cut], target: int) -> list[list[_Cut]]:
-    """First fit, in the order given; an object that nothing small fits into any more is closed."""
+    """Pack the pieces first fit, in the given order. If too many objects are open, close the fullest one."""
     bins: list[list[_Cut]] = []
     open_: list[tuple[int, list[_Cut]]] = []  # (bytes left, the bin)
     for cut in cuts:
         need = cut.nbytes + cut.room
-        for at, (left, held) in enumerate(open_):
-            if need <= left:
-                held.append(cut)
-                open_[at] = (left - need, held)
+        for at, (room, pieces) in enumerate(open_):
+            if need <= room:
+                pieces.append(cut)
+                open_[at] = (room - need, pieces)
                 break
         else:
-            held = [cut]
-            bins.append(held)
-            open_.append((target - HEADER_ROOM - need, held))
-            # Few open ones: a plan of a hundred thousand tensors stays linear.
+            pieces = [cut]
+            bins.append(pieces)
+            open_.append((target - HEADER_ROOM - need, pieces))
+            # Few objects stay open, so that a plan of a hundred thousand tensors takes linear time.
             if len(open_) > 16:
                 open_.remove(min(open_, key=lambda entry: entry[0]))
     return bins
@@ -184,10 +191,10 @@ def _place(items: Sequence[PlannedTensor], cuts: list[_Cut], tier: Tier) -> Plan
     # Falling item size keeps every piece aligned without holes, which safetensors forbids.
     cuts = sorted(cuts, key=lambda cut: -ITEMSIZE[items[cut.item].dtype])
     offsets = [_global(items[cut.item], cut) for cut in cuts]
-    whole = [item.sizes if item.shape is None else item.shape for item in (items[cut.item] for cut in cuts)]
+    shapes = [item.sizes if item.shape is None else item.shape for item in (items[cut.item] for cut in cuts)]
     called = labels(
         (items[cut.item].name, shape, corner, cut.sizes)
-        for cut, shape, corner in zip(cuts, whole, offsets, strict=True)
+        for cut, shape, corner in zip(cuts, shapes, offsets, strict=True)
     )
     head = header(
         (name, items[cut.item].dtype, cut.sizes, cut.nbytes) for name, cut in zip(called, cuts, strict=True)

@@ -1,9 +1,12 @@
-"""Who writes what of a state that several ranks hold: a pure function of what is held and of who goes. Nobody is asked.
+"""The partitioner: which rank writes which objects of a state that several ranks hold.
 
-Ranks that hold the same tensors (a group: equal `holders`) plan them alike, by themselves, so that each has the same list
-of objects for them, and deal these out: in turn, to whoever has the least so far. A rank whose machine goes writes only
-what no other holds. In all of it nothing enters that differs between the holders of a group: no link's rate, no order in
-which tensors were registered, no width that a rank has learnt.
+It is a pure function of the tensors that each rank holds and of the ranks whose machine goes. No rank asks another.
+
+Ranks that hold the same tensors are a group (equal `holders`). They plan these tensors alike, each by itself, so that each
+has the same list of objects. Then each deals the objects out in turn: the next object goes to the holder with the fewest bytes
+so far. A rank whose machine goes writes only tensors that no other rank holds.
+
+No input differs between the holders of a group: no link's rate, no order of registration, no width that a rank has learnt.
 """
 
 from __future__ import annotations
@@ -15,39 +18,42 @@ from ...state.tensor_item import Tier
 from .bin_packing import OBJECT_BYTES, PlannedObject, PlannedTensor, plan
 
 _MIB = 2**20
-#: So many objects for each holder of a group, where that makes them neither small nor large. Shares differ by an object at
-#: most, so that with sixteen the slowest has a sixteenth more than its part; with four it was a quarter.
+#: Objects for each holder of a group, if that makes them neither small nor large. Shares differ by at most one object. So
+#: with sixteen the slowest holder has a sixteenth more than its part; with four it was a quarter.
 _EACH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RankRoles:
-    """What all ranks have agreed on for one save."""
+    """The roles that all ranks have agreed on for one save: which ranks leave, are absent, or write all that they hold."""
 
     #: Ranks whose machine goes.
     departing: frozenset[int] = frozenset()
-    #: The ranks' plans differ: nobody relies on another, each writes all that it holds.
+    #: The ranks' plans differ, so no rank relies on another: each writes all that it holds.
     whole_each: bool = False
-    #: Ranks that are not there: they write nothing, not even what nobody trains.
+    #: Ranks that are not there: they write nothing, not even frozen tensors.
     absent: frozenset[int] = frozenset()
 
 
-#: Nobody goes, and all share.
+#: No rank leaves, and all ranks share the writing.
 ALL_STAY = RankRoles()
 
 
 def writes(holders: Sequence[int], rank: int) -> bool:
-    """Whether a rank has any part in the writing of what these hold."""
+    """Return whether a rank takes part in writing the tensors of these holders."""
     return not holders or rank in holders
 
 
 def group_of(holders: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The ranks that plan a tensor alike; () for what this one holds, and writes, alone."""
+    """Return the ranks that plan a tensor alike; () if this rank holds the tensor alone, and so writes it alone."""
     return () if holders == (rank,) else holders
 
 
 def shared_target(nbytes: int, holders: Sequence[int]) -> int:
-    """Bytes of an object at most, of a group that holds so many: whole MiB, so that a few bytes more change nothing."""
+    """Return the largest size of an object, in bytes, for a group that holds `nbytes`.
+
+    The size is a whole number of MiB, so that a few more bytes change nothing.
+    """
     share = -(-nbytes // (_EACH * len(holders) * _MIB)) * _MIB
     return min(max(share, _MIB), OBJECT_BYTES)
 
@@ -55,21 +61,22 @@ def shared_target(nbytes: int, holders: Sequence[int]) -> int:
 def targets(
     items: Sequence[PlannedTensor], nbytes: Sequence[int], rank: int, alone: int, *, apart: bool = False
 ) -> dict[tuple[int, ...], int]:
-    """The size of objects, by group; a group without bytes is left out.
+    """Return the largest size of an object in bytes, by group. A group without bytes is left out.
 
     Args:
-        nbytes: of each item as it lies in memory: rounded or not, a state has objects of one size.
-        alone: for what this rank holds alone.
-        apart: plans differ, so that bytes of a group do too: one size for all, by which equal tensors are cut alike.
+        nbytes: bytes of each item in memory. So objects have the same size whether moments are rounded or not.
+        alone: the size for tensors that this rank holds alone.
+        apart: the ranks' plans differ, and so may the bytes of a group. All groups get one size, which cuts equal tensors
+            alike.
     """
-    held: dict[tuple[int, ...], int] = {}
+    bytes_of: dict[tuple[int, ...], int] = {}
     for item, size in zip(items, nbytes, strict=True):
         if writes(item.holders, rank):
             group = group_of(item.holders, rank)
-            held[group] = held.get(group, 0) + size
+            bytes_of[group] = bytes_of.get(group, 0) + size
     sizes = {
         group: OBJECT_BYTES if apart else shared_target(size, group)
-        for group, size in sorted(held.items())
+        for group, size in sorted(bytes_of.items())
         if group and size
     }
     return {(): alone, **sizes}
@@ -78,13 +85,13 @@ def targets(
 def plan_shares(
     items: Sequence[PlannedTensor], rank: int, sizes: dict[tuple[int, ...], int]
 ) -> tuple[PlannedObject, ...]:
-    """The objects for all that this rank has a part in, tier by tier over all groups: what is worth most leaves first.
+    """Return the objects that this rank takes part in, tier by tier over all groups: the most valuable tier leaves first.
 
     Args:
-        sizes: as `targets` says.
+        sizes: the result of `targets`.
 
     Raises:
-        UsageError: as `plan`.
+        UsageError: a size cannot hold even one element and its header.
     """
     groups: dict[tuple[int, ...], list[int]] = {group: [] for group in sizes}
     for index, item in enumerate(items):
@@ -94,12 +101,12 @@ def plan_shares(
     for group, indices in groups.items():
         planned = plan(items, sizes[group], indices)
         objects += [replace(each, holders=group) for each in planned] if group else planned
-    # Stable: within a tier as they were planned.
+    # The sort is stable: within a tier the order of the plan stays.
     return tuple(sorted(objects, key=lambda planned: planned.tier))
 
 
 def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> frozenset[int]:
-    """The objects that this rank writes, by index: those it holds alone, and its share of each group's."""
+    """Return the indices of the objects that this rank writes: those it holds alone, and its share of each group's."""
     if roles.whole_each:
         return frozenset(range(len(objects)))
     workers = _Hands()
@@ -110,7 +117,8 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> f
             ours.append(index)
             continue
         if planned.tier is Tier.FROZEN:
-            # It is in the store already, most likely, and whoever put it refers to it: it keeps its owner, whoever goes.
+            # The object is most likely in the store already, and the rank that put it refers to it. So it keeps its owner,
+            # even if that rank's machine goes.
             owner = workers.deal("frozen", holders, holders, planned.size)
         else:
             there = [holder for holder in holders if holder not in roles.absent]
@@ -125,13 +133,13 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> f
 
 
 class _Hands:
-    """What was dealt to whom so far, of each group."""
+    """The bytes that each holder of each group was given so far."""
 
     def __init__(self) -> None:
         self._loads: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
 
     def deal(self, what: str, group: tuple[int, ...], among: Sequence[int], nbytes: int) -> int:
-        """To whoever has the least of it so far, the first of equals."""
+        """Give the object to the holder with the fewest bytes so far, the first of equals. Return that holder."""
         loads = self._loads.setdefault((what, group), dict.fromkeys(among, 0))
         owner = min(loads, key=loads.__getitem__)
         loads[owner] += nbytes

@@ -1,4 +1,8 @@
-"""What a save has in the store so far, and the plan that it follows: from it a manifest of either level is made."""
+"""The write plan of a save, its write progress, and the cache of a writer's plans.
+
+A manifest of either level is made from the progress. The cache keeps plans between saves, as long as the state keeps its form,
+and knows which objects an earlier save has put.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +21,23 @@ from .partitioner import ALL_STAY, RankRoles, group_of, plan_shares, share_of, t
 if TYPE_CHECKING:
     import torch
 
-#: The tiers of the lower level, and all.
+#: The tiers of the lower level, and all tiers.
 WEIGHTS = (Tier.WEIGHTS, Tier.FROZEN)
 ALL = tuple(Tier)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenState:
-    """What a manifest says about the bytes."""
+    """The objects and tensors of one rank's manifest."""
 
     objects: tuple[ObjectEntry, ...]
     tensors: tuple[TensorEntry, ...]
-    #: Tensors that were read for this save, and were byte for byte what an earlier one committed.
+    #: Tensors that were read for this save, and equal byte for byte the tensors of an earlier committed checkpoint.
     as_before: frozenset[str] = frozenset()
 
 
 class TensorForm(NamedTuple):
-    """All of a leaf that a plan depends on."""
+    """All properties of a state tensor that a plan depends on."""
 
     name: str
     dtype: torch.dtype
@@ -46,21 +50,23 @@ class TensorForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What a state of these names, dtypes and shapes is written as, by all who hold it. Made before the notice; it stays while
-    they do."""
+    """The objects that a state of these names, dtypes and shapes becomes, for all ranks that hold it.
+
+    A writer makes the plan before the notice, and keeps it until a name, dtype or shape changes.
+    """
 
     shapes: list[TensorForm]
     items: tuple[PlannedTensor, ...]
     objects: tuple[PlannedObject, ...]
-    #: Bytes of the largest object at most.
+    #: Largest size of an object, in bytes.
     size: int
     rank: int = 0
     world: int = 1
     #: Moments are stored rounded to bfloat16.
     rounded: bool = False
-    #: Of the objects that this rank holds alone, the largest at most.
+    #: Largest size of an object that this rank holds alone, in bytes.
     alone: int = 0
-    #: No other rank's plan is relied on.
+    #: This plan relies on no other rank's plan.
     apart: bool = False
 
     @classmethod
@@ -73,8 +79,16 @@ class WritePlan:
         rounded: bool = False,
         apart: bool = False,
     ) -> WritePlan:
-        """The objects of the lower level are the same, rounded or not, and stand first: of one size, their indices
-        mean the same in both."""
+        """Return the plan for these tensors.
+
+        The objects of the lower level come first, and are the same whether moments are rounded or not. So an index of theirs
+        means the same object in both plans.
+
+        Args:
+            alone: largest size of an object that this rank holds alone, in bytes.
+            rounded: plan moments as bfloat16.
+            apart: rely on no other rank's plan.
+        """
         items = []
         for leaf in leaves:
             dtype = "bfloat16" if rounded and is_moment(leaf) else dtype_name(leaf.tensor.dtype)
@@ -91,7 +105,7 @@ class WritePlan:
         return [index for index, planned in enumerate(self.objects) if planned.tier is tier]
 
     def shared(self, other: WritePlan) -> set[int]:
-        """The objects that are the same in both, under the same number."""
+        """Return the indices at which both plans have the same object."""
         pairs = enumerate(zip(self.objects, other.objects, strict=False))
         return {index for index, (ours, theirs) in pairs if ours == theirs}
 
@@ -107,37 +121,40 @@ class WritePlan:
 class StoredObject:
     """An object that is in the store."""
 
-    #: Of its pieces.
+    #: The CRCs of its pieces.
     crcs: list[int]
     #: The checkpoint in whose folder it lies.
     at: CheckpointName
-    #: SHA-256 of all its bytes, where a later save may refer to it.
+    #: SHA-256 of all its bytes, if a later save may refer to it.
     digest: bytes = b""
 
 
 @dataclass(slots=True)
 class WriteProgress:
-    """One save. Its writer's threads add to `stored`, each its own index."""
+    """How far one save is. The writer's threads add to `stored`, each at an index of its own."""
 
     write_plan: WritePlan
     stored: dict[int, StoredObject] = field(default_factory=dict)
-    #: Of `stored`, what an earlier checkpoint has put.
+    #: Objects in `stored` that an earlier checkpoint has put.
     spared: set[int] = field(default_factory=set)
-    #: Of `stored`, what the store may have lost: it was away since. Nothing is said of it before it was looked at again.
+    #: Objects in `stored` that the store may have lost, as it was away since. They do not count until they are checked again.
     doubted: set[int] = field(default_factory=set)
-    #: Of objects on their way: the bytes that left.
+    #: Bytes that have left, for each object on its way.
     leaving: dict[int, int] = field(default_factory=dict)
-    #: No moment takes any of the link as long as weights are missing; those on their way are given up.
+    #: While weights are missing, no moment uses the link; moments on their way are given up.
     weights_first: bool = False
-    #: No moment is begun as long as bytes of the weights have not left. Those on their way go on.
+    #: While bytes of the weights have not left, no put of a moment begins. Moments on their way go on.
     weights_ahead: bool = False
-    #: By which the ranks share the writing.
+    #: The roles by which the ranks share the writing.
     roles: RankRoles = ALL_STAY
     _mine: tuple[WritePlan, frozenset[int]] | None = field(default=None, repr=False, compare=False)
 
     def with_roles(self, roles: RankRoles) -> WriteProgress:
-        """The same save, shared otherwise from here on, under whatever name: what has landed stays where it is. (Ranks that do
-        not rely on each other any more begin anew, by a plan that is `apart`.)"""
+        """Return the progress of the same save with other roles from here on. Its name may change too.
+
+        The objects that are in the store stay there. (Ranks that no longer rely on each other begin anew, with a plan that is
+        `apart`.)
+        """
         return replace(
             self,
             stored=dict(self.stored),
@@ -150,35 +167,35 @@ class WriteProgress:
 
     @property
     def mine(self) -> frozenset[int]:
-        """The objects that this rank writes. Nothing else is counted anywhere here."""
-        write_plan, held = self.write_plan, self._mine
-        if held is None or held[0] is not write_plan:
-            held = self._mine = (write_plan, share_of(write_plan.objects, write_plan.rank, self.roles))
-        return held[1]
+        """The objects that this rank writes. All methods of this class count only these."""
+        write_plan, share = self.write_plan, self._mine
+        if share is None or share[0] is not write_plan:
+            share = self._mine = (write_plan, share_of(write_plan.objects, write_plan.rank, self.roles))
+        return share[1]
 
     def missing(self, tiers: Sequence[Tier] = ALL) -> list[int]:
-        """The objects of these tiers that are not in the store yet, in the order in which they are to be put."""
+        """Return the objects of these tiers that are not in the store yet, in the order of their puts."""
         objects, mine = self.write_plan.objects, self.mine
         return [
             i for i, each in enumerate(objects) if i in mine and each.tier in tiers and i not in self.stored
         ]
 
     def anew(self, tiers: Sequence[Tier] = ALL) -> list[int]:
-        """As `missing`, where a part of the save begins: what an outage in an earlier part left in doubt is put again."""
+        """Begin a part of the save: return the `missing` objects, and those that an outage in an earlier part left in doubt."""
         for index in self.doubted:
             del self.stored[index]
         self.doubted.clear()
         return self.missing(tiers)
 
     def holds_back(self, tier: Tier) -> bool:
-        """Whether an object of this tier has to wait."""
+        """Return whether an object of this tier has to wait, even if its put has begun."""
         if self.weights_first and tier is Tier.MOMENTS:
             self.weights_first = not self.has(WEIGHTS)
             return self.weights_first
         return False
 
     def waits(self, tier: Tier) -> bool:
-        """Whether an object of this tier is not to be begun now."""
+        """Return whether no put of this tier may begin now."""
         ahead = self.weights_ahead and tier is Tier.MOMENTS and self.left(WEIGHTS) > 0
         return ahead or self.holds_back(tier)
 
@@ -187,30 +204,36 @@ class WriteProgress:
         return not self.missing(tiers) and all(objects[i].tier not in tiers for i in list(self.doubted))
 
     def share(self, tiers: Sequence[Tier] = ALL) -> int:
-        """Of these tiers, the bytes that this rank writes, in the store or not."""
+        """Return the bytes of these tiers that this rank writes, in the store or not."""
         objects = self.write_plan.objects
         return sum(objects[i].size for i in self.mine if objects[i].tier in tiers)
 
     def bytes_of(self, tiers: Sequence[Tier]) -> int:
-        """Of these tiers, what is in the store."""
+        """Return the bytes of these tiers that are in the store."""
         objects, mine = self.write_plan.objects, self.mine
         return sum(objects[i].size for i in list(self.stored) if i in mine and objects[i].tier in tiers)
 
     def put_of(self, tiers: Sequence[Tier]) -> int:
-        """Of these tiers, what this save has put there."""
+        """Return the bytes of these tiers that this save has put there."""
         objects, mine = self.write_plan.objects, self.mine
         return self.bytes_of(tiers) - sum(
             objects[i].size for i in self.spared if i in mine and objects[i].tier in tiers
         )
 
     def left(self, tiers: Sequence[Tier] = ALL, known: Container[int] = ()) -> int:
-        """Of these tiers, what has not left for the store. Objects that are most likely only referred to do not count."""
+        """Return the bytes of these tiers that have not left for the store.
+
+        Args:
+            known: objects that the save most likely only refers to. They do not count.
+        """
         objects, leaving = self.write_plan.objects, self.leaving
         return sum(objects[i].size - leaving.get(i, 0) for i in self.missing(tiers) if i not in known)
 
     def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> WrittenState:
-        """For the manifest of `name`: all that this rank holds, and where its share of it lies. What lies in the folder of
-        an earlier checkpoint is referred to there."""
+        """Return the content of the manifest of `name`: all that this rank holds, and the objects of its share.
+
+        An object in the folder of an earlier checkpoint stays there, and the manifest refers to it.
+        """
         write_plan, mine = self.write_plan, self.mine
         used = [i for i, planned in enumerate(write_plan.objects) if i in mine and planned.tier in tiers]
         number = {index: at for at, index in enumerate(used)}
@@ -221,13 +244,16 @@ class WriteProgress:
             for piece, crc in zip(write_plan.objects[index].pieces, self.stored[index].crcs, strict=True):
                 chunk = Chunk(piece.offsets, piece.sizes, number[index], piece.start, piece.end, crc)
                 chunks[piece.item].append(chunk)
-        tensors = [self._tensor(index, tuple(sorted(held))) for index, held in chunks.items()]
+        tensors = [self._tensor(index, tuple(sorted(parts))) for index, parts in chunks.items()]
         return WrittenState(
             tuple([self._entry(index, name) for index in used]), tuple(tensors), self._as_before()
         )
 
     def _as_before(self) -> frozenset[str]:
-        """What nobody trains, where all of it is spared. Where some of it moved, the rest may have moved after it was read."""
+        """Return the names of the frozen tensors if all of them are spared, else none.
+
+        If some of them moved, the rest may have moved after the read.
+        """
         write_plan = self.write_plan
         if not self.spared.issuperset(self.mine.intersection(write_plan.indices_of(Tier.FROZEN))):
             return frozenset()
@@ -261,97 +287,104 @@ def shapes_of(leaves: Sequence[StateTensor]) -> list[TensorForm]:
 
 
 def is_moment(leaf: StateTensor) -> bool:
-    """Whether it may be rounded: an optimizer's running mean, and no counter."""
+    """Return whether the tensor may be rounded: an optimizer's running mean, and no counter."""
     return leaf.tier is Tier.MOMENTS and dtype_name(leaf.tensor.dtype) == "float32" and leaf.tensor.dim() > 0
 
 
-# The plans that a writer follows, and what of them is in the store already. Made before the notice, kept while they hold.
+# --- the cache of plans ---
 
 _MIB = 2**20
-#: Of several ranks, objects that what one of them holds alone makes at least, unless they were smaller than that.
+#: If there are several ranks, a rank makes at least `_PARTS` objects of the tensors that it holds alone. An object is
+#: not made smaller than `_LEAST` bytes for that.
 _PARTS, _LEAST = 16, 4 * _MIB
 
 
 class WritePlanCache:
-    """Of one writer, used by its thread.
+    """The plans of one writer, and the objects of theirs that are in the store. The writer's thread uses it.
+
+    A save may refer to frozen objects of an earlier checkpoint instead of putting them again: the known objects.
 
     Args:
-        object_size: of objects that hold so many bytes together.
+        object_size: returns the size of an object, for a state of so many bytes.
     """
 
     def __init__(self, rank: int, world: int, object_size: Callable[[int], int]) -> None:
         self._rank = rank
         self._world = world
         self._object_size = object_size
-        #: By whether moments are rounded.
+        #: The plans, by whether moments are rounded.
         self._held: dict[bool, WritePlan] = {}
-        #: The same, of this rank apart from all others.
+        #: The plans of this rank apart from all others, by whether moments are rounded.
         self._apart: dict[bool, WritePlan] = {}
-        #: Frozen objects that are in the store, by index in the present outline.
+        #: Frozen objects that are in the store, by index in the present plan.
         self._known: dict[int, StoredObject] = {}
 
     def of(self, leaves: Sequence[StateTensor], *, renew: bool = False) -> WritePlan:
-        """As `Writer.outline`."""
-        held, shapes = self._held.get(False), shapes_of(leaves)
+        """Return the plan for these tensors, with moments as they are: the kept plan if it still fits, else a new one.
+
+        Args:
+            renew: make a new plan also if the size of objects has changed and no object is known.
+        """
+        kept, shapes = self._held.get(False), shapes_of(leaves)
         size = self._size_alone(leaves)
-        if held is None or held.shapes != shapes or (renew and held.alone != size and not self._known):
-            rounded, before = True in self._held, held
-            held = WritePlan.of(leaves, size, self._rank, self._world)
-            self._known = self._as_known(before, held)
-            self._held = {False: held}
+        if kept is None or kept.shapes != shapes or (renew and kept.alone != size and not self._known):
+            rounded, before = True in self._held, kept
+            kept = WritePlan.of(leaves, size, self._rank, self._world)
+            self._known = self._as_known(before, kept)
+            self._held = {False: kept}
             if rounded:
                 self.rounded(leaves)  # not first at a notice
-        return held
+        return kept
 
     def rounded(self, leaves: Sequence[StateTensor]) -> WritePlan:
-        """As `Writer.rounded`."""
-        whole = self.of(leaves)
-        held = self._held.get(True)
-        if held is None:
-            held = WritePlan.of(leaves, whole.alone, self._rank, self._world, rounded=True)
-            self._held[True] = held
-        return held
+        """Return the plan for these tensors with moments rounded to bfloat16."""
+        exact = self.of(leaves)
+        kept = self._held.get(True)
+        if kept is None:
+            kept = WritePlan.of(leaves, exact.alone, self._rank, self._world, rounded=True)
+            self._held[True] = kept
+        return kept
 
     def apart(self, leaves: Sequence[StateTensor], *, rounded: bool = False) -> WritePlan:
-        """As `Writer.apart`."""
-        held = self._apart.get(rounded)
-        if held is None or held.shapes != shapes_of(leaves):
+        """Return the plan for these tensors that relies on no other rank's plan."""
+        kept = self._apart.get(rounded)
+        if kept is None or kept.shapes != shapes_of(leaves):
             alone = self._size_alone(leaves)
-            held = WritePlan.of(leaves, alone, self._rank, self._world, rounded, apart=True)
-            self._apart[rounded] = held
-        return held
+            kept = WritePlan.of(leaves, alone, self._rank, self._world, rounded, apart=True)
+            self._apart[rounded] = kept
+        return kept
 
     def adopt(self, write_plan: WritePlan) -> None:
-        """As `Writer.adopt`."""
+        """Follow this plan, which another writer made. Known objects stay known if they have the same place in it."""
         if self._held.get(write_plan.rounded) is not write_plan:
             self._known = self._as_known(self._held.get(write_plan.rounded), write_plan)
             self._held = {write_plan.rounded: write_plan}
 
     def committed(self, draft: WriteProgress) -> None:
-        """As `Writer.committed`."""
+        """Note that this save is committed: later saves refer to its frozen objects."""
         objects = draft.write_plan.objects
         if draft.write_plan is self._held.get(draft.write_plan.rounded):
-            self._known = {i: held for i, held in draft.stored.items() if objects[i].tier is Tier.FROZEN}
+            self._known = {i: stored for i, stored in draft.stored.items() if objects[i].tier is Tier.FROZEN}
         else:
-            self._known = {}  # it refers to nothing of before, and what nobody refers to is pruned
+            self._known = {}  # it refers to no earlier object, and `prune` removes objects without a reference
 
     def referred(self) -> Mapping[CheckpointName, frozenset[str]]:
-        """As `Writer.referred`."""
-        found: dict[CheckpointName, set[str]] = {}
+        """Return the names of the known objects, by the checkpoint in whose folder they lie."""
+        objects_of: dict[CheckpointName, set[str]] = {}
         for index, stored in self._known.items():
-            found.setdefault(stored.at, set()).add(object_name(self._rank, self._world, index))
-        return {name: frozenset(objects) for name, objects in found.items()}
+            objects_of.setdefault(stored.at, set()).add(object_name(self._rank, self._world, index))
+        return {name: frozenset(objects) for name, objects in objects_of.items()}
 
     def forget(self) -> None:
-        """Nothing is in the store that a save may refer to."""
+        """Forget the known objects: later saves refer to none of them."""
         self._known = {}
 
     def known(self, write_plan: WritePlan) -> frozenset[int]:
-        """The objects that are most likely referred to, and not put."""
+        """Return the objects that a save of this plan most likely refers to and does not put."""
         return frozenset(self._known if write_plan is self._held.get(write_plan.rounded) else ())
 
     def as_before(self, index: int, stored: StoredObject) -> StoredObject | None:
-        """Where the same bytes lie that are about to be put."""
+        """Return the known object with the same bytes as the object that is about to be put; None if there is none."""
         known = self._known.get(index)
         if known is None or known.digest != stored.digest or known.at.attempt != stored.at.attempt:
             return None
@@ -361,11 +394,13 @@ class WritePlanCache:
         rank = self._rank
         nbytes = sum([leaf.tensor.nbytes for leaf in leaves if not group_of(leaf.holders, rank)])
         size = self._object_size(nbytes)
-        # A rank's part of a job is small, and three objects of 25 MB end one after the other (seen: 9 s for 6).
+        # A rank's part of a job is small, and three objects of 25 MB end one after the other (seen: 9 s instead of 6).
         return size if self._world == 1 else min(size, max(_LEAST, -(-nbytes // (_PARTS * _MIB)) * _MIB))
 
     def _as_known(self, before: WritePlan | None, now: WritePlan) -> dict[int, StoredObject]:
-        """What is known, as far as a new plan has it in the same place: a cache that grows is no reason to put a frozen base
-        anew."""
+        """Return the known objects that a new plan has in the same place.
+
+        So a cache that grows does not make the next save put a frozen base again.
+        """
         same = now.shared(before) if before is not None else ()
-        return {index: held for index, held in self._known.items() if index in same}
+        return {index: stored for index, stored in self._known.items() if index in same}
