@@ -1,4 +1,4 @@
-"""The end of a save: the state is looked at once more, then the manifest, then the marker.
+"""The requests that end a save: the manifest, then the marker.
 
-`committer` is one rank's commit, `publish` its requests, `peer_manifests` what it sees of the other ranks'.
+`publish` commits for one rank or for several. `peer_manifests` follows the other ranks' manifests.
 """

@@ -1,6 +1,6 @@
-"""What one rank sees of the others' manifests in the store: whose are there, what they say together, and that it is marked.
+"""The other ranks' manifests, as one rank sees them in the store: which are there, their merge, and the marker.
 
-Each look is a few requests, whatever the number of ranks; what a manifest says is read only by the one who merges them.
+Each poll is a few requests, for any number of ranks. Only the rank that merges the manifests reads their content.
 """
 
 from __future__ import annotations
@@ -17,29 +17,36 @@ from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.format.merging import StreamingCoverage
 from ...checkpoint.marker import is_marked
 
-#: Ranks whose manifests are asked for in one look, each for a byte of it; and how many of them an error names.
+#: Ranks whose manifests one poll asks for, with a request for one byte each; and the number of ranks that an error names.
 AT_ONCE, _NAMED = 8, 8
 
 
 @dataclass(slots=True)
 class PeerManifests:
-    """What this rank has seen of the others' manifests. Its methods are called one at a time, on the writer's threads, but
-    for `fetch`."""
+    """The manifests of the other ranks, as far as this rank has seen them.
+
+    The writer's threads call the methods, one at a time. Only `fetch` may run on several threads at once.
+
+    Args:
+        mine: this rank's manifest.
+        hopeless: returns why a rank's manifest will never come, or "".
+    """
 
     store: BlobStore
     mine: RankManifest
     hopeless: Callable[[int], str]
-    #: It is whole, and says so.
+    #: The checkpoint is complete and has its marker.
     marked: bool = False
-    #: What was said of a rank that is not there.
+    #: The reason why a missing manifest will never come; "" if there is hope.
     lost: str = ""
-    #: Ranks whose manifests are not in the store, as far as was seen: the next to be looked at first.
+    #: Ranks whose manifests are missing, as far as this rank has seen: the next to poll comes first.
     missing: list[int] = field(init=False)
     _merging: StreamingCoverage = field(default_factory=StreamingCoverage)
-    #: To be fetched, and what was.
+    #: Ranks whose manifests are to be fetched.
     _next: deque[int] = field(default_factory=deque)
+    #: Fetched manifests that are not merged yet, by rank.
     _data: dict[int, bytes] = field(default_factory=dict)
-    #: Ranks in whose place another start's manifest was.
+    #: Ranks under whose name there was a manifest of another start of the job.
     _strange: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -55,11 +62,11 @@ class PeerManifests:
 
     @property
     def manifests(self) -> list[RankManifest]:
-        """Without their tensors."""
+        """The merged manifests, without their tensors."""
         return [*self._merging.manifests.values()]
 
     def whose(self) -> str:
-        """Who is missing, for a person."""
+        """Return which ranks are missing, as text for a person."""
         if not self.missing:
             return f"the manifests of all {self.world} ranks are there: a restore takes step {self.mine.step}"
         few = sorted(self.missing)[:_NAMED]
@@ -68,7 +75,7 @@ class PeerManifests:
         return f"rank{'' if one else 's'} {ranks} of {self.world} {'has' if one else 'have'} put no manifest"
 
     def begin(self) -> None:
-        """Before `fetch`."""
+        """List the manifests to fetch. Call this before `fetch`."""
         held = self._merging.manifests
         self._next = deque(
             rank
@@ -77,7 +84,7 @@ class PeerManifests:
         )
 
     def fetch(self, left: float | None) -> None:
-        """Have the bytes of others' manifests, up to one that is not there. Several threads may do this at once."""
+        """Fetch the bytes of the listed manifests, up to one that is missing. Several threads may do this at once."""
         while True:
             try:
                 rank = self._next.popleft()
@@ -86,13 +93,13 @@ class PeerManifests:
             try:
                 self._data[rank] = self.store.get(self._key(rank), timeout=left)
             except NotFoundError:
-                self._next.clear()  # still writing; it will look in its turn
+                self._next.clear()  # that rank still writes; it will check the manifests in its turn
             except StoreError:
                 self._next.appendleft(rank)
                 raise
 
     def take(self, left: float | None) -> None:
-        """Merge what was fetched, in the order of ranks, up to the first that was not."""
+        """Merge the fetched manifests in the order of ranks, up to the first that was not fetched."""
         for rank in range(self.world):
             if rank in self._merging.manifests:
                 continue
@@ -103,43 +110,47 @@ class PeerManifests:
                 return
 
     def look(self, left: float | None) -> None:
-        """Whether it is marked, and of the next few that were missing, who is there by now."""
+        """Poll for the marker, and for the next few missing manifests. Set `marked`, `missing` and `lost`."""
         if is_marked(self.store, self.mine.run_id, self.mine.checkpoint, timeout=left):
             self.marked = True
             return
         for rank in self.missing[:AT_ONCE]:
-            why = self.hopeless(rank)  # before the look: what came at the last moment counts
+            why = self.hopeless(rank)  # before the request: a manifest that comes at the last moment counts
             if self._is_there(rank, left):
                 self._finds(rank)
                 continue
-            self._misses(rank)  # from now on it is behind those that were not looked at
+            self._misses(rank)  # from now on it comes after the ranks that this poll did not ask for
             if why:
                 self.lost = f"rank {rank} of {self.world} will put no manifest: {why}"
                 return
 
     def check(self, left: float | None) -> None:
-        """Raises CheckpointError where they are no whole."""
+        """Check that the merged manifests make a complete checkpoint.
+
+        Raises:
+            CheckpointError: they do not.
+        """
         self._merging.check()
 
     def _take(self, rank: int) -> bool:
         if (data := self._data.pop(rank, None)) is None:
             return False
-        found, tensors = open_manifest(data, self._key(rank), self._merging.known)
-        if found.incarnation != self.mine.incarnation:
-            # Of another start of the job that was given the same number: no part of ours.
+        theirs, tensors = open_manifest(data, self._key(rank), self._merging.known)
+        if theirs.incarnation != self.mine.incarnation:
+            # Another start of the job got the same attempt number: its manifest is not part of this checkpoint.
             self._strange.add(rank)
             return False
-        self._merging.add(found, tensors)
+        self._merging.add(theirs, tensors)
         self._strange.discard(rank)
         self._finds(rank)
         return True
 
     def _is_there(self, rank: int, left: float | None) -> bool:
-        """For one byte of it."""
+        """Return whether the manifest is in the store, from a request for one byte of it."""
         try:
             if rank in self._strange:
-                found, _ = open_manifest(self.store.get(self._key(rank), timeout=left), self._key(rank))
-                return found.incarnation == self.mine.incarnation
+                theirs, _ = open_manifest(self.store.get(self._key(rank), timeout=left), self._key(rank))
+                return theirs.incarnation == self.mine.incarnation
             self.store.read_into(self._key(rank), 0, memoryview(bytearray(1)), timeout=left)
         except NotFoundError:
             return False

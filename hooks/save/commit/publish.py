@@ -1,6 +1,12 @@
-"""The last two requests of a save: the manifest, with which it is whole, and the marker, which says so to listings.
+"""The last two requests of a save: the manifest, which completes the checkpoint, and the marker, which tells listings so.
 
-For a job of one rank. `together` is for several.
+`publish` commits for a job of one rank, `publish_together` for a job of several.
+
+In a job of several ranks each rank puts its manifest. A rank that sees all manifests merges them and marks the checkpoint. No
+rank asks another. The last rank checks right after its own manifest, finds all others, and merges them. An earlier rank waits
+for the marker, which costs one small request. A manifest of a large job has a million bytes: a merge by each of 128 ranks
+would be six gigabytes on links that are short of time. If the marker does not come although all manifests are there, the last
+rank has died. Then the waiting ranks merge and mark themselves. Two ranks that do so write the same marker.
 """
 
 from __future__ import annotations
@@ -20,23 +26,27 @@ from .peer_manifests import AT_ONCE, PeerManifests
 
 log = logging.getLogger("spotguard")
 
-#: Seconds for a marker: it is a shortcut only.
+#: Seconds for a marker: it is only a shortcut.
 MARKING = 2.0
 
 
 def publish(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope, clock: Clock) -> float:
-    """Commit what `uploads` has put. Between the two requests the checkpoint is whole already: the marker is a shortcut.
-    Returns the seconds of their answers: that the store was away before says nothing of the next commit.
+    """Commit the objects that `uploads` has put, in a job of one rank.
+
+    Between the two requests the checkpoint is complete already: the marker is a shortcut.
+
+    Returns:
+        Seconds of the two answers. An outage before them is not counted: it tells nothing of the next commit.
 
     Raises:
-        Abandoned: out of time, or called off.
+        Abandoned: the save is out of time, or was called off.
         StoreError: the store failed.
     """
     store = uploads.store
     seconds = put_own(uploads, manifest, scope)
     created = clock.time()
     try:
-        # It is asked for once, and not for long: what it is worth is one request less for each listing.
+        # Try the marker once, and not for long: it only saves one request for each listing.
         seconds += uploads.ask(
             lambda left: mark_alone(store, manifest, created=created, timeout=left),
             scope.part(clock.monotonic() + MARKING),
@@ -48,7 +58,12 @@ def publish(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope, cl
 
 
 def put_own(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope) -> float:
-    """This rank's manifest. Returns the seconds of the answer, and raises as `publish`."""
+    """Put this rank's manifest. Return the seconds of the answer.
+
+    Raises:
+        Abandoned: the save is out of time, or was called off. The manifest may still arrive.
+        StoreError: the store failed.
+    """
     store = uploads.store
     try:
         return uploads.ask(lambda left: put_manifest(store, manifest, timeout=left), scope)
@@ -58,34 +73,26 @@ def put_own(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope) ->
         ) from error
 
 
-# The commit of several ranks: each puts its manifest, and who sees that all are there marks it. No rank asks another.
-#
-# Who looks right after its own manifest and finds all others has come last, and merges them. Whoever was earlier waits for
-# the marker, which costs a request, where each manifest has a million bytes in a large job: a merge for each of 128 ranks
-# would be six gigabytes on links that are short of time. If the marker does not come though all manifests are there, the
-# last one has died, and they do it themselves. Two that do so write the same.
+# --- several ranks ---
 
-
-#: Seconds between two looks: a part of what was waited so far, between these two.
+#: Seconds between two polls for manifests: the share `_PART` of the wait so far, at least `_FIRST` and at most `_MOST`.
 _FIRST, _MOST, _PART = 0.05, 1.0, 0.1
-#: Seconds that the one who came last has for its merge and the marker, and those for each rank that it merges: 128 ranks
-#: take 2 s to check, and a fiftieth each to fetch.
+#: Seconds that the last rank has for its merge and the marker, and more seconds for each rank that it merges: 128 ranks
+#: take 2 s to check, and a fiftieth of a second each to fetch.
 _MERGE, _MERGE_EACH = 2.0, 0.05
-#: Manifests for which a thread is worth having, with its connection, to fetch them beside others.
+#: Number of manifests that justify one more thread with its connection to fetch them.
 _FOR_EACH = 16
-#: Seconds that a rank without a deadline waits for a manifest when nobody says that it is hopeless: longer than any share
-#: takes that is written beside others of its size.
+#: Seconds that a rank without a deadline waits for a manifest that is not hopeless: longer than the upload of any share
+#: takes beside other shares of its size.
 _PATIENCE = 900.0
-
-
-#: Ranks that wait for one another before they merge for one that has died; and those that merge at once where time is short.
+#: Ranks that take turns to merge for a rank that has died; and ranks that merge at once if time is short.
 _TURNS, _HURRIED = 8, 8
-#: Seconds before the deadline at which a full set that nobody has merged yet is taken for whole.
+#: Seconds before the deadline from which a full set of manifests counts as complete without a merge.
 _LAST = 1.0
 
 
 class IncompleteError(Abandoned):
-    """This rank's part is in the store, another's is not, and it is waited for no longer.
+    """This rank's part is in the store, another rank's part is not, and the wait for it is over.
 
     Args:
         missing: the ranks whose manifests were not seen.
@@ -98,13 +105,13 @@ class IncompleteError(Abandoned):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A checkpoint that is whole."""
+    """A complete checkpoint, as this rank has seen it."""
 
-    #: Of the store's answers to what this rank had to ask, without the wait for others.
+    #: Seconds of the store's answers to this rank's requests, without the wait for other ranks.
     seconds: float
-    #: This rank has marked it: what is done once for all ranks, as the pruning that follows, is for it to do.
+    #: This rank has marked the checkpoint. So it does the work that is done once for all ranks, such as the pruning.
     marked: bool
-    #: What each rank's manifest says of what it holds with others; of the one that has marked it.
+    #: The digests of replicated tensors in each rank's manifest; () on a rank that has not marked the checkpoint.
     digests: Sequence[Mapping[str, int]] = ()
 
 
@@ -115,17 +122,18 @@ def publish_together(
     clock: Clock,
     hopeless: Callable[[int], str] = lambda rank: "",
 ) -> Published:
-    """Commit what `uploads` has put, and see it whole: with the manifests of all other ranks.
+    """Commit the objects that `uploads` has put, and wait until the manifests of all other ranks complete the checkpoint.
 
     Args:
-        hopeless: asked, on another thread, of each rank whose manifest is not there: nothing, or why it will never come.
+        hopeless: called on another thread with a rank whose manifest is missing. It returns "", or why the manifest will
+            never come.
 
     Raises:
-        Incomplete: out of time, called off, or hopeless; says whose manifests were missing. Should they come after all, it
-            is whole without us.
-        Abandoned: the same, before this rank's own manifest was there.
+        IncompleteError: the save is out of time, was called off, or is hopeless. The error names the ranks whose manifests are
+            missing. If these come after all, the checkpoint is complete without this rank's doing.
+        Abandoned: the save ended in this way before this rank's own manifest was in the store.
         StoreError: the store failed.
-        CheckpointError: all manifests are there, and do not make a whole.
+        CheckpointError: all manifests are there, and do not make a complete checkpoint.
     """
     seconds = put_own(uploads, manifest, scope)
     others = PeerManifests(uploads.store, manifest, hopeless)
@@ -141,7 +149,7 @@ def publish_together(
 
 
 def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bool:
-    """Until it is marked; True: until it is for this rank to do so, and all manifests are fetched."""
+    """Wait until the checkpoint is complete. Return True if all manifests are fetched and this rank must mark it."""
     began = scope.now()
     until = began + _PATIENCE
     complete: float | None = None
@@ -161,11 +169,11 @@ def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bo
         complete = now if complete is None else complete
         merge = _MERGE + _MERGE_EACH * others.world
         left = scope.left()
-        # Not all at once: each merge of a large job is hundreds of requests, and one is enough.
+        # The ranks take turns: each merge of a large job is hundreds of requests, and one merge is enough.
         turn = merge * (1 + min(others.mine.rank, _TURNS))
         hurry = left is not None and left < 2 * merge and others.mine.rank < _HURRIED
         if left is not None and left < _LAST and not hurry:
-            return False  # all are there, so it counts; whether they tile, a restore sees
+            return False  # all manifests are there, so it counts; a restore checks whether they tile
         if now - complete >= turn or hurry:
             _fetch(uploads, others, scope)
             if others.fetched:
@@ -173,7 +181,7 @@ def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bo
 
 
 def _fetch(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> float:
-    """Have the others' manifests, up to the first that is not there. Returns the seconds."""
+    """Fetch and merge the others' manifests, up to the first that is missing. Return the seconds of the answers."""
     workers = min(uploads.store.parallel, -(-others.world // _FOR_EACH), AT_ONCE)
     others.begin()
     seconds = uploads.ask(others.fetch, scope, workers=workers)
@@ -183,7 +191,11 @@ def _fetch(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> f
 def _mark(
     uploads: Uploader[B], others: PeerManifests, scope: CancelScope, clock: Clock, seconds: float
 ) -> Published:
-    """All manifests are here: see whether they are a whole, and say so to listings."""
+    """Check that the fetched manifests make a complete checkpoint, and put the marker.
+
+    Raises:
+        CheckpointError: they do not.
+    """
     store, created = uploads.store, clock.time()
     seconds += uploads.ask(others.check, scope)
     marking = scope.part(clock.monotonic() + MARKING)

@@ -1,13 +1,21 @@
-"""What can still be saved: a plan from bytes, a rate and a deadline, and from a plan a lesser one.
+"""The budget of an emergency save: a plan from bytes, a rate and a deadline, and later a lesser plan from that plan.
 
-What is worth most comes first: the full state; else the background checkpoint under way, if its rest fits; else the
-full state with rounded moments, where that is allowed; else parameters and extras, with the moments after them; else
-nothing, and the last committed checkpoint stays. Where there is none, trying is all that is left, whatever the link did
-so far: of one that stood still an estimate is wrong by any factor.
+`plan` takes the first of these choices that fits:
 
-The order of writing is the same in all of them, and makes a change of plan cheap: **every object of parameters and
-extras (tier A) before the first of the moments (tier B), and none that holds both.** A full save is a lower one
-that went on.
+1. the full state;
+2. the background checkpoint under way, if its rest fits;
+3. the full state with rounded moments, if that is allowed;
+4. parameters and extras, with the moments after them;
+5. nothing: the last committed checkpoint stays.
+
+A background checkpoint of this very step comes before the full state. If there is neither a committed checkpoint nor one under
+way, the plan is to try 4, even if the link stood still so far: an estimate of such a link is wrong by any factor.
+
+All plans write in the same order, which makes a change of plan cheap: **every object of parameters and extras (tier A) before
+the first object of the moments (tier B), and no object that holds both.** A full save is a lower save that went on.
+
+The inputs and the plan are values (`BudgetInputs`, `BudgetPlan` and their parts). Bytes are those that go over the link; times
+are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -18,21 +26,19 @@ from dataclasses import dataclass, replace
 
 from .throughput import LinkRate
 
-# What a budget is made from, and what it says: values alone. `budget` decides.
-#
-# Bytes are those that go over the link, times are monotonic seconds.
+# --- inputs and plan ---
 
 
 class BudgetChoice(enum.Enum):
-    """What is saved. Each is worth more than those below it."""
+    """The choices of a plan. Each is worth more than those below it."""
 
     #: Parameters, extras and moments, as they are.
     FULL = "full"
-    #: The background checkpoint that is under way is let finish, and committed.
+    #: The background checkpoint under way finishes, and is committed.
     PROMOTE = "promote"
     #: Parameters and extras as they are, moments rounded.
     FULL_LOSSY = "full-lossy"
-    #: Parameters and extras are committed, then the moments follow, and a full manifest if all of them arrive.
+    #: Parameters and extras are committed, then the moments follow. If all moments arrive, a full manifest follows.
     LOWER = "lower"
     #: Nothing is written. The last committed checkpoint stays.
     KEEP = "keep"
@@ -40,31 +46,31 @@ class BudgetChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SaveSizes:
-    """Bytes of the state, by tier. What refers to an earlier checkpoint of the attempt is not written again."""
+    """Bytes of the state, by tier. Tensors that refer to an earlier checkpoint of the attempt are not written again."""
 
     #: Tier A: parameters, buffers, extras.
     parameters: int
-    #: Tier B: the optimizer's moments, and whatever else the lower level lacks.
+    #: Tier B: the optimizer's moments, and everything else that the lower level lacks.
     moments: int
-    #: Tier B with its moments rounded; None where that is not allowed.
+    #: Tier B with its moments rounded; None if that is not allowed.
     rounded: int | None = None
-    #: Of each tier, what is unchanged and only referred to.
+    #: Bytes of each tier that are unchanged, so that the save only refers to them.
     unchanged_parameters: int = 0
     unchanged_moments: int = 0
 
     @property
     def a(self) -> int:
-        """To be written of tier A."""
+        """Bytes of tier A to be written."""
         return max(0, self.parameters - self.unchanged_parameters)
 
     @property
     def b(self) -> int:
-        """To be written of tier B."""
+        """Bytes of tier B to be written."""
         return max(0, self.moments - self.unchanged_moments)
 
     @property
     def b_rounded(self) -> int | None:
-        """The same, rounded. None also where that would save nothing."""
+        """Bytes of tier B to be written with rounded moments; None if that is not allowed or would save nothing."""
         if self.rounded is None:
             return None
         rounded = max(0, self.rounded - self.unchanged_moments)
@@ -73,10 +79,10 @@ class SaveSizes:
 
 @dataclass(frozen=True, slots=True)
 class EarlierCheckpoint:
-    """A checkpoint that is committed."""
+    """A committed checkpoint."""
 
     step: int
-    #: Seconds of training that a restore of it repeats: what was done since that step.
+    #: Seconds of training since that step, which a restore of it repeats.
     age: float
 
 
@@ -93,21 +99,21 @@ class UploadInProgress:
 
 @dataclass(frozen=True, slots=True)
 class BudgetInputs:
-    """All that a plan is made from."""
+    """All inputs of a plan."""
 
     now: float
-    #: When the commit must be done, the reserve cut off already (`Alarm.save_by`). Infinity where there is none.
+    #: When the commit must be done, with the reserve already cut off (`PreemptionNotice.save_by`); infinity without a deadline.
     deadline: float
     #: The completed step that would be saved now.
     step: int
     sizes: SaveSizes
-    #: None: nothing is known of the link.
+    #: The link's rate; None if it is not known.
     rate: LinkRate | None
-    #: Seconds of a manifest and its marker.
+    #: Seconds for a manifest and its marker.
     commit: float = 0.0
     background: UploadInProgress | None = None
     last: EarlierCheckpoint | None = None
-    #: The same on a good day: what would not fit even so is not begun.
+    #: The same on a good day. A save that would not fit even then does not begin.
     commit_at_best: float = math.inf
     #: Whether a restore would take the lower level of this step (`ranking.counts`).
     lower_counts: bool = False
@@ -119,83 +125,82 @@ class BudgetInputs:
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """How far the save is that a plan began."""
+    """How far the save of a plan is."""
 
-    #: Bytes that have left for the store, of each tier as it is written.
+    #: Bytes of each tier that have left for the store, as it is written.
     a: int = 0
     b: int = 0
-    #: Whether anything of tier B was begun: from there on it is not rounded any more.
+    #: Whether tier B was begun. From then on its rounding does not change.
     b_begun: bool = False
-    #: Whether the lower level is committed already.
+    #: Whether the lower level is committed.
     committed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan:
-    """What is to be done, and why."""
+    """A plan: the choice, its reason and its times."""
 
     choice: BudgetChoice
-    #: For a person: the numbers that decided. It belongs into the outcome.
+    #: The numbers that decided, for a person. The outcome repeats them.
     reason: str
-    #: When this choice is committed, at the expected rate. None: the rate is not known, or nothing is saved.
+    #: When this choice is committed, at the expected rate; None if the rate is not known, or nothing is saved.
     end: float | None = None
-    #: Seconds from there to the deadline. Below 0 it is a try: nothing else would fit, and trying loses nothing.
+    #: Seconds from `end` to the deadline. Below 0 the save is only a try: nothing else would fit, and trying loses nothing.
     slack: float | None = None
-    #: Commit the lower level as soon as tier A is in the store. Always for LOWER, and for a full save that fits, but
-    #: not on a bad day.
+    #: Commit the lower level as soon as tier A is in the store. True for LOWER, and for a full save that fits at the
+    #: expected rate but not on a bad day.
     lower_first: bool = False
-    #: Who has tier A in the store by then and not all of tier B commits the lower level now, beside the puts that go
-    #: on, whether or not `replan` was asked: on a link that stands still nothing lands. Infinity where that is no way
-    #: out, or was done.
+    #: When to commit the lower level if all of tier A is in the store and tier B is not. The puts go on beside the commit.
+    #: This does not wait for `replan`: on a link that stands still nothing lands. Infinity if that does not help, or was done.
     fall_back_at: float = math.inf
-    #: All fits, and the lower level is committed on the way all the same: clouds break their promise. The moments go on
-    #: beside it.
+    #: Everything fits, and the lower level is committed on the way nevertheless, because clouds break their promise. The
+    #: moments go on beside the commit.
     early: bool = False
 
 
-#: Seconds by which a plan may miss in its middle before it is changed: the rounding of clocks that run for years.
+#: Seconds by which a running plan may miss the deadline before it changes: the rounding of clocks that run for years.
 _ROUNDING = 1e-6
-#: Where nothing else decided, a lower level is committed so many times a commit's seconds before the deadline: once
-#: for the commit, once for a slow one. And so many seconds at least.
+#: If nothing else decided, a lower level is committed `_FALL_BACK` times a commit's seconds before the deadline: once for the
+#: commit, once for a slow one. `_FALL_BACK_LEAST`: the least number of seconds before the deadline.
 _FALL_BACK, _FALL_BACK_LEAST = 2.0, 0.5
-#: Seconds that the moments need at least for weights to be committed before them though all fits: clouds that promise 30 s
-#: have taken machines after 8 to 10.
+#: If the moments take longer than this (seconds), the weights are committed before them, although everything fits. Clouds
+#: that promise 30 s have taken machines after 8 to 10 s.
 _EARLY = 2.0
 
 _NOTHING = StoredBytes()
 
 
 def plan(at: BudgetInputs) -> BudgetPlan:
-    """The best that fits, at the expected rate."""
-    everything, found = at.sizes.a + at.sizes.b, at.background
+    """Return the best plan that fits at the expected rate."""
+    everything, upload = at.sizes.a + at.sizes.b, at.background
     if at.now + at.least_commit > at.deadline:
         return _keep(at, f"a commit takes {at.least_commit:.1f} s, and {_left(at)}")
-    if found is not None and found.step == at.step and found.left < everything and _fits(at, found.left):
-        return _promote(at, found, "it holds this very step")
+    if upload is not None and upload.step == at.step and upload.left < everything and _fits(at, upload.left):
+        return _promote(at, upload, "it holds this very step")
     if _fits(at, everything):
         return _whole(BudgetChoice.FULL, "everything", at, everything)
     missed = _verdict(at, everything)
-    if found is not None and _gains(at, found) and _fits(at, found.left):
-        return _promote(at, found, f"everything does not fit: {missed}")
+    if upload is not None and _gains(at, upload) and _fits(at, upload.left):
+        return _promote(at, upload, f"everything does not fit: {missed}")
     if at.sizes.b_rounded is not None and _fits(at, at.sizes.a + at.sizes.b_rounded):
         return _rounded(at, _NOTHING, missed)
-    if _may_fit(at, at.sizes.a) or (at.last is None and found is None):
+    if _may_fit(at, at.sizes.a) or (at.last is None and upload is None):
         return _lower(at, _NOTHING, missed)
     return _keep(at, f"parameters and extras alone do not fit: {_verdict(at, at.sizes.a)}")
 
 
 def replan(before: BudgetPlan, at: BudgetInputs, stored: StoredBytes) -> BudgetPlan:
-    """The plan that holds from now on: the same, or a lesser one. Ask as bytes leave, and when the deadline moves.
+    """Return the plan that holds from now on: the same plan, or a lesser one.
 
-    Never KEEP for one that writes: until the deadline the link may recover, and nothing else can be done with the
-    time. Never a better one either, but for moments that were to be rounded, while none of them is begun: they are
-    taken as they are where that fits on a bad day too.
+    Call this as bytes leave, and when the deadline moves. A plan that writes never becomes KEEP: until the deadline the link may
+    recover, and the time has no other use. A plan does not become a better one either, with one exception: moments that were to
+    be rounded. If none of them is begun, and they fit unrounded on a bad day too, they are saved unrounded.
 
     Args:
-        before: what is being done.
-        at: as it stands now: the time, the rate, a deadline that may have moved earlier, what is left of the
-            background checkpoint. The sizes stay what they were.
-        landed: how far it is.
+        before: the present plan.
+        at: the present inputs: the time, the rate, a deadline that may have moved earlier, the rest of the background
+            checkpoint. The sizes must stay the same.
+        stored: how far the save is.
     """
     if before.choice is BudgetChoice.KEEP:
         return before
@@ -224,11 +229,11 @@ def replan(before: BudgetPlan, at: BudgetInputs, stored: StoredBytes) -> BudgetP
 
 
 def early(moments: int, rate: float | None) -> bool:
-    """Whether moments of so many bytes take long enough for the cloud to break its promise meanwhile."""
+    """Return whether moments of so many bytes take so long that the cloud may break its promise meanwhile."""
     return rate is not None and moments / rate > _EARLY
 
 
-# --- one plan each ---
+# --- the plan of each choice ---
 
 
 def _whole(
@@ -239,7 +244,10 @@ def _whole(
     stored: StoredBytes = _NOTHING,
     before: BudgetPlan | None = None,
 ) -> BudgetPlan:
-    """A full save, safe on a bad day too: then what is worth most is committed on the way, if that leaves the time."""
+    """Return a full save that is safe on a bad day too.
+
+    If it would not fit on a bad day, the lower level is committed on the way, provided that the time suffices for that.
+    """
     reason = before.reason if before is not None else f"{why}: {_verdict(at, rest)}"
     lower_first = before is not None and before.lower_first
     if at.rate is not None and at.sizes.b and not lower_first:
@@ -255,10 +263,10 @@ def _rounded(at: BudgetInputs, stored: StoredBytes, missed: str) -> BudgetPlan:
     )
 
 
-def _promote(at: BudgetInputs, found: UploadInProgress, why: str) -> BudgetPlan:
-    what = f"the background checkpoint of step {found.step}, {found.age:.0f} s of training before this one, is let finish"
+def _promote(at: BudgetInputs, upload: UploadInProgress, why: str) -> BudgetPlan:
+    what = f"the background checkpoint of step {upload.step}, {upload.age:.0f} s of training before this one, is let finish"
     return _timed(
-        BudgetChoice.PROMOTE, f"{what}, for {why}; its rest: {_verdict(at, found.left)}", at, found.left
+        BudgetChoice.PROMOTE, f"{what}, for {why}; its rest: {_verdict(at, upload.left)}", at, upload.left
     )
 
 
@@ -287,7 +295,7 @@ def _timed(
     *,
     lower_first: bool = False,
 ) -> BudgetPlan:
-    """With its end, and the moment at which the lower level is the way out."""
+    """Return the plan with its end, and with the time at which to fall back to the lower level."""
     whole = choice in (BudgetChoice.FULL, BudgetChoice.FULL_LOSSY)
     way_out = whole and at.sizes.b > 0 and not lower_first and not stored.committed
     fall_back_at = at.deadline - max(_FALL_BACK * at.commit, _FALL_BACK_LEAST) if way_out else math.inf
@@ -308,18 +316,18 @@ def _slack(at: BudgetInputs, nbytes: int, rate: float) -> float:
 
 
 def _fits(at: BudgetInputs, nbytes: int, rounding: float = 0.0) -> bool:
-    """At the expected rate. Of a link of which nothing is known the best is hoped: `replan` cuts it down."""
+    """Return whether the bytes fit at the expected rate. If the rate is unknown they do: `replan` lowers the plan later."""
     return at.rate is None or _slack(at, nbytes, at.rate.expected) >= -rounding
 
 
 def _may_fit(at: BudgetInputs, nbytes: int) -> bool:
-    """On a good day."""
+    """Return whether the bytes fit on a good day."""
     return at.rate is None or _slack(replace(at, commit=at.least_commit), nbytes, at.rate.high) >= 0
 
 
-def _gains(at: BudgetInputs, found: UploadInProgress) -> bool:
-    """One that is not newer than the last would be committed for nothing."""
-    return at.last is None or found.step > at.last.step
+def _gains(at: BudgetInputs, upload: UploadInProgress) -> bool:
+    """Return whether the background checkpoint is newer than the last one: else its commit would gain nothing."""
+    return at.last is None or upload.step > at.last.step
 
 
 def _bytes(choice: BudgetChoice, at: BudgetInputs) -> int:
@@ -328,12 +336,12 @@ def _bytes(choice: BudgetChoice, at: BudgetInputs) -> int:
 
 
 def _rest(nbytes: int, stored: StoredBytes) -> int:
-    """Bytes that are still to be sent of so many."""
+    """Return how many of `nbytes` are still to be sent."""
     return max(0, nbytes - stored.a - stored.b)
 
 
 def _of_a(stored: StoredBytes) -> StoredBytes:
-    """Tier A alone is looked at: what of tier B is gone is no part of it."""
+    """Return the progress of tier A alone, without the bytes of tier B."""
     return replace(stored, b=0)
 
 
@@ -341,7 +349,7 @@ def _of_a(stored: StoredBytes) -> StoredBytes:
 
 
 def _verdict(at: BudgetInputs, nbytes: int) -> str:
-    """The numbers that decide."""
+    """Return the numbers that decide, as text."""
     if at.rate is None:
         return f"{_amount(nbytes)}, how fast is not known yet, and {_left(at)}"
     seconds = nbytes / at.rate.expected + at.commit

@@ -1,7 +1,13 @@
-"""What the link to the store does, learned from the bytes of each save. Nothing known is None, and no guess.
+"""The measured throughput of the link to the store, and the number and size of puts that did best on it.
 
-A save is looked at in stretches of half a second: so long, so many bytes. What is to come takes the seconds that bytes
-have taken, so a rate is always bytes by seconds over many of them, and never a mean of rates.
+`StoreLink` learns a rate from the bytes of each save. Without any measurement the rate is None, not a guess. It measures a save
+in stretches of half a second. Future bytes will take the seconds that past bytes took. So a rate is always the bytes of many
+stretches divided by their seconds, and never a mean of rates.
+
+`UploadWidth` learns how many puts to run at once, and how large they are. One connection gives 50 to 95 MB/s on any cloud, so a
+fast machine needs many. On a slow link many large objects in flight all end at the very last moment, and a stall of one costs
+a large part of the window. Neither number is known beforehand. Each save is a measurement, and the next save tries a
+neighbouring width until none is better.
 """
 
 from __future__ import annotations
@@ -14,20 +20,21 @@ from dataclasses import dataclass
 
 from .bin_packing import OBJECT_BYTES
 
-#: Seconds of a stretch: long beside a piece of an object and a socket's buffer, short beside a notice.
+#: Seconds of a stretch: long compared with a piece of an object and a socket's buffer, short compared with a notice.
 _STRETCH = 0.5
-#: Saves that are remembered, and what each is worth beside the one after it.
+#: Saves that are remembered.
 _SAVES = 16
+#: The weight of a save relative to the save after it.
 _FADES = 0.75
-#: All earlier saves together count as this many seconds when a save begins: its own first stretch weighs as much.
+#: Seconds that all earlier saves together count when a save begins: as much as its own first stretch.
 _MEMORY = 0.5
-#: Seconds in which what is known during a save fades to a third: credits for bursts run out in its middle. So no save
-#: is remembered by more than its last few seconds, however long it was.
+#: Seconds in which a measurement during a save fades to a third, because credits for bursts run out in its middle. So only the
+#: last few seconds of a save are remembered, however long it was.
 _WITHIN = 5.0
-#: No link is said to be steadier than this, as a share of the rate.
+#: Least spread of a link, as a share of the rate.
 _STEADIEST = 0.05
-#: A link that is only remembered may do twice the best of what it did, for training ran beside it, and a store that
-#: stood still is back: that decides what is tried when nothing would fit, and promises nothing.
+#: Factor on the best remembered rate, for the `high` rate of a link that this save has not measured. Training ran beside the
+#: earlier saves, and a store that stood still may be back. The factor decides what a save tries when nothing would fit.
 _UNTRIED = 2.0
 #: Commits that are remembered.
 _COMMITS = 5
@@ -35,42 +42,42 @@ _COMMITS = 5
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """Bytes a second, all that go over the link together."""
+    """A rate of the link, in bytes a second over all connections together."""
 
     expected: float
-    #: What it does on a bad and on a good day: one standard deviation of the seconds that a byte takes.
+    #: The rates on a bad and on a good day: one standard deviation of the seconds that a byte takes.
     low: float
     high: float
 
     @classmethod
     def exactly(cls, rate: float) -> LinkRate:
-        """One that is known."""
+        """Return a rate without spread."""
         return cls(rate, rate, rate)
 
 
 class StoreLink:
-    """Told of the bytes of each save, says how fast the next will go. All times are monotonic seconds.
+    """The link to the store: it learns from the bytes of each save how fast the next bytes will go.
 
-    Call `begin` when the first put of a save begins (of any kind), `sent` as its bytes leave, `end` when the last is in
-    the store or the save is given up, `committed` after each commit. From any thread: the bytes leave on many, and the
-    plan is made on yet another.
+    Call `begin` when the first put of a save of any kind begins, and `sent` as its bytes leave. Call `end` when the last object
+    is in the store or the save is given up, and `committed` after each commit. Any thread may call them: the bytes leave on
+    many threads, and yet another makes the plan. All times are monotonic seconds.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        #: The stretch that is open: since when, and the bytes of the save at its begin and by now.
+        #: The open stretch: its start, and the bytes of the save at its start and now.
         self._since: float | None = None
         self._before = self._gone = 0
-        #: The save that is under way, or ended last.
+        #: The measurements of the save that is under way, or ended last.
         self._now = _Seen()
-        #: What is left of all memory in it.
+        #: The weight that the memory of earlier saves still has.
         self._memory = 1.0
-        #: Each earlier save, the newest last.
+        #: The measurements of each earlier save, the newest last.
         self._past: deque[_Seen] = deque(maxlen=_SAVES)
         self._commits: deque[float] = deque(maxlen=_COMMITS)
 
     def begin(self, now: float) -> None:
-        """The bytes of a save begin. What was seen up to here is memory, and weighs less from now on."""
+        """Begin the bytes of a save. All measurements before it become memory, and weigh less from now on."""
         with self._lock:
             if self._now.seconds > 0:
                 self._past.append(self._now)
@@ -79,48 +86,54 @@ class StoreLink:
             self._since, self._before, self._gone = now, 0, 0
 
     def sent(self, nbytes: int, now: float) -> None:
-        """So many bytes of the save have left by now, all together. Fewer than before (an object is sent again) is
-        time without bytes."""
+        """Note the bytes of the save that have left so far, all together.
+
+        If they are fewer than before (an object is sent again), this is time without bytes.
+        """
         with self._lock:
             self._gone = max(self._gone, nbytes)
             if self._since is not None and now - self._since >= _STRETCH:
                 self._close(now)
 
     def paused(self, seconds: float) -> None:
-        """There was nothing to be sent for so long, up to now: no time of the link's."""
+        """Exclude the `seconds` up to now: there was nothing to send."""
         with self._lock:
             if self._since is not None:
                 self._since += seconds
 
     def end(self, now: float, *, whole: bool = True) -> None:
-        """No more bytes of this save: what comes now is not the link's time. Its last stretch counts, however short, where
-        it came to its end: of one that was called off a moment after its begin it would say nothing of the link."""
+        """End the bytes of this save: the time from now on does not count.
+
+        Args:
+            whole: all objects are in the store. Then the last stretch counts, however short it is. A short stretch of a save
+                that was called off at its start would tell nothing of the link.
+        """
         with self._lock:
             if whole:
                 self._close(now)
             self._since = None
 
     def committed(self, seconds: float) -> None:
-        """A manifest and its marker were put, and took so long."""
+        """Note the seconds that a manifest and its marker took."""
         with self._lock:
             self._commits.append(seconds)
 
     @property
     def commit(self) -> float | None:
-        """Seconds to count on for a commit: what most of the last few took, so that one bad one decides nothing."""
+        """Seconds to expect for a commit: the (upper) median of the last few, so that one slow commit decides nothing."""
         with self._lock:
             return statistics.median_high(self._commits) if self._commits else None
 
     @property
     def commit_at_best(self) -> float | None:
-        """The shortest of the last few."""
+        """Seconds of the shortest of the last few commits."""
         with self._lock:
             return min(self._commits, default=None)
 
     def rate(self, now: float) -> LinkRate | None:
-        """What to count on for the next bytes. None: nothing has been seen yet.
+        """Return the rate to expect for the next bytes; None if nothing was measured yet.
 
-        On a link that stands still it falls as time goes by, though nothing is sent.
+        On a link that stands still the rate falls with time, although nothing is sent.
         """
         with self._lock:
             known = self._now + self._remembered().times(self._memory)
@@ -136,7 +149,7 @@ class StoreLink:
             return LinkRate(expected, expected / (1 + spread), high)
 
     def _close(self, now: float) -> None:
-        """The open stretch ends, if it brought anything: one without bytes goes on."""
+        """Close the open stretch if it has bytes. A stretch without bytes goes on."""
         nbytes = self._gone - self._before
         if self._since is None or nbytes == 0 or not (seconds := now - self._since) > 0:
             return
@@ -146,7 +159,7 @@ class StoreLink:
         self._since, self._before = now, self._gone
 
     def _best(self) -> float:
-        """Of all saves that are remembered."""
+        """Return the best rate of all remembered saves."""
         return max(save.rate for save in [*self._past, self._now] if save.seconds > 0)
 
     def _remembered(self) -> _Seen:
@@ -158,11 +171,11 @@ class StoreLink:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Sums over stretches, each weighted by what it is still worth."""
+    """Sums over stretches, each with the weight that it still has."""
 
     seconds: float = 0.0
     nbytes: float = 0.0
-    #: Of each stretch its seconds squared by its bytes: what the spread of the seconds a byte takes is made from.
+    #: The sum of each stretch's seconds squared divided by its bytes: it gives the spread of the seconds that a byte takes.
     squares: float = 0.0
 
     def __add__(self, other: _Seen) -> _Seen:
@@ -180,40 +193,40 @@ class _Seen:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the seconds that a byte takes, byte for byte, as a share of their mean."""
+        """Standard deviation of the seconds that a byte takes, weighted by bytes, as a share of their mean."""
         return math.sqrt(max(0.0, self.squares * self.nbytes / self.seconds**2 - 1))
 
 
-# How many puts at once, and how large: what did best on this link so far.
-#
-# One connection gives 50 to 95 MB/s on any cloud, so a fast machine needs many; on a slow link many large objects in flight
-# all end at the very last moment, and a stall of one costs a large part of the window. Neither is known beforehand: each
-# save is a measurement, and the next one tries a neighbour until nothing is better.
+# --- number and size of puts ---
 
-#: Tried widths. Twelve frames of 32 MiB, and all else, stay below law 9's 512 MiB.
+#: Widths that are tried. Twelve buffers of 32 MiB, and all other memory, stay below law 9's 512 MiB.
 _LADDER = (4, 8, 12)
-#: A wider one costs memory and threads: it has to be so much faster.
+#: Factor by which a wider one must be faster, because it costs memory and threads.
 _WORTH = 1.1
-#: Smaller objects where a round of puts would take longer than this, in seconds.
+#: If a round of puts would take longer than this (seconds), objects are smaller: `_SMALL` bytes.
 _ROUND = 4.0
 _SMALL = 16 * 2**20
 
 
 class UploadWidth:
-    """Used by the saving thread. `most` is what the store says makes sense (`BlobStore.parallel`)."""
+    """The number of puts at once and the size of objects. The saving thread uses it.
+
+    Args:
+        most: the largest number that makes sense for the store (`BlobStore.parallel`).
+    """
 
     def __init__(self, most: int) -> None:
         self._ladder = [width for width in _LADDER if width <= most] or [most]
-        #: To be used for the next save.
+        #: Puts at once, for the next save.
         self.count = self._ladder[len(self._ladder) // 2]
         self.object_bytes = OBJECT_BYTES
         #: Bytes a second, by width.
         self._rates: dict[int, float] = {}
 
     def learn(self, nbytes: int, seconds: float) -> None:
-        """A save of this width put so many bytes in so many seconds."""
+        """Note that a save of this width put `nbytes` in `seconds`, and choose the width and size for the next save."""
         if nbytes < 2 * self.count * self.object_bytes or seconds <= 0:
-            return  # too little to fill what was there
+            return  # too few bytes to keep all connections busy
         rate = nbytes / seconds
         known = self._rates.get(self.count)
         self._rates[self.count] = rate if known is None else (known + rate) / 2
