@@ -1,7 +1,10 @@
-"""How long a save may go on: a deadline that only moves earlier, and a way to call the whole thing off.
+"""The cancel scope of a save, and the retry of a store's requests within it.
 
-Every loop and every wait of a save asks its `CancelScope`, so a save cannot hang: it ends by commit, by its own
-deadline, or because somebody with a better claim (a notice, a withdrawal) abandoned it.
+A cancel scope is a deadline that only moves earlier, and a way to call the save off. Every loop and every wait of a save checks
+its `CancelScope`, so a save cannot hang. It ends by commit, by its own deadline, or because something with a better claim (a
+notice, a withdrawal) abandoned it.
+
+`retry` repeats a request that failed transiently, while the save may go on.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from ...providers.errors import CorruptError, SpotguardError, StoreError
 
 
 class Abandoned(SpotguardError):
-    """The save was called off; the message says why. What it wrote is an orphan without a manifest."""
+    """The save was called off; the message says why. Its objects are orphans without a manifest."""
 
 
 class CancelScope:
@@ -24,7 +27,7 @@ class CancelScope:
     Args:
         clock: the time.
         deadline: monotonic seconds by which the save must have committed; None for no hurry.
-        on_change: called when it is called off, and when its deadline moves, to wake whoever waits on its behalf.
+        on_change: called when the save is called off, and when its deadline moves, to wake a thread that waits for it.
     """
 
     def __init__(
@@ -36,25 +39,25 @@ class CancelScope:
         self._lock = threading.Lock()
         self._reason = ""
         self._called_off = threading.Event()
-        #: Events of those who are in `wait`.
+        #: Events of the threads that are in `wait`.
         self._waiting: list[threading.Event] = []
         self._parts: list[CancelScope] = []
 
     def tighten(self, deadline: float) -> None:
-        """Move the deadline earlier; a later one changes nothing."""
+        """Move the deadline earlier. A later deadline changes nothing."""
         with self._lock:
             if self._deadline is not None and self._deadline <= deadline:
                 return
             self._deadline = deadline
-            self._wake()  # who waits has less time now
+            self._wake()  # threads in `wait` have less time now
             parts = [*self._parts]
         for part in parts:
             part.tighten(deadline)
         self._say()
 
     def part(self, deadline: float) -> CancelScope:
-        """A part of this one, which ends by itself at `deadline`, or when it is called off alone."""
-        with self._lock:  # a deadline that moves now reaches the part, one way or the other
+        """Return a part of this scope, which ends at `deadline` too, and can be called off alone."""
+        with self._lock:  # so that a deadline that moves now also reaches the part
             earliest = min(deadline, self.deadline)
             part = CancelScope(self._clock, None if earliest == math.inf else earliest)
             self._parts.append(part)
@@ -80,22 +83,32 @@ class CancelScope:
         return bool(self._reason)
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return the time in monotonic seconds."""
         return self._clock.monotonic()
 
     def left(self) -> float | None:
-        """Seconds until the deadline, never below 0; None without one."""
+        """Return the seconds until the deadline, never below 0; None without a deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock.monotonic())
 
     def pause(self, seconds: float) -> None:
-        """Wait before trying again, no longer than the save may go on. Raises `Abandoned` like `check`."""
+        """Wait before a retry, no longer than the save may go on.
+
+        Raises:
+            Abandoned: the save must not go on.
+        """
         left = self.left()
         self._clock.wait(self._called_off, seconds if left is None else min(seconds, left))
         self.check()
 
     def wait(self, over: Callable[[], bool], changed: threading.Event) -> None:
-        """Wait until `over()`, no longer than the save may go on. Who makes it so sets `changed`, and nobody else
-        clears it. Raises `Abandoned` like `check`."""
+        """Wait until `over()`, no longer than the save may go on.
+
+        Args:
+            changed: set by the thread that makes `over()` true. Only this method may clear it.
+
+        Raises:
+            Abandoned: the save must not go on.
+        """
         with self._lock:
             self._waiting.append(changed)
         try:
@@ -110,7 +123,7 @@ class CancelScope:
 
     @property
     def deadline(self) -> float:
-        """Monotonic seconds; infinity without one."""
+        """Monotonic seconds; infinity without a deadline."""
         return math.inf if self._deadline is None else self._deadline
 
     def _say(self) -> None:
@@ -122,18 +135,22 @@ class CancelScope:
             changed.set()
 
     def check(self) -> None:
-        """Raises `Abandoned` when the save must not go on."""
+        """Check that the save may go on.
+
+        Raises:
+            Abandoned: it was called off, or its deadline has passed.
+        """
         if self._reason:
             raise Abandoned(self._reason)
         if self._deadline is not None and self._clock.monotonic() >= self._deadline:
             raise Abandoned("out of time")
 
 
-# Asking a store until it answers: what only failed for now is asked again, for as long as the save may go on.
+# --- retry ---
 
-#: Tries of an object whose bytes the store says are not the ones that were sent.
+#: Tries of an object that the store reports as corrupt: it received other bytes than were sent.
 _CORRUPT_TRIES = 3
-#: Seconds before a put that failed for a while is tried again: doubled each time up to the second number.
+#: Seconds before the first retry of a request that failed transiently; doubled each time, up to the second number.
 _RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
 
 
@@ -142,12 +159,18 @@ def retry(
     ask: Callable[[float | None], object],
     hear: Callable[[StoreError], None] = lambda error: None,
 ) -> float:
-    """Ask a store, again and again while it only fails for now and the save may go on. Returns the seconds that the try took
-    that went well.
+    """Make a request of a store, and retry while it fails transiently and the save may go on.
 
     Args:
-        ask: called with the seconds that are left.
-        hear: called with each failure for now.
+        ask: the request, called with the seconds until the deadline.
+        hear: called with each transient failure.
+
+    Returns:
+        Seconds of the successful try.
+
+    Raises:
+        Abandoned: the save must not go on; the message has the store's last error.
+        StoreError: the store failed, and not transiently.
     """
     pause, tries = _RETRY_FIRST, _CORRUPT_TRIES
     scope.check()
@@ -157,7 +180,7 @@ def retry(
             ask(scope.left())
             return scope.now() - began
         except StoreError as error:
-            tries -= isinstance(error, CorruptError)  # on its way, as far as anybody can tell
+            tries -= isinstance(error, CorruptError)  # most likely the bytes were corrupted on their way
             if not (error.transient or (isinstance(error, CorruptError) and tries)):
                 raise
             last = error

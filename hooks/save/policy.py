@@ -1,11 +1,14 @@
-"""An emergency save under its budget: all of it if it fits, else what is worth most first, and never nothing for all.
+"""The saves of a single process under a budget: the emergency save, and the background upload that a notice interrupts.
 
-Objects are put in the order of their tiers, so a full save is a lower one that went on. When time gets short, the
-weights that are in the store by then are committed as a checkpoint of the lower level, and the moments follow under
-the next name: if all of them arrive, a full manifest refers to the weights where they lie.
+An emergency save writes everything if that fits. Otherwise it writes the most valuable tier first, so that the save does not
+lose everything for the sake of the whole. Objects are put in the order of their tiers, so a full save is a lower save that went
+on. When time gets short, the weights in the store are committed as a checkpoint of the lower level. The moments follow under the
+next name. If all moments arrive, a full manifest refers to the weights where they lie.
 
-Clouds break their promise, so a save that fits puts the lower level's manifest too, where a restore would take it. The
-moments go on beside that, and a manifest that fails costs them nothing.
+Clouds break their promise. So a save that fits also puts the lower level's manifest, if a restore would take it. The moments go
+on beside that manifest, and its failure costs them nothing.
+
+A background upload that is under way at a notice is called off, or finishes if its rest is worth more than a new save.
 """
 
 from __future__ import annotations
@@ -38,22 +41,22 @@ from .upload.uploader import StateChanged
 
 log = logging.getLogger("spotguard")
 
-#: Seconds between two looks at whether the plan still holds.
+#: Seconds between two checks whether the plan still holds.
 _LOOK = 0.25
-#: And until the first: a store's first answer takes its time, and says nothing of the link.
+#: Seconds until the first check: a store's first answer takes long, and tells nothing of the link.
 _FIRST_LOOK = 1.0
 _MOMENTS = (Tier.MOMENTS,)
 
 
 class EmergencySave:
-    """One of them, on the saving thread.
+    """One emergency save. The saving thread uses it.
 
     Args:
         commit: puts the manifest and the marker of a level; raises what a save raises.
-        put: puts the manifest of the lower level alone, with a few seconds for it.
-        begin: the name of the next checkpoint to be written.
-        look: asked after each object: nothing, or what has moved since the boundary.
-        lossy: moments may be stored rounded, where that makes them fit.
+        put: puts only the manifest of the lower level, and takes a few seconds at most.
+        begin: returns the name of the next checkpoint to write.
+        look: called after each object. It returns "" or what has moved since the boundary.
+        lossy: moments may be stored rounded, if that makes them fit.
         last: the newest committed checkpoint.
         lower_counts: a restore would take the lower level of this step.
     """
@@ -88,31 +91,32 @@ class EmergencySave:
         self._lock = threading.Lock()
         self._looked_at = scope.now() + _FIRST_LOOK - _LOOK
         self._going: TransferHandle | None = None
-        #: What is done, and why.
+        #: The present plan, with its reason.
         self.plan = BudgetPlan(BudgetChoice.KEEP, "")
-        #: What was written.
+        #: The objects that were written.
         self.draft: WriteProgress
-        #: The level that is committed, under which name, and when.
+        #: The name and level of the committed checkpoint.
         self.committed: tuple[CheckpointName, Level] | None = None
+        #: When it was committed, in monotonic seconds.
         self.at = 0.0
-        #: Why the moments are missing, where they are.
+        #: Why the moments are missing; "" if they are not.
         self._missed = ""
-        #: Whether they are rounded is decided.
+        #: It is decided whether the moments are rounded.
         self._settled = False
-        #: The lower level's manifest was tried beside moments that fit. It is not tried again.
+        #: The lower level's manifest was tried beside moments that fit. The save does not try it again.
         self._tried_early = False
 
     def run(self, leaves: Sequence[StateTensor]) -> None:
-        """Save what fits. `committed` says how much of it counts, also when this raises.
+        """Save as much as fits. `committed` names the checkpoint that counts, even if this raises.
 
         Raises:
-            Abandoned: out of time before anything was committed, nothing fits, or the save was called off.
+            Abandoned: the save ran out of time before a commit, nothing fits, or the save was called off.
             StoreError: the store failed, and nothing was committed.
-            Spoiled: the state moved. What was committed before it did was looked at then, and counts.
+            StateChanged: the state moved. A checkpoint that was committed before was checked then, and counts.
             Exception: anything else (a device without memory for a copy), and nothing was committed.
         """
         whole = self._writer.plans.of(leaves)
-        #: By whether moments are rounded.
+        #: The write plans, by whether moments are rounded.
         self._layouts = (
             {False: whole, True: self._writer.plans.rounded(leaves)} if self._lossy else {False: whole}
         )
@@ -126,12 +130,12 @@ class EmergencySave:
             raise Abandoned(self.plan.reason)
         name = self._begin()
         try:
-            # Whether the moments are rounded is decided when the weights are there.
+            # The plan decides whether to round the moments when the weights are in the store.
             for tiers in [WEIGHTS, ALL] if self._lossy else [ALL]:
                 self._choose_layout(settled=tiers is ALL)
                 name = self._put(leaves, name, tiers)
             self._commit_as("full", name)
-        except Exception as why:  # whatever it is, what is committed counts
+        except Exception as why:  # after any error a committed checkpoint counts
             if self.committed is None:
                 raise
             self._missed = str(why) or type(why).__name__
@@ -141,7 +145,7 @@ class EmergencySave:
 
     @property
     def less(self) -> str:
-        """Why what is committed is not everything as it stood; "" where it is."""
+        """Why the committed checkpoint is not the whole exact state; "" if it is."""
         if self._missed:
             return f"{self.plan.reason}; the moments: {self._missed}"
         return self.plan.reason if self.draft.write_plan.rounded else ""
@@ -151,8 +155,11 @@ class EmergencySave:
     def _put(
         self, leaves: Sequence[StateTensor], name: CheckpointName, tiers: Sequence[Tier]
     ) -> CheckpointName:
-        """These tiers into the store, and the lower level committed on the way where it is its turn. Returns the name of
-        the next manifest."""
+        """Put these tiers into the store, and commit the lower level on the way if its turn comes.
+
+        Returns:
+            The name of the next manifest.
+        """
         self._watch()
         going = self._going = self._writer.start(
             leaves, name, self._scope, self._hear, self._moved, draft=self.draft, tiers=tiers
@@ -163,11 +170,11 @@ class EmergencySave:
                 if going.wait(lambda until=until: self._turn() or self._until() != until, until):  # type: ignore[misc]
                     return name
             except (Abandoned, StateChanged):
-                raise  # there is no time for a manifest, or nothing to say in it
+                raise  # there is no time for a manifest, or no valid state for one
             except Exception:
                 if not self._has_weights_alone() or self._scope.abandoned:
                     raise
-                # A full bucket, say, or a device without memory to round in: a manifest may fit all the same.
+                # For example a full bucket, or a device without memory for rounding: a manifest may still fit.
                 self._commit_as("weights", name)
                 raise
             if self._scope.now() >= self.plan.fall_back_at:
@@ -185,7 +192,7 @@ class EmergencySave:
         self.committed, self.at = (name, level), self._scope.now()
 
     def _commit_lower(self, name: CheckpointName) -> None:
-        """Commit the lower level on the way. Where all fits, a manifest that fails is no reason to give the rest up."""
+        """Commit the lower level on the way. If everything fits, a manifest that fails does not end the save."""
         if self.plan.lower_first:
             self._commit_as("weights", name)
         else:
@@ -207,19 +214,22 @@ class EmergencySave:
         return self.committed is None and self.draft.has(WEIGHTS) and not self.draft.has(ALL)
 
     def _turn(self) -> bool:
-        """Whether the lower level is to be committed now, beside the moments that are on their way."""
+        """Return whether to commit the lower level now, beside the moments that are on their way."""
         due = self.plan.lower_first or (self.plan.early and not self._tried_early)
         return due and self._has_weights_alone()
 
     def _until(self) -> float:
-        """When to fall back, by the deadline as it is now: on a link that stands still nobody else looks."""
+        """Return when to fall back, by the present deadline.
+
+        If the deadline has moved, this replans: on a link that stands still no other call does.
+        """
         if self._scope.deadline < self._planned_for:
             with self._lock:
                 self._look()
         return self.plan.fall_back_at
 
     def _hear(self, phase: str, done: int, total: int) -> None:
-        """On the writer's threads, for each piece that left."""
+        """Take the progress of the writer's threads, which call this for each piece that has left."""
         if self._progress is not None:
             self._progress(phase, done, total)
         with self._lock:
@@ -233,7 +243,7 @@ class EmergencySave:
             self._going.wake()
 
     def _look(self) -> None:
-        """Whether the plan still holds."""
+        """Replan: keep the plan if it still holds, else take a lesser one."""
         before, self.plan = self.plan, replan(self.plan, self._situation(), self._landed())
         if self.plan.reason != before.reason:
             log.info("the plan changes: %s", self.plan.reason)
@@ -246,20 +256,22 @@ class EmergencySave:
             self._watch()
 
     def _watch(self) -> None:
-        """See that no moment takes any of the link while the weights are short of time, or are to be there soon."""
+        """Keep the moments off the link while the weights are short of time, or must be committed early."""
         if self.committed is None:
             self.draft.weights_first |= self.plan.lower_first
             self.draft.weights_ahead |= self.plan.early
 
     def _choose_layout(self, settled: bool) -> None:
-        """Round the moments, or not, as the plan says; the weights are written alike. If they only follow, whatever
-        brings them home is welcome."""
+        """Choose the write plan with rounded or unrounded moments, as the budget says. The weights are the same in both.
+
+        If the moments only follow the committed weights, they are rounded too, as fewer bytes arrive sooner.
+        """
         with self._lock:
             self._settled = settled
             rounded = self._lossy and self.plan.choice in (BudgetChoice.FULL_LOSSY, BudgetChoice.LOWER)
             self.draft.write_plan = self._layouts[rounded]
 
-    # --- what a plan is made from ---
+    # --- the inputs of a plan ---
 
     def _sizes_of_tiers(self) -> SaveSizes:
         whole, rounded = self._layouts[False], self._layouts.get(True)
@@ -294,14 +306,16 @@ class EmergencySave:
         )
 
 
-# A background save that is under way when a notice comes: called off, or let finish where its rest is worth more.
+# --- the background upload ---
 
 
 class BackgroundUpload:
-    """Its bytes are on their way. Asked at the notice, when the deadline moves, and as bytes leave.
+    """A background save whose bytes are on their way.
+
+    The caller asks `promotes` at the notice, when the deadline moves, and as bytes leave.
 
     Args:
-        draft: what is in the store of it.
+        draft: its progress in the store.
         began: monotonic seconds at which its state was taken.
     """
 
@@ -316,9 +330,9 @@ class BackgroundUpload:
         self._plan: BudgetPlan | None = None
 
     def promotes(self, step: int, deadline: float, last: EarlierCheckpoint | None) -> str:
-        """Why it is worth more, by `deadline`, than a new save of `step`; "" where it is not.
+        """Return why this upload is worth more, by `deadline`, than a new save of `step`; "" if it is not.
 
-        Where nothing fits it may go on, too: trying loses nothing, and nothing else would be done with the time.
+        If nothing fits, the upload may go on too: trying loses nothing, and the time has no other use.
         """
         at, before = self._situation(step, deadline, last), self._plan
         decided = (

@@ -1,4 +1,4 @@
-"""Objects on their way to the store: `writer` starts them, `workers` are its threads, `buffers` what they send from.
+"""The upload of objects: `uploader` starts their puts, `workers` are its threads, `buffers` the memory that they send from.
 
-`transfer` is what the threads share, and `recheck` looks at the objects again where the store was away meanwhile.
+`transfer` is the state that the threads share. `recheck` checks the objects again if the store was away meanwhile.
 """

@@ -15,12 +15,12 @@ class Buffer(Protocol):
         ...
 
     def view(self, start: int, end: int) -> memoryview:
-        """These bytes, without a copy."""
+        """Return these bytes, without a copy."""
         ...
 
 
 class PlainBuffer:
-    """A `Buffer` without torch. (`state.host_buffer` has the one that tensors are copied into.)
+    """A `Buffer` without torch. (Tensors are copied into the one of `state.host_buffer`.)
 
     Args:
         size: in bytes.
@@ -35,7 +35,7 @@ class PlainBuffer:
         return len(self._view)
 
     def view(self, start: int, end: int) -> memoryview:
-        """These bytes, without a copy."""
+        """Return these bytes, without a copy."""
         return self._view[start:end]
 
 

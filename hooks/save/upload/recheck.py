@@ -1,6 +1,6 @@
-"""A second look at the objects of a save whose store was away: one that went back to an earlier state has lost what it took.
+"""A second check of a save's objects after the store was away: a store that went back to an earlier state has lost objects.
 
-Done by one of the writer's threads as soon as the store answers again, so that no manifest names what is gone.
+One of the writer's threads makes the check as soon as the store answers again, so that no manifest names a lost object.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .transfer import Transfer
 
 log = logging.getLogger("spotguard")
 
-#: Seconds for one listing. One that hangs is asked for again.
+#: Seconds for one listing. A listing that hangs is tried again.
 _LISTING = 5.0
 
 
 def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[int, StoredObject]) -> None:
-    """List what is `doubted`, and have the save put again what is gone or has another size."""
+    """List the `doubted` objects, and have the save put those again that are gone or have another size."""
     write_plan = work.draft.write_plan
     keys = {
         index: checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)

@@ -1,4 +1,8 @@
-"""One save's objects, as the writer's threads share them: the next, those on their way, how far they are, the first error."""
+"""The transfer: the objects of one save on their way, and the handle by which the saving thread waits for them.
+
+The writer's workers share a `Transfer`: the queue of objects, the puts in flight, their progress, and the first error. The
+thread that started the transfer has a `TransferHandle`. It may do other work meanwhile, and may call the transfer off.
+"""
 
 from __future__ import annotations
 
@@ -15,44 +19,50 @@ from ..cancel_scope import Abandoned, CancelScope
 from ..plan.throughput import StoreLink, UploadWidth
 from ..plan.write_plan import ALL, StoredObject, WriteProgress
 
-#: Called with a phase, the bytes that left for the store, and the bytes of all. It must not wait.
+#: Called with a phase, the bytes that have left for the store, and the bytes of the whole save. It must not wait.
 Progress = Callable[[str, int, int], None]
 
-#: A put lags when none of its bytes moved for so many seconds, and for as long as its peers took; or when it takes so many
-#: times what they took, and goes on at a pace at which another would overtake it.
+#: A put lags if none of its bytes moved for `_STILL` seconds, and for as long as its peers took. It also lags if it takes
+#: `_TIMES` as long as its peers, at a pace at which a second put would overtake it.
 _STILL, _TIMES = 2.0, 2.5
-#: The same where nobody knows what is usual: a connection of a slow link brings its MiB in as many seconds.
+#: Seconds without a moved byte after which a put lags if the usual time is unknown: one connection of a slow link may need as
+#: many for a MiB.
 _STILL_AT_FIRST = 4.0
-#: Peers that say what is usual. They are half as large at least: a small object says nothing of a large one.
+#: Number of peers that give the usual time, and their least size as a share of the object's: a small object tells nothing of a
+#: large one.
 _ENOUGH, _PEER = 3, 0.5
-#: Seconds between two looks for one that lags.
+#: Seconds between two checks for a put that lags.
 _LOOK = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class ObjectInFlight:
-    """One object on its way."""
+    """One put of an object that is on its way."""
 
     index: int
     data: memoryview
     crc32: int
     stored: StoredObject
     began: float
-    #: When some of its bytes left last.
+    #: When some of its bytes last left.
     moved: float
     sent: int = 0
-    #: Somebody else sends it too.
+    #: A second worker sends the object too.
     doubled: bool = False
 
     def double(self, data: memoryview, now: float) -> ObjectInFlight:
-        """The same object, sent once more from a copy."""
+        """Return a second put of the same object, from a copy."""
         return ObjectInFlight(self.index, data, self.crc32, self.stored, now, now)
 
     def lags(self, now: float, usual: float | None) -> bool:
-        """Whether it is worth its bytes to send it again, where its peers took so many seconds.
+        """Return whether a second put of the object is worth its bytes.
 
-        On a full link connections do not share evenly: one of them is late, and sent again it takes from the link what
-        it waits for itself (seen: a tenth of a save at 100 Mbit/s).
+        On a full link connections do not share evenly, so one put is late. A second put would take from the link the bytes that
+        the first waits for (seen: a tenth of a save at 100 Mbit/s).
+
+        Args:
+            now: monotonic seconds.
+            usual: seconds that its peers took; None if unknown.
         """
         if now - self.moved > (_STILL_AT_FIRST if usual is None else max(_STILL, usual)):
             return True
@@ -62,27 +72,27 @@ class ObjectInFlight:
 
 
 class Superseded(Exception):
-    """The object is in the store already, or has to wait, or the save is over: nothing more of it is to be sent."""
+    """The object is in the store already, or has to wait, or the save is over. The put must send no more bytes."""
 
 
 class StoreRequest:
-    """What so many `workers` do for a thread that waits for them, until it calls them off."""
+    """A request that several workers run for a waiting thread, until it calls the request off."""
 
     def __init__(self, workers: int, scope: CancelScope) -> None:
         self.scope = scope
         self.error: BaseException | None = None
-        #: Set when it is `over`.
+        #: Set when the request is `over`.
         self.changed = threading.Event()
         self._lock = threading.Condition()
         self._workers = workers
         self._said = ""
 
     def over(self) -> bool:
-        """Whether every hand is free again."""
+        """Return whether every worker is free again."""
         return self._workers == 0
 
     def call_off(self, why: Abandoned) -> None:
-        """No hand begins anything more, and what they still do counts for nothing."""
+        """Call the request off: no worker begins anything more, and the results of running work do not count."""
         self.fail(Abandoned(f"{why}; the store said last: {self._said}") if self._said else why)
 
     def fail(self, error: BaseException) -> None:
@@ -92,7 +102,7 @@ class StoreRequest:
             self._lock.notify_all()
 
     def hear(self, error: StoreError) -> None:
-        """The store failed for now."""
+        """Note a transient failure of the store."""
         self._said = str(error)
 
     def ended(self) -> None:
@@ -102,7 +112,7 @@ class StoreRequest:
 
 
 class Transfer(StoreRequest):
-    """Objects to be put."""
+    """The objects that a save is putting, as its workers share them."""
 
     def __init__(
         self,
@@ -118,7 +128,7 @@ class Transfer(StoreRequest):
         self.draft = draft
         self.name = name
         self._progress = progress
-        #: How many of them are in the store.
+        #: Number of workers that are inside a call of the store.
         self._sending = 0
         self._missing = missing
         self._queue = deque(missing)
@@ -128,37 +138,41 @@ class Transfer(StoreRequest):
         self._bytes = draft.bytes_of(ALL)
         self._before = self._bytes
         self._total = sum(objects[index].size for index in missing) + self._bytes
-        #: Of objects that are referred to: in the store, and never sent.
+        #: Bytes of objects that the save refers to: they are in the store, and are never sent.
         self._spared = 0
         self._link = link
-        #: How often the store was found away, and whether a hand sees to what is doubted since.
+        #: How often the store was away.
         self.outages = 0
+        #: Whether a worker is checking the doubted objects.
         self._looking = False
         self._flights: list[ObjectInFlight] = []
-        #: Since when nothing is on its way; None while something is.
+        #: Since when no object is on its way; None while one is.
         self._quiet: float | None = scope.now()
-        #: Of each object that is there its bytes, and the seconds of its put.
+        #: Bytes and seconds of the put of each object that is in the store.
         self._took: list[tuple[int, float]] = []
 
     def over(self) -> bool:
-        """Whether every hand is free again, but for those that still send what is there already: they are left behind."""
+        """Return whether every worker is free again, apart from those that are left behind.
+
+        A worker is left behind if all objects are in the store and it still sends one of them.
+        """
         return self._workers == 0 or (self._whole() and self._workers == self._sending)
 
     def at_rest(self, now: float) -> None:
-        """Nobody waits any more: what is still sent is given up, and not the link's doing."""
+        """End the transfer when no thread waits any more: give up the running puts, and do not count them for the link."""
         with self._lock:
             if self.error is None:
                 self.error = Superseded()
             self._link.end(now, whole=self._whole())
 
-    # --- the hands ---
+    # --- called by the workers ---
 
     def next(self) -> int | None:
         with self._lock:
             return self._queue.popleft() if self.more() else None
 
     def more(self) -> bool:
-        """Whether there is one to begin with now."""
+        """Return whether there is an object whose put may begin now."""
         if self.error is not None or not self._queue:
             return False
         return not self.draft.waits(self._objects[self._queue[0]].tier)
@@ -171,7 +185,7 @@ class Transfer(StoreRequest):
                 self.draft.doubted.update(self.draft.stored.keys() - self.draft.spared)
 
     def doubted(self) -> dict[int, StoredObject]:
-        """For one hand at a time: the objects that are to be looked at again. It says `looked`."""
+        """Return the objects to check again; for one worker at a time, which then calls `looked`."""
         with self._lock:
             if self._looking or self.error is not None:
                 return {}
@@ -179,11 +193,16 @@ class Transfer(StoreRequest):
             return {index: self.draft.stored[index] for index in self.draft.doubted}
 
     def looked(self, outages: int, lost: Collection[int]) -> None:
-        """Note that the `doubted` objects were listed, after so many outages: the lost ones are put again."""
+        """Note that the `doubted` objects were listed, and queue the lost ones again.
+
+        Args:
+            outages: the number of outages when the listing began.
+            lost: indices of the lost objects.
+        """
         with self._lock:
             self._looking = False
             if self.outages != outages:
-                return  # it was away again
+                return  # the store was away again
             self.draft.doubted.clear()
             for index in lost:
                 self._bytes -= self._objects[index].size
@@ -194,7 +213,7 @@ class Transfer(StoreRequest):
         self._tell()
 
     def starts(self, index: int, data: memoryview, crc32: int, stored: StoredObject) -> ObjectInFlight:
-        """A put begins: the first of them is the save's first byte on its way."""
+        """Note that a put begins, and return it. The first put is the save's first byte on its way."""
         now = self.scope.now()
         flight = ObjectInFlight(index, data, crc32, stored, now, now)
         with self._lock:
@@ -206,10 +225,10 @@ class Transfer(StoreRequest):
         return flight
 
     def again(self, flight: ObjectInFlight) -> None:
-        """It is sent from its beginning.
+        """Note that the put starts from its first byte.
 
         Raises:
-            Superseded: it need not.
+            Superseded: the put is not needed.
         """
         if self._superseded(flight):
             raise Superseded
@@ -219,15 +238,15 @@ class Transfer(StoreRequest):
             self._sending += 1
 
     def back(self) -> None:
-        """The store has answered, or failed."""
+        """Note that the store has answered or failed."""
         with self._lock:
             self._sending -= 1
 
     def sent(self, flight: ObjectInFlight, count: int) -> None:
-        """So many more of its bytes left for the store.
+        """Note that `count` more bytes of the put have left for the store.
 
         Raises:
-            Superseded: the rest need not.
+            Superseded: the rest is not needed.
             Abandoned: the save is over.
         """
         if self._superseded(flight):
@@ -243,13 +262,15 @@ class Transfer(StoreRequest):
             left = self._left()
             self._link.sent(left - self._before - self._spared, now)
             if flight.sent >= len(flight.data):
-                self._lock.notify_all()  # who waits for the last of the weights to leave begins with the moments
+                self._lock.notify_all()  # a worker may wait for the last weights to leave, to begin the moments
         if self._progress is not None:
             self._progress("writing", left, self._total)
 
     def laggard(self) -> ObjectInFlight | None:
-        """For a hand with nothing else to do: a put that lags, once; None when all objects are there, or there is `more` to
-        do by now, or all are begun and nobody is in a hurry."""
+        """Wait for a put that lags and return it, once for each put; for a worker without other work.
+
+        Return None if all objects are in the store, if there is `more` to do, or if all are begun and there is no deadline.
+        """
         with self._lock:
             while self.error is None and not self._whole() and not self.more():
                 hurried, now = self.scope.left() is not None, self.scope.now()
@@ -271,7 +292,7 @@ class Transfer(StoreRequest):
         self._lands(flight.index, flight.stored)
 
     def dropped(self, flight: ObjectInFlight) -> None:
-        """It was superseded. One that only had to wait has its turn later."""
+        """Note that the put was superseded. If its object only has to wait, its turn comes later."""
         with self._lock:
             if flight not in self._flights:
                 return
@@ -281,9 +302,9 @@ class Transfer(StoreRequest):
                 self._queue.append(flight.index)
 
     def spare(self, index: int, known: StoredObject) -> None:
-        """It is in the store since an earlier save: it is referred to."""
+        """Note that an earlier save has put the object, so that this save refers to it."""
         with self._lock:
-            if self._quiet is not None:  # it was read and hashed meanwhile, and that is not the link's time
+            if self._quiet is not None:  # reading and hashing the object is not the link's time
                 began, self._quiet = self._quiet, self.scope.now()
                 self._link.paused(self._quiet - began)
             self._spared += self._objects[index].size
@@ -299,7 +320,7 @@ class Transfer(StoreRequest):
     # --- inside ---
 
     def _tell(self) -> None:
-        """Something is in the store."""
+        """Report that an object has arrived in the store or is lost."""
         with self._lock:
             whole = self._whole()
             self._lock.notify_all()
@@ -308,7 +329,7 @@ class Transfer(StoreRequest):
             self._progress("written" if whole else "writing", self._left(), self._total)
 
     def _usual(self, flight: ObjectInFlight) -> float | None:
-        """Seconds that its peers took. None: there are too few to say."""
+        """Return the median of the seconds that its peers took; None if there are too few peers."""
         peers = [seconds for nbytes, seconds in self._took if nbytes >= _PEER * len(flight.data)]
         return statistics.median(peers) if len(peers) >= _ENOUGH else None
 
@@ -328,16 +349,16 @@ class Transfer(StoreRequest):
         return bool(self._missing) and not doubted and all(index in stored for index in self._missing)
 
     def _left(self) -> int:
-        """Bytes that left for the store: of what is there, and of what is on its way."""
+        """Return the bytes that have left for the store: of the objects in the store, and of those on their way."""
         flights = [flight for flight in list(self._flights) if flight.index not in self.draft.stored]
         return self._bytes + sum(min(flight.sent, len(flight.data)) for flight in flights)
 
 
-# Objects on their way: who started them waits, may do something else meanwhile, and may call them off.
+# --- the handle ---
 
 
 class TransferHandle:
-    """Objects on their way. Used by the thread that started them."""
+    """A transfer on its way. The thread that started it uses the handle."""
 
     def __init__(self, work: Transfer, width: UploadWidth | None, nbytes: int) -> None:
         self._work = work
@@ -346,10 +367,17 @@ class TransferHandle:
         self._began = work.scope.now()
 
     def wait(self, turn: Callable[[], bool] = lambda: False, until: float = math.inf) -> bool:
-        """Wait until all of them are in the store. False: it is `turn`, or time for something else; they go on meanwhile.
+        """Wait until all objects are in the store.
+
+        Args:
+            turn: returns whether the waiting thread has other work now.
+            until: monotonic seconds at which it has other work.
+
+        Returns:
+            True if all objects are in the store. False if it is `turn` or `until`; the transfer goes on meanwhile.
 
         Raises:
-            Abandoned, StoreError, Spoiled, CheckpointError: as `Writer.write`. Nothing goes on.
+            Abandoned, StoreError, StateChanged, CheckpointError: as `ShardWriter.write`. The transfer is over.
         """
         work = self._work
         try:
@@ -369,10 +397,10 @@ class TransferHandle:
         return True
 
     def wake(self) -> None:
-        """Have who waits look whether it is its turn. Any thread."""
+        """Have the waiting thread check `turn`. Any thread may call this."""
         self._work.changed.set()
 
     def call_off(self, why: Abandoned) -> None:
-        """Nothing more of them is sent, and what lands counts for nothing."""
+        """Call the transfer off: the workers send nothing more, and objects that still arrive do not count."""
         self._work.call_off(why)
         self._work.at_rest(self._work.scope.now())

@@ -1,10 +1,10 @@
-"""Objects into a store: one plain put each, from several threads, each from a buffer of its own.
+"""The uploader: it puts objects into a store from several threads, each with a buffer of its own, with one plain put each.
 
-Threads and buffers exist before a notice. Nothing is collective, and no wait outlives the save's own deadline: a thread that
-hangs in the store is left behind with its buffer. Near a deadline an idle thread sends a put that lags behind its peers a
-second time, from a copy: whichever arrives first counts, and both are the same bytes under the same key.
+Threads and buffers exist before a notice. Nothing is collective, and no wait outlives the save's own deadline: the uploader
+leaves a thread that hangs in the store behind with its buffer. Near a deadline an idle thread sends a put that lags behind its
+peers a second time, from a copy. The first to arrive counts; both are the same bytes under the same key.
 
-No torch: the caller fills the buffers.
+This module does not use torch: the caller fills the buffers.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from .workers import Task, UploadWorker, WorkerPool
 
 log = logging.getLogger("spotguard")
 
-#: Seconds that opening a connection beforehand may take.
+#: Seconds for opening a connection beforehand.
 _WARMING = 5.0
-#: Pieces up to which an object's CRC is combined from theirs. Above it the CRC of the bytes costs less.
+#: Most pieces for which an object's CRC is combined from theirs. With more pieces the CRC of the bytes costs less.
 _COMBINED = 64
 
-#: Puts the bytes of an object, by its number, into a buffer; returns the CRCs of its pieces.
+#: Writes the bytes of the object with this index into a buffer, and returns the CRCs of its pieces.
 Fill = Callable[[int, B], list[int]]
 
 
 class StateChanged(SpotguardError):
-    """The state moved while it was read. The message names what moved."""
+    """The state moved during the read. The message names the part that moved."""
 
 
 class Uploader(Generic[B]):
     """Puts the objects of one rank into one store. One thread uses it; it keeps threads of its own.
 
     Args:
-        plans: what earlier saves of this attempt have put, which later ones refer to.
+        plans: returns the cache with the objects that earlier saves of this attempt have put, and later ones refer to.
         make: makes a buffer of a size in bytes.
         pool: another uploader's workers, if the two never send at the same time.
     """
@@ -69,10 +69,10 @@ class Uploader(Generic[B]):
         self._world = world
         self._plans = plans
         self.pool = pool if pool is not None else WorkerPool(make, self._keep_warm)
-        #: For requests that put no object: a manifest does not wait for the puts that it comes after or between.
+        #: Workers for requests that put no object, so that a manifest does not wait for the puts before it or around it.
         self.clerks = WorkerPool(make, self._keep_warm)
         self.width = UploadWidth(store.parallel)
-        #: What the link to the store does.
+        #: The measured link to the store.
         self.link = StoreLink()
         self._cold = ""
 
@@ -83,11 +83,11 @@ class Uploader(Generic[B]):
             CheckpointError: no memory or no thread is left.
         """
         size = self.object_size(nbytes)
-        self.workers(-(-nbytes // size) + 1, size)  # headers, and what does not fit side by side
+        self.workers(-(-nbytes // size) + 1, size)  # one more for headers, and for pieces that leave gaps
         self.clerks.ready(1, 1)
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self.pool.dismiss()
         self.clerks.dismiss()
 
@@ -102,12 +102,12 @@ class Uploader(Generic[B]):
         tiers: Sequence[Tier] = ALL,
         progress: Progress | None = None,
     ) -> TransferHandle:
-        """Begin to put what is missing of these tiers.
+        """Begin to put the missing objects of these tiers, and return the handle to wait for them.
 
         Args:
-            draft: what was put before by a part of this save. Objects that land are noted in it.
-            fill: puts the bytes of an object into a worker's buffer.
-            moved: called after each object was filled; "" or what has moved since the boundary.
+            draft: the objects that an earlier part of this save has put. The workers note each new object in it.
+            fill: writes the bytes of an object into a worker's buffer.
+            moved: called after each `fill`. It returns "" or what has moved since the boundary.
 
         Raises:
             CheckpointError: no memory or no thread is left.
@@ -130,18 +130,18 @@ class Uploader(Generic[B]):
         again: bool = True,
         workers: int = 1,
     ) -> float:
-        """Make another request than an object's on a thread of its own, which is left behind if it hangs.
+        """Make a request that is no put of an object, on a thread of its own. If the thread hangs, it is left behind.
 
         Args:
-            what: called with the seconds that are left.
-            again: retry while the request only fails for now, as for an object.
-            hands: threads that make it at once, or as many as there are.
+            what: the request, called with the seconds until the deadline.
+            again: retry while the request fails transiently, as for an object.
+            workers: number of threads that call `what` at once, if there are so many.
 
         Returns:
             Seconds of the answer, without those for which the store was away.
 
         Raises:
-            Abandoned: the deadline passed, or the save was called off. Nobody knows whether the request is done after all.
+            Abandoned: the deadline passed, or the save was called off. The request may be done or not.
             StoreError: the store refuses, or failed for longer than the save may go on.
             CheckpointError: no thread is left.
         """
@@ -167,7 +167,7 @@ class Uploader(Generic[B]):
         return max(took, default=0.0)
 
     def workers(self, objects: int, size: int, scope: CancelScope | None = None) -> list[UploadWorker[B]]:
-        """As many workers as `objects` of at most `size` bytes keep busy.
+        """Return as many workers as `objects` of at most `size` bytes keep busy.
 
         Raises:
             CheckpointError: no memory or no thread is left.
@@ -179,7 +179,10 @@ class Uploader(Generic[B]):
             raise CheckpointError(f"a save needs buffers of {size >> 20} MiB and threads: {error}") from error
 
     def object_size(self, nbytes: int) -> int:
-        """Bytes of an object, for a state of `nbytes`. Whole MiB: a state that grows by a few bytes fits the buffers it has."""
+        """Return the size of an object in bytes, for a state of `nbytes`.
+
+        The size is a whole number of MiB, so that a state that grows by a few bytes still fits its buffers.
+        """
         return min(self.width.object_bytes, (nbytes // 2**20 + 2) * 2**20)
 
     # --- on a worker's thread ---
@@ -189,7 +192,7 @@ class Uploader(Generic[B]):
             self.store.warm(timeout=_WARMING)
             self._cold = ""
         except SpotguardError as error:
-            # Logged once: every thread meets the same, every few seconds. The save itself reports it again.
+            # Log it once: every thread meets the same error every few seconds. The save itself reports it again.
             before, self._cold = self._cold, str(error)
             if not before:
                 log.warning("the store cannot be reached, a save would fail now: %s", error)
@@ -226,7 +229,7 @@ class Uploader(Generic[B]):
         """Send a lagging object a second time, from a copy."""
         copied = buffer.view(0, len(flight.data))
         copied[:] = flight.data
-        # The first may have arrived since, and its buffer be in use again: then this copy is of no use.
+        # The first put may have arrived meanwhile, and its buffer may be in use again. Then the copy is useless.
         if crc32(copied) == flight.crc32:
             log.debug("object %d lags behind, it is sent again", flight.index)
             self._put(work, flight.double(copied, work.scope.now()), copied)
@@ -250,7 +253,7 @@ class Uploader(Generic[B]):
 
 
 def _give(workers: Sequence[UploadWorker[B]], task: Task[B], request: StoreRequest) -> None:
-    """Have these workers do it, and wait for them no longer than the save may go on."""
+    """Have these workers run the task, and wait for them while the save may go on."""
     for worker in workers:
         worker.give(task, request.ended)
     try:

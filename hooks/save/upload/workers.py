@@ -1,8 +1,11 @@
-"""The threads that put objects into the store: made before a notice and kept, each with a frame of its own.
+"""The threads that put objects into the store: a pool of workers, made before a notice and kept.
 
-Made beforehand, because at the notice only bytes move (law 8), and because Python 3.12 starts no thread once the main
-thread has ended: a save that begins then has those that are there. One that hangs in a store is left where it is, with
-its frame: it may still read from it. The next `ready` puts another in its place.
+Each worker has a thread and a frame: the buffer that it sends from. The pool makes the workers beforehand because only bytes
+move at the notice (law 8). Besides, Python 3.12 starts no thread once the main thread has ended, so a save that begins then
+has only the existing threads.
+
+The pool leaves a worker that hangs in a store behind with its frame, because the thread may still read from the frame. The
+next `ready` replaces the worker.
 """
 
 from __future__ import annotations
@@ -20,27 +23,28 @@ log = logging.getLogger("spotguard")
 
 Task = Callable[[B], None]
 
-#: Seconds after which a thread with nothing to do looks after its connection, and after the credentials: some stores
-#: close what was idle for 20. That is 360 requests an hour for each thread: docs/stores.md says what they cost.
+#: Seconds after which an idle thread checks its connection and the credentials: some stores close a connection that was
+#: idle for 20 s. That is 360 requests an hour for each thread: docs/stores.md gives their cost.
 IDLE = 10.0
 
-#: Seconds for a thread with nothing to do to end.
+#: Seconds to wait for an idle thread to end.
 _LEAVING = 1.0
-#: Seconds, for all of them together, that are waited for those whose task was called off a moment ago.
+#: Seconds to wait, for all workers together, until those return whose task was called off a moment ago.
 _RETURNING = 0.5
-#: And for those that look after their connections: an answer takes a hundredth, and that there is none takes seconds.
+#: Seconds to wait for workers that check their connections: an answer takes a hundredth of a second, a missing one seconds.
 _MOMENT = 0.05
-#: Bytes of all frames together, those counted that a thread took along into a store that hangs: a save that is called
-#: off in its middle and begun again must not have them twice (law 9's 512 MiB, and room for all else).
+#: Largest sum of all frames in bytes, including the frames of threads that hang in a store. A save that is called off in its
+#: middle and begins again must not use this memory twice (law 9's 512 MiB, minus room for all other memory).
 FRAMES = 448 * 2**20
 
 
 class UploadWorker(Generic[B]):
-    """One thread and its frame. A forked child has the object and not the thread: it is not `free` there.
+    """One thread and its frame. A forked child has the object and not the thread, so the worker is not `free` there.
 
     Args:
-        idle: seconds with nothing to do after which it calls `warm`.
-        at_once: it is given a task at once, and does not call it before.
+        warm: checks the connection.
+        idle: idle seconds after which the thread calls `warm`.
+        at_once: the worker gets a task at once, so the thread does not call `warm` before it.
     """
 
     def __init__(
@@ -60,36 +64,36 @@ class UploadWorker(Generic[B]):
 
     @property
     def free(self) -> bool:
-        """Whether it can be given a task, and its frame be used."""
+        """Whether the worker can take a task, and its frame can be used."""
         return self._idle.is_set() and self._thread.is_alive()
 
     @property
     def gone(self) -> bool:
-        """Whether its thread has ended, and its frame with it."""
+        """Whether the thread has ended, so that nothing uses the frame."""
         return not self._thread.is_alive()
 
     def returns(self, seconds: float) -> bool:
-        """Wait so long for it to be free."""
+        """Wait up to `seconds` for the worker to be free. Return whether it is."""
         return self._thread.is_alive() and self._idle.wait(max(0.0, seconds))
 
     def rests(self, seconds: float = 0.0) -> bool:
-        """Wait so long for it to be done with its connection."""
+        """Wait up to `seconds` for the end of the connection check. Return whether it has ended."""
         return self._rested.wait(max(0.0, seconds))
 
     def give(self, task: Task[B], ended: Callable[[], None]) -> None:
-        """Have the thread do this with its frame; when it is free again it calls `ended`. Neither raises."""
+        """Have the thread run `task` with its frame, and call `ended` when it is free again. Neither may raise."""
         self._idle.clear()
         self._tasks.put((task, ended))
 
     def dismiss(self) -> None:
-        """The thread ends when what it does is done; nobody waits for a store that hangs."""
+        """Have the thread end after its present task. This does not wait, as the store may hang."""
         self._tasks.put(None)
 
     def leave(self) -> None:
-        """As `dismiss`; whoever has nothing to do is waited for.
+        """Have the thread end after its present task, and wait for it if it is idle.
 
-        A thread that still frees its frame while the interpreter ends takes the process down: it asks for the GIL
-        inside torch and is ended there ("terminate called without an active exception": seen, 1 exit in 30).
+        A thread that frees its frame while the interpreter ends takes the process down. It asks for the GIL inside torch
+        and is ended there ("terminate called without an active exception": seen in 1 of 30 exits).
         """
         idle = self._idle.is_set()
         self.dismiss()
@@ -104,7 +108,7 @@ class UploadWorker(Generic[B]):
             task(self.frame)
             self._idle.set()
             ended()
-            del given, task, ended  # they hold the tensors of a save
+            del given, task, ended  # they keep the tensors of a save alive
 
     def _wait(self) -> tuple[Task[B], Callable[[], None]] | None:
         while True:
@@ -120,14 +124,14 @@ class UploadWorker(Generic[B]):
 
 
 class WorkerPool(Generic[B]):
-    """The hands of one writer. Used by one thread.
+    """The workers of one writer. One thread uses the pool.
 
     Args:
         make: makes a buffer of a size in bytes.
-        warm: called on each hand's thread at its beginning, and now and then while it has nothing to do. It must not raise,
-            and end by itself.
-        idle: seconds between two of these calls.
-        most: bytes of all frames together.
+        warm: called on each worker's thread at its start, and from time to time while it is idle. It must not raise, and must
+            end by itself.
+        idle: seconds between two calls of `warm`.
+        most: largest sum of all frames, in bytes.
     """
 
     def __init__(
@@ -142,18 +146,21 @@ class WorkerPool(Generic[B]):
         self._most = most
         self._every = idle
         self.workers: list[UploadWorker[B]] = []
-        #: Left behind, each with its frame.
+        #: Workers that were left behind, each with its frame.
         self._behind: list[UploadWorker[B]] = []
 
     def ready(self, count: int, size: int, left: float | None = None) -> list[UploadWorker[B]]:
-        """So many free hands with frames of at least `size` bytes; fewer, if no thread can be started any more, or too much
-        memory is held by those that hang. One at least.
+        """Return `count` free workers with frames of at least `size` bytes.
+
+        The result has fewer workers, but at least one, in two cases: no thread can be started any more, or the hanging workers
+        hold too much memory.
 
         Args:
-            left: seconds until a deadline: then none that waits for a network to answer, where another can be had.
+            left: seconds until a deadline. With a deadline, a worker that waits for an answer of the network is replaced, if
+                another can be made.
 
         Raises:
-            RuntimeError: not one is there, and none can be made.
+            RuntimeError: there is no worker, and none can be made.
         """
         free = []
         until = time.monotonic() + (_RETURNING if left is None else min(_RETURNING, left / 4))
@@ -171,15 +178,14 @@ class WorkerPool(Generic[B]):
             if worker.frame.size < size:
                 worker.frame = self._make(size)
         while len(self.workers) < count:
-            held = sum(worker.frame.size for worker in [*self.workers, *self._behind])
-            if self.workers and held + size > self._most:
+            used = sum(worker.frame.size for worker in [*self.workers, *self._behind])
+            if self.workers and used + size > self._most:
                 log.debug("saving with %d threads of %d: others hang in the store", len(self.workers), count)
                 break
             try:
                 self.workers.append(self._made(len(self.workers), self._make(size), left is not None))
-            except (
-                RuntimeError
-            ) as error:  # the interpreter is shutting down, or the machine is out of threads
+            # The interpreter is shutting down, or the machine is out of threads.
+            except RuntimeError as error:
                 if not self.workers:
                     raise
                 log.debug("saving with %d threads of %d: %s", len(self.workers), count, error)
@@ -190,19 +196,19 @@ class WorkerPool(Generic[B]):
         return UploadWorker(number, frame, self._warm, self._every, at_once=at_once)
 
     def _relieve(self, count: int) -> None:
-        """Put others in the place of those whose connection does not answer, each with the frame, which nobody reads."""
+        """Replace each worker whose connection does not answer. Its successor gets its frame, which no thread reads."""
         until = time.monotonic() + _MOMENT
         for at, worker in enumerate(self.workers[:count]):
             if worker.rests(until - time.monotonic()):
                 continue
             try:
                 self.workers[at] = self._made(at, worker.frame, True)
-            except RuntimeError:  # no thread can be started any more: its task waits
+            except RuntimeError:  # no thread can be started any more: the task waits for the old one
                 continue
             worker.dismiss()
 
     def dismiss(self) -> None:
-        """Let every thread end, and see the idle ones gone."""
+        """End every thread, and wait for the idle ones."""
         for worker in self.workers:
             worker.leave()
         self.workers = []
