@@ -1,4 +1,4 @@
-"""How one rank commits what it has written: the state is looked at once more, then the manifest, then the marker."""
+"""The commit of one rank's written state: a last check of the state, then the manifest, then the marker."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger("spotguard")
 
 #: Tensors that a warning names.
 _NAMED = 5
-#: Seconds for the lower level's manifest beside moments that fit: they take as long at least, so nothing waits for it.
+#: Seconds for the lower level's manifest beside moments that fit. The moments take at least as long, so nothing waits for it.
 _BESIDE = 2.0
 
 
 class Committer:
-    """Of one rank of one process group. On the saving thread."""
+    """Commits the saves of one rank of one process group. The saving thread uses it."""
 
     def __init__(self, run_id: str, clock: Clock, *, rank: int, world: int, incarnation: str) -> None:
         self._run_id = run_id
@@ -33,9 +33,9 @@ class Committer:
         self._rank = rank
         self._world = world
         self._incarnation = incarnation
-        #: Whether the last commit was marked by this rank, so that what follows a commit is its to do.
+        #: Whether this rank marked the last commit, so that the work after a commit (the pruning) is its own.
         self.marked = True
-        #: What was said of a lower level, on the way to the full one.
+        #: The manifest of a lower level that was put on the way to the full level.
         self._lower: RankManifest | None = None
 
     def commit(
@@ -46,19 +46,19 @@ class Committer:
         written: WrittenState,
         writer: ShardWriter,
     ) -> None:
-        """See that the state stood still, then manifest, then marker; of several ranks, see all manifests.
+        """Check that the state stood still, then put the manifest and the marker. With several ranks, wait for all manifests.
 
         Args:
-            level: "full", for all that the ranks hold that are there.
+            level: "full" for everything that the present ranks hold.
 
         Raises:
-            Spoiled: it did not.
+            StateChanged: the state moved.
         """
         self._look(save, written, writer)
-        # A key is never written twice with different bytes: what this rank has said of the lower level stays said.
-        said = self._lower
-        same = said is not None and said.checkpoint == name
-        manifest = said if said is not None and same else self._manifest(save, name, level, written)
+        # A key is never written twice with different bytes. So this rank's manifest of the lower level stays as it is.
+        lower = self._lower
+        same = lower is not None and lower.checkpoint == name
+        manifest = lower if lower is not None and same else self._manifest(save, name, level, written)
         self.marked = True
         if self._world == 1:
             seconds = publish(writer.uploads, manifest, save.scope, self._clock)
@@ -78,7 +78,7 @@ class Committer:
         except IncompleteError as why:
             if self._rank not in departing or save.scope.abandoned or not departing.isdisjoint(why.missing):
                 raise
-            # It goes, and they stay: this is no failure yet.
+            # This rank's machine goes and the missing ranks stay: the save has not failed yet.
             last = (
                 f"{named(why.missing)}, which stay{'s' * (len(why.missing) == 1)},"
                 if why.missing
@@ -92,8 +92,10 @@ class Committer:
     def put_own(
         self, save: SaveContext, name: CheckpointName, written: WrittenState, writer: ShardWriter
     ) -> None:
-        """The lower level's manifest, on the way to the full one: whether the others' are there is looked at only where the
-        full one fails."""
+        """Put the lower level's manifest on the way to the full level.
+
+        This does not check whether the other ranks' manifests are there. `RankShare` does that only if the full level fails.
+        """
         self._look(save, written, writer)
         manifest = self._lower = self._manifest(save, name, "weights", written)
         if save.agreed.weights != "first":
@@ -114,7 +116,10 @@ class Committer:
         save.scope.check()
 
     def _speak_for_the_absent(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> None:
-        """Ranks that are gone hold nothing that the others do not: their manifests say so. What was each one's own is lost."""
+        """Put empty manifests for the absent ranks, if this rank speaks for them.
+
+        The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost.
+        """
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
             empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
             put_own(writer.uploads, empty, save.scope)
@@ -134,7 +139,7 @@ class Committer:
         self, save: SaveContext, name: CheckpointName, level: Level, written: WrittenState
     ) -> RankManifest:
         level = save.agreed.extent[0] if level == "full" else level
-        said: Level = "weights" if save.collected.lacks else level
+        recorded: Level = "weights" if save.collected.lacks else level
         return RankManifest(
             run_id=self._run_id,
             step=name.step,
@@ -146,18 +151,18 @@ class Committer:
             tensors=written.tensors,
             state=save.collected.light_trees if level == "weights" else save.collected.trees,
             environment=save.state.environment,
-            level=said,
+            level=recorded,
             kind=save.kind,
             incarnation=self._incarnation,
             created=self._clock.time(),
             digests=save.digests,
             missing=tuple(sorted(save.agreed.roles.absent)),
-            format=format_of(said),
+            format=format_of(recorded),
         )
 
 
 def say_what_drifted(name: CheckpointName, digests: Sequence[Mapping[str, int]]) -> None:
-    """What replicas should have in common was written by one of them: whoever restores gets that one's."""
+    """Log which tensors differ between replicas. Only one replica wrote each tensor, and a restore gets that replica's bytes."""
     if names := drifted(digests):
         few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
         log.warning(

@@ -1,8 +1,11 @@
-"""The saving thread's hold on the stage: a checkpoint onto the disk, and its objects from there to the store.
+"""The local copy of the state for a background checkpoint: on the stage, a disk of this machine, or else in host memory.
 
-The state is written from where it lies, so no copy of it in host memory is needed, and the gate is shut for as long as the
-disk takes. Then the objects are read back through the writer's own frames and put under the same names, each byte
-checked on the way against the CRCs that were taken when it left the state.
+`StageWriter` writes the checkpoint onto the stage, straight from the tensors. So it needs no copy in host memory, and the gate
+is shut while the disk writes. Then the workers read the objects back into their own buffers and put them under the same names.
+They check each byte on the way against the CRCs of the first write.
+
+`Snapshot` copies the state to host memory, from which a background checkpoint is written while training goes on.
+`available_memory` returns how much host memory a copy may take.
 """
 
 from __future__ import annotations
@@ -34,32 +37,32 @@ from .upload.uploader import Fill, StateChanged
 
 log = logging.getLogger("spotguard")
 
-#: Training stands still while a checkpoint is staged: seconds that it may take beside those for its bytes, and the bytes a
-#: second below which a disk is no help (one connection to a store carries 50 to 95 MB/s).
+#: Limits of a staging, as training stands still meanwhile: seconds in addition to those for its bytes, and the bytes a second
+#: below which a disk does not help (one connection to a store carries 50 to 95 MB/s).
 _PATIENCE, _SLOWEST = 5.0, 50e6
 
 
-#: Stands for an object that this rank has no part in.
+#: The placeholder of an object that this rank takes no part in.
 _ANOTHERS = PlannedObject(b"", (), 0, holders=(-1,))
 
 
 @dataclass(frozen=True, slots=True)
 class StagedSave:
-    """A checkpoint on this machine's disk, under the name that it will have in the store."""
+    """A checkpoint on the stage, under the name that it will have in the store."""
 
     name: CheckpointName
-    #: Where its objects lie there, and their CRCs.
+    #: Its objects on the stage, and their CRCs.
     draft: WriteProgress
-    #: Reads them back.
+    #: Reads the objects back.
     fill: Fill[HostBuffer]
 
 
 class StageWriter:
-    """Used by the saving thread.
+    """Writes checkpoints onto the stage, and reads them back. The saving thread uses it.
 
     Args:
-        stage: where.
-        writer: the store's. The stage's has its threads and frames: the two never write at the same time.
+        writer: the writer for the store. The stage's writer shares its threads and frames: the two never write at the same
+            time.
     """
 
     def __init__(self, stage: Stage, writer: ShardWriter) -> None:
@@ -76,16 +79,19 @@ class StageWriter:
         commit: Callable[[WrittenState, CancelScope], None],
         roles: RankRoles = ALL_STAY,
     ) -> StagedSave | None:
-        """Write a checkpoint onto the disk, planned as for the store. None: it cannot be had there, and why is said.
+        """Write a checkpoint onto the stage, with the plan of the store.
 
         Args:
-            moved: as of `ShardWriter.write`.
-            commit: puts its manifest through `writer`; raises as that does.
-            roles: those of the save: no more is staged than it will put.
+            moved: called after each object's bytes were read. It returns "" or what has moved since the boundary.
+            commit: puts the manifest through `writer`, and raises the errors of a commit.
+            roles: the roles of the save, so that the stage gets only the objects that the save will put.
+
+        Returns:
+            The staged checkpoint; None if the stage cannot take it. The reason is logged.
 
         Raises:
             Abandoned: `scope` was called off.
-            Spoiled: the state moved while it was read.
+            StateChanged: the state moved during the read.
         """
         draft = WriteProgress(write_plan, roles=roles)
         seconds = _PATIENCE + draft.share() / _SLOWEST
@@ -110,7 +116,10 @@ class StageWriter:
         return StagedSave(name, draft, self._reported(name, draft, self._fill(draft)))
 
     def in_the_store(self, name: CheckpointName, nbytes: int, scope: CancelScope) -> None:
-        """This one is in the store now: what is older goes, and it too where there is no room for another beside it."""
+        """Note that this checkpoint is in the store: remove older ones from the stage.
+
+        The checkpoint itself is removed too if the stage has no room for another beside it.
+        """
 
         def tidy() -> None:
             if self.stage.prune(name, nbytes):
@@ -119,30 +128,30 @@ class StageWriter:
         self._tidy(tidy, scope)
 
     def left_behind(self, manifest: RankManifest, scope: CancelScope) -> StagedSave:
-        """What another process staged here.
+        """Return the checkpoint that another process has staged here.
 
         Raises:
-            Abandoned: called off.
-            CheckpointError: it is not as this version stages.
-            StoreError: it cannot be read.
+            Abandoned: the save was called off.
+            CheckpointError: this version of spotguard does not stage in that form.
+            StoreError: the checkpoint cannot be read.
         """
-        found: list[WriteProgress] = []
+        drafts: list[WriteProgress] = []
         self.writer.uploads.ask(
-            lambda left: found.append(_draft_of(self.stage.files, manifest)), scope, again=False
+            lambda left: drafts.append(_draft_of(self.stage.files, manifest)), scope, again=False
         )
-        return StagedSave(manifest.checkpoint, found[0], self._fill(found[0]))
+        return StagedSave(manifest.checkpoint, drafts[0], self._fill(drafts[0]))
 
     def _fill(self, draft: WriteProgress) -> Fill[HostBuffer]:
-        """What reads the objects of a staged draft back."""
+        """Return the function that reads the objects of a staged draft back, and checks their CRCs."""
         write_plan, files, run_id = draft.write_plan, self.stage.files, self.stage.run_id
 
         def fill(index: int, frame: HostBuffer) -> list[int]:
-            planned, held = write_plan.objects[index], draft.stored[index]
-            key = checkpoint_prefix(run_id, held.at) + object_name(write_plan.rank, write_plan.world, index)
+            planned, stored = write_plan.objects[index], draft.stored[index]
+            key = checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)
             data = frame.view(0, planned.size)
             files.read_into(key, 0, data)
             crcs = [crc32(data[piece.start : piece.end]) for piece in planned.pieces]
-            if crcs != held.crcs or data[: len(planned.header)] != planned.header:
+            if crcs != stored.crcs or data[: len(planned.header)] != planned.header:
                 raise CorruptError(f"{key} in {files.url} is not what was written there: look at that disk")
             return crcs
 
@@ -151,30 +160,35 @@ class StageWriter:
     def _reported(
         self, name: CheckpointName, draft: WriteProgress, fill: Fill[HostBuffer]
     ) -> Fill[HostBuffer]:
-        """The same; an object that cannot be had any more fails this save, and not all that come after it."""
+        """Return `fill` with this addition: an object that cannot be read fails this save, but not the saves after it."""
 
         def read(index: int, frame: HostBuffer) -> list[int]:
             try:
                 return fill(index, frame)
             except StoreError as error:
                 if draft.stored[index].at != name:
-                    self.writer.plans.forget()  # it is referred to: the next one is staged in full
+                    self.writer.plans.forget()  # an earlier checkpoint wrote it: the next one is staged in full
                 elif not self.stage.off:
-                    self.stage.switch_off(str(error))  # it was written a moment ago
+                    self.stage.switch_off(str(error))  # this save wrote it a moment ago: the disk is bad
                 raise
 
         return read
 
     def _tidy(self, what: Callable[[], None], scope: CancelScope) -> None:
         try:
-            # On a thread: a disk that hangs holds up nothing but itself.
+            # On a thread of its own: a disk that hangs delays nothing else.
             self.writer.uploads.ask(lambda left: what(), scope, again=False)
         except SpotguardError as error:
             log.debug("the stage %s stays as it is for now: %s", self.stage.folder, error)
 
 
 def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
-    """The plan that a manifest's objects were written by, as far as to copy them needs it."""
+    """Return the progress of a staged checkpoint, with as much of its write plan as a copy of its objects needs.
+
+    Raises:
+        CheckpointError: an object does not have a name that this version gives.
+        CorruptError: the header of an object is damaged.
+    """
     pieces: dict[int, list[tuple[PlannedChunk, int]]] = {}
     shapes, items = [], []
     for item, tensor in enumerate(manifest.tensors):
@@ -195,30 +209,30 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
             or place[2] < len(objects)
         ):
             raise CheckpointError(f"{key} in {files.url} has no name that this version gives")
-        # An object's number is that of its plan, in which others write some, of which nothing is staged here.
+        # The number of an object is its index in the plan. Other ranks write some objects of the plan, which are not staged here.
         objects += [_ANOTHERS] * (place[2] - len(objects))
         header = bytearray(entry.header)
         files.read_into(key, 0, memoryview(header))
         if crc32(header) != entry.header_crc32:
             raise CorruptError(f"{key} in {files.url} is damaged: its header is not the one that was written")
-        held = sorted(pieces.get(index, []), key=lambda each: each[0].start)
-        objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in held]), entry.size))
-        stored[place[2]] = StoredObject([crc for _, crc in held], at)
+        chunks = sorted(pieces.get(index, []), key=lambda each: each[0].start)
+        objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in chunks]), entry.size))
+        stored[place[2]] = StoredObject([crc for _, crc in chunks], at)
     largest = max((planned.size for planned in objects), default=0)
     write_plan = WritePlan(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
     return WriteProgress(write_plan, stored)
 
 
-# A copy of the state in host memory, from which a background checkpoint is written while training goes on.
+# --- the copy in host memory ---
 
-#: Bytes that are copied between two looks at whether the save is still wanted.
+#: Bytes that are copied between two checks whether the save may go on.
 _PIECE = 64 * 2**20
-#: Host memory that it must leave to others, in bytes.
+#: Host memory in bytes that the copy must leave free.
 _LEAVE_FREE = 512 * 2**20
 
 
 class Snapshot:
-    """Used by the saving thread. Its memory is kept and reused."""
+    """The copy of the state in host memory. The saving thread uses it. It keeps its memory and reuses it."""
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
@@ -226,20 +240,22 @@ class Snapshot:
         self.available = available_memory
 
     def take(self, leaves: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
-        """The leaves as they stand, in host memory.
+        """Copy the state tensors as they stand. Return them with their tensors in host memory.
 
         Raises:
-            Abandoned: called off.
-            CheckpointError: it cannot hold them.
+            Abandoned: the save was called off.
+            CheckpointError: the host memory cannot hold them.
         """
         self._check_memory(leaves)
         wanted: dict[str, torch.Tensor] = {}
         for leaf in leaves:
-            held = self._held.get(leaf.name)
-            if held is None or held.shape != leaf.tensor.shape or held.dtype != leaf.tensor.dtype:
-                held = host_tensor(leaf.tensor)
-            wanted[leaf.name] = held
-        self._held = wanted  # what is no longer part of the state is let go before anything is copied
+            copy = self._held.get(leaf.name)
+            if copy is None or copy.shape != leaf.tensor.shape or copy.dtype != leaf.tensor.dtype:
+                copy = host_tensor(leaf.tensor)
+            wanted[leaf.name] = copy
+        self._held = (
+            wanted  # this frees the copies of tensors that have left the state, before the copying begins
+        )
         for leaf in leaves:
             with torch.no_grad(), self._streams.on(leaf.tensor.device):
                 for into, part in _pieces(copyable(wanted[leaf.name]), copyable(leaf.tensor)):
@@ -249,8 +265,8 @@ class Snapshot:
         return tuple(replace(leaf, tensor=wanted[leaf.name], still=True) for leaf in leaves)
 
     def _check_memory(self, leaves: tuple[StateTensor, ...]) -> None:
-        held = sum(tensor.nbytes for tensor in self._held.values())
-        need = sum(leaf.tensor.nbytes for leaf in leaves) - held
+        own = sum(tensor.nbytes for tensor in self._held.values())
+        need = sum(leaf.tensor.nbytes for leaf in leaves) - own
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
             raise CheckpointError(
                 f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "
@@ -267,17 +283,18 @@ def _pieces(into: torch.Tensor, tensor: torch.Tensor) -> Iterator[tuple[torch.Te
     yield from zip(into.reshape(-1).split(count), tensor.reshape(-1).split(count), strict=True)
 
 
-# How much host memory a copy of the state may take.
+# --- available memory ---
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS) -> int:
-    """Bytes that can be had without swapping or being killed: the machine's, or the container's if that is less.
+    """Return the bytes that this process can take without swapping or being killed.
 
-    MemAvailable is the whole machine's; in a pod of 32 GiB on a machine of 512 a copy that fits there would have
-    training killed. (docs.kernel.org: proc.rst, cgroup-v2.rst "memory.max", cgroup-v1/memory.rst.)
+    This is the machine's number, or the container's if that is less. MemAvailable is that of the whole machine. In a pod
+    of 32 GiB on a machine of 512 GiB, a copy that fits the machine would get training killed. (docs.kernel.org: proc.rst,
+    cgroup-v2.rst "memory.max", cgroup-v1/memory.rst.)
     """
     facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = int(facts["MemAvailable"].split()[0]) * 1024
@@ -297,5 +314,5 @@ def available_memory(meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS) -> int:
                 left = int(most) - int((cgroups / used).read_text()) + int(counts.get(reclaimable, 0))
                 free = min(free, max(0, left))
         except OSError:
-            continue  # no such limit here: the machine's own number stands
+            continue  # no such limit here: the machine's number counts
     return free

@@ -1,4 +1,11 @@
-"""One save on its way: which state of which step, how it is read, and under which names it is written."""
+"""The values of a save: its request, the agreement that it follows, its context and its result.
+
+- `SaveRequest`: the request to the saving thread, and its outcome.
+- `SaveSpec`: the agreement that a save follows: one step, and in a job of several ranks the points that all agreed on.
+- `SaveCost`: the cost of one rank's part.
+- `SaveContext`: a save on its way: which state of which step, how it is read, and the names under which it is written.
+- `SavedCheckpoint`: the result: a committed checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +34,34 @@ from .upload.uploader import StateChanged
 
 @dataclass(frozen=True, slots=True)
 class SaveContext:
-    """What one save is made of."""
+    """The inputs of one save on its way."""
 
     state: State
     collected: CollectedState
     agreed: SaveSpec
-    #: Its numbers within the attempt: an emergency save may need a second one, for its lower level.
+    #: The numbers of its checkpoints within the attempt: an emergency save may need a second one, for its lower level.
     numbers: Iterator[int]
     kind: Kind
     scope: CancelScope
     progress: Progress | None
-    #: Read from where training has it, and no copy.
+    #: The state is read in place, where training has it, and not from a copy.
     in_place: bool
-    #: Its bytes on this machine's disk, and not in `collected`.
+    #: The copy of its bytes on this machine's disk; `collected` does not have them then.
     held: StagedSave | None = None
-    #: Of what other ranks hold too, where there is time to take them.
+    #: Digests of the tensors that other ranks hold too, if there was time to take them.
     digests: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The step, and which copies of its state: those of a `restore` to the same step are others."""
+        """The step, and the number of its state's taking: after a `restore` to the same step the number is another."""
         return self.agreed.step, self.state.taken
 
     def reference(self) -> Reference | None:
-        """The checksums of this boundary; None: training is parked there, and nothing is edited.
+        """Wait for the checksums of this boundary and return them; None if training is parked there, so that nothing changes.
 
         Raises:
-            Abandoned: called off.
-            Spoiled: none were taken.
+            Abandoned: the save was called off.
+            StateChanged: no checksums were taken.
         """
         if self.agreed.parked:
             return None
@@ -65,14 +72,14 @@ class SaveContext:
         return reference
 
     def check(self, reference: Reference | None, leaves: Sequence[StateTensor]) -> str:
-        """What is other than at the boundary, in live memory or in a copy of it."""
+        """Return what differs from the boundary, in live memory or in a copy of it; "" if nothing does."""
         return "" if reference is None else reference.differs(leaves, self.scope.pause)
 
     def check_written(self, reference: Reference | None, written: WrittenState) -> None:
-        """As `check`, of what was written from live memory.
+        """Check the bytes that were written from live memory against the boundary.
 
         Raises:
-            Spoiled: it is other than at the boundary.
+            StateChanged: they differ from the boundary.
         """
         if reference is not None and (
             why := reference.differs_from_written(written.tensors, self.collected.leaves, self.scope.pause)
@@ -84,39 +91,42 @@ class SaveContext:
         return self.agreed.step
 
     def moved(self) -> str:
-        """Asked after each object: a swap there and back would be seen by none of the looks at the end."""
+        """Return what has moved since the boundary; "" if nothing has.
+
+        A save asks this after each object: a swap there and back would escape every check at the end.
+        """
         return self.state.broken() if self.in_place else ""
 
 
-# What the saving thread is asked for, and what became of it.
+# --- the request ---
 
 
 @dataclass(slots=True)
 class SaveRequest:
-    """One save, or what else has to wait its turn behind one."""
+    """A request to the saving thread: one save, or other work that waits its turn behind saves."""
 
     kind: Kind
     scope: CancelScope
     alarm: PreemptionNotice | None = None
-    #: Which call of the ranks asked for it; 0 in a job of one process.
+    #: The number of the ranks' call that asked for it; 0 in a job of one process.
     epoch: int = 0
-    #: Ranks whose machine goes, as of that call.
+    #: Ranks whose machine goes, according to that call.
     departing: frozenset[int] = frozenset()
-    #: Only a parked boundary will do: some rank's state moved while it was read.
+    #: The save needs a parked boundary: some rank's state moved while it was read.
     at_boundary: bool = False
-    #: The gate was shut when it was asked for, and stays shut for it until its turn comes.
+    #: The gate was shut when the request was made, and stays shut for it until its turn comes.
     holds: bool = False
-    #: A later call has taken its place: what becomes of it is nobody's answer.
+    #: A later call has replaced it: its outcome answers no notice.
     superseded: bool = False
-    #: Nothing is saved: only the plan is made.
+    #: The saving thread makes only the plan, and saves nothing.
     rehearsal: bool = False
-    #: Nothing is saved: what an earlier process staged is taken to the store.
+    #: The checkpoint that an earlier process staged, which the saving thread uploads instead of saving anything.
     staged: WholeCheckpoint | None = None
-    #: Why a notice lets this background save come to its end.
+    #: Why this background save finishes in spite of a notice; "" if no notice promoted it.
     promoted: str = ""
-    #: What became of such a one, where that was no commit.
+    #: The outcome of a promoted save, if it was not a commit.
     after: str = ""
-    #: The URL of the newest checkpoint when it was asked for.
+    #: The URL of the newest checkpoint when the request was made.
     before: str = ""
     done: threading.Event = field(default_factory=threading.Event)
     saved: SavedCheckpoint | None = None
@@ -124,97 +134,104 @@ class SaveRequest:
 
     @property
     def is_checkpoint(self) -> bool:
-        """A background checkpoint, and nothing else that is done beside training."""
+        """Whether it is a background checkpoint, and no other work beside training."""
         return self.kind == "background" and not self.rehearsal and self.staged is None
 
 
-# What a save stands on: one step, and in a job of several ranks what all of them have agreed on.
+# --- the agreement ---
 
-#: "first": no moment is put before the weights and a manifest of theirs are there. "early": the moments go on beside it.
+#: "first": no moment is put before the weights and their manifest are in the store. "early": the moments go on beside that
+#: manifest.
 Weights = Literal["with the rest", "first", "early"]
 
 
 @dataclass(frozen=True, slots=True)
 class SaveSpec:
-    """The step alone, for a job of one process."""
+    """The agreement that a save follows. In a job of one process it is the step alone."""
 
     step: int
-    #: Which agreement it was; its checkpoints are numbered by it. 0: there was none to be made.
+    #: The number of the agreement, by which its checkpoints are numbered; 0 if no agreement was needed.
     epoch: int = 0
-    #: Who writes what of what several ranks hold.
+    #: The roles by which ranks share the writing of tensors that several of them hold.
     roles: RankRoles = ALL_STAY
-    #: The training thread is held at the boundary until it is saved or copied: nothing changes its state meanwhile.
+    #: The training thread waits at the boundary until the state is saved or copied, so nothing changes the state meanwhile.
     parked: bool = False
-    #: This rank speaks for those that are absent: the first of those that are there.
+    #: This rank puts the manifests of the absent ranks: it is the first of the present ranks.
     speaks: bool = False
     #: Whether the weights are committed by themselves before the moments, and how.
     weights: Weights = "with the rest"
-    #: Monotonic seconds after which nothing more comes from ranks whose machine goes.
+    #: Monotonic seconds after which nothing more comes from the ranks whose machine goes.
     departing_until: float = math.inf
-    #: Ranks whose save for this agreement has failed, and why. It grows meanwhile.
+    #: Ranks whose save for this agreement has failed, with the reason. The mapping grows during the save.
     failed: Mapping[int, str] = field(default_factory=dict)
-    #: Why some are absent; "" where none is.
+    #: Why some ranks are absent; "" if none is.
     why: str = ""
 
     @property
     def extent(self) -> tuple[Level, str]:
-        """The level of a save of all that the ranks hold that are there, and why it is not full, where it is not."""
+        """The level of a save of everything that the present ranks hold, and why it is not full; "" if it is."""
         return ("partial-extras", self.why) if self.roles.absent else ("full", "")
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """Of the checkpoints that this save may make, the lower level's first."""
+        """The numbers of the two checkpoints that this save may make, the lower level's first."""
         return 2 * self.epoch, 2 * self.epoch + 1
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCost:
-    """What a rank's part of a save would be."""
+    """The cost of a rank's part of a save."""
 
-    #: Bytes that it would write.
+    #: Bytes that the rank would write, of the weights and of the moments.
     weights: int
     moments: int
-    #: Bytes a second to the store; None: not known yet.
+    #: Bytes a second to the store; None if not known yet.
     rate: float | None
-    #: Seconds of a commit.
+    #: Seconds for a commit.
     commit: float
 
     @property
     def seconds(self) -> float | None:
-        """To its commit; None: not known yet."""
+        """Seconds until its commit; None if not known yet."""
         return None if self.rate is None else (self.weights + self.moments) / self.rate + self.commit
 
 
-# What a save has made: a checkpoint that is committed.
+# --- the result ---
 
 log = logging.getLogger("spotguard")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A committed checkpoint. What `guard.save()` returns."""
+    """A committed checkpoint: the result of `guard.save()`.
+
+    Example:
+        saved = guard.save()
+        print(f"step {saved.step}: {saved.nbytes} bytes in {saved.seconds:.1f} s at {saved.url}")
+    """
 
     #: Completed steps.
     step: int
     url: str
-    #: Bytes written, and seconds from the first of them to the commit.
+    #: Bytes that the save has written.
     nbytes: int
+    #: Seconds from the first byte to the commit.
     seconds: float
     #: Monotonic seconds of the commit.
     at: float
     #: "weights": the optimizer's moments did not fit into the window, or an optimizer that is not registered has them.
-    #: "partial-extras": ranks were gone, and what each had of its own with them.
+    #: "partial-extras": ranks were gone, and with them the state that each held alone.
     level: Level = "full"
-    #: Why it is not everything as it stood, with the numbers that decided; "" where it is.
+    #: Why it is not the whole exact state, with the numbers that decided; "" if it is.
     why: str = ""
-    #: Seconds for which training stood still: of a background checkpoint.
+    #: Seconds for which training stood still, for a background checkpoint.
     blocked: float = 0.0
 
     def lacking(self, why: str) -> SavedCheckpoint:
-        """The same of the lower level, where what was saved lacks moments; reported at each save.
+        """Return this checkpoint as one of the lower level if its state lacks moments, and log that at each save.
 
         Args:
-            why: "" where it lacks none.
+            why: why moments are missing; "" if none are.
         """
         if not why:
             return self

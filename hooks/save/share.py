@@ -1,9 +1,9 @@
-"""One rank's share of an emergency save that all ranks agreed on: what is written, and in which order, is decided.
+"""One rank's share of an emergency save that all ranks agreed on: they have decided which tensors to write, in which order.
 
-Alone, a rank changes its plan as bytes leave (`policy`). Together none may: a level counts only where all ranks have
-put it. So where time is short they all put their weights first, and say so in a manifest of the lower level; then the
-moments, under the next name. Where time is not short but a cloud may break its promise, the moments go on beside that
-manifest. A rank that does not get that far looks whether the lower level has become whole.
+A single process changes its plan as bytes leave (`policy`). Several ranks must not, because a level counts only if all ranks
+have put it. So if time is short, all ranks put their weights first, and a manifest of the lower level. Then they put the
+moments, under the next name. If time is not short but a cloud may break its promise, the moments go on beside that manifest. A
+rank that cannot complete the full level checks whether the lower level is complete.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .upload.uploader import StateChanged
 
 log = logging.getLogger("spotguard")
 
-#: Of the time that is left when the weights are in the store, what is kept to see that the others' are there too; and at
-#: most, in seconds: it takes a few requests.
+#: Time that is reserved to check that the other ranks' weights are in the store too: a share of the time that remains when
+#: this rank's weights are there, and at most so many seconds. The check takes a few requests.
 _KEPT, _KEPT_MOST = 0.25, 2.0
 
 
 class RankShare:
-    """One of them, on the saving thread.
+    """One rank's share of one save. The saving thread uses it.
 
     Args:
-        begin: the name of the next checkpoint to be written.
-        weights: whether they are committed before the moments, and how.
-        put: puts this rank's manifest of the lower level, and waits for nobody.
-        commit: puts the manifest of a level, and sees it whole.
-        look: asked after each object: nothing, or what has moved since the boundary.
-        whole: the level of everything, and why it is not full: "partial-extras", where ranks are gone.
+        begin: returns the name of the next checkpoint to write.
+        weights: whether and how the weights are committed before the moments.
+        put: puts this rank's manifest of the lower level, and does not wait for other ranks.
+        commit: puts the manifest of a level, and waits until the checkpoint is complete.
+        look: called after each object. It returns "" or what has moved since the boundary.
+        whole: the level of a save of everything, and why it is not full: "partial-extras" if ranks are gone.
     """
 
     def __init__(
@@ -65,12 +65,15 @@ class RankShare:
         self._whole = whole
 
     def run(self, leaves: Sequence[StateTensor], draft: WriteProgress) -> tuple[CheckpointName, Level, str]:
-        """Write and commit. Returns what is committed, and why it is not everything, where it is not.
+        """Write and commit this rank's share.
+
+        Returns:
+            The name and level of the committed checkpoint, and why it is not full; "" if it is.
 
         Raises:
-            Abandoned: out of time, called off, or another rank's part is not there.
+            Abandoned: the save is out of time, was called off, or another rank's part is missing.
             StoreError: the store failed.
-            Spoiled: the state moved.
+            StateChanged: the state moved.
         """
         if self._weights == "with the rest":
             return self._full(leaves, draft, self._scope), *self._whole
@@ -101,8 +104,11 @@ class RankShare:
     def _put_beside(
         self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName, scope: CancelScope
     ) -> None:
-        """All of it, and the lower level's manifest as soon as the weights are there: also where the moments are by then,
-        for those of other ranks may not be. A manifest that fails is no reason to give the rest up."""
+        """Put everything, and the lower level's manifest as soon as the weights are in the store.
+
+        The manifest is put even if the moments are there by then, because those of other ranks may not be. If it fails, the rest
+        goes on.
+        """
         draft.weights_ahead = True
         going = self._writer.start(leaves, name, scope, self._progress, self._look, draft=draft)
         over = going.wait(lambda: draft.has(WEIGHTS))
