@@ -382,10 +382,10 @@ class Checkpointer:
         next(there, lambda: None)()
 
     def _begun(self, save: SaveContext) -> WriteProgress:
-        """Return the progress of this very state from an earlier call of the ranks, or a new progress if there was none.
+        """Return the progress of this very state from an earlier call of the ranks; without such a call, a new progress.
 
-        A second call comes when a second machine goes, and the ranks share the writing in another way. The objects that are in
-        the store stay there. This holds even if this rank has seen the earlier checkpoint complete: other ranks may not have.
+        A second call comes when a second machine goes, and the ranks share the writing in another way. Objects in the
+        store stay valid. This holds even if this rank has seen the earlier checkpoint complete: other ranks may not have.
         """
         write_plan, roles = self._plan(save), save.agreed.roles
         before = self._shared

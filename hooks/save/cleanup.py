@@ -44,7 +44,7 @@ class Cleanup:
         return attempt in self._overtaken
 
     def see_referred(self, scope: CancelScope) -> None:
-        """Forget the objects that the next save would refer to if one of them is gone from the store.
+        """Forget the objects that the next save would refer to, if the store has lost one of them.
 
         Among several ranks only the rank that prunes sees damaged checkpoints. So each rank lists its own objects, with one
         listing for each checkpoint that it refers to.
@@ -162,7 +162,7 @@ class SmallRequests:
         return results
 
     def complete(self, name: CheckpointName, world: int) -> bool:
-        """Return whether the manifests of all ranks of this checkpoint are there; False if the store does not answer in time."""
+        """Return whether all ranks' manifests of this checkpoint are in the store; False if the store does not answer in time."""
         results = []
         store = self._uploads.store
 

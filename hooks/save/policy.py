@@ -1,9 +1,9 @@
 """The saves of a single process under a budget: the emergency save, and the background upload that a notice interrupts.
 
-An emergency save writes everything if that fits. Otherwise it writes the most valuable tier first, so that the save does not
-lose everything for the sake of the whole. Objects are put in the order of their tiers, so a full save is a lower save that went
-on. When time gets short, the weights in the store are committed as a checkpoint of the lower level. The moments follow under the
-next name. If all moments arrive, a full manifest refers to the weights where they lie.
+An emergency save writes everything if that fits. Otherwise it writes the most valuable tier first, so that the save
+does not end with nothing. Objects are put in the order of their tiers, so a full save is a lower save that went on. When time gets
+short, the weights in the store are committed as a checkpoint of the lower level. The moments follow under the next name. If all
+moments arrive, a full manifest refers to the weights under their first name.
 
 Clouds break their promise. So a save that fits also puts the lower level's manifest, if a restore would take it. The moments go
 on beside that manifest, and its failure costs them nothing.
@@ -115,15 +115,15 @@ class EmergencySave:
             StateChanged: the state moved. A checkpoint that was committed before was checked then, and counts.
             Exception: anything else (a device without memory for a copy), and nothing was committed.
         """
-        whole = self._writer.plans.of(leaves)
+        exact = self._writer.plans.of(leaves)
         #: The write plans, by whether moments are rounded.
         self._layouts = (
-            {False: whole, True: self._writer.plans.rounded(leaves)} if self._lossy else {False: whole}
+            {False: exact, True: self._writer.plans.rounded(leaves)} if self._lossy else {False: exact}
         )
-        self._known = self._writer.plans.known(whole)
+        self._known = self._writer.plans.known(exact)
         self._sizes = self._sizes_of_tiers()
-        self._second_look = self._writer.second_look(leaves, whole)
-        self.draft = WriteProgress(whole)
+        self._second_look = self._writer.second_look(leaves, exact)
+        self.draft = WriteProgress(exact)
         self.plan = plan(self._situation())
         log.info("the plan: %s", self.plan.reason)
         if self.plan.choice is BudgetChoice.KEEP:
@@ -262,7 +262,7 @@ class EmergencySave:
             self.draft.weights_ahead |= self.plan.early
 
     def _choose_layout(self, settled: bool) -> None:
-        """Choose the write plan with rounded or unrounded moments, as the budget says. The weights are the same in both.
+        """Choose the write plan with rounded or unrounded moments, as the plan requires. The weights are the same in both.
 
         If the moments only follow the committed weights, they are rounded too, as fewer bytes arrive sooner.
         """
@@ -274,12 +274,12 @@ class EmergencySave:
     # --- the inputs of a plan ---
 
     def _sizes_of_tiers(self) -> SaveSizes:
-        whole, rounded = self._layouts[False], self._layouts.get(True)
+        exact, rounded = self._layouts[False], self._layouts.get(True)
         return SaveSizes(
-            parameters=whole.bytes_of(WEIGHTS),
-            moments=whole.bytes_of(_MOMENTS),
+            parameters=exact.bytes_of(WEIGHTS),
+            moments=exact.bytes_of(_MOMENTS),
             rounded=None if rounded is None else rounded.bytes_of(_MOMENTS),
-            unchanged_parameters=sum(whole.objects[index].size for index in self._known),
+            unchanged_parameters=sum(exact.objects[index].size for index in self._known),
         )
 
     def _situation(self) -> BudgetInputs:

@@ -44,7 +44,7 @@ class SaveContext:
     kind: Kind
     scope: CancelScope
     progress: Progress | None
-    #: The state is read in place, where training has it, and not from a copy.
+    #: The state is read in place, in training's memory, and not from a copy.
     in_place: bool
     #: The copy of its bytes on this machine's disk; `collected` does not have them then.
     held: StagedSave | None = None

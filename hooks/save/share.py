@@ -25,7 +25,7 @@ from .upload.uploader import StateChanged
 log = logging.getLogger("spotguard")
 
 #: Time that is reserved to check that the other ranks' weights are in the store too: a share of the time that remains when
-#: this rank's weights are there, and at most so many seconds. The check takes a few requests.
+#: this rank's weights are there, and a number of seconds at most. The check takes a few requests.
 _KEPT, _KEPT_MOST = 0.25, 2.0
 
 
@@ -106,8 +106,8 @@ class RankShare:
     ) -> None:
         """Put everything, and the lower level's manifest as soon as the weights are in the store.
 
-        The manifest is put even if the moments are there by then, because those of other ranks may not be. If it fails, the rest
-        goes on.
+        The manifest is put even if the moments are in the store then, because those of other ranks may not be. If the
+        manifest fails, the rest goes on, except if the state has moved.
         """
         draft.weights_ahead = True
         going = self._writer.start(leaves, name, scope, self._progress, self._look, draft=draft)

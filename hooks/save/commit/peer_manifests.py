@@ -76,11 +76,11 @@ class PeerManifests:
 
     def begin(self) -> None:
         """List the manifests to fetch. Call this before `fetch`."""
-        held = self._merging.manifests
+        merged = self._merging.manifests
         self._next = deque(
             rank
             for rank in range(self.world)
-            if rank not in held and rank not in self._data and rank != self.mine.rank
+            if rank not in merged and rank not in self._data and rank != self.mine.rank
         )
 
     def fetch(self, left: float | None) -> None:

@@ -229,7 +229,12 @@ def replan(before: BudgetPlan, at: BudgetInputs, stored: StoredBytes) -> BudgetP
 
 
 def early(moments: int, rate: float | None) -> bool:
-    """Return whether moments of so many bytes take so long that the cloud may break its promise meanwhile."""
+    """Return whether the upload of the moments takes long enough for the cloud to break its promise meanwhile.
+
+    Args:
+        moments: bytes.
+        rate: bytes a second; None if unknown.
+    """
     return rate is not None and moments / rate > _EARLY
 
 
@@ -296,14 +301,14 @@ def _timed(
     lower_first: bool = False,
 ) -> BudgetPlan:
     """Return the plan with its end, and with the time at which to fall back to the lower level."""
-    whole = choice in (BudgetChoice.FULL, BudgetChoice.FULL_LOSSY)
-    way_out = whole and at.sizes.b > 0 and not lower_first and not stored.committed
+    full = choice in (BudgetChoice.FULL, BudgetChoice.FULL_LOSSY)
+    way_out = full and at.sizes.b > 0 and not lower_first and not stored.committed
     fall_back_at = at.deadline - max(_FALL_BACK * at.commit, _FALL_BACK_LEAST) if way_out else math.inf
     if at.rate is None:
         return BudgetPlan(choice, reason, lower_first=lower_first, fall_back_at=fall_back_at)
     moments = _bytes(choice, at) - at.sizes.a - stored.b
     soon = way_out and at.lower_counts and early(moments, at.rate.expected)
-    twice = whole and lower_first and not stored.committed
+    twice = full and lower_first and not stored.committed
     end = at.now + rest / at.rate.expected + at.commit * (2 if twice else 1)
     return BudgetPlan(choice, reason, end, at.deadline - end, lower_first, fall_back_at, soon)
 

@@ -31,7 +31,7 @@ class RankRoles:
     departing: frozenset[int] = frozenset()
     #: The ranks' plans differ, so no rank relies on another: each writes all that it holds.
     whole_each: bool = False
-    #: Ranks that are not there: they write nothing, not even frozen tensors.
+    #: Ranks that are absent: they write nothing, not even frozen tensors.
     absent: frozenset[int] = frozenset()
 
 

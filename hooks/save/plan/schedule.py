@@ -1,6 +1,6 @@
 """The schedule of background checkpoints, and the best interval between them.
 
-`CheckpointSchedule` says when the next checkpoint is due. `best_interval` computes the interval from what a checkpoint costs
+`CheckpointSchedule` computes when the next checkpoint is due. `best_interval` computes the interval from what a checkpoint costs
 training (`lost_training`) and from how often training is cut off (`mean_between`).
 
 One more checkpoint costs its share of step time. One fewer costs half an interval of repeated training, at each preemption
@@ -37,7 +37,7 @@ _UPLOAD_SHARE, _UPLOAD_SHARE_MOST = 0.1, 1 / 3
 PRIOR = 3 * 3600.0
 #: Preemptions that the prior is worth: after as many of the run's own, the prior counts half.
 _PRIOR_WEIGHT = 1.0
-#: Number of newest attempts that count: last month's market says little about today's.
+#: Number of newest attempts that count: last month's market tells little of today's.
 _RECENT = 20
 #: Seconds: a start sooner after another is a crash or a restore in place. No cloud has a new machine ready so soon.
 _NO_NEW_MACHINE = 60.0
@@ -74,7 +74,7 @@ def lost_training(blocked: float, upload: float, beside: float = 0.0, alone: flo
         blocked: seconds for which the training thread stood still while the state was copied.
         upload: seconds of the upload beside training.
         beside: seconds of a step during an upload; 0 if unknown.
-        alone: seconds of a step otherwise; 0 if unknown.
+        alone: seconds of a step without an upload; 0 if unknown.
     """
     slower = 1 - alone / beside if beside > alone > 0 else 0.0
     return blocked + upload * slower

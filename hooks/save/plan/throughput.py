@@ -5,8 +5,8 @@ in stretches of half a second. Future bytes will take the seconds that past byte
 stretches divided by their seconds, and never a mean of rates.
 
 `UploadWidth` learns how many puts to run at once, and how large they are. One connection gives 50 to 95 MB/s on any cloud, so a
-fast machine needs many. On a slow link many large objects in flight all end at the very last moment, and a stall of one costs
-a large part of the window. Neither number is known beforehand. Each save is a measurement, and the next save tries a
+fast machine needs many. On a slow link many large objects in flight all end at the very last moment. Then a stall of one
+costs a large part of the window. Neither number is known beforehand. Each save is a measurement, and the next save tries a
 neighbouring width until none is better.
 """
 

@@ -123,7 +123,7 @@ class StoredObject:
 
     #: The CRCs of its pieces.
     crcs: list[int]
-    #: The checkpoint in whose folder it lies.
+    #: The checkpoint whose folder has it.
     at: CheckpointName
     #: SHA-256 of all its bytes, if a later save may refer to it.
     digest: bytes = b""
@@ -150,9 +150,9 @@ class WriteProgress:
     _mine: tuple[WritePlan, frozenset[int]] | None = field(default=None, repr=False, compare=False)
 
     def with_roles(self, roles: RankRoles) -> WriteProgress:
-        """Return the progress of the same save with other roles from here on. Its name may change too.
+        """Return the progress of the same save with other roles for its rest. Its name may change too.
 
-        The objects that are in the store stay there. (Ranks that no longer rely on each other begin anew, with a plan that is
+        Objects in the store stay valid. (Ranks that no longer rely on each other begin anew, with a plan that is
         `apart`.)
         """
         return replace(
@@ -214,7 +214,7 @@ class WriteProgress:
         return sum(objects[i].size for i in list(self.stored) if i in mine and objects[i].tier in tiers)
 
     def put_of(self, tiers: Sequence[Tier]) -> int:
-        """Return the bytes of these tiers that this save has put there."""
+        """Return the bytes of these tiers that this save has put into the store."""
         objects, mine = self.write_plan.objects, self.mine
         return self.bytes_of(tiers) - sum(
             objects[i].size for i in self.spared if i in mine and objects[i].tier in tiers
@@ -294,7 +294,7 @@ def is_moment(leaf: StateTensor) -> bool:
 # --- the cache of plans ---
 
 _MIB = 2**20
-#: If there are several ranks, a rank makes at least `_PARTS` objects of the tensors that it holds alone. An object is
+#: In a job of several ranks, a rank makes at least `_PARTS` objects of the tensors that it holds alone. An object is
 #: not made smaller than `_LEAST` bytes for that.
 _PARTS, _LEAST = 16, 4 * _MIB
 
@@ -305,7 +305,7 @@ class WritePlanCache:
     A save may refer to frozen objects of an earlier checkpoint instead of putting them again: the known objects.
 
     Args:
-        object_size: returns the size of an object, for a state of so many bytes.
+        object_size: returns the size of an object in bytes, for the bytes of a state.
     """
 
     def __init__(self, rank: int, world: int, object_size: Callable[[int], int]) -> None:
@@ -369,7 +369,7 @@ class WritePlanCache:
             self._known = {}  # it refers to no earlier object, and `prune` removes objects without a reference
 
     def referred(self) -> Mapping[CheckpointName, frozenset[str]]:
-        """Return the names of the known objects, by the checkpoint in whose folder they lie."""
+        """Return the names of the known objects, by the checkpoint whose folder has them."""
         objects_of: dict[CheckpointName, set[str]] = {}
         for index, stored in self._known.items():
             objects_of.setdefault(stored.at, set()).add(object_name(self._rank, self._world, index))

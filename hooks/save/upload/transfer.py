@@ -322,11 +322,11 @@ class Transfer(StoreRequest):
     def _tell(self) -> None:
         """Report that an object has arrived in the store or is lost."""
         with self._lock:
-            whole = self._whole()
+            complete = self._whole()
             self._lock.notify_all()
         self.changed.set()
         if self._progress is not None and self.error is None:
-            self._progress("written" if whole else "writing", self._left(), self._total)
+            self._progress("written" if complete else "writing", self._left(), self._total)
 
     def _usual(self, flight: ObjectInFlight) -> float | None:
         """Return the median of the seconds that its peers took; None if there are too few peers."""

@@ -135,7 +135,7 @@ class Uploader(Generic[B]):
         Args:
             what: the request, called with the seconds until the deadline.
             again: retry while the request fails transiently, as for an object.
-            workers: number of threads that call `what` at once, if there are so many.
+            workers: number of threads that call `what` at once, or fewer if not all are available.
 
         Returns:
             Seconds of the answer, without those for which the store was away.
