@@ -1,7 +1,7 @@
 """The saves of a single process under a budget: the emergency save, and the background upload that a notice interrupts.
 
-An emergency save writes everything if that fits. Otherwise it writes the most valuable tier first, so that the save
-does not end with nothing. Objects are put in the order of their tiers, so a full save is a lower save that went on. When time gets
+An emergency save writes everything if that fits. Otherwise it writes the most valuable tier first, so that the save does not
+end with nothing. Objects are put in the order of their tiers, so a full save is a lower save that went on. When time gets
 short, the weights in the store are committed as a checkpoint of the lower level. The moments follow under the next name. If all
 moments arrive, a full manifest refers to the weights under their first name.
 
