@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
-from ...providers.notice import NoticeKind
-from ...providers.text import span
-from ..actions import Action, Finish, Launch, Publish, Rest, SignalGroup
+from ..actions import Action, Launch, Publish, SignalGroup
 from ..events import (
     PASSED_ON,
     Asked,
@@ -40,9 +38,9 @@ from .delivery import Delivery
 from .notices import NoticeTracker, Upcoming
 from .peers import LauncherNotices, Peers
 from .preemption import EndState, Preemption
-from .service import Service, sigterm
+from .restart_policy import BY_HAND, LINGER, RestartPolicy
 from .session import Session, Sessions
-from .shutdown import Shutdown
+from .shutdown import Service, Shutdown, sigterm
 from .state import MachineState, Policy, Turn
 
 #: Seconds after a second SIGTERM, or a SIGINT, at which the command is killed.
@@ -50,19 +48,6 @@ FORCE_GRACE = 5.0
 #: SIGTERMs within this many seconds count as one. At a preemption and at a time limit, Slurm sends two in a row (slurmd's
 #: `_rpc_timelimit`, then `_rpc_terminate_job`: seen). No person who wants a faster end is that fast.
 ONE_TERM = 2.0
-#: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
-LINGER = 0.5
-#: Seconds between a command that ended before its peers were there, and its next start.
-PAUSE = 1.0
-#: A notice seen within this many seconds after the launch counts as older than it: a first poll takes a second, or a time-out
-#: or two.
-FIRST_LOOK = 10.0
-#: A command that a person ended at the terminal did not crash.
-BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-#: `EX_CONFIG`: every checkpoint is damaged (`hooks.restore.begin_anew`). Another start would find the same.
-BEYOND_US = 78
-#: Kinds of notices that announce no machine's end.
-OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
 
 
 class Machine:
@@ -79,8 +64,6 @@ class Machine:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.restarts = 0
-        self.finished = False
         self._turn = Turn(policy)
         self._sessions = Sessions()
         self._notices = NoticeTracker(policy.window)
@@ -99,13 +82,12 @@ class Machine:
             self._launchers,
         )
         self._shutdown = Shutdown(self._turn, self._command, self._delivery)
+        self._restarts = RestartPolicy(
+            self._turn, self._command, self._restart, self._delivery, self._peers, self._shutdown
+        )
         self._service = Service(self._turn, self._sessions, self._delivery)
-        #: The number of SIGTERMs to `spotguard run` that count.
-        self._terms = 0
         #: Monotonic seconds until which a SIGTERM counts as the first one.
         self._first_term_until = 0.0
-        #: Monotonic seconds at which SIGKILL follows a forced end.
-        self._force_at: float | None = None
 
     # --- events in, actions out ---
 
@@ -135,6 +117,8 @@ class Machine:
             self._delivery.look_ahead()
             self._turn.do(*map(Publish, self._launchers.over(self._sessions.open.values(), now)))
             self._step(None)
+        if self._turn.finish is not None:
+            self._turn.do(*map(Publish, self._launchers.end()), self._turn.finish)
         return self._turn.take()
 
     def _step(self, event: Event | None) -> None:
@@ -144,6 +128,16 @@ class Machine:
             handler(self, event)
 
     # --- queries ---
+
+    @property
+    def finished(self) -> bool:
+        """Whether `Finish` was the last action."""
+        return self._turn.finish is not None
+
+    @property
+    def restarts(self) -> int:
+        """How often the command was started again after a crash."""
+        return self._restarts.count
 
     @property
     def sessions(self) -> Mapping[int, Session]:
@@ -211,7 +205,12 @@ class Machine:
 
     def _wakes(self) -> Iterator[float | None]:
         p, command, running = self._delivery.active, self._command.current, self._command.running
-        yield from (self._restart.at, self._force_at, *self._notices.upcoming.wakes, *self._launchers.wakes)
+        yield from (
+            self._restart.at,
+            self._turn.force_at,
+            *self._notices.upcoming.wakes,
+            *self._launchers.wakes,
+        )
         if p is not None and p.rehearsal:
             yield p.limit
         elif p is not None and not self.policy.command:
@@ -228,50 +227,23 @@ class Machine:
 
     # --- events ---
 
-    def _seen(self, event: NoticeSeen) -> None:
-        self._delivery.seen(event.notice)
-
-    def _gone(self, event: NoticeGone) -> None:
-        self._delivery.withdrawn(event.id)
-
-    def _opened(self, event: Opened) -> None:
-        self._answers.opened(event)
-
-    def _heard(self, event: Heard) -> None:
-        self._answers.heard(event)
-
-    def _closed(self, event: Closed) -> None:
-        self._answers.closed(event)
-
-    def _asked(self, event: Asked) -> None:
-        self._delivery.asked(event)
-
-    def _watched(self, event: Watching) -> None:
-        self._sessions.watching.add(event.session)
-
     def _launched(self, event: Launched) -> None:
         self._command.current = Command(event.pid, since=self._turn.now)
         if self._turn.stopping:  # the signal came while there was nothing to send it to
             self._command.signal(signal.SIGTERM)
-
-    def _ended(self, event: CommandEnded) -> None:
-        self._command.ended(event)
-
-    def _group_seen(self, event: GroupSeen) -> None:
-        self._command.group_seen(event)
 
     def _signal_to_service(self, event: Signalled) -> None:
         if event.signum in (signal.SIGTERM, signal.SIGINT) and self._service.signalled(
             event.signum, going_down=event.going_down
         ):
             self._service.stop()
-            self._finish(0)
+            self._turn.exit(0)
 
     def _signal_between_starts(self, event: Signalled) -> None:
         if event.signum == signal.SIGTERM:
-            self._finish(self.policy.exit_code)
+            self._turn.exit(self.policy.exit_code)
         elif event.signum in BY_HAND:  # with 75, a shell's loop would go on
-            self._finish(128 + event.signum)
+            self._turn.exit(128 + event.signum)
 
     def _signal_to_run(self, event: Signalled) -> None:
         signum = event.signum
@@ -279,10 +251,10 @@ class Machine:
             self._turn.do(SignalGroup(signum))
         elif signum == signal.SIGTERM and self._turn.now < self._first_term_until:
             self._turn.log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
-        elif signum == signal.SIGINT or self._terms:
+        elif signum == signal.SIGINT or self._turn.terms:
             self._force(signum)
         elif signum == signal.SIGTERM:
-            self._terms += 1
+            self._turn.terms += 1
             self._first_term_until = self._turn.now + ONE_TERM
             self._delivery.noticed(sigterm(self._turn))
 
@@ -293,7 +265,7 @@ class Machine:
             self._kill()
             return
         self._turn.stopping = True
-        self._force_at = self._turn.now + FORCE_GRACE
+        self._turn.force_at = self._turn.now + FORCE_GRACE
         name = signal.Signals(signum).name
         self._turn.log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
         p = self._delivery.active
@@ -305,7 +277,7 @@ class Machine:
 
     def _kill(self) -> None:
         """Kill a command that was asked to end, and whose time is over."""
-        self._force_at = None
+        self._turn.force_at = None
         p = self._delivery.active
         if p is not None and not p.rehearsal:
             p.then("killed")
@@ -338,7 +310,11 @@ class Machine:
             self._shutdown.advance(p)
 
     def _kill_if_forced(self) -> None:
-        if self._command.running and self._force_at is not None and self._turn.now >= self._force_at:
+        if (
+            self._command.running
+            and self._turn.force_at is not None
+            and self._turn.now >= self._turn.force_at
+        ):
             self._turn.log("the command did not end: SIGKILL", logging.WARNING)
             self._kill()
 
@@ -359,7 +335,7 @@ class Machine:
     def _end_service_if_over(self) -> None:
         if self._service.over:
             self._service.stop()
-            self._finish(0)
+            self._turn.exit(0)
 
     def _clear(self, _: None) -> None:
         """Handle the state after the command's end."""
@@ -371,185 +347,28 @@ class Machine:
         self._watch()
         if command is not None and not (self._launchers and self._turn.now < command.ended_at + LINGER):
             self._turn.do(*map(Publish, self._launchers.end()))
-            self._conclude(command)
-        self._end_wait()
+            self._restarts.conclude(command)
+        self._restarts.end_wait()
 
     def _wait(self, _: None) -> None:
         self._watch()
-        self._end_wait()
-
-    def _end_wait(self) -> None:
-        """Start the command again, or exit, if the wait for that is over."""
-        if self.finished or self._restart.at is None or self._turn.now < self._restart.at:
-            return
-        if self._restart.reason:
-            self._relaunch(self._restart.reason)
-        elif self.policy.outlive:
-            self._relaunch("this machine is still here")
-        else:
-            self._finish(self.policy.exit_code)
-
-    # --- after the command's end ---
-
-    def _conclude(self, command: Command) -> None:
-        p = self._delivery.active
-        if p is not None and p.rehearsal:
-            self._delivery.rehearsed(p, "the command ended")
-            p = None
-        if p is None:
-            self._after_end(command)
-        elif not self._still_talking(p, command) and self._nothing_left(p, command):
-            self._after_notice(p, command)
-
-    def _still_talking(self, p: Preemption, command: Command) -> bool:
-        """Return whether last messages are on their way, or a process that the launcher left behind still saves."""
-        for part in p.parts.values():
-            # A socket closes during the exit, before the agent can see that its process is gone.
-            part.dead = part.dead or (part.closed and part.session.pid == command.pid)
-        if self._turn.now < command.ended_at + LINGER:
-            if any(part.open for part in p.parts.values()):
-                return True
-        else:
-            for part in p.parts.values():
-                part.dead = part.dead or part.session.pid == command.pid
-        if p.end_state is EndState.KILLED or self._turn.stopping or self._turn.now >= p.limit:
-            return False
-        if p.return_by is not None:
-            return True
-        return any(not part.done for part in p.parts.values())
-
-    def _nothing_left(self, p: Preemption, command: Command) -> bool:
-        """Return whether no process of the command is left that the next start would meet.
-
-        A command that ended by itself with exit code 0 need not be clear.
-        """
-        if p.end_state is EndState.KILLED or (self._turn.stopping and self._force_at is None):
-            return True
-        if command.returncode == 0 and not (p.signalled or p.ending or p.of_orphan):
-            if any(not part.done for part in p.parts.values()):
-                self._command.kill_all()  # the launcher is gone, and the processes it left behind are out of time
-            return True
-        self._shutdown.saves_are_over(p)
-        limit = p.limit if self._force_at is None else min(p.limit, self._force_at)
-        return self._shutdown.cleared(command, limit)
-
-    def _after_notice(self, p: Preemption, command: Command) -> None:
-        """Publish the outcome of a notice after the command's end, and decide what comes next."""
-        returncode = None if p.of_orphan else command.returncode
-        asked = p.signalled or p.ending
-        code = 0 if returncode == 0 and not asked else self.policy.exit_code
-        if code != 0 and p.stays and not self._turn.stopping:
-            if p.parts or p.signalled or not p.of_orphan:  # else there was no process to end
-                self._delivery.publish(p, p.ended, returncode, None)
-            self._delivery.forget(p)
-            self._start_here(p)
-            return
-        outlive = code != 0 and self.policy.outlive and not self._turn.stopping
-        outlive = outlive and (p.withdrawn or (p.machine_goes and not self._terms))
-        self._delivery.publish(p, p.ended, returncode, None if outlive else code)
-        self._delivery.forget(p)
-        if outlive and p.withdrawn:
-            self._relaunch("the notice was withdrawn")
-        elif outlive:
-            self._wait_out(p, OUTLIVED)
-        elif code != 0 and self._began_in_vain(p, command):
-            self._wait_out(p, 0.0)
-            self._turn.log(
-                f"the notice came before anything was trained: waiting {p.machine_deadline - self._turn.now:.1f} s, until its "
-                f"deadline, before exit code {code}, or a restart would find it again at once. SIGTERM or Ctrl-C: exit now",
-                logging.WARNING,
-            )
-        else:
-            self._finish(code, p.limit)
-
-    def _start_here(self, p: Preemption) -> None:
-        """Start the job again at once, because this machine stays. This does not count as a crash."""
-        if p.of_orphan:
-            self._relaunch("no training of the spotguard run that was killed is left")
-            return
-        self._peers.rejoin()
-        self._relaunch("another machine of the job was noticed, this one stays")
-
-    def _began_in_vain(self, p: Preemption, command: Command) -> bool:
-        """Return whether the notice came before anything was trained on this machine.
-
-        A shell's loop or systemd, which starts the command again at once, would do so over and over until the machine is gone.
-        """
-        if self._turn.stopping or self._terms or all(n.kind in OF_A_PERSON for n in p.standing.values()):
-            return False
-        seen = p.notice.seen_at
-        return seen <= command.since + FIRST_LOOK and all(q.session.since >= seen for q in p.parts.values())
-
-    def _wait_out(self, p: Preemption, patience: float) -> None:
-        self._command.current = None
-        self._restart.wait(p.machine_deadline + patience, patience, notices=p.standing)
-        self._turn.do(Rest())
-
-    def _after_end(self, command: Command) -> None:
-        """Decide what comes next after the command's end, if no notice is active."""
-        left = self._command.left_alive() or self._command.orphaned(command)
-        if self._force_at is not None and left and not self._shutdown.cleared(command, self._force_at):
-            return  # a person asked for the end at once, which includes the workers
-        returncode = command.returncode if command.returncode is not None else 0
-        code = returncode if returncode >= 0 else 128 - returncode
-        by_hand = self._turn.stopping or code - 128 in BY_HAND
-        if command.leave_by is not None and command.ended_at <= command.leave_by and code != 0:
-            if self.policy.outlive and not self._turn.stopping:
-                self._relaunch("the notice was withdrawn")
-            else:
-                self._over(command, self.policy.exit_code)
-        elif code != 0 and not by_hand and (seconds := self._peers.seconds_to_rejoin(command)):
-            self._try_again(code, seconds)
-        elif code not in (0, BEYOND_US) and not by_hand and self.restarts < self.policy.max_restarts:
-            self.restarts += 1
-            self._relaunch(f"it crashed with {code}, restart {self.restarts} of {self.policy.max_restarts}")
-        else:
-            self._over(command, code)
-
-    def _try_again(self, code: int, seconds: float) -> None:
-        self._turn.log(
-            f"the command ended with {code} before a training process had registered: the job's other machines may not be "
-            f"there yet, so it is started again in {PAUSE:.0f} s, and for {span(seconds)} more",
-            logging.WARNING,
-        )
-        self._command.current = None
-        patience = OUTLIVED if self.policy.outlive else 0.0
-        self._restart.wait(
-            self._turn.now + PAUSE, patience, reason="the job's other machines may be there now"
-        )
-        self._turn.do(Rest())
-
-    def _over(self, command: Command, code: int) -> None:
-        if code == 0 or self._turn.stopping or self._shutdown.swept(command):
-            self._finish(code)
-
-    def _relaunch(self, why: str) -> None:
-        self._turn.log(f"starting the command again: {why}", logging.WARNING)
-        self._command.kill_all()  # any process that is left holds the run id
-        self._command.current = None
-        self._restart.over()
-        self._turn.do(Launch(self._peers.take_moves()))
-
-    def _finish(self, code: int, until: float = 0.0) -> None:
-        self._turn.do(*map(Publish, self._launchers.end()))
-        self.finished = True
-        self._turn.do(Finish(code, 0.0 if self._turn.stopping else until))
+        self._restarts.end_wait()
 
 
 _Handler = Callable[[Machine, Any], None]
 
 #: Events that do the same in every state.
 _ALWAYS: dict[type[Any], _Handler] = {
-    NoticeSeen: Machine._seen,
-    NoticeGone: Machine._gone,
-    Opened: Machine._opened,
-    Heard: Machine._heard,
-    Closed: Machine._closed,
-    Asked: Machine._asked,
-    Watching: Machine._watched,
+    NoticeSeen: lambda m, e: m._delivery.seen(e.notice),
+    NoticeGone: lambda m, e: m._delivery.withdrawn(e.id),
+    Opened: lambda m, e: m._answers.opened(e),
+    Heard: lambda m, e: m._answers.heard(e),
+    Closed: lambda m, e: m._answers.closed(e),
+    Asked: lambda m, e: m._delivery.asked(e),
+    Watching: lambda m, e: m._sessions.watching.add(e.session),
     Launched: Machine._launched,
-    CommandEnded: Machine._ended,
-    GroupSeen: Machine._group_seen,
+    CommandEnded: lambda m, e: m._command.ended(e),
+    GroupSeen: lambda m, e: m._command.group_seen(e),
 }
 
 #: The handlers of `spotguard run`, by state and event. NoneType: a due action, without an event.

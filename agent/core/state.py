@@ -10,7 +10,7 @@ import logging
 import signal
 from dataclasses import dataclass
 
-from ..actions import Action, Log
+from ..actions import Action, Finish, Log
 
 
 class MachineState(enum.Enum):
@@ -60,6 +60,12 @@ class Turn:
         self.now = 0.0
         #: A second SIGTERM, or a SIGINT, has come: the command ends at once and nothing new begins.
         self.stopping = False
+        #: SIGTERMs to `spotguard run` that count.
+        self.terms = 0
+        #: Monotonic seconds at which SIGKILL follows a forced end; None if no end is forced.
+        self.force_at: float | None = None
+        #: The last action of all, once a part has asked for it.
+        self.finish: Finish | None = None
         self._actions: list[Action] = []
 
     def do(self, *actions: Action) -> None:
@@ -69,6 +75,14 @@ class Turn:
     def log(self, text: str, level: int = logging.INFO) -> None:
         """Ask the loop for a log line, at its place among the actions."""
         self._actions.append(Log(level, text))
+
+    def exit(self, code: int, until: float = 0.0) -> None:
+        """Ask the loop to end the agent with this exit code.
+
+        Args:
+            until: monotonic seconds until which the command of `--on-notice` may still run.
+        """
+        self.finish = Finish(code, 0.0 if self.stopping else until)
 
     def take(self) -> list[Action]:
         """Return the actions of this turn, and begin the next one with none."""

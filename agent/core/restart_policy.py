@@ -1,0 +1,211 @@
+"""What follows the command's end: another start, a wait for it, or the exit of `spotguard run`.
+
+Pure, like all of `core`: events and the time come in, actions go out.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from ...providers.notice import NoticeKind
+from ...providers.text import span
+from ..actions import Launch, Rest
+from .command import OUTLIVED, Command, CommandGroup, Restart
+from .delivery import Delivery
+from .peers import Peers
+from .preemption import EndState, Preemption
+from .shutdown import Shutdown
+from .state import Turn
+
+#: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
+LINGER = 0.5
+#: Seconds between a command that ended before its peers were there, and its next start.
+PAUSE = 1.0
+#: A notice seen within this many seconds after the launch counts as older than it: a first poll takes a second, or a time-out
+#: or two.
+FIRST_LOOK = 10.0
+#: `EX_CONFIG`: every checkpoint is damaged (`hooks.restore.begin_anew`). Another start would find the same.
+BEYOND_US = 78
+#: Kinds of notices that announce no machine's end.
+OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
+#: A command that a person ended at the terminal did not crash.
+BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+
+
+class RestartPolicy:
+    """Decides about the next start, once the command has ended and nothing of it is left."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        command: CommandGroup,
+        restart: Restart,
+        delivery: Delivery,
+        peers: Peers,
+        shutdown: Shutdown,
+    ) -> None:
+        self._turn = turn
+        self._command = command
+        self._restart = restart
+        self._delivery = delivery
+        self._peers = peers
+        self._shutdown = shutdown
+        #: Restarts after crashes (`--max-restarts`).
+        self.count = 0
+
+    def end_wait(self) -> None:
+        """Start the command again, or exit, if the wait for that is over."""
+        if self._turn.finish is not None or self._restart.at is None or self._turn.now < self._restart.at:
+            return
+        if self._restart.reason:
+            self._relaunch(self._restart.reason)
+        elif self._turn.policy.outlive:
+            self._relaunch("this machine is still here")
+        else:
+            self._turn.exit(self._turn.policy.exit_code)
+
+    def conclude(self, command: Command) -> None:
+        p = self._delivery.active
+        if p is not None and p.rehearsal:
+            self._delivery.rehearsed(p, "the command ended")
+            p = None
+        if p is None:
+            self._after_end(command)
+        elif not self._still_talking(p, command) and self._nothing_left(p, command):
+            self._after_notice(p, command)
+
+    def _still_talking(self, p: Preemption, command: Command) -> bool:
+        """Return whether last messages are on their way, or a process that the launcher left behind still saves."""
+        for part in p.parts.values():
+            # A socket closes during the exit, before the agent can see that its process is gone.
+            part.dead = part.dead or (part.closed and part.session.pid == command.pid)
+        if self._turn.now < command.ended_at + LINGER:
+            if any(part.open for part in p.parts.values()):
+                return True
+        else:
+            for part in p.parts.values():
+                part.dead = part.dead or part.session.pid == command.pid
+        if p.end_state is EndState.KILLED or self._turn.stopping or self._turn.now >= p.limit:
+            return False
+        if p.return_by is not None:
+            return True
+        return any(not part.done for part in p.parts.values())
+
+    def _nothing_left(self, p: Preemption, command: Command) -> bool:
+        """Return whether no process of the command is left that the next start would meet.
+
+        A command that ended by itself with exit code 0 need not be clear.
+        """
+        if p.end_state is EndState.KILLED or (self._turn.stopping and self._turn.force_at is None):
+            return True
+        if command.returncode == 0 and not (p.signalled or p.ending or p.of_orphan):
+            if any(not part.done for part in p.parts.values()):
+                self._command.kill_all()  # the launcher is gone, and the processes it left behind are out of time
+            return True
+        self._shutdown.saves_are_over(p)
+        limit = p.limit if self._turn.force_at is None else min(p.limit, self._turn.force_at)
+        return self._shutdown.cleared(command, limit)
+
+    def _after_notice(self, p: Preemption, command: Command) -> None:
+        """Publish the outcome of a notice after the command's end, and decide what comes next."""
+        returncode = None if p.of_orphan else command.returncode
+        asked = p.signalled or p.ending
+        code = 0 if returncode == 0 and not asked else self._turn.policy.exit_code
+        if code != 0 and p.stays and not self._turn.stopping:
+            if p.parts or p.signalled or not p.of_orphan:  # else there was no process to end
+                self._delivery.publish(p, p.ended, returncode, None)
+            self._delivery.forget(p)
+            self._start_here(p)
+            return
+        outlive = code != 0 and self._turn.policy.outlive and not self._turn.stopping
+        outlive = outlive and (p.withdrawn or (p.machine_goes and not self._turn.terms))
+        self._delivery.publish(p, p.ended, returncode, None if outlive else code)
+        self._delivery.forget(p)
+        if outlive and p.withdrawn:
+            self._relaunch("the notice was withdrawn")
+        elif outlive:
+            self._wait_out(p, OUTLIVED)
+        elif code != 0 and self._began_in_vain(p, command):
+            self._wait_out(p, 0.0)
+            self._turn.log(
+                f"the notice came before anything was trained: waiting {p.machine_deadline - self._turn.now:.1f} s, until its "
+                f"deadline, before exit code {code}, or a restart would find it again at once. SIGTERM or Ctrl-C: exit now",
+                logging.WARNING,
+            )
+        else:
+            self._turn.exit(code, p.limit)
+
+    def _start_here(self, p: Preemption) -> None:
+        """Start the job again at once, because this machine stays. This does not count as a crash."""
+        if p.of_orphan:
+            self._relaunch("no training of the spotguard run that was killed is left")
+            return
+        self._peers.rejoin()
+        self._relaunch("another machine of the job was noticed, this one stays")
+
+    def _began_in_vain(self, p: Preemption, command: Command) -> bool:
+        """Return whether the notice came before anything was trained on this machine.
+
+        A shell's loop or systemd, which starts the command again at once, would do so over and over until the machine is gone.
+        """
+        if self._turn.stopping or self._turn.terms or all(n.kind in OF_A_PERSON for n in p.standing.values()):
+            return False
+        seen = p.notice.seen_at
+        return seen <= command.since + FIRST_LOOK and all(q.session.since >= seen for q in p.parts.values())
+
+    def _wait_out(self, p: Preemption, patience: float) -> None:
+        self._command.current = None
+        self._restart.wait(p.machine_deadline + patience, patience, notices=p.standing)
+        self._turn.do(Rest())
+
+    def _after_end(self, command: Command) -> None:
+        """Decide what comes next after the command's end, if no notice is active."""
+        left = self._command.left_alive() or self._command.orphaned(command)
+        if (
+            self._turn.force_at is not None
+            and left
+            and not self._shutdown.cleared(command, self._turn.force_at)
+        ):
+            return  # a person asked for the end at once, which includes the workers
+        returncode = command.returncode if command.returncode is not None else 0
+        code = returncode if returncode >= 0 else 128 - returncode
+        by_hand = self._turn.stopping or code - 128 in BY_HAND
+        if command.leave_by is not None and command.ended_at <= command.leave_by and code != 0:
+            if self._turn.policy.outlive and not self._turn.stopping:
+                self._relaunch("the notice was withdrawn")
+            else:
+                self._over(command, self._turn.policy.exit_code)
+        elif code != 0 and not by_hand and (seconds := self._peers.seconds_to_rejoin(command)):
+            self._try_again(code, seconds)
+        elif code not in (0, BEYOND_US) and not by_hand and self.count < self._turn.policy.max_restarts:
+            self.count += 1
+            self._relaunch(
+                f"it crashed with {code}, restart {self.count} of {self._turn.policy.max_restarts}"
+            )
+        else:
+            self._over(command, code)
+
+    def _try_again(self, code: int, seconds: float) -> None:
+        self._turn.log(
+            f"the command ended with {code} before a training process had registered: the job's other machines may not be "
+            f"there yet, so it is started again in {PAUSE:.0f} s, and for {span(seconds)} more",
+            logging.WARNING,
+        )
+        self._command.current = None
+        patience = OUTLIVED if self._turn.policy.outlive else 0.0
+        self._restart.wait(
+            self._turn.now + PAUSE, patience, reason="the job's other machines may be there now"
+        )
+        self._turn.do(Rest())
+
+    def _over(self, command: Command, code: int) -> None:
+        if code == 0 or self._turn.stopping or self._shutdown.swept(command):
+            self._turn.exit(code)
+
+    def _relaunch(self, why: str) -> None:
+        self._turn.log(f"starting the command again: {why}", logging.WARNING)
+        self._command.kill_all()  # any process that is left holds the run id
+        self._command.current = None
+        self._restart.over()
+        self._turn.do(Launch(self._peers.take_moves()))
