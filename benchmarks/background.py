@@ -74,7 +74,7 @@ class _Training:
     def checkpoint(self) -> tuple[int, float]:
         """The steps from a checkpoint's begin to its commit: how many, and seconds."""
         steps, before, started = 0, self.guard._checkpointer.last, time.perf_counter()
-        self.guard._cadence.due = 0.0  # at the next boundary
+        self.guard._schedule.due = 0.0  # at the next boundary
         while self.guard._checkpointer.last is before:
             self._step()
             steps += 1

@@ -83,14 +83,14 @@ class Guard:
         self._channel = channel
         self._rank, self._world = (0, 1) if channel is None else (channel.rank, channel.world)
         self._agent = AgentSession(self._hello, self._position, self._hear, self._lost, self._welcomed)
-        self._ranks = None if channel is None else Coordinator(channel, clock, self._agent.send)
+        self._coordinator = None if channel is None else Coordinator(channel, clock, self._agent.send)
         self._run_id = run_id
         self._store = store
-        self._first_words = StartupMessages(self._rank == 0, store.url)
+        self._startup_messages = StartupMessages(self._rank == 0, store.url)
         self._gate = Gate(together=channel is not None)
         try:
             # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
-            self._cadence = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
+            self._schedule = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
             self._state = State(
                 state,
                 self._gate.before_change,
@@ -111,21 +111,21 @@ class Guard:
             self._undo()  # a guard that failed must neither answer the agent nor stop the optimizer
             raise
         self._agent.built()
-        self._farewell.begin()
+        self._shutdown.begin()
         sigterm.in_child(self._forget)
         atexit.register(self.close)
 
     def _build(self) -> None:
         self._nbytes = self._state.expected_bytes()
         run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
-        self._beginning = Startup(self._store, run_id, clock, self._channel)
-        self._beginning.meet(self._state)
+        self._startup = Startup(self._store, run_id, clock, self._channel)
+        self._startup.meet(self._state)
         # Connect to the agent and check access before the claim: the attempt of a refused process would fence the accepted one.
-        self._beginning.admit(lambda: self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
+        self._startup.admit(lambda: self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
         alone = self._channel is None
         folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
-        self._stage = self._beginning.stage = None if folder is None else Stage(folder, run_id, self._nbytes)
-        attempt = self._beginning.claim()
+        self._stage = self._startup.stage = None if folder is None else Stage(folder, run_id, self._nbytes)
+        attempt = self._startup.claim()
         lossy = bool(for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"), alone))
         self._checkpointer = Checkpointer(
             self._store,
@@ -141,7 +141,7 @@ class Guard:
         )
         self._checkpointer.nbytes = self._nbytes
         self._report = Report(
-            self._checkpointer.errands.put,
+            self._checkpointer.requests.put,
             run_id,
             attempt,
             clock,
@@ -149,7 +149,7 @@ class Guard:
             self._alarm_told,
             self._alarm_ended,
             rank=self._rank,
-            keeps=lambda: self._ranks is None or self._ranks.speaks,
+            keeps=lambda: self._coordinator is None or self._coordinator.speaks,
         )
         self._saver = Saver(
             gate=self._gate,
@@ -159,14 +159,16 @@ class Guard:
             listener=self._report,
             released=sigterm.redeliver,
             saved=self._counted,
-            assembly=self._ranks,
+            coordinator=self._coordinator,
         )
-        self._words = AgentMessages(self._saver, self._cadence, self._report, clock, self.leave, self._ranks)
-        self._farewell = ProcessShutdown(self._saver, self._agent, self._ranks, self.leave)
+        self._messages = AgentMessages(
+            self._saver, self._schedule, self._report, clock, self.leave, self._coordinator
+        )
+        self._shutdown = ProcessShutdown(self._saver, self._agent, self._coordinator, self.leave)
         self._saver.start()
-        if self._ranks is not None:
-            self._ranks.channel.look = self._gate.look
-            self._ranks.begin(self._saver, self._checkpointer, self._state, self._report)
+        if self._coordinator is not None:
+            self._coordinator.channel.look = self._gate.look
+            self._coordinator.begin(self._saver, self._checkpointer, self._state, self._report)
         self._state.monitor.begin()
 
     def _counted(self, saved: SavedCheckpoint) -> None:
@@ -177,10 +179,10 @@ class Guard:
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True
-            self._cadence.preempted_every(
-                mean_between(self._checkpointer.errands.starts(), self._clock.time())
+            self._schedule.preempted_every(
+                mean_between(self._checkpointer.requests.starts(), self._clock.time())
             )
-        self._cadence.saved(saved.at, saved.seconds, cost)
+        self._schedule.saved(saved.at, saved.seconds, cost)
 
     # --- the training thread ---
 
@@ -228,23 +230,23 @@ class Guard:
         self._state.monitor.restored()
         self._restored_at = self._clock.monotonic()
         self._unsettled = _SETTLED
-        self._cadence.restored(self._clock.monotonic())
+        self._schedule.restored(self._clock.monotonic())
         self._agent.tell_position()
-        self._first_words.restored(run_id, done.step, guarded=self._agent.guarded)
+        self._startup_messages.restored(run_id, done.step, guarded=self._agent.guarded)
         if done.staged is not None:
             self._saver.bring(done.staged)
         self._gate.stand()
         return done.step
 
     def _go_back(self, step: int | None, run_id: str) -> Restored:
-        if self._ranks is not None:
+        if self._coordinator is not None:
             self._saver.ready = False  # its state is about to be replaced, so this rank offers no step
         done = None
         try:
             self._gate.begin_boundary()
             if self._restored:
-                self._checkpointer.begin_attempt(self._beginning.claim())
-            done = self._beginning.load(self._state, step=step, run_id=run_id)
+                self._checkpointer.begin_attempt(self._startup.claim())
+            done = self._startup.load(self._state, step=step, run_id=run_id)
             self._state.at_boundary()
         except BaseException:
             unchanged = done is None and not self._state.poisoned
@@ -295,9 +297,13 @@ class Guard:
             if not self._unsettled:
                 self._saver.rehearse()
         # Only the first rank's clock decides, for all ranks.
-        if self._rank == 0 and self._clock.monotonic() >= self._cadence.due:
-            taken = self._saver.background() if self._ranks is None else self._ranks.background("it is time")
-            self._cadence.begun(self._clock.monotonic(), taken=taken)
+        if self._rank == 0 and self._clock.monotonic() >= self._schedule.due:
+            taken = (
+                self._saver.background()
+                if self._coordinator is None
+                else self._coordinator.background("it is time")
+            )
+            self._schedule.begun(self._clock.monotonic(), taken=taken)
 
     def steps(self, total: int) -> Iterator[int]:
         """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
@@ -318,7 +324,7 @@ class Guard:
             >>> guard.save()
         """
         if (done := self.restore()) >= total:
-            self._first_words.finished(self._run_id, done, total)
+            self._startup_messages.finished(self._run_id, done, total)
         for step in range(done, total):
             yield step
             self.step()
@@ -375,14 +381,14 @@ class Guard:
     # --- messages to and from the agent ---
 
     def _hear(self, message: protocol.Message) -> None:
-        self._words.hear(message)
+        self._messages.hear(message)
 
     def _lost(self) -> None:
         self._saver.lost()
 
     def _welcomed(self, calls: bool) -> None:
-        if self._ranks is not None:
-            self._ranks.welcomed(calls)
+        if self._coordinator is not None:
+            self._coordinator.welcomed(calls)
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(
@@ -407,16 +413,16 @@ class Guard:
             detail=self._state.boundary_only,
             save_seconds=-1.0 if cost.seconds is None else cost.seconds,
             rate=cost.rate or 0.0,
-            interval=0.0 if math.isinf(self._cadence.interval) else self._cadence.interval,
+            interval=0.0 if math.isinf(self._schedule.interval) else self._schedule.interval,
             restored_age=self._clock.monotonic() - self._restored_at if self._restored else -1.0,
             **self._state.monitor.position(),
         )
 
     def _alarm_told(self, alarm: PreemptionNotice) -> None:
-        self._farewell.alarm_told(alarm)
+        self._shutdown.alarm_told(alarm)
 
     def _alarm_ended(self, alarm: PreemptionNotice, committed: bool) -> None:
-        self._farewell.alarm_ended(alarm, committed)
+        self._shutdown.alarm_ended(alarm, committed)
 
     def preempt(self, seconds: float) -> None:
         """Give this guard a notice by hand, as `spotguard.testing.preempt` does: save, then raise `Preempted`.
@@ -429,8 +435,8 @@ class Guard:
         # Closed here, before the saver thread gets its turn: the ten small steps of a test would be over by then.
         self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
         now = self._clock.monotonic()
-        if self._ranks is not None:
-            self._ranks.notice(protocol.Preempt("by hand", seconds, 0.0, BY_HAND, "spotguard.testing"))
+        if self._coordinator is not None:
+            self._coordinator.notice(protocol.Preempt("by hand", seconds, 0.0, BY_HAND, "spotguard.testing"))
             return
         self._saver.emergency(
             PreemptionNotice(
@@ -465,7 +471,7 @@ class Guard:
         """
         if self.closed:
             return
-        self._farewell.at_exit()
+        self._shutdown.at_exit()
         self.closed = True
         self._saver.close(_LAST_UPLOAD)
         self._undo()
@@ -475,6 +481,6 @@ class Guard:
         self._agent.end()
         self._gate.retire()
         self._state.close()
-        if self._ranks is not None:
-            self._ranks.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
         self._agent.close()

@@ -34,7 +34,7 @@ class CallerPool:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the fields below
         self._threads = 0
         #: Number of orders that no thread has finished.
@@ -55,16 +55,16 @@ class CallerPool:
             self._open += 1
             if self._open > self._threads:
                 self._start()
-            self._orders.put(order)
+            self._requests.put(order)
             if self._closed:
-                self._orders.put(None)
+                self._requests.put(None)
 
     def close(self) -> None:
         """Have the threads end once they have made all calls given to them. It does not wait for a silent store."""
         with self._lock:
             count, self._threads, self._closed = self._threads, 0, True
             for _ in range(count):
-                self._orders.put(None)
+                self._requests.put(None)
 
     def _start(self) -> bool:
         """Start a thread; the caller holds the lock. False if none starts: the order then waits for an existing thread."""
@@ -78,7 +78,7 @@ class CallerPool:
         return True
 
     def _run(self) -> None:
-        while (order := self._orders.get()) is not None:
+        while (order := self._requests.get()) is not None:
             if order.before is not None:
                 self._clock.wait(order.before, max(0.0, order.until - self._clock.monotonic()))
             try:

@@ -145,7 +145,7 @@ class StoreConnection:
         self._longest = longest
         self._store = store
         self._clock = clock
-        self._errands: queue.SimpleQueue[_Errand[object] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Errand[object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -189,18 +189,18 @@ class StoreConnection:
 
     def close(self, seconds: float) -> bool:
         """Join the thread, and return whether it has ended. It may hang in the store."""
-        self._errands.put(None)
+        self._requests.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _give(self, job: Callable[[JobStore], T], dropped: threading.Event) -> _Errand[T]:
         errand = _Errand(job, dropped)
-        self._errands.put(errand)  # type: ignore[arg-type]
+        self._requests.put(errand)  # type: ignore[arg-type]
         return errand
 
     def _run(self) -> None:
         store: JobStore | None = None
-        while (errand := self._errands.get()) is not None:
+        while (errand := self._requests.get()) is not None:
             try:
                 if not errand.dropped.is_set():
                     # Connected on this thread, because connecting may take as long as any other call.

@@ -46,13 +46,13 @@ class Quiescence:
         state: State,
         listener: Report,
         ending: Callable[[], bool],
-        assembly: JobCoordinator | None = None,
+        coordinator: JobCoordinator | None = None,
     ) -> None:
         self._gate = gate
         self._state = state
         self._listener = listener
         self._ending = ending
-        self._assembly = assembly
+        self._coordinator = coordinator
 
     def stand(self, job: SaveRequest, boundary_only: bool) -> SaveSpec:
         """Bring the state to a standstill, at this rank's step or at the step that all ranks agreed on.
@@ -67,7 +67,7 @@ class Quiescence:
         Raises:
             Abandoned: the save is out of time or was called off, or the ranks decided that nothing is saved.
         """
-        together = self._assembly is not None and not job.rehearsal
+        together = self._coordinator is not None and not job.rehearsal
         # In a save by hand, the training thread stands at its boundary and waits for this save, unless a signal calls it away.
         # Other ranks' training threads may still be on their way to their own `save()` of that step; those ranks offer that step.
         by_hand = job.kind == "manual"
@@ -99,17 +99,17 @@ class Quiescence:
             self._state.look_again()
         if job.alarm is not None:
             self._listener.progress(job.alarm, "gate", step, 0, 0)
-        if decision is None or self._assembly is None:
+        if decision is None or self._coordinator is None:
             return SaveSpec(step, parked=at_boundary)
-        return replace(self._assembly.agreed(job, decision, step), parked=at_boundary)
+        return replace(self._coordinator.agreed(job, decision, step), parked=at_boundary)
 
     def _steady(self, job: SaveRequest) -> int | None:
         return self._gate.wait_steady(job.scope.left, lambda: job.scope.abandoned or self._ending())
 
     def refuse(self, job: SaveRequest) -> None:
         """Answer the other ranks that this rank has no state yet; then nothing is saved."""
-        if self._assembly is not None:
-            self._take_part(self._assembly, job, None, boundary=False, parks=False)
+        if self._coordinator is not None:
+            self._take_part(self._coordinator, job, None, boundary=False, parks=False)
 
     def _decide(self, job: SaveRequest, how: Shut, *, ahead: bool) -> Decision:
         """Shut the gate, offer the earliest step, and return the ranks' decision.
@@ -117,20 +117,20 @@ class Quiescence:
         Args:
             ahead: offer the boundary after the earliest. The training thread has not reached it, and takes checksums there.
         """
-        assembly = self._assembly
-        assert assembly is not None
+        coordinator = self._coordinator
+        assert coordinator is not None
         place = self._gate.close(how)
         parks = how is Shut.AT_BOUNDARY
         to_come = ahead or (parks and not (place.at_boundary or place.resting))
-        return self._take_part(assembly, job, place.earliest() + ahead, boundary=to_come, parks=parks)
+        return self._take_part(coordinator, job, place.earliest() + ahead, boundary=to_come, parks=parks)
 
     def _take_part(
-        self, assembly: JobCoordinator, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool
+        self, coordinator: JobCoordinator, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool
     ) -> Decision:
         scope = job.scope
         left = scope.left()
         until = scope.now() + (_PATIENCE if left is None else min(_PATIENCE, left * _SHARE))
-        decision = assembly.decide(
+        decision = coordinator.decide(
             job,
             step,
             lambda: max(0.0, min(until, scope.deadline) - scope.now()),

@@ -58,14 +58,14 @@ class SaveRequests:
         checkpointer: Checkpointer,
         clock: Clock,
         released: Callable[[], None],
-        assembly: JobCoordinator | None = None,
+        coordinator: JobCoordinator | None = None,
     ) -> None:
         self._gate = gate
         self._state = state
         self._checkpointer = checkpointer
         self._clock = clock
         self._released = released
-        self._assembly = assembly
+        self._coordinator = coordinator
         self._jobs: queue.SimpleQueue[SaveRequest | Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows
         self._running: SaveRequest | None = None
@@ -137,7 +137,7 @@ class SaveRequests:
                     return
                 urgent.superseded = True
                 urgent.scope.abandon("another call of the ranks takes its place")
-            if self._assembly is not None and not epoch:
+            if self._coordinator is not None and not epoch:
                 if known is None:
                     # A process that has not begun training parks, and never trains. The other ranks' call is on its way.
                     self._gate.close()
@@ -196,7 +196,7 @@ class SaveRequests:
         """Call off the running save, unless it is a background save whose rest is worth more than a new save."""
         step = self._gate.place.completed
         # In a job of several ranks, no rank knows the upload progress of the others.
-        why = "" if self._assembly is not None else self._checkpointer.promotes(step, alarm.save_by)
+        why = "" if self._coordinator is not None else self._checkpointer.promotes(step, alarm.save_by)
         if job.kind == "background" and why:
             job.promoted = why
             job.scope.tighten(alarm.save_by)
@@ -249,10 +249,10 @@ class SaveRequests:
 
     def _void(self, id: str, why: str) -> None:
         """End a notice. In a job of several ranks, call all ranks; training goes on when this rank reads the call."""
-        if self._assembly is None:
+        if self._coordinator is None:
             self.release(id, why)
         else:
-            self._assembly.over(id, why)
+            self._coordinator.over(id, why)
 
     def background(self, epoch: int = 0, *, at_boundary: bool = False) -> bool:
         """Begin a background save at this boundary. Returns before anything is copied.
@@ -305,7 +305,7 @@ class SaveRequests:
 
     @property
     def _overtaken(self) -> bool:
-        return self._checkpointer.tidier.overtaken(self._checkpointer.attempt)
+        return self._checkpointer.cleanup.overtaken(self._checkpointer.attempt)
 
     def _has_beside(self) -> bool:
         return any(job.is_checkpoint for job in self._beside)
@@ -365,22 +365,22 @@ class SaveRequests:
                 if self._ending:
                     raise UsageError("guard.save() after guard.close(): nothing is saved any more")
                 urgent = self._urgent
-                if urgent is None and self._assembly is not None and self._alarm is not None:
+                if urgent is None and self._coordinator is not None and self._alarm is not None:
                     raise Abandoned("a notice came")  # a call would be void; the gate has the answer
-                if urgent is None and self._assembly is not None:
+                if urgent is None and self._coordinator is not None:
                     job = self._by_hand.asked(self._gate.place.completed)
                 elif urgent is None:
                     self._jobs.put(job)
             if urgent is not None:
                 urgent.done.wait()
                 raise Abandoned("a notice came")
-            if self._assembly is not None:
-                self._see_alive(self._assembly)
-                self._assembly.by_hand(self._gate.place.completed)
+            if self._coordinator is not None:
+                self._see_alive(self._coordinator)
+                self._coordinator.by_hand(self._gate.place.completed)
             while not self._clock.wait(job.done, _ALIVE):
-                if self._assembly is None or job.epoch:
+                if self._coordinator is None or job.epoch:
                     continue
-                self._see_alive(self._assembly)
+                self._see_alive(self._coordinator)
                 if self._clock.monotonic() >= until:
                     self.unheard_by_hand(
                         self._gate.place.completed, f"rank 0 has not called for it in {_CALLED:.0f} s"
@@ -400,7 +400,7 @@ class SaveRequests:
         Only for a job of several ranks. Rank 0 may have the checkpoint already and go on. A rank that saved again would wait for
         a call that never comes.
         """
-        if self._assembly is None:
+        if self._coordinator is None:
             return None
         looked = threading.Event()
 
@@ -416,8 +416,8 @@ class SaveRequests:
         return saved if saved is not None and saved.level == "full" else None
 
     @staticmethod
-    def _see_alive(assembly: JobCoordinator) -> None:
-        if assembly.lost:
+    def _see_alive(coordinator: JobCoordinator) -> None:
+        if coordinator.lost:
             raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
 
     def _scope(self, deadline: float | None) -> CancelScope:

@@ -61,11 +61,11 @@ class Saver(SaveRequests):
         listener: Report,
         released: Callable[[], None] = lambda: None,
         saved: Callable[[SavedCheckpoint], None] = lambda saved: None,
-        assembly: JobCoordinator | None = None,
+        coordinator: JobCoordinator | None = None,
     ) -> None:
-        super().__init__(gate, state, checkpointer, clock, released, assembly)
+        super().__init__(gate, state, checkpointer, clock, released, coordinator)
         self._listener = listener
-        self._still = Quiescence(gate, state, listener, lambda: self._ending, assembly)
+        self._still = Quiescence(gate, state, listener, lambda: self._ending, coordinator)
         self._saved = saved
         self._streams = OwnStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
@@ -163,8 +163,8 @@ class Saver(SaveRequests):
 
     def _say_failed(self, job: SaveRequest, why: str) -> None:
         """Report a failed save to the other ranks. They would wait for this rank's part, in a background save for minutes."""
-        if self._assembly is not None and job.epoch and not (job.superseded or job.scope.abandoned):
-            self._assembly.failed(job, why)
+        if self._coordinator is not None and job.epoch and not (job.superseded or job.scope.abandoned):
+            self._coordinator.failed(job, why)
 
     def _do_this(self, what: Callable[[], object]) -> None:
         try:
@@ -179,7 +179,7 @@ class Saver(SaveRequests):
     def _outlive(self) -> None:
         """End a notice that was a false alarm: its deadline passed, and this process neither was told to leave nor ended."""
         alarm = self._alarm
-        if alarm is not None and self._assembly is not None:
+        if alarm is not None and self._coordinator is not None:
             # This rank calls once, not over and over.
             alarm.deadline = self._clock.monotonic() + _HEARD
         for id in list(alarm.ids) if alarm is not None else []:
@@ -213,12 +213,12 @@ class Saver(SaveRequests):
                 job.saved = last  # this very step is committed: nothing is newer
                 # In a job of several ranks, a rank that has not seen the commit saves again, and would wait in vain for this
                 # rank's part.
-                if last.level == "full" and self._assembly is None:
+                if last.level == "full" and self._coordinator is None:
                     return
             reason = ""
             if self._state.boundary_only and not boundary_only:
                 # True since this loop last read it: the last boundary's copies may be older than its step.
-                if self._assembly is None:
+                if self._coordinator is None:
                     boundary_only = True
                     continue
                 reason = self._state.boundary_only
@@ -229,8 +229,8 @@ class Saver(SaveRequests):
                 reason = self._checkpointer.spoiled
             if not reason:
                 return
-            if self._assembly is not None:
-                self._assembly.again(job, reason)
+            if self._coordinator is not None:
+                self._coordinator.again(job, reason)
                 if job.kind == "manual":
                     raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
                 job.superseded = True
@@ -262,8 +262,8 @@ class Saver(SaveRequests):
         absent = sorted(agreed.roles.absent)
         why = it_stands(f"{named(absent)} has not answered in time", last.step)
         # A rank that checked before the checkpoint was complete saves, and would wait for this rank's part.
-        if self._assembly is not None:
-            self._assembly.failed(job, why)
+        if self._coordinator is not None:
+            self._coordinator.failed(job, why)
         raise AlreadyComplete(why)
 
     def _by_hand_ended(self, job: SaveRequest, error: SpotguardError) -> SpotguardError:
@@ -273,7 +273,7 @@ class Saver(SaveRequests):
         called_off = job.scope.abandoned or self._alarm is not None or self._ending
         if not isinstance(error, Abandoned) or called_off:
             return error
-        if self._assembly is not None and not self._assembly.counts(job.epoch):
+        if self._coordinator is not None and not self._coordinator.counts(job.epoch):
             return error
         return CheckpointError(f"not saved: {error}")
 
@@ -282,7 +282,7 @@ class Saver(SaveRequests):
 
         The other ranks' answers do not matter here: those ranks may be gone.
         """
-        if self._assembly is not None and job.alarm is not None:
+        if self._coordinator is not None and job.alarm is not None:
             job.saved = self.committed
 
     def _save(self, job: SaveRequest, agreed: SaveSpec) -> SavedCheckpoint | None:

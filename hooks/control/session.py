@@ -159,18 +159,18 @@ class AgentMessages:
     def __init__(
         self,
         saver: Saver,
-        cadence: CheckpointSchedule,
+        schedule: CheckpointSchedule,
         report: Report,
         clock: Clock,
         leave: Callable[[int], None],
-        ranks: Coordinator | None = None,
+        coordinator: Coordinator | None = None,
     ) -> None:
         self._saver = saver
-        self._cadence = cadence
+        self._schedule = schedule
         self._report = report
         self._clock = clock
         self._leave = leave
-        self._ranks = ranks
+        self._coordinator = coordinator
 
     def hear(self, message: protocol.Message) -> None:
         """Handle one message."""
@@ -181,15 +181,15 @@ class AgentMessages:
                 log.warning(
                     "%s from %s: %.1f s left, saving", message.kind, message.source, message.seconds_left
                 )
-                if self._ranks is not None:
-                    self._ranks.notice(message)
+                if self._coordinator is not None:
+                    self._coordinator.notice(message)
                 else:
                     self._saver.emergency(alarm_of(message, now))
             case protocol.CheckpointNow(reason=reason, going=going):
-                if self._cadence.ask(going=going):
+                if self._schedule.ask(going=going):
                     # The first rank calls at its own boundary.
-                    if self._ranks is not None and not self._ranks.first:
-                        self._ranks.background(reason)
+                    if self._coordinator is not None and not self._coordinator.first:
+                        self._coordinator.background(reason)
                     log.info("a checkpoint at the next step, beside training: %s", reason)
                 else:
                     log.info("no checkpoint, for background checkpoints are switched off: %s", reason)
@@ -201,7 +201,7 @@ class AgentMessages:
                 self._leave(code)
 
     def _release(self, id: str, why: str) -> None:
-        if self._ranks is not None:
-            self._ranks.withdrawn(id, why)
+        if self._coordinator is not None:
+            self._coordinator.withdrawn(id, why)
         else:
             self._saver.release(id, why)

@@ -34,12 +34,12 @@ class ProcessShutdown:
         self,
         saver: SaveRequests,
         agent: AgentSession,
-        ranks: Coordinator | None,
+        coordinator: Coordinator | None,
         leave: Callable[[int], None],
     ) -> None:
         self._saver = saver
         self._agent = agent
-        self._ranks = ranks
+        self._coordinator = coordinator
         self._leave = leave
         #: The alarm whose save's outcome was reported last, and the number of its notices at that time.
         self._answered: tuple[PreemptionNotice, int] | None = None
@@ -58,7 +58,7 @@ class ProcessShutdown:
         if sigterm.held() and not self._saver.alarmed:
             sigterm.wait_explained()
             _wait(_LAUNCHER, self._unanswered)
-        elif self._ranks is not None and self._saver.ready:
+        elif self._coordinator is not None and self._saver.ready:
             # The call to the other ranks may be under way.
             _wait(_CALLED, lambda: self._unanswered() and not self._saver.saving)
 
@@ -101,10 +101,10 @@ class ProcessShutdown:
 
         torchrun ends all workers when a machine joins, and kills them 30 s later (pytorch#192815).
         """
-        if self._ranks is None or not self._saver.ready:
+        if self._coordinator is None or not self._saver.ready:
             return False
         notice = protocol.Preempt("sigterm", _LAUNCHER, 0.0, protocol.LAUNCHER, "SIGTERM")
-        self._ranks.notice(notice)
+        self._coordinator.notice(notice)
         return True
 
 

@@ -313,4 +313,4 @@ class RecordedGuard(Guard):
 
     def checkpoint_soon(self) -> None:
         """Request a background checkpoint at the next boundary."""
-        self._cadence.ask(going=True)
+        self._schedule.ask(going=True)

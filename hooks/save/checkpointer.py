@@ -65,9 +65,9 @@ class Checkpointer:
         self._world = world
         self._writer = ShardWriter(store, run_id, rank, world)
         #: Small requests over the writer's connections.
-        self.errands = SmallRequests(self._writer.uploads, run_id, clock)
+        self.requests = SmallRequests(self._writer.uploads, run_id, clock)
         self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
-        self.tidier = Cleanup(run_id, self._writer.uploads, self._writer.plans)
+        self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans)
         self._stager = None if stage is None else StageWriter(stage, self._writer)
         self._count = itertools.count()
         self._snapshot = Snapshot()
@@ -251,7 +251,7 @@ class Checkpointer:
         except (StoreError, StateChanged):
             # Keep the objects if a notice waits, or if other ranks may still complete the checkpoint without this rank.
             if save.scope.left() is None and self._world == 1:
-                self.tidier.discard(name, save.scope)
+                self.cleanup.discard(name, save.scope)
             raise
         if name.attempt == self.attempt:
             self._writer.plans.committed(draft)
@@ -271,7 +271,7 @@ class Checkpointer:
         )
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(leaves, save.scope.check))
-            self.tidier.see_referred(save.scope)
+            self.cleanup.see_referred(save.scope)
         if not save.in_place:
             self._upload = BackgroundUpload(self._writer, self._clock, draft, save.step, started)
         try:
@@ -377,7 +377,7 @@ class Checkpointer:
         may be gone.
         """
         there = (
-            record for _, name, record in reversed(self._unseen) if self.errands.complete(name, self._world)
+            record for _, name, record in reversed(self._unseen) if self.requests.complete(name, self._world)
         )
         next(there, lambda: None)()
 
@@ -431,7 +431,7 @@ class Checkpointer:
 
     def _prune(self, scope: CancelScope, name: CheckpointName, attempt: int) -> None:
         """Remove old checkpoints, as `name` is committed, unless a newer attempt has begun."""
-        self.tidier.prune(self._keep, attempt, scope)
+        self.cleanup.prune(self._keep, attempt, scope)
         # If the prune was abandoned, a restore may be reading the stage.
         if self._stager is not None and not scope.abandoned:
             self._stager.in_the_store(name, self.nbytes, scope)

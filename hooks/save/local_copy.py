@@ -145,10 +145,10 @@ class StageWriter:
         """Return the function that reads the objects of a staged draft back, and checks their CRCs."""
         write_plan, files, run_id = draft.write_plan, self.stage.files, self.stage.run_id
 
-        def fill(index: int, frame: HostBuffer) -> list[int]:
+        def fill(index: int, buffer: HostBuffer) -> list[int]:
             planned, stored = write_plan.objects[index], draft.stored[index]
             key = checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)
-            data = frame.view(0, planned.size)
+            data = buffer.view(0, planned.size)
             files.read_into(key, 0, data)
             crcs = [crc32(data[piece.start : piece.end]) for piece in planned.pieces]
             if crcs != stored.crcs or data[: len(planned.header)] != planned.header:
@@ -162,9 +162,9 @@ class StageWriter:
     ) -> Fill[HostBuffer]:
         """Return `fill` with this addition: an object that cannot be read fails this save, but not the saves after it."""
 
-        def read(index: int, frame: HostBuffer) -> list[int]:
+        def read(index: int, buffer: HostBuffer) -> list[int]:
             try:
-                return fill(index, frame)
+                return fill(index, buffer)
             except StoreError as error:
                 if draft.stored[index].at != name:
                     self.writer.plans.forget()  # an earlier checkpoint wrote it: the next one is staged in full

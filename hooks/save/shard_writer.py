@@ -131,8 +131,10 @@ class ShardWriter:
         again = [(entry, chunk) for entry in written.tensors if entry.name in live for chunk in entry.chunks]
         if not again:
             return ""
-        # A buffer of `clerks`: the workers' buffers may hold the objects that are being put next.
-        buffer = self.uploads.clerks.ready(1, max(chunk.end - chunk.start for _, chunk in again))[0].frame
+        # A buffer of `request_pool`: the workers' buffers may hold the objects that are being put next.
+        buffer = self.uploads.request_pool.ready(1, max(chunk.end - chunk.start for _, chunk in again))[
+            0
+        ].buffer
         began, nbytes = scope.now(), 0
         for entry, chunk in again:
             scope.check()

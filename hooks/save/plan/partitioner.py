@@ -109,7 +109,7 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> f
     """Return the indices of the objects that this rank writes: those it holds alone, and its share of each group's."""
     if roles.whole_each:
         return frozenset(range(len(objects)))
-    workers = _Hands()
+    dealt = _DealtBytes()
     ours = []
     for index, planned in enumerate(objects):
         holders = planned.holders
@@ -119,20 +119,20 @@ def share_of(objects: Sequence[PlannedObject], rank: int, roles: RankRoles) -> f
         if planned.tier is Tier.FROZEN:
             # The object is most likely in the store already, and the rank that put it refers to it. So it keeps its owner,
             # even if that rank's machine goes.
-            owner = workers.deal("frozen", holders, holders, planned.size)
+            owner = dealt.deal("frozen", holders, holders, planned.size)
         else:
             there = [holder for holder in holders if holder not in roles.absent]
             staying = [holder for holder in there if holder not in roles.departing]
-            owner = workers.deal("", holders, staying or there or holders, planned.size)
+            owner = dealt.deal("", holders, staying or there or holders, planned.size)
         if owner in roles.absent:
             there = [holder for holder in holders if holder not in roles.absent]
-            owner = workers.deal("frozen, again", holders, there or holders, planned.size)
+            owner = dealt.deal("frozen, again", holders, there or holders, planned.size)
         if owner == rank:
             ours.append(index)
     return frozenset(ours)
 
 
-class _Hands:
+class _DealtBytes:
     """The bytes that each holder of each group was given so far."""
 
     def __init__(self) -> None:

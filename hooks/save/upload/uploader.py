@@ -70,7 +70,7 @@ class Uploader(Generic[B]):
         self._plans = plans
         self.pool = pool if pool is not None else WorkerPool(make, self._keep_warm)
         #: Workers for requests that put no object, so that a manifest does not wait for the puts before it or around it.
-        self.clerks = WorkerPool(make, self._keep_warm)
+        self.request_pool = WorkerPool(make, self._keep_warm)
         self.width = UploadWidth(store.parallel)
         #: The measured link to the store.
         self.link = StoreLink()
@@ -84,12 +84,12 @@ class Uploader(Generic[B]):
         """
         size = self.object_size(nbytes)
         self.workers(-(-nbytes // size) + 1, size)  # one more for headers, and for pieces that leave gaps
-        self.clerks.ready(1, 1)
+        self.request_pool.ready(1, 1)
 
     def close(self) -> None:
         """End the threads."""
         self.pool.dismiss()
-        self.clerks.dismiss()
+        self.request_pool.dismiss()
 
     def start(
         self,
@@ -159,11 +159,11 @@ class Uploader(Generic[B]):
                 request.fail(error)
 
         try:
-            clerks = self.clerks.ready(workers, 1, scope.left())
+            request_pool = self.request_pool.ready(workers, 1, scope.left())
         except (RuntimeError, MemoryError) as error:
             raise CheckpointError(f"a save needs a thread: {error}") from error
-        request = StoreRequest(len(clerks), scope)
-        _give(clerks, task, request)
+        request = StoreRequest(len(request_pool), scope)
+        _give(request_pool, task, request)
         return max(took, default=0.0)
 
     def workers(self, objects: int, size: int, scope: CancelScope | None = None) -> list[UploadWorker[B]]:

@@ -48,9 +48,9 @@ class UploadWorker(Generic[B]):
     """
 
     def __init__(
-        self, number: int, frame: B, warm: Callable[[], None], idle: float, *, at_once: bool = False
+        self, number: int, buffer: B, warm: Callable[[], None], idle: float, *, at_once: bool = False
     ) -> None:
-        self.frame = frame
+        self.buffer = buffer
         self._warm = warm
         self._every = idle
         self._rested = threading.Event()
@@ -105,7 +105,7 @@ class UploadWorker(Generic[B]):
             self._look_after()
         while (given := self._wait()) is not None:
             task, ended = given
-            task(self.frame)
+            task(self.buffer)
             self._idle.set()
             ended()
             del given, task, ended  # they keep the tensors of a save alive
@@ -175,10 +175,10 @@ class WorkerPool(Generic[B]):
         if left is not None:
             self._relieve(count)
         for worker in self.workers[:count]:
-            if worker.frame.size < size:
-                worker.frame = self._make(size)
+            if worker.buffer.size < size:
+                worker.buffer = self._make(size)
         while len(self.workers) < count:
-            used = sum(worker.frame.size for worker in [*self.workers, *self._behind])
+            used = sum(worker.buffer.size for worker in [*self.workers, *self._behind])
             if self.workers and used + size > self._most:
                 log.debug("saving with %d threads of %d: others hang in the store", len(self.workers), count)
                 break
@@ -192,8 +192,8 @@ class WorkerPool(Generic[B]):
                 break
         return self.workers[:count]
 
-    def _made(self, number: int, frame: B, at_once: bool) -> UploadWorker[B]:
-        return UploadWorker(number, frame, self._warm, self._every, at_once=at_once)
+    def _made(self, number: int, buffer: B, at_once: bool) -> UploadWorker[B]:
+        return UploadWorker(number, buffer, self._warm, self._every, at_once=at_once)
 
     def _relieve(self, count: int) -> None:
         """Replace each worker whose connection does not answer. Its successor gets its frame, which no thread reads."""
@@ -202,7 +202,7 @@ class WorkerPool(Generic[B]):
             if worker.rests(until - time.monotonic()):
                 continue
             try:
-                self.workers[at] = self._made(at, worker.frame, True)
+                self.workers[at] = self._made(at, worker.buffer, True)
             except RuntimeError:  # no thread can be started any more: the task waits for the old one
                 continue
             worker.dismiss()

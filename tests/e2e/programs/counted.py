@@ -102,7 +102,7 @@ def hear(counts: Counts) -> None:
 def warm(guard: Any) -> bool:
     """Whether all is there that a save needs but its bytes."""
     writer = guard._checkpointer._writer
-    workers = [*writer.uploads.pool.workers, *writer.uploads.clerks.workers]
+    workers = [*writer.uploads.pool.workers, *writer.uploads.request_pool.workers]
     return (
         bool(writer.plans._held)
         and guard._saver._running is None

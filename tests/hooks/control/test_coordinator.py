@@ -158,7 +158,9 @@ def two(
         time = other or clock if rank else clock
         ranks, heard = Coordinator(channel, time, _nobody), Heard()
         held, writer, gate = state(rank), checkpointer(store, rank), Gate(together=True)
-        saver = Saver(gate=gate, state=held, checkpointer=writer, clock=time, listener=heard, assembly=ranks)
+        saver = Saver(
+            gate=gate, state=held, checkpointer=writer, clock=time, listener=heard, coordinator=ranks
+        )
         gate.begin_boundary()
         gate.arrive(7)
         saver.start()

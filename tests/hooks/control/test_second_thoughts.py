@@ -229,6 +229,6 @@ def test_what_a_save_took_moves_the_next_one() -> None:
     job = small()
     with guarded(WatchedStore(), job.values) as guard:
         guard.restore()
-        guard._cadence.due = 0.0
+        guard._schedule.due = 0.0
         guard.save()
-        assert guard._cadence.due > 0.0
+        assert guard._schedule.due > 0.0

@@ -109,7 +109,7 @@ def left_alone(store: FakeStore) -> Iterator[tuple[Saver, Left, Heard]]:
     state.at_boundary()
     clock, gate, left, heard = SystemClock(), Gate(together=True), Left(), Heard()
     writer = Checkpointer(store, "run", 1, clock=clock, keep=Keep(2), rank=0, world=2, incarnation="nonce")
-    saver = Saver(gate=gate, state=state, checkpointer=writer, clock=clock, listener=heard, assembly=left)
+    saver = Saver(gate=gate, state=state, checkpointer=writer, clock=clock, listener=heard, coordinator=left)
     gate.begin_boundary()
     gate.arrive(STEP)
     saver.start()

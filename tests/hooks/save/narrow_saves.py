@@ -46,13 +46,13 @@ class Saving:
         self.store = NarrowStore(self.clock, rate)
         self.width = width
         self.job = job if job is not None else small(width=width)
-        self.state = State(self.job.values, lambda frame: None, self.clock)
+        self.state = State(self.job.values, lambda buffer: None, self.clock)
         self.checkpointer = Checkpointer(
             self.store, "run", 1, clock=self.clock, keep=Keep(1), lossy=lossy, world=1
         )
         self.writer = self.checkpointer._writer
         self.writer.uploads.width.object_bytes = OBJECT
-        self.store.quiet = lambda: all(worker.free for worker in self.writer.uploads.clerks.workers)
+        self.store.quiet = lambda: all(worker.free for worker in self.writer.uploads.request_pool.workers)
         self.done = 0
         self.train(2)
         self.phases: list[str] = []
@@ -116,7 +116,7 @@ class Saving:
         store.objects = dict(self.store.objects)
         fresh = job if job is not None else small(width=self.width)
         seed(99)
-        state = State(fresh.values, lambda frame: None)
+        state = State(fresh.values, lambda buffer: None)
         try:
             done = restore(store, "run", state, step=step)
         finally:

@@ -40,7 +40,7 @@ def test_what_was_changed_for_a_save_by_hand_is_in_the_next_notices_checkpoint(
 ) -> None:
     """A notice of this very step was over; `guard.save()` took the state anew, and another notice came first."""
     tensor, notes = torch.zeros(3), {"n": 0}
-    state = State({"tensor": tensor, "notes": notes}, lambda frame: None)
+    state = State({"tensor": tensor, "notes": notes}, lambda buffer: None)
     state.at_boundary()
     shared(writer, state, 1)
     tensor += 7

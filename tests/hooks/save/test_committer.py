@@ -30,7 +30,7 @@ NAME = CheckpointName(1, 40, 6)
 def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> None:
     """It is out of time, and all that it had to write is there. Who goes as well is no hope."""
     store, clock = FakeStore(), Hurried()
-    state = State({"notes": {"a": 1}}, lambda frame: None, rank=1, world=3)
+    state = State({"notes": {"a": 1}}, lambda buffer: None, rank=1, world=3)
     state.at_boundary()
     agreed = SaveSpec(40, 3, RankRoles(others | {1}))
     save = SaveContext(
@@ -79,7 +79,7 @@ def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_of_its_format(
 ) -> None:
     """It names the dead rank all the same. A reader of format 1 misreads nothing of it."""
     store = FakeStore()
-    state = State({"notes": {"a": 1}}, lambda frame: None, rank=0, world=2)
+    state = State({"notes": {"a": 1}}, lambda buffer: None, rank=0, world=2)
     state.at_boundary()
     agreed = SaveSpec(40, 3, RankRoles(absent=frozenset({1})), speaks=True)
     collected = replace(state.collect(), lacks=lacks)

@@ -46,7 +46,7 @@ def checkpointer(store: FakeStore, world: int = 1) -> Checkpointer:
 
 def guarded_state(model: nn.Module, world: int = 1) -> State:
     optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
-    state = State({"model": model, "optimizer": optimizer}, lambda frame: None, world=world)
+    state = State({"model": model, "optimizer": optimizer}, lambda buffer: None, world=world)
     state.at_boundary()
     state.audit.take(lambda: False)
     return state

@@ -183,7 +183,7 @@ def test_one_that_is_asked_for_during_another_is_made_after_it(monkeypatch: pyte
         assert first.done.wait(PATIENCE)
         step_on(guard, job, 3)
         assert heard.wait(protocol.Committed, 2).step == 4
-        assert guard._cadence.due > clock.monotonic()
+        assert guard._schedule.due > clock.monotonic()
     restores(store, 4)
 
 

@@ -32,7 +32,7 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
     one = learning(saving)
     one.background()
     workers = list(one.writer.uploads.pool.workers)
-    frames = [worker.frame for worker in workers]
+    buffers = [worker.buffer for worker in workers]
     assert len(workers) == one.writer.uploads.width.count == 12
     monkeypatch.setattr(
         HostBuffer, "__init__", lambda self, size: pytest.fail("a frame is made at the notice")
@@ -42,7 +42,7 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
     assert saved is not None
     assert (saved.step, saved.level) == (one.done, "full")
     assert one.writer.uploads.pool.workers == workers
-    assert [worker.frame for worker in workers] == frames
+    assert [worker.buffer for worker in workers] == buffers
 
 
 def test_where_there_is_no_memory_for_it_what_was_committed_stays_so(

@@ -97,11 +97,11 @@ def test_memory_stays_at_its_frames() -> None:
     writer = ShardWriter(store, "run")
     what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
     writer.write(what, NAME, CancelScope(SystemClock()))
-    frames = [worker.frame for worker in writer.uploads.pool.workers]
-    assert len(frames) <= store.parallel
-    assert sum(frame.size for frame in frames) <= FakeStore().parallel * OBJECT_BYTES < 512 * 2**20
+    buffers = [worker.buffer for worker in writer.uploads.pool.workers]
+    assert len(buffers) <= store.parallel
+    assert sum(buffer.size for buffer in buffers) <= FakeStore().parallel * OBJECT_BYTES < 512 * 2**20
     writer.write(what, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
-    assert [worker.frame for worker in writer.uploads.pool.workers] == frames
+    assert [worker.buffer for worker in writer.uploads.pool.workers] == buffers
     writer.uploads.close()
 
 
@@ -166,7 +166,7 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
     writer = ShardWriter(FakeStore(), "run")
     writer.uploads.warm(1)
     for worker in writer.uploads.pool.workers:
-        worker.frame._streams = Streams()
+        worker.buffer._streams = Streams()
     what = leaves(a=torch.ones(1), b=torch.ones(2, device="cpu"))
 
     def moved() -> str:

@@ -91,8 +91,8 @@ def _passes(life: Life, event: dict[str, Any]) -> None:
 def _background(life: Life, event: dict[str, Any]) -> None:
     guard = life.guard
     assert guard is not None
-    assert guard._ranks is not None
-    ranks = guard._ranks
+    assert guard._coordinator is not None
+    ranks = guard._coordinator
     until(lambda: ranks.background("a test"))  # one before it may not be tidied up behind
 
 

@@ -48,7 +48,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def done_by(workers: list[UploadWorker[HostBuffer]], task: Callable[[], object]) -> None:
     """Each hand does it once."""
 
-    def given(frame: HostBuffer) -> None:
+    def given(buffer: HostBuffer) -> None:
         task()
 
     ended = [threading.Event() for _ in workers]
@@ -126,7 +126,7 @@ def test_a_save_with_a_deadline_waits_for_no_network_that_is_dead(network: Netwo
     for _ in waiting:
         assert network.asked.acquire(timeout=PATIENCE)
     workers = pool.ready(2, 1000, left=30.0)
-    assert [worker.frame for worker in workers] == [worker.frame for worker in waiting[:2]]
+    assert [worker.buffer for worker in workers] == [worker.buffer for worker in waiting[:2]]
     done: list[str] = []
     done_by(workers, lambda: done.append(threading.current_thread().name))
     assert sorted(done) == ["spotguard-writer-0", "spotguard-writer-1"]

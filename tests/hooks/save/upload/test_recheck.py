@@ -117,10 +117,10 @@ def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
     writer = ShardWriter(store, "run")
     write_plan = writer.plans.of(what)
 
-    def fill(index: int, frame: HostBuffer) -> list[int]:
+    def fill(index: int, buffer: HostBuffer) -> list[int]:
         planned = write_plan.objects[index]
         clock.advance(60.0 if planned.tier is Tier.FROZEN else 0.0)
-        frame.write(0, planned.header + bytes(planned.size - len(planned.header)))
+        buffer.write(0, planned.header + bytes(planned.size - len(planned.header)))
         return [zlib.crc32(bytes(piece.end - piece.start)) for piece in planned.pieces]
 
     draft = WriteProgress(write_plan)

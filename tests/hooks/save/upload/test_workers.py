@@ -115,7 +115,7 @@ def test_threads_that_hang_keep_their_memory_from_others() -> None:
     size, most = 2**20, 6
     go, hung = threading.Event(), threading.Barrier(5)
 
-    def hang(frame: HostBuffer) -> None:
+    def hang(buffer: HostBuffer) -> None:
         hung.wait(PATIENCE)
         go.wait(PATIENCE)
 
