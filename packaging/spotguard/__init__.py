@@ -1,7 +1,7 @@
 """Save a PyTorch training job when the cloud takes its spot machine back, and go on from there.
 
-Importing this module loads the standard library only: torch and the clouds' SDKs are loaded when a state or a
-store asks for them. The agent imports this file first too, so the law keeps it small as well.
+Importing this module loads the standard library only. torch and the clouds' SDKs are loaded when a state or a store needs
+them. The agent imports this file first too, so the law keeps this import small as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "testing",
 ]
 
-#: Public name -> the module it comes from, loaded at its first use.
+#: Public name -> its module, which is loaded when the name is first used.
 _HOMES = {
     "Guard": ".hooks.guard",
     "Notice": ".providers.notice",
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     if name == "testing":
         return importlib.import_module(".testing", __name__)
     if name == "__version__":
-        # Asked for rarely, and reading the installed metadata costs more than the whole import.
+        # Few callers need the version, and reading the installed metadata costs more than the whole import.
         return importlib.import_module("importlib.metadata").version("spotguard")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

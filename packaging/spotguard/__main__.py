@@ -1,4 +1,4 @@
-"""`python -m spotguard`: the same as the `spotguard` command, for machines whose PATH lacks it."""
+"""`python -m spotguard`: the `spotguard` command, for machines whose PATH lacks it."""
 
 from __future__ import annotations
 

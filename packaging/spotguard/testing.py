@@ -1,4 +1,4 @@
-"""For users' own tests: a notice by hand."""
+"""A notice on demand, for tests of your own training script."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ __all__ = ["preempt"]
 
 
 def preempt(guard: Guard, seconds: float = 30.0) -> None:
-    """Give `guard` a notice of so many seconds, as if its machine were to be taken back.
+    """Deliver a notice to `guard`, as if the cloud were about to take its machine back.
 
-    Returns at once, with the gate shut: no further step is begun. When the state is committed, the training
-    thread raises `spotguard.Preempted` at its next `optimizer.step()` or `guard.step()`:
+    The call returns at once, with the gate shut: the training thread begins no further step. When the state is committed,
+    the training thread raises `spotguard.Preempted` at its next `optimizer.step()` or `guard.step()`.
 
+    Args:
+        guard: the guard that `spotguard.register` returned.
+        seconds: the warning, from now to the deadline.
+
+    Example:
         spotguard.testing.preempt(guard, seconds=30)
         with pytest.raises(spotguard.Preempted):
             train(guard)

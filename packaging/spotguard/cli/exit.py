@@ -1,7 +1,7 @@
-"""How whatever a person starts comes to its end: every error is one line and a code.
+"""The end of every command: each error becomes one line on stderr and an exit code.
 
-Codes: 0 done, 1 it could not be done, 2 it was said wrongly, 126 and 127 as a shell says them, 130 Ctrl-C; `run`
-answers with its command's own, or with 75. SPOTGUARD_DEBUG=1 shows where an error came from.
+Codes: 0 success, 1 failure, 2 usage error, 126 and 127 as in a shell, 130 Ctrl-C. `run` exits with its command's own code,
+or with 75. SPOTGUARD_DEBUG=1 shows the traceback of an error.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from collections.abc import Callable
 
 from spotguard.providers.errors import SpotguardError, UsageError
 
-#: What a write(2) says of a disk that takes no more: stdout's, for every other file is somebody's who translates it.
+#: Errors of write(2) on a full disk. Here they can only come from stdout: the writer of any other file translates its errors.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def ended(work: Callable[[], int]) -> int:
-    """Do it, and make one line and a code of every error."""
+    """Run `work` and return its exit code. Turn every error into one line and a code."""
     _open_what_is_closed()
     try:
         try:
             return work()
         finally:
-            sys.stdout.flush()  # at the interpreter's end its error would be a traceback
+            sys.stdout.flush()  # an error at the interpreter's end would be a traceback
     except SpotguardError as error:
         return _say(error, 2 if isinstance(error, UsageError) else getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:
-        # `spotguard ls … | head`: whoever read us has enough. Python would complain once more when it closes
-        # stdout at its end, so that is closed here.
+        # `spotguard ls … | head`: the reader has enough. Python would report the error once more when it closes stdout at its
+        # end, so stdout goes to /dev/null here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except Exception as error:  # noqa: BLE001 - a bug of ours: still one line, with the way to more
-        if isinstance(error, FileNotFoundError) and error.filename is None:  # as os.getcwd() says it
+    except Exception as error:  # noqa: BLE001 - a bug of spotguard: still one line, which says how to see more
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # the form of os.getcwd()'s error
             return _say(error, 1, "the current folder is gone: go to one that is there (cd)")
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as above: Python would try once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as above: Python would write once more at its end
             return _say(
                 error, 1, f"the answer could not be written: {error.strerror}: look at where stdout goes"
             )
@@ -48,15 +48,21 @@ def ended(work: Callable[[], int]) -> int:
 
 
 def _open_what_is_closed() -> None:
-    """A stream that is closed (`>&-`) stays so for the command. Here it must be there for who prints, and its number must
-    not become a socket's. (What is opened takes the lowest free number, and is not inherited.)"""
+    """Open /dev/null in place of each closed standard stream (`>&-`).
+
+    Code that prints needs the stream, and its number must not become a socket's. `os.open` takes the lowest free number. The
+    command does not inherit the new descriptor, so the stream stays closed for the command.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _interrupted() -> int:
-    """End by SIGINT at a terminal: a shell leaves its loop only when it sees that (https://www.cons.org/cracauer/sigint.html)."""
+    """End by SIGINT at a terminal, else return 130.
+
+    A shell leaves its loop only if it sees that SIGINT ended the process (https://www.cons.org/cracauer/sigint.html).
+    """
     from spotguard.agent.process.terminal import in_front
 
     if in_front():

@@ -1,4 +1,4 @@
-"""The `spotguard` command: finds the module of the command that is named."""
+"""The `spotguard` command line: it finds the named command's module and runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import spotguard
 from spotguard.cli.exit import ended
 from spotguard.providers.errors import UsageError
 
-#: In the order in which a newcomer needs them.
+#: The commands with their summaries, in the order in which a new user needs them.
 COMMANDS = {
     "run": "guard a command: watch, signal, wait, exit",
     "agent": "the same watcher as a machine-wide service",
@@ -49,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def deploy_by_its_older_name(kind: str, words: Sequence[str] | None) -> int:
-    """`python -m spotguard.containers`, `.monitoring` and `.slurm`: until `spotguard deploy` they were the only way."""
+    """Run `spotguard deploy KIND` for `python -m spotguard.containers`, `.monitoring` or `.slurm`, and name the new command.
+
+    These modules were the only way before `spotguard deploy` existed.
+    """
     print(f"spotguard: python -m spotguard.{kind} is spotguard deploy {kind} now", file=sys.stderr)
     return main(["deploy", kind, *(sys.argv[1:] if words is None else words)])
 

@@ -1,4 +1,4 @@
-"""What a person sees and what a program reads: tables by rich on stdout, or JSON with `--json`."""
+"""Output of the commands on stdout: tables by rich for a person, or JSON for a program (`--json`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-#: Columns where nobody looks: a table in a file or a pipe is not folded to 80.
+#: Columns of a table in a file or a pipe, where rich would fold it to 80.
 _WIDE = 200
 
 
@@ -30,17 +30,17 @@ def print_json(body: Any, *, indent: int | None = 2) -> None:
 
 
 def moment(wall: float | None) -> str:
-    """Wall seconds in the reader's own zone."""
+    """Return the time of `wall` (Unix seconds) in the reader's time zone; "-" if there is none."""
     if wall is None:
         return "-"
     return datetime.fromtimestamp(wall, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def short_moment(wall: float | None, now: float) -> str:
-    """For where there is little room: day and minute, or day and year of what is long ago."""
+    """Return a short form of `moment`: day and minute, or day and year if `wall` is long ago."""
     if wall is None:
         return "-"
-    # As ls(1) has it, whose half a year is short for a run: within this long no day comes twice.
+    # ls(1) does the same after half a year, which is short for a run. No date without a year comes twice within 300 days.
     recent = abs(now - wall) < 300 * 86_400
     at = datetime.fromtimestamp(wall, UTC).astimezone()
     return at.strftime("%m-%d %H:%M" if recent else "%Y-%m-%d")

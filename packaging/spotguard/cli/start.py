@@ -1,4 +1,7 @@
-"""What the next start restores, by restore's own rule, as far as can be said without reading every byte."""
+"""The checkpoint that the next start restores, by the rule of restore itself.
+
+The prediction reads the manifests and not every byte.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ from spotguard.providers.stores.base import BlobStore
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    #: None: it begins at step 0.
+    #: The checkpoint that the next start restores. None: the next start begins at step 0.
     taken: WholeCheckpoint | None
-    #: Of what was passed over on the way: why it is not whole.
+    #: The newer checkpoints that the next start skips, each with the reason why it is not whole.
     passed: Mapping[CheckpointName, CheckpointError]
 
 
 def next_start(store: BlobStore, run_id: str) -> Start:
-    """What `guard.restore()` would take, with SPOTGUARD_EXTRAS_WORTH as it is here.
+    """Return what `guard.restore()` would restore, with SPOTGUARD_EXTRAS_WORTH of this process's environment.
 
     Raises:
-        NewerFormatError: it would refuse.
-        UsageError: that variable says no number.
+        NewerFormatError: `guard.restore()` would refuse the checkpoint.
+        UsageError: SPOTGUARD_EXTRAS_WORTH is not a number.
     """
     passed: dict[CheckpointName, CheckpointError] = {}
-    found = whole_checkpoints(store, run_id, levels=LEVELS, skipped=passed.__setitem__)
-    return Start(next(worth_it(found, extras_worth()), None), passed)
+    candidates = whole_checkpoints(store, run_id, levels=LEVELS, skipped=passed.__setitem__)
+    return Start(next(worth_it(candidates, extras_worth()), None), passed)
