@@ -1,4 +1,4 @@
-"""The one parser all commands have: errors are `UsageError`, of one line, with the nearest word that exists."""
+"""The parser of every command. Each error is a one-line `UsageError`, with the nearest valid word."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .words import names_a_store, repeated
 
 
 def flag_of(word: str) -> str:
-    """The flag that a bare word lacks, where its looks say so: a cloud's name, a store's URL. "" of any other."""
+    """Return the flag that is missing before a bare word: a cloud's name or a store's URL. "" for any other word."""
     if word in PROVIDERS:
         return "--provider"
     return "--store" if names_a_store(word) else ""
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations: a flag that is added later must not change what a shorter one meant."""
+    """A parser without abbreviations: a flag added in a later version must not change the meaning of an abbreviation."""
 
     def __init__(self, **keywords: Any) -> None:
         keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        #: Of a bare word that is no store, and of `--cloud`, as other tools have it: "" where there is nothing to be said.
+        #: Hints in the errors about a bare word that is no store, and about `--cloud` (a flag of other tools). "": no hint.
         self.of_words = self.of_clouds = ""
         super().__init__(allow_abbrev=False, **keywords)
 
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}: see {self.prog} --help")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        found, unknown = self.parse_known_args(args, namespace)
+        parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0]
             if word.startswith("-"):
@@ -44,11 +44,11 @@ class Parser(argparse.ArgumentParser):
                 kind, near = "word", self._flag_for(word)
                 word = repeated(word)
             raise UsageError(f"unknown {kind} {word!r}: {near or f'see {self.prog} --help'}")
-        return found
+        return parsed
 
     def _flag_near(self, word: str) -> str:
         known = self._known_flags()
-        if word == "--cloud":  # no spelling is near to ours
+        if word == "--cloud":  # too different from any flag for a spelling match
             return self.of_clouds or ("did you mean --provider?" if "--provider" in known else "")
         return did_you_mean(word, known)
 
@@ -77,11 +77,12 @@ def add_settings(
     help_of: Mapping[str, str] | None = None,
     hidden: Sequence[str] = (),
 ) -> None:
-    """The flags of the options that `command` has, as text: `agent.config.resolve` reads them all in one way.
+    """Add the flags of `command`'s options to the parser. Values stay text, because `agent.config.resolve` parses all options.
 
     Args:
-        intro, help_of: what is said of them, and of some by name, where it is not what `command` says.
-        hidden: taken, and not shown: whoever asked refuses them in words of its own.
+        intro: the text above the options in the help.
+        help_of: help texts by option name, in place of those of `command`.
+        hidden: options that the parser accepts and the help does not show. The caller refuses them with a message of its own.
     """
     group = parser.add_argument_group("options", intro)
     words = {setting.name: setting.help_of(command) for setting in settings_of(command)}
@@ -109,6 +110,6 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting, text: str) ->
 
 
 def settings_given(arguments: argparse.Namespace, command: str) -> dict[str, str]:
-    """What the command line said, by option name; what it did not say is not there."""
+    """Return the values of the options set on the command line, by option name. Unset options are absent."""
     names = [setting.name for setting in settings_of(command)] + ["config"]
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}

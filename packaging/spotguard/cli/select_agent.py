@@ -1,4 +1,4 @@
-"""Which agent a command means: by run id, by socket, or the only one there is."""
+"""Selection of the agent that a command asks: by run id, by socket, or the only agent of this machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def add_whom(parser: argparse.ArgumentParser) -> None:
 
 
 def whom(arguments: argparse.Namespace) -> Path | None:
-    """The socket that was said, None where nothing was."""
+    """Return the socket of the agent that the command line names; None if it names none."""
     if arguments.socket is None and arguments.run_id is None:
         return None
     return the_one(arguments)
 
 
 def the_one(arguments: argparse.Namespace) -> Path:
-    """The socket that was said, or the only one."""
+    """Return the socket of the agent that the command line names, else of the only agent."""
     run_id = checked_run_id(arguments.run_id)
     socket = None if arguments.socket is None else parsers.socket_path("--socket", arguments.socket)
     return control.choose(run_id, socket, os.environ, os.geteuid())

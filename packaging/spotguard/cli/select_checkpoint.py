@@ -1,8 +1,8 @@
-"""Which run and which checkpoint of a store a command means, from the URL and the flags.
+"""Selection of the run and the checkpoint that a command works on, from its URL and flags.
 
-An URL may be the store's, a run's folder or the `checkpoints` in it, or a checkpoint's own, as logs and outcomes show it:
-what is copied from there works here. Only the last can be known by its looks: a store may lie in a folder `checkpoints`,
-or be called as a run could be. Of the others a look at what is there decides.
+The URL may name the store, a run's folder, the `checkpoints` folder of a run, or one checkpoint. Logs and outcomes print such
+URLs, so a URL copied from there works here. Only a checkpoint's URL can be recognised by its form: a store may have the name
+`checkpoints`, or a name that is a valid run id. For all other URLs, a listing of the store decides.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from .start import next_start
 @dataclass(frozen=True, slots=True)
 class Target:
     store: BlobStore
-    #: None: all of them.
+    #: None: all runs of the store.
     run_id: str | None
     name: CheckpointName | None = None
     step: int | None = None
 
     def runs(self) -> list[str]:
-        """The runs that are meant."""
+        """Return the selected runs."""
         return [self.run_id] if self.run_id is not None else list_runs(self.store)
 
     def the_run(self) -> str:
-        """The one run that is meant.
+        """Return the one selected run.
 
         Raises:
-            CheckpointError: there is none, or more than one and none was said.
+            CheckpointError: the store holds no run.
+            UsageError: the store holds several runs, and the command line names none.
         """
         if self.run_id is not None:
             return self.run_id
-        found = list_runs(self.store)
-        if len(found) == 1:
-            return found[0]
-        if not found:
+        runs = list_runs(self.store)
+        if len(runs) == 1:
+            return runs[0]
+        if not runs:
             raise CheckpointError(f"{self.store.url} holds no run: check the URL, or train with this store")
-        raise UsageError(f"{self.store.url} holds several runs: say --run-id with one of {', '.join(found)}")
+        raise UsageError(f"{self.store.url} holds several runs: say --run-id with one of {', '.join(runs)}")
 
     def chosen(self) -> tuple[list[CheckpointFolder], list[CheckpointFolder]]:
-        """The checkpoints that are meant, newest first, and all of the run beside them.
+        """Return the selected checkpoints, newest first, and all checkpoints of their run.
 
         Raises:
-            CheckpointError: none is there.
+            CheckpointError: no checkpoint is selected.
         """
         run_id = self.the_run()
         folders = scan(self.store, run_id)
@@ -69,11 +70,11 @@ class Target:
         return meant, folders
 
     def whole(self) -> WholeCheckpoint:
-        """What a restore of those that are meant would take.
+        """Return the selected checkpoint that a restore would take.
 
         Raises:
-            NewerFormatError: a restore would refuse.
-            CheckpointError: none is whole; says why the newest is not.
+            NewerFormatError: a restore would refuse the checkpoint.
+            CheckpointError: no selected checkpoint is whole; the message says why the newest is not.
         """
         chosen, folders = self.chosen()
         if self.name is None and self.step is None:
@@ -91,7 +92,7 @@ class Target:
         raise CheckpointError(f"checkpoint {chosen[0].name} is not whole: {reasons[0]}") from reasons[0]
 
     def means(self, name: CheckpointName) -> bool:
-        """Whether this one is among those that are meant."""
+        """Return whether the URL and the flags select this checkpoint."""
         return (self.name is None or name == self.name) and (self.step is None or name.step == self.step)
 
     def _said(self) -> str:
@@ -111,21 +112,21 @@ def add_target(parser: argparse.ArgumentParser, *, step: bool) -> None:
 
 
 def target(arguments: argparse.Namespace) -> Target:
-    said = checked_run_id(arguments.run_id)
+    run_id = checked_run_id(arguments.run_id)
     step = _step(getattr(arguments, "step", None))
     if not arguments.url:
-        # Where `run` saves unless it is told otherwise: the store itself, whatever its name looks like.
-        if told := os.environ.get("SPOTGUARD_STORE"):
-            return Target(open_store(read_place("SPOTGUARD_STORE", told)), said, step=step)
-        return Target(open_store(read_place("the default", default_store(os.getcwd()))), said, step=step)
-    store, run_id, name = _place(read_place("URL", arguments.url))
-    if said is not None and run_id is not None and said != run_id:
-        raise UsageError(f"--run-id {said!r}: the URL names run {run_id}: leave one of them out")
-    return Target(store, said or run_id, name, step)
+        # The default of `run`. It is always a store, even if its name has the form of a run or a checkpoint.
+        if configured := os.environ.get("SPOTGUARD_STORE"):
+            return Target(open_store(read_place("SPOTGUARD_STORE", configured)), run_id, step=step)
+        return Target(open_store(read_place("the default", default_store(os.getcwd()))), run_id, step=step)
+    store, url_run_id, name = _place(read_place("URL", arguments.url))
+    if run_id is not None and url_run_id is not None and run_id != url_run_id:
+        raise UsageError(f"--run-id {run_id!r}: the URL names run {url_run_id}: leave one of them out")
+    return Target(store, run_id or url_run_id, name, step)
 
 
 def _place(url: str) -> tuple[BlobStore, str | None, CheckpointName | None]:
-    """The store, and where the URL leads into it the run and the checkpoint."""
+    """Return the store, and the run and the checkpoint if the URL names them."""
     itself = open_store(url)
     path, mark, options = url.partition("?")
     parts = path.rstrip("/").split("/")
@@ -140,9 +141,12 @@ def _place(url: str) -> tuple[BlobStore, str | None, CheckpointName | None]:
 
 
 def _inside(place: BlobStore, called: str) -> int:
-    """How many folders deep in its store a place is, by what lies there: 1 for a run, 2 for its checkpoints, and 0 for
-    a store, which it is as soon as one run lies there, whatever else does."""
-    found = 0
+    """Return how many folders below its store a place is, by its contents.
+
+    The depth is 1 for a run, 2 for a run's `checkpoints` folder, and 0 for a store. A place that holds one run is a store,
+    even if it holds other objects too.
+    """
+    depth = 0
     for info in place.list(""):
         folder, _, rest = info.key.partition("/")
         if rest.startswith(("attempts/", "checkpoints/")):
@@ -150,10 +154,10 @@ def _inside(place: BlobStore, called: str) -> int:
         if (folder == "attempts" and rest.endswith(".json") and "/" not in rest) or (
             folder == "checkpoints" and CheckpointName.parse(rest.partition("/")[0])
         ):
-            found = 1
+            depth = 1
         elif called == "checkpoints" and CheckpointName.parse(folder):
-            found = 2
-    return found
+            depth = 2
+    return depth
 
 
 def _step(text: str | None) -> int | None:

@@ -1,7 +1,7 @@
-"""An agent's answer as a person reads it: what is guarded, what each source sees, what to do about one that does not.
+"""The text form of an agent's status answer: the guarded job, the state of each source, and advice for a blind source.
 
-Pure: a body of JSON and a width come in, lines go out. They fit a terminal of 80 columns, say without colours what
-colours say, and end without spaces, so that they can be piped, searched and pasted.
+Pure functions turn a JSON body and a width into lines. The lines fit a terminal of 80 columns, carry the meaning of every
+colour in words too, and end without spaces. So they can be piped, searched and pasted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 from spotguard.providers.text import ago, amount, count, span
 
-#: Where the words begin, behind what they are about.
+#: Column at which a row's text begins, after its label.
 _INDENT = 16
 #: Characters of a script's name in a table.
 _NAME = 16
-#: What it means that no training process is there, by the phase of who guards.
+#: Text for a command in which no training process has registered.
 _UNREGISTERED = "no training process has registered yet: a notice now would end the command unsaved"
+#: Text for a missing training process, by the phase of the agent.
 _NOBODY = {
     "ending": "no training process is there any more",
     "waiting": "none: a notice stands, and this run exits at its deadline, or at once on SIGTERM",
@@ -27,14 +28,16 @@ _NOBODY = {
     "outliving": "none: it starts again when this machine has outlived its notice",
 }
 
-Line = tuple[str, str]  # the words, and their style
+Line = tuple[str, str]  # text and style
 
 
 def lines(body: dict[str, Any], now: datetime, width: int | None = None) -> Iterator[Line]:
-    """The whole answer, folded to `width` where there is one.
+    """Yield the lines of the whole answer.
 
     Args:
-        now: the wall clock, for what is ahead.
+        body: the agent's answer, or the error of asking it.
+        now: the wall clock time, for the times of upcoming notices.
+        width: columns to which long lines are folded; None: no folding.
     """
     if "error" in body:
         yield from _row("no answer", _error(body), "bold red", width, begin="")
@@ -60,7 +63,7 @@ def title(body: dict[str, Any]) -> str:
 
 
 def pulse(body: dict[str, Any]) -> str:
-    """The same in one line, for who reads line after line."""
+    """Return the answer in one line, for output that is read line by line."""
     if "error" in body:
         return f"no answer: {_error(body)}"
     parts = ["service" if body["service"] else f"run {body['run_id']}"]
@@ -82,7 +85,7 @@ def pulse(body: dict[str, Any]) -> str:
 
 
 def shape(body: dict[str, Any]) -> Any:
-    """What of it is news to who reads line after line: not the numbers that run."""
+    """Return the parts of the answer whose change is news in line-by-line output. Running numbers are left out."""
     return (
         body.get("error"),
         body.get("run_id"),
@@ -98,18 +101,18 @@ def shape(body: dict[str, Any]) -> Any:
     )
 
 
-# --- what it says ---
+# --- the text ---
 
 
 def _rows(body: dict[str, Any], now: datetime) -> Iterator[tuple[str, str, str]]:
-    """What each line is about, its words, and its style."""
+    """Yield the label, the text and the style of each line above the table."""
     if body["notice"] is not None:
         label, style = ("drill", "bold yellow") if body["notice"]["drill"] else ("NOTICE", "bold red")
         reserve = body["notice"]["reserve"]
         kept = f", the last {reserve:.1f} s in reserve" if reserve else ""
         yield label, f"{body['notice']['kind']} from {_left(body['notice'])}{kept}", style
     yield from _sources(body["sources"])
-    for event in body.get("upcoming", ()):  # an older agent does not say
+    for event in body.get("upcoming", ()):  # absent in an older agent's answer
         yield event["severity"], _upcoming(event, now), "yellow"
     if not body["sessions"]:
         yield "training", _NOBODY.get(body["phase"], _UNREGISTERED), "yellow"
@@ -131,13 +134,13 @@ def _sources(sources: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]
     for number, source in enumerate(sources):
         style = "green" if _fine(source) else "yellow" if source["sight"] == "seeing" else "bold red"
         yield "" if number else "notices", f"{source['name']:<{wide}}  {_sight(source)}", style
-    told: dict[tuple[str, str], int] = {}
-    for source in sources:  # a cloud's sources are blind together: what to do is said once
+    times: dict[tuple[str, str], int] = {}
+    for source in sources:  # a cloud's sources go blind together, so the advice is printed once
         if source["sight"] == "seeing":
             continue
         problem = (source["reason"], source["advice"])
-        told[problem] = told.get(problem, 0) + 1
-        if told[problem] == 1:
+        times[problem] = times.get(problem, 0) + 1
+        if times[problem] == 1:
             yield source["reason"], source["detail"], ""
             if source["advice"]:
                 yield "what to do", source["advice"], "bold"
@@ -166,22 +169,22 @@ def _left(notice: dict[str, Any]) -> str:
 
 
 def _upcoming(event: dict[str, Any], now: datetime) -> str:
-    """What training goes on under, what will be done about it, and when."""
-    said = f"; from {event['source']}" + (f" ({event['detail']})" if event["detail"] else "")
+    """Return an upcoming event, the reaction to it, and the times of both. Training goes on until then."""
+    origin = f"; from {event['source']}" + (f" ({event['detail']})" if event["detail"] else "")
     if event["seconds_left"] is None:
-        return f"{event['kind']}, a warning for {ago(event['for_seconds'])}: {event['then']}{said}"
+        return f"{event['kind']}, a warning for {ago(event['for_seconds'])}: {event['then']}{origin}"
     at = (now + timedelta(seconds=event["seconds_left"])).astimezone()
     when = f"in {span(event['seconds_left'])}, at {at:%Y-%m-%d %H:%M:%S}"
-    return f"{event['kind']} {when}: training goes on; a {event['then']} in {span(event['then_in'])}{said}"
+    return f"{event['kind']} {when}: training goes on; a {event['then']} in {span(event['then_in'])}{origin}"
 
 
 def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """The one training process."""
+    """Yield the rows of the only training process."""
     yield "training", f"{session['name']} (pid {session['pid']}), step {_step(session)}", ""
     if (steps := session.get("unmarked_steps")) and not session["marked"]:
         yield "boundary", f"never: no guard.step() in {count(steps, 'optimizer step')}", "yellow"
-    for found, advice in _wrong(session):
-        yield "WRONG", found, "bold red"
+    for problem, advice in _wrong(session):
+        yield "WRONG", problem, "bold red"
         yield "what to do", advice, "bold"
     yield "checkpoint", _checkpoint(session), ""
     size = f"{amount(session['bytes'])} " if session["bytes"] else ""
@@ -191,10 +194,10 @@ def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _wrong(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What its script does wrong, and what to do; an older agent does not say."""
+    """Yield the misuse by the session's script, and the advice. An older agent does not report it."""
     if misuse := session.get("misuse"):
-        found, _, advice = misuse.partition("; ")
-        yield found, advice
+        problem, _, advice = misuse.partition("; ")
+        yield problem, advice
 
 
 def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -217,13 +220,13 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_one_job(sessions: Sequence[dict[str, Any]]) -> bool:
-    """Whether these are ranks that save together, and nothing else."""
+    """Return whether the sessions are ranks of one job, which save together, and nothing else."""
     alike = {(each["run_id"], each["name"], each["world"]) for each in sessions}
     return len(sessions) > 1 and len(alike) == 1 and sessions[0]["world"] > 1
 
 
 def _job(sessions: Sequence[dict[str, Any]]) -> str:
-    """The ranks that are here, in one line."""
+    """Return one line about the ranks on this machine."""
     here, world = len(sessions), sessions[0]["world"]
     words = f"{sessions[0]['name']}, {here} of {world} here" if here < world else sessions[0]["name"]
     steps = sorted({each["step"] for each in sessions if each["step"] >= 0})
@@ -236,7 +239,7 @@ def _job(sessions: Sequence[dict[str, Any]]) -> str:
 
 
 def _table(sessions: Sequence[dict[str, Any]]) -> Iterator[Line]:
-    """Several training processes, a line each."""
+    """Yield a table with one line for each training process."""
     ranked = _ranked(sessions)
     one_job = _is_one_job(sessions)
     several = len({each["run_id"] for each in ranked}) > 1
@@ -256,7 +259,7 @@ def _table(sessions: Sequence[dict[str, Any]]) -> Iterator[Line]:
         for each in ranked
     ]
     columns = list(zip(*rows, strict=True))[0 if several else 1 :]
-    if one_job:  # its name stands above
+    if one_job:  # the row above has the name
         del columns[2]
     widths = [max(map(len, column)) for column in columns]
     for number, row in enumerate(zip(*columns, strict=True)):
@@ -279,13 +282,13 @@ def _step(session: dict[str, Any]) -> str:
 def _checkpoint(session: dict[str, Any]) -> str:
     if session["checkpoint_age"] is None:
         return "none yet"
-    level = session.get("checkpoint_level", "full")  # an older agent does not say
+    level = session.get("checkpoint_level", "full")  # absent in an older agent's answer
     less = "" if level == "full" else f" ({level})"
     return f"step {session['checkpoint_step']}{less}, {ago(session['checkpoint_age'])} ago"
 
 
 def _mode(session: dict[str, Any]) -> str:
-    """When a save begins, in words."""
+    """Return when a save begins, in words."""
     because = f": {session['detail']}" if session["detail"] else ""
     match session["mode"]:
         case "window":
@@ -294,12 +297,14 @@ def _mode(session: dict[str, Any]) -> str:
             return f"at the next guard.step(){because}"
         case "callback":
             return f"by a function of its own{because}"
-    return f"{session['mode']}{because}"  # a newer hook's word
+    return f"{session['mode']}{because}"  # a mode of a newer hook
 
 
 def _takes(session: dict[str, Any]) -> str:
-    """What that would take by what its last saves have shown; "" where they have shown nothing yet, or an older agent
-    does not say."""
+    """Return the expected duration of a save and the measured rate of the last saves.
+
+    "" if there is no measurement yet, or if an older agent does not report it.
+    """
     seconds, rate = session.get("save_seconds"), session.get("rate")
     if seconds is None or not rate:
         return ""
@@ -307,7 +312,7 @@ def _takes(session: dict[str, Any]) -> str:
 
 
 def _short(session: dict[str, Any]) -> str:
-    """How far its save is, in a few words: the line above the table has the rest."""
+    """Return the progress of the session's save in a few words. The line above the table has the rest."""
     saving = session["saving"]
     if saving is None or not saving.get("total") or saving["phase"] not in ("first-byte", "writing"):
         return _saving(session) or "training"
@@ -317,12 +322,12 @@ def _short(session: dict[str, Any]) -> str:
 
 
 def _saving(session: dict[str, Any], begin: str = "") -> str:
-    """What a notice has come to; "" where there is none."""
+    """Return the state of the save that a notice began; "" if there is none."""
     saving = session["saving"]
     if saving is None:
         return ""
     words = f"{begin}{saving['phase']}" + (f" {amount(saving['bytes'])}" if saving["bytes"] else "")
-    if saving["phase"] in ("first-byte", "writing"):  # an older agent says no more than the bytes
+    if saving["phase"] in ("first-byte", "writing"):  # an older agent reports only the bytes
         words += f" of {amount(saving['total'])}" if saving.get("total") else ""
         words += f" at {amount(saving['rate'])}/s" if saving.get("rate") is not None else ""
         if (rest := saving.get("seconds_to_go")) is not None:
@@ -330,7 +335,7 @@ def _saving(session: dict[str, Any], begin: str = "") -> str:
     return words + (f": {saving['why']}" if saving["why"] else "")
 
 
-# --- how it stands on a page ---
+# --- the layout ---
 
 
 def _row(label: str, words: str, style: str, width: int | None, begin: str = "  ") -> Iterator[Line]:
@@ -338,7 +343,7 @@ def _row(label: str, words: str, style: str, width: int | None, begin: str = "  
     if width is None:
         yield f"{first}{words}".rstrip(), style
         return
-    # Never cut inside a word: an address or a flag is to be copied.
+    # Words are never broken, so that an address or a flag can be copied.
     folded = textwrap.wrap(
         words,
         max(20, width - _INDENT),
