@@ -1,1 +1,1 @@
-"""Files that come with an install and are the user's once printed: `spotguard deploy`. The files lie in `templates`."""
+"""Deployment files that `spotguard deploy` prints, for the user to own. spotguard ships them in `templates`."""

@@ -1,4 +1,4 @@
-"""An image and a cluster: the Dockerfile and the Kubernetes manifests, with the few words in them that are the cloud's or this version's."""
+"""The Dockerfile and the Kubernetes manifests, with the values that depend on the cloud or on this version filled in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from spotguard.providers.errors import UsageError
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 
-#: The files, with what each is, in the order in which they are met: the image, the agent of the nodes, jobs beside it, jobs without it.
+#: The files, each with a description, in the order of their use: the image, the agent on the nodes, jobs with that agent, and
+#: jobs without it.
 FILES = {
     "dockerfile": "an image of spotguard, or one on top of yours",
     "agent": "the agent on every spot node, for all jobs: a DaemonSet",
@@ -23,35 +24,37 @@ FILES = {
 }
 DOCKERFILE = "dockerfile"
 MANIFESTS = tuple(name for name in FILES if name != DOCKERFILE)
-#: In which the agent's image stands. The others have the job's own.
+#: Manifests that name the agent's image. The others name only the job's image.
 WITH_IMAGE = ("agent", "sidecar")
 
-#: Seconds from SIGTERM to SIGKILL that a node of this cloud's Kubernetes can keep to while the machine goes. AWS: the drain
-#: begins with the notice, which is 120 s long. GKE: its kubelet leaves 15 s of the 30 to pods that are not the system's
+#: Seconds from SIGTERM to SIGKILL that a node of this cloud's Kubernetes can grant during a preemption. AWS: the drain begins
+#: with the notice, which is 120 s long. GKE: the kubelet leaves 15 s of the 30 s to pods that are not system pods
 #: (docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms). Azure: the warning itself.
 GRACE: dict[Cloud, int] = {"aws": 120, "gcp": 15, "azure": 30}
-#: Of these, what a SIGTERM may be late on a busy node, and what the kubelet's clock is ahead of ours.
+#: Seconds of the grace by which SIGTERM may be late on a busy node, or the kubelet's clock ahead of the agent's.
 MARGIN = 3
 
-#: Where a cluster gets the image of the agent: to be replaced by `--image`.
+#: A placeholder for the agent's image in the cluster's registry, which `--image` replaces.
 IMAGE = "registry.example.org/spotguard"
-#: A reference as registries have it: host, path, tag, digest.
+#: An image reference: host, path, tag, digest.
 _IMAGE = re.compile(r"[a-z0-9][a-zA-Z0-9._/:@-]*")
 
 
 def window(cloud: Cloud) -> int:
-    """Seconds that a SIGTERM is worth in a pod, for `--window`."""
+    """Return the seconds of warning that a SIGTERM gives a pod, for `--window`."""
     return GRACE[cloud] - MARGIN
 
 
 def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
-    """The Dockerfile, or a manifest for that cloud.
+    """Return the Dockerfile, or a manifest for `cloud`.
 
     Args:
         name: one of `FILES`.
+        cloud: the cloud whose Kubernetes the manifest is for; None for the Dockerfile.
+        image: the agent's image; "": the placeholder.
 
     Raises:
-        UsageError: it needs a cloud, or takes none; the image's name cannot be one, or would stand nowhere.
+        UsageError: the file needs a cloud, or takes none; `image` is not a valid name, or the file names no such image.
     """
     if name == DOCKERFILE and cloud is not None:
         raise UsageError(f"{name} is for every cloud: leave {cloud!r} out")
@@ -77,7 +80,7 @@ def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
 
 
 def _read(name: str, words: dict[str, str]) -> str:
-    found = resources.files(__package__).joinpath("templates", name).read_text()
+    template = resources.files(__package__).joinpath("templates", name).read_text()
     for mark, word in words.items():
-        found = found.replace(f"@{mark}@", word)
-    return found
+        template = template.replace(f"@{mark}@", word)
+    return template

@@ -1,12 +1,13 @@
-"""What an operator watches spotguard with, ready to be installed: rules and a scrape for Prometheus, a dashboard for Grafana,
-an input for Filebeat. `docs/metrics.md` says what each is for.
+"""Monitoring files for operators: rules and a scrape for Prometheus, a dashboard for Grafana, an input for Filebeat.
+
+`docs/metrics.md` explains the purpose of each.
 """
 
 from __future__ import annotations
 
 from importlib import resources
 
-#: The files, with what each is.
+#: The files, each with a description.
 FILES = {
     "rules.yml": "Prometheus: what is recorded, and the alerts",
     "prometheus.yml": "Prometheus: a scrape of this machine's agents, with these rules",
@@ -16,5 +17,5 @@ FILES = {
 
 
 def text(name: str) -> str:
-    """One of them, as it is shipped."""
+    """Return the text of the file `name`, as spotguard ships it."""
     return resources.files(__package__).joinpath("templates", name).read_text()

@@ -1,4 +1,4 @@
-"""A batch script for Slurm, as a file that is printed and then yours: `spotguard deploy slurm >train.sbatch`."""
+"""A batch script for Slurm, printed for you to own: `spotguard deploy slurm >train.sbatch`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from importlib import resources
 
 
 def batch_script() -> str:
-    """What `sbatch` is given."""
+    """Return the batch script for `sbatch`."""
     return resources.files(__package__).joinpath("templates", "train.sbatch").read_text()

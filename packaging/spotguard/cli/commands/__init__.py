@@ -1,5 +1,5 @@
 """The commands, one module each: `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)`, `run(arguments) -> code`.
 
-Each opens the rooms it needs when it runs, not when it is listed: `spotguard run` stays beside the training
-process for its whole life and never holds what only `ls` or `demo` need.
+spotguard imports only the module of the command that runs, and that module imports the packages that it needs. `spotguard run`
+stays beside the training process for its whole life, and never loads code that only `ls` or `demo` need.
 """

@@ -1,4 +1,4 @@
-"""`spotguard agent [options]`: the watcher as a service of the whole machine."""
+"""`spotguard agent [options]`: the agent as a service of the whole machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spotguard bootstrap CLOUD [options] -- COMMAND...`: what a launch template is given."""
+"""`spotguard bootstrap CLOUD [options] -- COMMAND...`: user-data for a launch template."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ examples:
 
 _OURS = ("package", "index", "others", "python", "user", "directory", "prepare", "restart", "then")
 
-#: Where `run --help` tells of this machine and its folder.
+#: Help texts of options that `run --help` explains by this machine and its folder.
 _HELP = {
     "provider": "whose notices to watch: this cloud's (the default), or none",
     "store": "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix?account=NAME, or file:///path on a network file system (must be said)",
@@ -39,7 +39,7 @@ _HELP = {
     "socket": "where training processes find us (default: in a folder that the unit makes)",
     "stage": "a folder on the machine's own disk: background checkpoints are written there first, and a restart there restores from it",
 }
-#: The unit has its own say.
+#: Options of `run` that bootstrap refuses: the machine has its own config file, and its unit relies on exit code 75.
 _NOT_HERE = ("config", "exit-code")
 
 
@@ -49,7 +49,7 @@ _AS_IN = f"as in spotguard bootstrap {plan.CLOUDS[0]}"
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our words, and the command's behind `--`."""
+    """Return the words of spotguard, and the command's words after `--`."""
     at = words.index("--") if "--" in words else len(words)
     return list(words[:at]), list(words[at + 1 :])
 

@@ -1,4 +1,4 @@
-"""`spotguard demo`: the room's own command, under the front door's name."""
+"""`spotguard demo`: the command of `spotguard.demo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spotguard deploy [KIND [FILE [CLOUD]]]`: print a file that comes with an install, and is the user's then."""
+"""`spotguard deploy [KIND [FILE [CLOUD]]]`: print a deployment file that spotguard ships, for the user to own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ..words import repeated
 DESCRIPTION = """\
 Prints a file that comes with spotguard and is yours from then on. Without a file it lists what there is."""
 
-#: What each kind is for, and the files of those that have several.
+#: The purpose of each kind.
 KINDS = {
     "containers": "a Dockerfile, and Kubernetes manifests for EKS, GKE and AKS (docs/containers.md, docs/kubernetes.md)",
     "slurm": "a batch script for Slurm, which guards the command that it is given (docs/slurm.md)",
     "monitoring": "what Prometheus, Grafana and Filebeat are given (docs/metrics.md)",
 }
+#: The files of each kind that has several.
 FILES: dict[str, Mapping[str, str]] = {"containers": containers.FILES, "monitoring": monitoring.FILES}
 FOR_A_CLOUD = (
     "All but the Dockerfile are for a cloud: aws, gcp or azure, as in spotguard deploy containers job aws"
@@ -55,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def text(kind: str | None, file: str | None = None, cloud: str | None = None, image: str = "") -> str:
-    """The file that is named, or a list of what there is.
+    """Return the text of the named file, or a list of the kinds or of a kind's files.
 
     Raises:
-        UsageError: there is no such file, or it is for no such cloud.
+        UsageError: there is no such kind, file or cloud, or an argument does not fit the file.
     """
     if kind is None:
         return _listed(KINDS)
@@ -91,7 +92,7 @@ def _check(name: str, known: Mapping[str, str]) -> str:
 
 
 def _listed(names: Mapping[str, str]) -> str:
-    """A line for each: its name, and what it is."""
+    """Return one line for each name, with its description."""
     width = max(map(len, names)) + 2
     return "".join(f"{name:{width}}{what}\n" for name, what in names.items())
 

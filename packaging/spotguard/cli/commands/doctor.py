@@ -1,4 +1,4 @@
-"""`spotguard doctor [options] [-- COMMAND...]`: whether this machine would save in time, and what to do where not."""
+"""`spotguard doctor [options] [-- COMMAND...]`: report whether this machine would save in time, and the remedy if not."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ examples:
   spotguard doctor --window 120 --json"""
 
 PACE = MeasureLimits()
-#: Seconds for a look at the folders that were named, as `run` looks: a file server may be gone.
+#: Seconds that checking the configured folders may take, as `run` checks them: their file server may be gone.
 LOOK = 10.0
-#: The last is what a terminal sends that is closed, as by an ssh that breaks off.
+#: Signals that end the visit. A terminal sends SIGHUP when it closes, for example when an ssh connection breaks.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -57,8 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """As `run` does, where a word behind the options is the command. But who says `doctor aws` means a cloud, and no program
-    of that name: it is left to the parser, which refuses it."""
+    """Split as `run` does, where a word after the options begins the command.
+
+    `doctor aws` means a cloud, and no program of that name. So such a word is left to the parser, which refuses it.
+    """
     ours, command = guarding.split(words)
     separated = words[len(ours) : len(ours) + 1] == ["--"]
     if command and not separated and (flag_of(command[0]) or "://" in command[0]):
@@ -74,30 +76,31 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
 
 def _visit(arguments: argparse.Namespace, options: Options, run_id: str, command: Sequence[str]) -> int:
-    who = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE)
+    patient = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE)
     out = None if arguments.json else console()
-    found: list[Finding] = []
-    # Closed before anything else ends: what was put into the store is removed then.
-    # Twice, for the one interruption may come at the very begin of the first closing.
-    with _ended_in_order(), closing(visit(who)) as findings, closing(findings):
+    reported: list[Finding] = []
+    # Closing `findings` removes the doctor's objects from the store, so it comes before anything else ends.
+    # It is closed twice, because the one interruption may come at the very beginning of the first close.
+    with _ended_in_order(), closing(visit(patient)) as findings, closing(findings):
         for finding in findings:
-            found.append(finding)
+            reported.append(finding)
             if out is not None:
                 _show(out, finding)
     if out is None:
-        verdict = found[-1]
-        answer = {"fails": any_fails(found), "fits": verdict.facts["fits"], "verdict": verdict.found}
-        print_json({**answer, "checks": [each.as_json() for each in found]})
+        verdict = reported[-1]
+        answer = {"fails": any_fails(reported), "fits": verdict.facts["fits"], "verdict": verdict.found}
+        print_json({**answer, "checks": [each.as_json() for each in reported]})
     else:
-        words, style = render.last(found)
+        words, style = render.last(reported)
         out.print(Text(words, style), soft_wrap=True)
-    return 1 if any_fails(found) else 0
+    return 1 if any_fails(reported) else 0
 
 
 def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Options, str]:
-    """As `run` would have them; and the run that is named, by its command too, "" where none is.
+    """Return the options as `run` would have them, and the run id.
 
-    A folder that does not answer is taken by its name: `store`, `disk` and `stage` say of it what is to be said.
+    The run id may come from the command. It is "" if there is neither a run id nor a command. A folder that does not answer is
+    accepted unchecked: the checks `store`, `disk` and `stage` report on it.
     """
     given = settings_given(arguments, "run")
     resolve = partial(options_for, given, command, run_id=None if command else "")
@@ -110,7 +113,10 @@ def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Opt
 
 @contextmanager
 def _logged(options: Options) -> Iterator[None]:
-    """As `run` logs, in lines that say whose they are. What goes well the page tells, where nobody asks for more."""
+    """Log as `run` does, in lines that name their origin.
+
+    At the default level, only warnings are logged: the findings already report each success.
+    """
     quiet = replace(options, log_level="warning") if options.log_level == "info" else options
     handler = log_as(quiet)
     try:
@@ -121,20 +127,24 @@ def _logged(options: Options) -> Iterator[None]:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Ctrl-C, SIGTERM (`timeout 30 spotguard doctor`) and SIGHUP end the visit, and what was put is removed then. That takes
-    some seconds, in which a second one would leave it there: it is not heard. So it interrupts once at most, wherever it
-    comes, and whoever clears begins anew where that was in its midst."""
+    """End the visit in order on Ctrl-C, SIGTERM (`timeout 30 spotguard doctor`) or SIGHUP.
+
+    The end removes the doctor's objects from the store, which takes some seconds. A second signal would leave objects there,
+    so it is ignored. At most one interruption comes, at any point. If it comes during the removal, the removal starts again.
+    """
 
     def leave(signum: int, frame: FrameType | None) -> None:
         for each in _ENDING:
             signal.signal(each, signal.SIG_IGN)
         with suppress(OSError):  # the terminal is gone
-            os.write(2, b"spotguard: removing what was put into the store\n")  # not print: it may be in one
+            os.write(
+                2, b"spotguard: removing what was put into the store\n"
+            )  # not print: the signal may have interrupted a print
         raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
-    # What is ignored stays so: nohup's SIGHUP, and SIGINT of who runs behind `&`.
-    heard = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
-    before = [(each, signal.signal(each, leave)) for each in heard]
+    # An ignored signal stays ignored: SIGHUP under nohup, and SIGINT of a background job (`&`).
+    handled = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
+    before = [(each, signal.signal(each, leave)) for each in handled]
     try:
         yield
     finally:

@@ -44,18 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    said = None if arguments.window is None else parsers.seconds("--window", arguments.window)
-    if said == 0:
+    given = None if arguments.window is None else parsers.seconds("--window", arguments.window)
+    if given == 0:
         raise UsageError("--window '0': expected seconds above 0, as in 30")
     path, outcome = the_one(arguments), dict[str, Any]()
     status = control.status(path)
-    # As the doctor counts. An agent of an older version does not say.
+    # The doctor uses the same window. An older agent does not report it.
     counted, before = status.get("window", _USUAL), status["sessions"]
-    if said is None and counted == 0:
+    if given is None and counted == 0:
         raise UsageError(
             "this run counts on no warning at all (--window 0): say which one to play, as in --window 30"
         )
-    window = counted if said is None else said
+    window = counted if given is None else given
     for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
         judged = rehearsal.judge(outcome, before) if "outcome" in body else None

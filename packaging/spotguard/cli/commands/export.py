@@ -1,7 +1,7 @@
 """`spotguard export URL --to FORMAT DEST`: a checkpoint for tools that know nothing of spotguard.
 
-What is written appears under its name when all of it is there, and was verified; until then, and where that fails, it
-has another name, which is removed.
+The export is written under a temporary name. It gets the name DEST when it is complete and verified. If it fails, it is
+removed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             else _dcp(store, whole, path)
         )
         nbytes = _bytes(path)
-    said = {
+    body = {
         "run_id": whole.run_id,
         "checkpoint": str(whole.name),
         "step": whole.name.step,
@@ -82,16 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
         "lacks": lacks(whole.level, whole.missing),
     }
     if arguments.json:
-        print_json(said)
+        print_json(body)
     else:
-        without = f"; it was saved without {said['lacks']}" if said["lacks"] else ""
+        without = f"; it was saved without {body['lacks']}" if body["lacks"] else ""
         which = f"step {whole.name.step} of run {whole.run_id}"
-        print(f"{dest}: {which}, {_contents(said)}, every checksum agreed{without}")
+        print(f"{dest}: {which}, {_contents(body)}, every checksum agreed{without}")
     return 0
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[str, Path]:
-    """What is to be written where, as far as that can be known beforehand."""
+    """Return the format and the destination, checked as far as possible before the export.
+
+    Raises:
+        UsageError: the format or the destination cannot be used.
+    """
     if arguments.to is None:
         raise UsageError("--to is missing: say --to safetensors FILE, or --to dcp FOLDER")
     form, word = arguments.to
@@ -149,7 +153,13 @@ def _meter(whole: WholeCheckpoint) -> ReadProgress:
 
 @contextmanager
 def appearing(dest: Path) -> Iterator[Path]:
-    """A name beside the destination. What lies there takes the destination's at the end, or goes."""
+    """Yield a temporary path beside `dest`.
+
+    At the end the file or folder there is renamed to `dest`. After an error it is removed.
+
+    Raises:
+        StoreError: the export cannot be written.
+    """
     path = dest.with_name(f".{dest.name}.{secrets.token_hex(4)}.part")
     before = signal.signal(signal.SIGTERM, _leave)
     try:
@@ -168,12 +178,12 @@ def appearing(dest: Path) -> Iterator[Path]:
 
 
 def _leave(number: int, frame: object) -> NoReturn:
-    """By way of what is to be tidied up, and with the code that a shell would see."""
+    """Exit by an exception, so that the temporary file is removed, with the code that a shell would see."""
     raise SystemExit(128 + number)
 
 
 def _rename(path: Path, dest: Path) -> None:
-    """Over nothing: what took the name meanwhile keeps it."""
+    """Rename `path` to `dest`, and replace nothing: a file that took the name meanwhile keeps it."""
     _refuse_what_is_there(dest)
     try:
         os.link(path, dest)  # a rename would replace a file
@@ -192,5 +202,5 @@ def _bytes(path: Path) -> int:
     return sum(each.stat().st_size for each in files)
 
 
-def _contents(said: dict[str, Any]) -> str:
-    return f"{count(said['tensors'], 'tensor')}, {amount(said['bytes'])}"
+def _contents(body: dict[str, Any]) -> str:
+    return f"{count(body['tensors'], 'tensor')}, {amount(body['bytes'])}"

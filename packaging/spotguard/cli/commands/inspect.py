@@ -1,4 +1,4 @@
-"""`spotguard inspect URL`: what is in one checkpoint."""
+"""`spotguard inspect URL`: the contents of one checkpoint."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(whole: WholeCheckpoint, url: str) -> dict[str, Any]:
-    """Everything but the values, as plain JSON."""
+    """Return everything about the checkpoint but its tensors' values, as plain JSON."""
     first = whole.manifests[0]
     return {
         "store": url,
@@ -126,15 +126,15 @@ def _table(tensors: list[dict[str, Any]]) -> Table:
 
 
 def _folded(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each rank has of its own in one line: `@…/rng` for those of 128 ranks."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """Merge the tensors that each rank has of its own into one line: `@…/rng` for those of 128 ranks."""
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for tensor in tensors:
         rank, _, rest = tensor["name"].partition("/")
         form = (tensor["dtype"], tensor["stored"], *tensor["shape"])
         key = (rest, *form) if rank.startswith("@") else (tensor["name"],)
-        if (held := found.get(key)) is None:
-            found[key] = tensor
+        if (before := merged.get(key)) is None:
+            merged[key] = tensor
         else:
-            sums = {word: held[word] + tensor[word] for word in ("bytes", "chunks")}
-            found[key] = {**held, **sums, "name": f"@…/{rest}"}
-    return list(found.values())
+            sums = {word: before[word] + tensor[word] for word in ("bytes", "chunks")}
+            merged[key] = {**before, **sums, "name": f"@…/{rest}"}
+    return list(merged.values())

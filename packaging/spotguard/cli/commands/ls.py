@@ -32,11 +32,11 @@ examples:
 
 _COLOURS = {"whole": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
 
-#: Columns that a narrow terminal goes without, in this order, once `saved` is short: a name that is cut is no use, and
-#: where there is no room for a checkpoint's, `--step` says which one is meant.
+#: Columns that a narrow terminal does not show, in the order in which they are dropped once `saved` is short. A cut name
+#: would be useless. If there is no room for a checkpoint's name, `--step` can select it.
 _SPARED = ("ranks", "size", "made for", "saved", "checkpoint")
 
-#: Columns at least for a status with its reason, which folds.
+#: Least width of a status with its reason, which is folded.
 _STATUS = 16
 
 
@@ -47,21 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     meant = target(arguments)
-    found = [
+    lines = [
         line
         for run_id in meant.runs()
         for line in lines_of(meant.store, run_id)
         if meant.means(line.each.name)
     ]
     if arguments.json:
-        print_json({"store": meant.store.url, "checkpoints": [as_json(line) for line in found]})
+        print_json({"store": meant.store.url, "checkpoints": [as_json(line) for line in lines]})
         return 0
-    if not found:
+    if not lines:
         which = "" if meant.name is None else f" {meant.name} of run {meant.run_id}"
         print(f"no checkpoint{which} in {meant.store.url}")
         return 0
     out = console()
-    out.print(_table(found, out.width, SystemClock().time()))
+    out.print(_table(lines, out.width, SystemClock().time()))
     return 0
 
 
@@ -73,20 +73,24 @@ class ListedCheckpoint:
 
 
 def lines_of(store: BlobStore, run_id: str) -> list[ListedCheckpoint]:
-    """Every checkpoint of a run, newest first."""
-    found = list_checkpoints(store, run_id)
+    """Return every checkpoint of a run, newest first."""
+    checkpoints = list_checkpoints(store, run_id)
     try:
         start = next_start(store, run_id)
-    except NewerFormatError:  # it refuses; the line of that one says so
-        return [ListedCheckpoint(each, False) for each in found]
-    taken = None if start.taken is None else start.taken.name
+    except NewerFormatError:  # a restore would refuse; the line of that checkpoint says so
+        return [ListedCheckpoint(each, False) for each in checkpoints]
+    restored = None if start.taken is None else start.taken.name
     return [
-        ListedCheckpoint(_corrected(each, start.passed.get(each.name)), each.name == taken) for each in found
+        ListedCheckpoint(_corrected(each, start.passed.get(each.name)), each.name == restored)
+        for each in checkpoints
     ]
 
 
 def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
-    """The marker is a shortcut: what is not whole by the manifests is not, whatever it says."""
+    """Return the checkpoint with its status corrected by `error`, which comes from its manifests.
+
+    The marker is a shortcut only: the manifests decide whether a checkpoint is whole.
+    """
     if error is None or each.status != "whole":
         return each
     return replace(
@@ -95,7 +99,7 @@ def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
 
 
 def as_json(line: ListedCheckpoint) -> dict[str, object]:
-    """A line of the list as plain JSON."""
+    """Return a line of the list as plain JSON."""
     each = line.each
     return {
         "run_id": each.run_id,
@@ -116,33 +120,33 @@ def as_json(line: ListedCheckpoint) -> dict[str, object]:
     }
 
 
-def _table(found: list[ListedCheckpoint], width: int, now: float) -> Table:
+def _table(lines: list[ListedCheckpoint], width: int, now: float) -> Table:
     width -= max(
-        [len("damaged"), *(_STATUS if line.each.reason else len(_status(line.each)) for line in found)]
+        [len("damaged"), *(_STATUS if line.each.reason else len(_status(line.each)) for line in lines)]
     )
     columns: dict[str, list[str]] = {
-        "": [">" if line.next else "" for line in found],
-        "run": [line.each.run_id for line in found],
-        "step": [str(line.each.name.step) for line in found],
-        "checkpoint": [str(line.each.name) for line in found],
-        "saved": [moment(line.each.created) for line in found],
-        "size": [amount(line.each.nbytes) for line in found],
-        "ranks": ["-" if line.each.world is None else str(line.each.world) for line in found],
-        "made for": [line.each.kind or "-" for line in found],
+        "": [">" if line.next else "" for line in lines],
+        "run": [line.each.run_id for line in lines],
+        "step": [str(line.each.name.step) for line in lines],
+        "checkpoint": [str(line.each.name) for line in lines],
+        "saved": [moment(line.each.created) for line in lines],
+        "size": [amount(line.each.nbytes) for line in lines],
+        "ranks": ["-" if line.each.world is None else str(line.each.world) for line in lines],
+        "made for": [line.each.kind or "-" for line in lines],
     }
     if _wide(columns) > width:
-        columns["saved"] = [short_moment(line.each.created, now) for line in found]
+        columns["saved"] = [short_moment(line.each.created, now) for line in lines]
     for name in _SPARED:
         if _wide(columns) > width:
             del columns[name]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in columns:
         justify: Literal["left", "right"] = "right" if name in ("step", "size", "ranks") else "left"
-        # A run's name may be wider than any terminal: it goes on in the next line then, and pushes nothing out.
+        # A run's name may be wider than any terminal. It is folded then, so that it pushes no other column out.
         folds = name == "run" and _wide(columns) > width
         table.add_column(name, justify=justify, no_wrap=not folds, overflow="fold")
     table.add_column("status", overflow="fold")
-    for line, *cells in zip(found, *columns.values(), strict=True):
+    for line, *cells in zip(lines, *columns.values(), strict=True):
         each = line.each
         status = _status(each) + (f": {each.reason}" if each.reason else "")
         table.add_row(*cells, Text(status, style=_COLOURS[each.status]))
@@ -154,5 +158,5 @@ def _wide(columns: dict[str, list[str]]) -> int:
 
 
 def _status(each: Checkpoint) -> str:
-    """With the level, where that is not full: this column is never left out."""
+    """Return the status, with the level if that is not full: this column is never dropped."""
     return each.status + ("" if each.level in ("full", None) else f" ({each.level})")

@@ -1,4 +1,4 @@
-"""`spotguard prove [options] -- COMMAND`: whether a script resumes exactly."""
+"""`spotguard prove [options] -- COMMAND`: test whether a script resumes exactly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORM = "the command is missing: say spotguard prove [options] -- COMMAND, as in 
 
 _STEPS, _TRIES, _TIMEOUT, _COPY_LIMIT = 50, 2, 300.0, 10
 _LEAST_TIMEOUT = 5.0
-#: By which a command is known to meet at a port of this machine: two at one time would meet each other.
+#: Launchers whose processes rendezvous at a port of this machine. Two such runs at a time would join each other.
 _LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun", "torch.distributed.run"}
 )
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and the command's, as `run` parts them."""
+    """Return the words of spotguard, and the command's words, split as `run` splits them."""
     return split_at(
         words, {"--steps", "--tries", "--timeout", "--jobs", "--link", "--copy-limit", "--folder"}
     )
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM (`timeout 60 spotguard prove …`) and SIGHUP end all runs and remove their folders, as Ctrl-C does."""
+    """On SIGTERM (`timeout 60 spotguard prove …`) or SIGHUP, end all runs and remove their folders, as Ctrl-C does."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + signum)
@@ -110,11 +110,12 @@ def _tell(line: str) -> None:
 
 
 def _tell_nobody(line: str) -> None:
-    """The page has it all."""
+    """Print nothing: the final page has everything."""
 
 
 def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> ProofRequest:
-    """
+    """Return the proof that the command line requests.
+
     Raises:
         UsageError: an option, or the command, cannot be used.
     """
@@ -150,7 +151,11 @@ def _whole(flag: str, text: str | None, default: int, least: int, most: int | No
 
 
 def _jobs(command: Sequence[str]) -> int:
-    """Two at a time share what one leaves idle. Not on a GPU, whose memory one may need, and not at one port."""
+    """Return how many runs go at a time by default.
+
+    Two runs at a time use the processor time that one leaves idle. A run may need a GPU's whole memory, and two runs of a
+    launcher would share a port. In both cases one run goes at a time.
+    """
     launched = (
         not _LAUNCHERS.isdisjoint({os.path.basename(word) for word in command}) or "MASTER_PORT" in os.environ
     )
@@ -158,9 +163,10 @@ def _jobs(command: Sequence[str]) -> int:
 
 
 def _folder(text: str | None) -> Path | None:
-    """
+    """Return the folder of `--folder`, which is made if it is missing; None without the flag.
+
     Raises:
-        UsageError: it holds something already.
+        UsageError: the folder is not empty, or cannot be made.
     """
     if text is None:
         return None

@@ -34,18 +34,20 @@ FORM = (
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and the command's."""
+    """Return the words of spotguard, and the command's words."""
     with_value = {setting.flag for setting in settings_of("run") if not setting.is_switch}
     return split_at(words, {*with_value, "--config"})
 
 
 def split_at(words: Sequence[str], with_value: Collection[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and the command's: those after `--`, or from the first one that is no option of ours.
+    """Return the words of spotguard, and the command's words.
 
-    By hand, because argparse would look for our options among the command's.
+    The command begins after `--`, or at the first word that is no option of spotguard. argparse is not used here, because it
+    would look for spotguard's options among the command's words.
 
     Args:
-        with_value: our options that take one.
+        words: the command line after `spotguard COMMAND`.
+        with_value: the options of spotguard that take a value.
     """
     at = 0
     while at < len(words):
@@ -82,17 +84,17 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
 
 def pass_on_the_interrupt() -> None:
-    """Ctrl-C ended the command: let what is around us hear of it, as it would have without us.
+    """Send SIGINT to the agent's own process group after Ctrl-C ended the command, as if spotguard were not between them.
 
-    The keyboard's SIGINT went to the command's group only. A script in our group (`while …; do spotguard run …`)
-    would start the command again, and the person at the keyboard could not get out of it.
+    The keyboard's SIGINT went to the command's group only. A script in the agent's group (`while …; do spotguard run …`) would
+    start the command again, and the user could not stop it from the keyboard.
 
     Raises:
-        KeyboardInterrupt: at a terminal; `main` then ends by SIGINT itself, which is what a shell looks for.
+        KeyboardInterrupt: at a terminal. `main` then ends by SIGINT itself, because a shell checks for that.
     """
     if not terminal.in_front():
         return
-    if not terminal.feeds_a_pipe():  # else the terminal was ours, and our whole group has heard it
+    if not terminal.feeds_a_pipe():  # else the agent kept the terminal, and its whole group got the SIGINT
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.killpg(0, signal.SIGINT)
     raise KeyboardInterrupt
@@ -105,11 +107,13 @@ def options_for(
     run_id: str | None = None,
     readers: Mapping[str, Callable[[str, str], Any]] | None = None,
 ) -> Options:
-    """The options of this run. Its names are those that a bare `register` would choose for the same command.
+    """Return the options of this run. The default run id and store are those of a bare `register` in the same command.
 
     Args:
-        run_id: another default, for who asks without a command.
-        readers: for who looks less closely, by option name.
+        flags: the options set on the command line, by name.
+        command: the command and its arguments.
+        run_id: another default run id, for a caller without a command.
+        readers: other readers by option name, for a caller that checks less closely.
     """
     from spotguard.hooks.arguments import default_run_id, default_store
 
@@ -118,12 +122,12 @@ def options_for(
     folder = os.getcwd()
     name = default_run_id(command, folder, os.environ) if run_id is None else run_id
     defaults = {"run-id": name, "store": default_store(folder)}
-    looked = {"store": read_place, **(readers or {})}
-    return resolve.resolve("run", flags, os.environ, defaults=defaults, readers=looked)
+    checked = {"store": read_place, **(readers or {})}
+    return resolve.resolve("run", flags, os.environ, defaults=defaults, readers=checked)
 
 
 def log_as(options: Options) -> logging.Handler:
-    """Everything to stderr: stdout is the command's. Returns the handler, for who goes on after it."""
+    """Send all log lines to stderr, because stdout belongs to the command. Return the handler, so that a caller can remove it."""
     from spotguard.agent.telemetry import logs
 
     level = logging.getLevelNamesMapping()[options.log_level.upper()]
@@ -131,7 +135,7 @@ def log_as(options: Options) -> logging.Handler:
 
 
 def warn_of_unknown_variables() -> None:
-    """A word that is spelt wrong would be an option that silently is not set."""
+    """Warn of unknown SPOTGUARD_ variables: a misspelt name would leave its option unset without a word."""
     for line in resolve.unknown_variables(os.environ):
         logger.warning("no option is called so, and nobody reads it: %s", line)
 

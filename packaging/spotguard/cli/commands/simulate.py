@@ -1,4 +1,4 @@
-"""`spotguard simulate CLOUD`: the simulator's own command, under the front door's name."""
+"""`spotguard simulate CLOUD`: the command of `spotguard.providers.simulator`."""
 
 from __future__ import annotations
 

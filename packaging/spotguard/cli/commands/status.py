@@ -1,4 +1,4 @@
-"""`spotguard status`: what is guarded now, and how well we see."""
+"""`spotguard status`: the guarded runs of this machine, and whether their sources can see notices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ examples:
 
 NOTHING = "nothing is guarded here: start something with spotguard run -- COMMAND"
 
-#: Seconds between two looks of --watch.
+#: Seconds between two refreshes of --watch.
 EVERY = 1.0
 
 
@@ -49,17 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
     path = whom(arguments)
     if arguments.watch:
         return _watch(path, as_json=arguments.json)
-    found = ask(path)
+    answers = ask(path)
     if arguments.json:
-        print_json({"agents": found})
+        print_json({"agents": answers})
     else:
         out = console()
-        out.print(picture(found, _width(out)), soft_wrap=True)
-    return 0 if any("error" not in body for body in found) else 1
+        out.print(picture(answers, _width(out)), soft_wrap=True)
+    return 0 if any("error" not in body for body in answers) else 1
 
 
 def ask(path: Path | None) -> list[dict[str, Any]]:
-    """The answer of one agent, or of all that this user may ask."""
+    """Return the answer of the agent at `path`, or of all agents that this user may ask."""
     return [control.status(path)] if path is not None else control.statuses(os.environ, os.geteuid())
 
 
@@ -67,21 +67,21 @@ def _watch(path: Path | None, *, as_json: bool) -> int:
     out = console()
     try:
         if as_json:
-            for found in _looks(path):
-                print_json({"agents": found}, indent=None)
+            for answers in _looks(path):
+                print_json({"agents": answers}, indent=None)
         elif out.is_terminal and not out.is_dumb_terminal:
             with Live(console=out, auto_refresh=False, screen=True) as view:
-                for found in _looks(path):
-                    view.update(picture(found, out.width), refresh=True)
+                for answers in _looks(path):
+                    view.update(picture(answers, out.width), refresh=True)
         else:
             _print_lines(path, out)
     except KeyboardInterrupt:
-        pass  # the only way out of a view, and no failure
+        pass  # the only way to end a view, and no failure
     return 0
 
 
 def _looks(path: Path | None) -> Iterator[list[dict[str, Any]]]:
-    """For ever, also where the one that is meant has ended: it may be started again."""
+    """Yield the answers every second, for ever: an agent that has ended may be started again."""
     clock, never = SystemClock(), threading.Event()
     while True:
         try:
@@ -92,21 +92,21 @@ def _looks(path: Path | None) -> Iterator[list[dict[str, Any]]]:
 
 
 def _print_lines(path: Path | None, out: Console) -> None:
-    """For who reads line after line: everything where something is new, else a line for each agent."""
+    """Print for output that is read line by line: the whole answer after a change, else one line for each agent."""
     shown: Any = None
-    for found in _looks(path):
-        shapes = [status_view.shape(body) for body in found]
+    for answers in _looks(path):
+        shapes = [status_view.shape(body) for body in answers]
         if shapes != shown:
-            out.print(picture(found, _width(out)), soft_wrap=True)
+            out.print(picture(answers, _width(out)), soft_wrap=True)
         else:
-            for body in found:
+            for body in answers:
                 out.print(f"{_now():%H:%M:%S} {status_view.pulse(body)}", soft_wrap=True)
         shown = shapes
         sys.stdout.flush()
 
 
 def picture(found: list[dict[str, Any]], width: int | None) -> RenderableType:
-    """The answers as they are shown."""
+    """Return the answers in a form that rich prints."""
     if not found:
         return Text(NOTHING)
     shown: list[Text] = []
@@ -117,7 +117,7 @@ def picture(found: list[dict[str, Any]], width: int | None) -> RenderableType:
 
 
 def _width(out: Console) -> int | None:
-    """Of a terminal; a file or a pipe has none."""
+    """Return the width of a terminal; None for a file or a pipe."""
     return out.width if out.is_terminal else None
 
 

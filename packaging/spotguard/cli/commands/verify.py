@@ -1,4 +1,4 @@
-"""`spotguard verify URL`: read every byte of a checkpoint again and hold it against its CRC."""
+"""`spotguard verify URL`: read every byte of a checkpoint again and compare its CRC."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ examples:
   spotguard verify --step 1200
   spotguard verify --all --json"""
 
-#: No damage: on a live run the older ones go.
+#: The verdict on a removed checkpoint. Removal is no damage: a live run deletes its older checkpoints.
 _REMOVED = {"status": "removed", "bytes": 0, "damage": ["it was removed while it was read"]}
 
 
@@ -61,50 +61,58 @@ def run(arguments: argparse.Namespace) -> int:
 def verdicts_of(
     meant: Target, *, everything: bool, say: Callable[[dict[str, Any]], None] | None, clock: Clock
 ) -> list[dict[str, Any]]:
-    """From the newest on, up to the first whole one: what is damaged before it is part of the answer."""
+    """Return the verdicts from the newest checkpoint to the first whole one. Newer damaged ones are part of the answer.
+
+    Args:
+        meant: the selected checkpoints.
+        everything: verify all of them, past the first whole one too.
+        say: takes each verdict as soon as it is known.
+        clock: the clock of the retries.
+    """
     chosen, folders = meant.chosen()
-    # From here on: a store that never answered is said at once, one that fails in the middle of a long reading is not.
+    # Only from here on are requests retried. A store that never answers is reported at once. A store that fails in the middle
+    # of a long verification is not.
     store = RetryingStore(meant.store, clock, "What it holds is not known")
     verdicts: dict[CheckpointName, dict[str, Any]] = {}
     while chosen:
         folder = chosen.pop(0)
-        said = verdicts[folder.name] = _verdict(store, folder, folders)
+        verdict = verdicts[folder.name] = _verdict(store, folder, folders)
         if say is not None:
-            say(said)
-        if said["status"] == "whole" and not everything:
+            say(verdict)
+        if verdict["status"] == "whole" and not everything:
             break
-        if said["status"] == "removed" and not everything:
-            # For a newer one, perhaps, and what is older may be gone as well: look again.
+        if verdict["status"] == "removed" and not everything:
+            # A newer checkpoint may have replaced it, and older ones may be gone as well. So list the run again.
             folders = scan(store, folder.run_id)
             chosen = [each for each in folders if meant.means(each.name) and each.name not in verdicts]
     return list(verdicts.values())
 
 
 def _verdict(store: BlobStore, folder: CheckpointFolder, folders: list[CheckpointFolder]) -> dict[str, Any]:
-    said: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
+    base: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
     try:
         whole = examine(store, folder, folders)
         with ReadProgress(f"verifying step {folder.name.step}") as meter:
-            found = verify(store, whole, progress=meter.show)
+            damages = verify(store, whole, progress=meter.show)
     except CheckpointGone:
-        return {**said, **_REMOVED}
+        return {**base, **_REMOVED}
     except PartialCheckpoint as error:
-        return {**said, "status": "partial", "bytes": 0, "damage": [str(error)]}
+        return {**base, "status": "partial", "bytes": 0, "damage": [str(error)]}
     except NewerFormatError as error:
-        return {**said, "status": "newer", "bytes": 0, "damage": [str(error)]}
+        return {**base, "status": "newer", "bytes": 0, "damage": [str(error)]}
     except CheckpointError as error:
-        return {**said, "status": "damaged", "bytes": 0, "damage": [str(error)]}
-    if any(each.gone for each in found) and _is_removed(store, folder):
-        found = [each for each in found if not each.gone]
-        if not found:
-            return {**said, **_REMOVED}
-    damage = [str(each) for each in found]
-    said |= {"level": whole.level, "lacks": lacks(whole.level, whole.missing)}
-    return {**said, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
+        return {**base, "status": "damaged", "bytes": 0, "damage": [str(error)]}
+    if any(each.gone for each in damages) and _is_removed(store, folder):
+        damages = [each for each in damages if not each.gone]
+        if not damages:
+            return {**base, **_REMOVED}
+    damage = [str(each) for each in damages]
+    base |= {"level": whole.level, "lacks": lacks(whole.level, whole.missing)}
+    return {**base, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
 
 
 def _is_removed(store: BlobStore, folder: CheckpointFolder) -> bool:
-    """Whether a prune was here: it takes manifests before what they name."""
+    """Return whether a prune removed the checkpoint: it deletes manifests before the objects that they name."""
     there = {info.key for info in store.list(folder.prefix)}
     return any(parse_manifest_name(name) and folder.prefix + name not in there for name in folder.files)
 
