@@ -1,8 +1,9 @@
-"""A machine of a launch template, from its first boot to a guarded job: what cloud-init is given, the units, the policies.
+"""The setup of a machine from a launch template: cloud-init user-data, systemd units and access policies.
 
-`plan` is what was asked for, checked (`machines_options`: `run`'s; `requirement`: what pip is given; `doubts`: what is allowed
-and probably not meant); `user_data` writes it down for a cloud, with `advice` at its top; `setup.sh` is what the machine then runs, with
-`systemd/`'s units out of the wheel that it has installed. `policies/` is what the machine's identity may do in the store.
+`plan` checks the request. `options` checks the options of `run`, `requirement` the lines for pip, `variables` unexpanded
+variables, and `program` the command. `warnings` finds valid requests that are probably mistakes. `render` prints the plan for a
+cloud, with `advice` at its top. The machine runs `setup.sh`, with the units of `systemd/` out of the wheel that it has
+installed. `iam_policy` prints a file of `policies/`: the permissions that the machine's identity needs in the store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The least that a machine's identity needs in its store: what to give it, with this store's names in it."""
+"""The least permissions that a machine's identity needs in its store, as a policy with the store's names in it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from spotguard.providers.stores.url import Location, locate
 from . import options
 from .plan import Cloud
 
-#: Which file holds the policy, and what kind of store it is for.
+#: The file of each cloud's policy, and the URL scheme of its store.
 _FILES = {"aws": ("aws.json", "s3"), "gcp": ("gcp.json", "gs"), "azure": ("azure.json", "az")}
 
 
 def policy(cloud: Cloud, store: str) -> str:
-    """The cloud's own document: an IAM policy, a custom role of IAM, a role definition.
+    """Return the policy in the cloud's own form: an IAM policy of AWS, a custom IAM role of GCP, a role definition of Azure.
+
+    Args:
+        cloud: the cloud of the machine.
+        store: the URL of the store.
 
     Raises:
-        UsageError: the store is none for the machine either, or another cloud's.
+        UsageError: the URL cannot be used on the machine, or names another cloud's store.
     """
     name, scheme = _FILES[cloud]
-    # A bucket's name has no * and no ?, which would be wildcards in a policy; nor has a prefix.
+    # `place` refuses a bucket or prefix with * or ?, which would be wildcards in a policy.
     options.place("--store", store)
     if urlsplit(store).scheme != scheme:
         raise UsageError(f"--store {store!r}: expected {scheme}://…, for a policy of {cloud}")
     at = locate(store)
     text = resources.files(__package__).joinpath("policies", name).read_text()
-    # JSON's own quoting, so that no name of a bucket can be more than a name.
+    # Names are quoted as JSON, so that a bucket's name cannot add anything else to the document.
     for mark, value in (("BUCKET", at.bucket), ("PREFIX/*", f"{at.prefix}*")):
         text = text.replace(mark, json.dumps(value)[1:-1])
     if cloud == "aws" and (key := _key(at)):
@@ -42,7 +46,10 @@ def policy(cloud: Cloud, store: str) -> str:
 
 
 def _key(at: Location) -> dict[str, Any] | None:
-    """For the KMS key that the URL names: to encrypt what is put, to decrypt what is read. AWS's own key, aws/s3, needs none."""
+    """Return the statement for the KMS key that the URL names; None if the policy needs none.
+
+    The machine encrypts its uploads with the key, and decrypts its downloads. AWS's own key, aws/s3, needs no statement.
+    """
     key = at.options.get("kms-key-id", "")
     if not key or key.endswith("alias/aws/s3"):
         return None
@@ -50,7 +57,7 @@ def _key(at: Location) -> dict[str, Any] | None:
         raise UsageError(f"--store: kms-key-id={key!r} is no key; use its ARN, its id, or alias/NAME")
     statement: dict[str, Any] = {"Effect": "Allow", "Action": ["kms:GenerateDataKey", "kms:Decrypt"]}
     head, mark, alias = key.rpartition("alias/")
-    if mark:  # an alias is no resource of these actions, and a condition of any key's
+    if mark:  # these actions take no alias as a resource; a condition on the key takes one
         statement["Resource"] = f"{head or 'arn:aws:kms:*:*:'}key/*"
         statement["Condition"] = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{alias}"}}
     else:

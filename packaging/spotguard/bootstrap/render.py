@@ -1,7 +1,7 @@
-"""A plan as what a launch template takes: one shell script, bare or in cloud-init's clothes.
+"""The text of a plan for a launch template: one shell script, bare or inside a cloud-init document.
 
-The script is a head of values and `setup.sh`, which is the same for all. cloud-init runs it at every boot from its
-`scripts/per-boot`, as GCP's own agent runs a startup-script: what has failed at the first boot is done at the next.
+The script consists of a head of values and of `setup.sh`, which is the same for all plans. cloud-init runs the script at every
+boot from its `scripts/per-boot`, as GCP's guest agent runs a startup-script. So the next boot retries a failed setup.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .advice import advice
 from .plan import BootstrapPlan, Cloud
 from .warnings import doubts
 
-#: Bytes that each cloud takes, before anybody makes base64 of them: EC2's "user data is limited to 16 KB, in raw form"; Compute
-#: Engine's 256 KB for a metadata value; Azure's custom data of 65535.
+#: Most bytes that each cloud accepts, before base64. EC2: "user data is limited to 16 KB, in raw form". Compute Engine: 256 KB
+#: for a metadata value. Azure: 65535 bytes of custom data.
 LIMITS: dict[Cloud, int] = {"aws": 16 * 1024, "gcp": 256 * 1024, "azure": 65535}
 
-#: Where cloud-init looks for what it runs at every boot (module scripts_per_boot), after the network and the users.
+#: The script's path. cloud-init runs this folder at every boot (module scripts_per_boot), after the network and the users.
 PER_BOOT = "/var/lib/cloud/scripts/per-boot/spotguard.sh"
 
-#: Of the script's lines in the document: they alone begin so, and are found by it.
+#: Indent of the script's lines in the document. No other line begins so, and `sed` can find them by it.
 _INDENT = " " * 6
 
 
 def cloud_config(plan: BootstrapPlan) -> str:
-    """cloud-init's user-data.
+    """Return user-data for cloud-init.
 
-    The script in it is gzipped. The document stays text: Compute Engine takes no bytes as a metadata value, and a person
-    reads the comments and may add keys of cloud-init's.
+    The script in it is gzipped. The document itself stays text, because Compute Engine accepts no bytes as a metadata value. A
+    person also reads the comments, and may add cloud-init keys.
     """
-    # Level 9 and no time: the same plan is printed as the same text.
+    # A fixed level and no time, so that the same plan gives the same text.
     packed = base64.encodebytes(gzip.compress(_script(plan).encode(), 9, mtime=0)).decode()
     content = textwrap.indent(packed, _INDENT)
     return _fitting(
@@ -48,7 +48,7 @@ def cloud_config(plan: BootstrapPlan) -> str:
 
 
 def startup_script(plan: BootstrapPlan) -> str:
-    """For an image without cloud-init, such as GCP's Debian: its guest agent runs it at every boot."""
+    """Return the bare script, for an image without cloud-init, such as GCP's Debian. GCP's guest agent runs it at every boot."""
     head, _, rest = _script(plan).partition("\n")
     return _fitting(plan, f"{head}\n{_comments(plan, startup_script=True)}{rest}")
 
@@ -91,7 +91,7 @@ def _script(plan: BootstrapPlan) -> str:
     }
     values = "".join(f"{name}={shlex.quote(text)}\n" for name, text in head.items())
     body = resources.files(__package__).joinpath("setup.sh").read_text()
-    # A value stands as it was written, with what a later shell expands: of that shellcheck knows nothing.
+    # A value keeps its $NAME for a later shell to expand. shellcheck would warn of that as SC2016.
     return f"#!/bin/sh\n# shellcheck disable=SC2016\nset -eu\n\n{values}{body}"
 
 
@@ -100,7 +100,7 @@ def _toml(options: Mapping[str, str]) -> str:
 
 
 def _string(text: str) -> str:
-    """A basic string of TOML 1.0: every option may be written as one."""
+    """Return `text` as a basic string of TOML 1.0. Every option may be written as one."""
     escaped = "".join(
         f"\\u{ord(char):04X}"
         if ord(char) < 0x20 or ord(char) == 0x7F

@@ -1,6 +1,7 @@
-"""A `$NAME` that nobody expands: on the machine it would stay those characters, where nobody reads what comes of it.
+"""Refusal of a `$NAME` that nothing on the machine expands. It would stay as these characters, and nobody reads the error there.
 
-A shell there reads `--prepare`, `--then`, `--on-notice`, and in the command the script of an `sh -c`. What pip is given has pip's own form.
+On the machine a shell expands `--prepare`, `--then`, `--on-notice`, and the script of an `sh -c` in the command. pip expands
+variables of its own form in its requirements.
 """
 
 from __future__ import annotations
@@ -11,30 +12,31 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from spotguard.providers.errors import UsageError
 
-#: What a shell would put something in the place of: `$NAME`, `${NAME}`, `${NAME:-…}`, `$(…`. (`$1`, and a $ at an end, are others'.)
+#: Text that a shell would expand: `$NAME`, `${NAME}`, `${NAME:-…}`, `$(…`. `$1` and a final $ belong to other syntaxes.
 _EXPANDED = r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*(?:\}|:?[-=?+])|\()"
-#: `${seed}` in a command is OmegaConf's, whose names are written small.
+#: The same without `${seed}`: in a command that is OmegaConf's form, whose names are in lower case.
 _OF_SHELLS = re.compile(rf"(?!\$\{{[a-z]){_EXPANDED}")
-#: `${NAME}` in capitals is what pip expands in a file of requirements ("Using environment variables").
+#: The same without `${NAME}` in capitals, which pip expands in a requirements file ("Using environment variables").
 _NOT_OF_PIP = re.compile(rf"(?!\$\{{[A-Z0-9_]+\}}){_EXPANDED}")
 _ANY = re.compile(_EXPANDED)
-#: Azure's own containers bear such names. Who reads the store says that they are not taken.
+#: Azure's own containers, whose names begin with $. The reader of the store's URL refuses them.
 _OF_AZURE = re.compile(r"\Aaz://\$(?:root|web|logs|blobchangefeed)(?=[/?]|\Z)")
 
-#: The command is looked at by its words.
+#: Places whose text a shell expands. The command is checked word by word instead.
 _READ_BY_A_SHELL = ("the command", "--prepare", "--then", "--on-notice")
 _READ_BY_PIP = ("--package", "--with", "--index")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash")
 
 
 def refuse_unexpanded(said: Mapping[str, str], command: Sequence[str]) -> None:
-    """
+    """Refuse a variable that nothing expands.
+
     Args:
-        said: everything that was written, by where.
-        command: its words.
+        said: every text of the command line, by its place.
+        command: the words of the command.
 
     Raises:
-        UsageError: with the way out.
+        UsageError: a text holds such a variable; the message says what to write instead.
     """
     scripts = set(_scripts(command))
     for at, word in enumerate(command):
@@ -56,7 +58,7 @@ def refuse_unexpanded(said: Mapping[str, str], command: Sequence[str]) -> None:
 
 
 def _scripts(command: Sequence[str]) -> Iterator[int]:
-    """Where the words stand that a shell is given to read, by its `-c`."""
+    """Yield the indexes of the words that a shell in the command reads as a script, by its `-c`."""
     for at, word in enumerate(command):
         if os.path.basename(word) in _SHELLS:
             yield from _script(command, at + 1)
@@ -67,7 +69,7 @@ def _script(words: Sequence[str], start: int) -> Iterator[int]:
     for at in range(start, len(words)):
         word = words[at]
         if values:
-            values = 0  # of -o, as in -euo pipefail
+            values = 0  # the value of -o, as in -euo pipefail
         elif not word.startswith(("-", "+")):
             if reads:
                 yield at

@@ -137,9 +137,8 @@ def _ended_in_order() -> Iterator[None]:
         for each in _ENDING:
             signal.signal(each, signal.SIG_IGN)
         with suppress(OSError):  # the terminal is gone
-            os.write(
-                2, b"spotguard: removing what was put into the store\n"
-            )  # not print: the signal may have interrupted a print
+            # os.write and not print: the signal may have interrupted a print.
+            os.write(2, b"spotguard: removing what was put into the store\n")
         raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
     # An ignored signal stays ignored: SIGHUP under nohup, and SIGINT of a background job (`&`).
