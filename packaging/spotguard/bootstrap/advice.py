@@ -1,4 +1,4 @@
-"""What user-data cannot say of itself: how the machine has to be created, for each cloud, and what its image needs."""
+"""Advice at the head of user-data: how to create the machine on each cloud, and the needs of its image."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _STAYS = (
     "When the job is over, and where this fails, the machine stays on and is paid for: print this with {way}."
 )
 _READ = "To read the script below: sed -n 's/^      //p' this-file | base64 -d | gunzip"
-#: Azure's that was switched off from inside is paid for.
+#: How to end the machine, if `--then poweroff` is not enough: Azure bills a machine that was switched off from inside.
 _WAYS = {"azure": "a --then that deallocates it, as docs/bootstrap.md has it"}
 
 
 def advice(plan: BootstrapPlan, *, startup_script: bool = False) -> list[str]:
-    """Lines for the head of what is printed."""
+    """Return the lines of advice for the head of the printed text."""
     if plan.cloud == "aws":
         off = re.search(r"\b(poweroff|shutdown)\b", plan.then)
         text = _AWS.format(
@@ -53,9 +53,9 @@ def advice(plan: BootstrapPlan, *, startup_script: bool = False) -> list[str]:
     elif plan.cloud == "azure":
         text = _AZURE
     else:
-        said = "; with it, print this with --window 120" if "window" not in plan.run else ""
+        window = "; with it, print this with --window 120" if "window" not in plan.run else ""
         text = _GCP.format(
-            window=said,
+            window=window,
             key="startup-script" if startup_script else "user-data",
             image="any image"
             if startup_script
@@ -73,7 +73,7 @@ def advice(plan: BootstrapPlan, *, startup_script: bool = False) -> list[str]:
 
 
 def _of_the_image(plan: BootstrapPlan) -> list[str]:
-    """A distribution's own image has neither."""
+    """Return a line about the programs that the image needs: a distribution's own image has neither torch nor git."""
     needs = []
     if not re.search(r"^(torch\b|spotguard\[[^]]*\b(torch|all)\b)", plan.packages, flags=re.MULTILINE):
         needs.append("torch (one for deep learning has it; --with torch installs it)")

@@ -1,4 +1,7 @@
-"""Options of `run`, as a machine elsewhere and later will read them: in its own folders and zone, without the environment here."""
+"""Check of `run`'s options for another machine, which reads them later.
+
+That machine has its own folders and time zone, and not the environment of this process.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import ACCOUNT, check_named
 from spotguard.providers.stores.url import CLOUDS, locate, read_url
 
-#: What botocore takes for one (`validate_region_name`); other services of its protocol have names of their own, RegionOne.
+#: Region names that botocore accepts (`validate_region_name`). S3-compatible services have names of their own, as RegionOne.
 _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
-#: The kernel's `ip_unprivileged_port_start`.
+#: The first port that a user without privileges may open: the kernel's `ip_unprivileged_port_start`.
 _FIRST_PORT = 1024
 
 
@@ -26,12 +29,15 @@ _EXPECTED = f"a time with its zone, as in {DEADLINE_EXAMPLE}Z (or +01:00), Unix 
 
 
 def read(flags: Mapping[str, str], user: str, clock: Clock) -> Options:
-    """
+    """Return the parsed options of `run`.
+
     Args:
-        user: who runs the job.
+        flags: the options, by name.
+        user: the user that runs the job.
+        clock: the time now, so that a deadline in the past is refused.
 
     Raises:
-        UsageError: one cannot be used there.
+        UsageError: an option cannot be used on the machine.
     """
     if "config" in flags:
         raise UsageError("--config: the machine has a file of its own: give the options themselves")
@@ -50,7 +56,7 @@ def read(flags: Mapping[str, str], user: str, clock: Clock) -> Options:
 
 
 def store(origin: str, text: str) -> str:
-    """A store as the machine will know it: by this URL alone."""
+    """Return the store's URL, checked for the machine, which has nothing but this URL."""
     place(origin, text)
     if _no_account(text):
         raise UsageError(
@@ -60,8 +66,8 @@ def store(origin: str, text: str) -> str:
 
 
 def place(origin: str, text: str) -> None:
-    """Refuse what names no bucket and no container, for who asks no more than these of it."""
-    if "://" not in text:  # a folder of this machine is no advice
+    """Refuse a URL that names no bucket and no container. The storage account may be missing."""
+    if "://" not in text:  # the error does not propose a folder of this machine
         raise UsageError(
             f"{origin} {text!r}: expected a store's URL, as in s3://bucket/prefix, gs://bucket/prefix or az://container/prefix?account=NAME"
         )
@@ -69,7 +75,7 @@ def place(origin: str, text: str) -> None:
     region = locate(text).options.get("region") if urlsplit(text).scheme in CLOUDS else None
     if region is not None and not _REGION.fullmatch(region):
         raise UsageError(f"{origin}: region={region!r} is no region's name, as in region=eu-west-1")
-    # Any account's name will do where none is said.
+    # If the URL names no account, any account's name serves for the check.
     check_named(origin, text, {ACCOUNT: "any"} if _no_account(text) else {})
 
 
@@ -78,7 +84,7 @@ def _no_account(url: str) -> bool:
 
 
 def _to_come(clock: Clock) -> Callable[[str, str], Deadline]:
-    """The reader of a deadline that still lies ahead, at the same instant on every machine."""
+    """Return a reader of deadlines. It refuses a time in the past, and a time that depends on the machine's zone."""
 
     def read(origin: str, text: str) -> Deadline:
         said = parsers.deadline(origin, text, _EXPECTED)
@@ -87,7 +93,7 @@ def _to_come(clock: Clock) -> Callable[[str, str], Deadline]:
                 f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
                 f"{DEADLINE_EXAMPLE}+01:00, or Z for UTC"
             )
-        DeadlineSource(said, clock)  # refuses what is past
+        DeadlineSource(said, clock)  # refuses a time in the past
         return said
 
     return read
@@ -106,7 +112,7 @@ def _on_the_machine(origin: str, text: str) -> str:
 
 
 def absolute(flag: str, path: str, example: str) -> str:
-    """A path as it is, which has to begin at the root: there is no folder in which it was said."""
+    """Return `path` unchanged. Refuse a relative path: on the machine there is no folder that it could be relative to."""
     if not path.startswith("/"):
         raise UsageError(f"{flag} {path!r}: expected a path on the machine from its root, as in {example}")
     return path

@@ -1,4 +1,4 @@
-"""What a machine is to become, checked here: on the machine nobody is there to read an error."""
+"""The plan of a machine. spotguard checks it here, because nobody reads an error on the machine."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")
 
 RESTARTS = ("no", "on-failure", "always")
 
-#: Seconds that a save may take before systemd ends it: above each cloud's window, and above one that is said.
+#: Seconds that a save may take before systemd ends it: more than each cloud's window, and margin above a configured window.
 _PATIENCE, _MARGIN = 180, 60
 
-#: Of `useradd`, Debian's and Red Hat's.
+#: User names that `useradd` accepts, both Debian's and Red Hat's.
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True)
 class MachineWish:
-    """How the machine is to be, as it was said. None: it was not."""
+    """The machine as the command line describes it. None: the option is not set."""
 
     package: str | None = None
     index: str | None = None
-    #: What else is installed, each as pip reads it.
+    #: Requirements of other packages, in pip's form.
     others: Sequence[str] = ()
     python: str | None = None
     user: str = "train"
@@ -51,7 +51,7 @@ class MachineWish:
 @dataclass(frozen=True, slots=True)
 class BootstrapPlan:
     cloud: Cloud
-    #: What pip is given, a requirement a line: spotguard first.
+    #: Requirements for pip, one a line, with spotguard first.
     packages: str
     index: str
     #: The job's Python; "": the first usable one.
@@ -59,54 +59,58 @@ class BootstrapPlan:
     user: str
     #: "": the user's home.
     directory: str
-    #: Run once by the user in that folder, before the job: a `git clone`. "": nothing.
+    #: A shell command that the user runs once in `directory`, before the job, such as a `git clone`. "": none.
     prepare: str
     restart: str
-    #: Run by root when the job is over for good: `poweroff`. "": nothing.
+    #: A shell command that root runs when the job has ended for good, such as `poweroff`. "": none.
     then: str
     run_id: str
     store: str
-    #: Of `run` and of the agent, by option name, as they were written.
+    #: Options of `run`, by name, as text.
     run: Mapping[str, str]
+    #: Options of the agent, by name, as text.
     agent: Mapping[str, str]
     command: str
-    #: Seconds that systemd gives the job to end.
+    #: Seconds that systemd leaves the job to end.
     patience: int
-    #: An address beyond this machine and its link at which the agent looks for notices.
+    #: The metadata endpoint's address, beyond this machine and its link, that the agent may poll. "": none.
     allow: str
 
 
 def make(
     cloud: Cloud, flags: Mapping[str, str], command: Sequence[str], wish: MachineWish, clock: Clock
 ) -> BootstrapPlan:
-    """A plan that a machine can carry out.
+    """Return a plan that a machine can carry out.
 
     Args:
+        cloud: the cloud of the machine.
         flags: options of `run`, by name.
-        clock: no machine is made for a time that is past.
+        command: the command and its arguments.
+        wish: the machine as the command line describes it.
+        clock: the time now, so that a deadline in the past is refused.
 
     Raises:
-        UsageError: something is missing or cannot be meant, or is a secret.
+        UsageError: a value is missing, is a secret, or cannot be used.
     """
     if not command or not command[0]:
         raise UsageError(
             "the command is missing: say spotguard bootstrap CLOUD [options] -- COMMAND, as in … -- torchrun train.py"
         )
-    # Before anything else looks at a value: whatever else is wrong with it, a secret is not repeated.
-    said = _said(flags, command, wish)
-    _refuse_secrets(said, flags.get("run-id", ""))
+    # This check comes before any other check of a value. Otherwise the error of another check could repeat a secret.
+    texts = _said(flags, command, wish)
+    _refuse_secrets(texts, flags.get("run-id", ""))
     refuse_no_program(command, flags.get("run-id", ""))
-    refuse_unexpanded(said, command)
-    for name, wanted in (
+    refuse_unexpanded(texts, command)
+    for name, reason in (
         ("store", "it outlives the machine: s3://…"),
         ("run-id", "the next machine resumes by it"),
     ):
         if not flags.get(name):
-            raise UsageError(f"--{name} is missing: {wanted}, so bootstrap takes no default for it")
+            raise UsageError(f"--{name} is missing: {reason}, so bootstrap takes no default for it")
     flags = {**flags, "provider": _provider(cloud, flags.get("provider", cloud))}
     options = machines_options.read(flags, wish.user, clock)
-    _refuse_what_is_lost_on_the_way(said)
-    # In a folder that the unit makes, where no other user can have been before.
+    _refuse_what_is_lost_on_the_way(texts)
+    # The unit makes the socket's folder, so no other user can have put anything there.
     flags = {"socket": f"/run/spotguard-run-{flags['run-id']}/run.sock", **flags}
     index = "" if wish.index is None else requirement.index(wish.index)
     return BootstrapPlan(
@@ -128,7 +132,7 @@ def make(
         then=_then(wish),
         run_id=flags["run-id"],
         store=flags["store"],
-        # A run asks the machine's agent, which alone asks the metadata service.
+        # A run gets notices from the machine's agent. Only that agent polls the metadata service.
         run={name: text for name, text in flags.items() if name != "metadata-endpoint"},
         agent={name: flags[name] for name in _AGENTS if name in flags},
         command=shlex.join(command),
@@ -137,7 +141,7 @@ def make(
     )
 
 
-#: What the agent has to know too. (A window or a reserve it hears of each run.)
+#: Options that the agent needs too. Each run also sends its window and its reserve to the agent.
 _AGENTS = (
     "provider",
     "metadata-endpoint",
@@ -150,12 +154,12 @@ _AGENTS = (
 )
 
 
-def _provider(cloud: Cloud, said: str) -> str:
-    if said in CLOUDS and said != cloud:
+def _provider(cloud: Cloud, provider: str) -> str:
+    if provider in CLOUDS and provider != cloud:
         raise UsageError(
-            f"--provider {said!r}: the machine is one of {cloud}, and hears nothing of {said}: leave it out"
+            f"--provider {provider!r}: the machine is one of {cloud}, and hears nothing of {provider}: leave it out"
         )
-    return said
+    return provider
 
 
 def _user(name: str) -> str:
@@ -169,10 +173,10 @@ def _user(name: str) -> str:
 def _python(path: str | None) -> str:
     if path is None:
         return ""
-    found = re.search(
+    version = re.search(
         r"/python([0-9]+)(?:\.([0-9]+))?$", absolute("--python", path, "/opt/pytorch/bin/python")
     )
-    if found and not (found[1] == "3" and 11 <= int(found[2] or 11) <= 14):
+    if version and not (version[1] == "3" and 11 <= int(version[2] or 11) <= 14):
         raise UsageError(
             f"--python {path!r}: spotguard needs Python 3.11 to 3.14: name another of the image's, or leave it out"
         )
@@ -196,7 +200,7 @@ def _then(wish: MachineWish) -> str:
 
 
 def _said(flags: Mapping[str, str], command: Sequence[str], wish: MachineWish) -> dict[str, str]:
-    """Everything that is pasted, by where it was said."""
+    """Return every text of the command line that goes into the printed text, by its place."""
     own = {
         "the command": " ".join(command),
         "--prepare": wish.prepare,
@@ -212,9 +216,13 @@ def _said(flags: Mapping[str, str], command: Sequence[str], wish: MachineWish) -
     }
 
 
-def _refuse_what_is_lost_on_the_way(said: Mapping[str, str]) -> None:
-    """YAML takes no control characters, and breaks lines at some that a shell does not; comments and units end with a line."""
-    for where, text in said.items():
+def _refuse_what_is_lost_on_the_way(texts: Mapping[str, str]) -> None:
+    """Refuse characters that user-data would lose.
+
+    YAML accepts no control characters, and breaks lines at some characters at which a shell does not. A comment or a unit's
+    setting ends with its line.
+    """
+    for where, text in texts.items():
         allowed = "\t\n" if where in ("the command", "--prepare", "--then") else ""
         for char in text:
             if not (char.isprintable() or char in allowed):
@@ -223,16 +231,17 @@ def _refuse_what_is_lost_on_the_way(said: Mapping[str, str]) -> None:
                 )
 
 
-def _refuse_secrets(said: Mapping[str, str], run_id: str) -> None:
-    """Refuse what is no plain word, and never repeat it: user-data is read by whoever may describe the machine, too.
+def _refuse_secrets(texts: Mapping[str, str], run_id: str) -> None:
+    """Refuse a text that holds a secret, and never repeat it. Everybody who may describe the machine can read its user-data.
 
     Args:
-        said: everything that was written, by where.
+        texts: every text of the command line, by its place.
+        run_id: the run id, for the name of the file.
 
     Raises:
-        UsageError: with the file that takes it.
+        UsageError: a text holds a secret; the message names the file for it.
     """
-    for where, text in said.items():
+    for where, text in texts.items():
         for name in secrets_in(text):
             raise UsageError(
                 f"{where} holds {name}: user-data is read by everything on the machine. Give the machine an identity, or put "
