@@ -19,7 +19,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import ACCOUNT, check_named
 from spotguard.providers.stores.url import CLOUDS, locate, read_url
 
-#: Region names that botocore accepts (`validate_region_name`). S3-compatible services have names of their own, as RegionOne.
+#: Region names that botocore accepts (`validate_region_name`). S3-compatible services have names of their own (RegionOne).
 _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 #: The first port that a user without privileges may open: the kernel's `ip_unprivileged_port_start`.
 _FIRST_PORT = 1024
@@ -66,7 +66,7 @@ def store(origin: str, text: str) -> str:
 
 
 def place(origin: str, text: str) -> None:
-    """Refuse a URL that names no bucket and no container. The storage account may be missing."""
+    """Refuse a URL that does not name a bucket or a container. The storage account may be missing."""
     if "://" not in text:  # the error does not propose a folder of this machine
         raise UsageError(
             f"{origin} {text!r}: expected a store's URL, as in s3://bucket/prefix, gs://bucket/prefix or az://container/prefix?account=NAME"

@@ -1,6 +1,7 @@
-"""What pip is given on the machine: this version or what was said, with the extras for the store's SDK and for metrics.
+"""Requirements for pip on the machine: spotguard itself, with the extras for the store's SDK and for metrics, and others.
 
-pip's own forms (its "Requirement Specifiers", PEP 508): `spotguard[s3]==1.0` of an index, `spotguard[s3] @ URL`, `/path[s3]`.
+spotguard is required in this version, or as `--package` names it. The forms are pip's ("Requirement Specifiers", PEP 508):
+`spotguard[s3]==1.0` from an index, `spotguard[s3] @ URL`, `/path[s3]`.
 """
 
 from __future__ import annotations
@@ -16,44 +17,46 @@ from spotguard.providers.errors import UsageError
 
 from .specifiers import is_marker, is_versions
 
-#: The extra of the wheel that has each store's SDK.
+#: URL scheme -> the wheel's extra with that store's SDK.
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 EXAMPLE = "https://wheels.example.org/spotguard-0.1.0-py3-none-any.whl"
-#: A name and its extras, and what may follow it: versions, a place, a marker.
+#: A name with its extras, and the rest: versions, a URL, a marker.
 _NAMED = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[(?P<extras>[\w\s,.-]*)\])?\s*(?P<rest>[@=<>!~(;].*)?",
     re.ASCII,
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PATH_WITH_EXTRAS = re.compile(r"(?P<path>/.*?)(?:\[(?P<extras>[\w\s,.-]*)\])?")
-#: In a file of requirements, what stands here is pip's own option and no part of the requirement.
+#: The start of an option. In a requirements file, pip reads it as its own option and not as part of the requirement.
 _OPTION = re.compile(r"\s-")
-#: A `;` may belong to a URL: the marker's has a blank beside it.
+#: The `;` before a marker. A `;` without a blank beside it may belong to a URL.
 _BEFORE_A_MARKER = re.compile(r"\s+;\s*|;\s+|;$")
-#: PEP 427: by its file name pip knows what a wheel holds.
+#: File name of a spotguard wheel (PEP 427): pip takes the wheel's contents from its name.
 _WHEEL = re.compile(r"spotguard-[^-/]+(?:-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl", re.IGNORECASE)
 
-#: What pip fetches by itself; and from repositories (`git+https`), whose URLs end as they like.
+#: URL schemes that pip downloads files from.
 _FETCHED = ("https", "http", "file")
+#: URL schemes of repositories that pip clones (`git+https`). Such a URL may end in anything.
 _REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+[a-z-]+")
-#: Of a repository on the machine.
+#: The start of a path in the URL of a repository on the machine (`git+file:///`).
 _NO_HOST = re.compile(r"(?<=\+file):///(?=[^/])", re.IGNORECASE)
-#: What pip installs from ("ARCHIVE_EXTENSIONS" of its filetypes).
+#: File endings that pip installs from (its `filetypes`: "ARCHIVE_EXTENSIONS").
 _INSTALLED = (
     ".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tlz", ".tar.lz", ".tar.lzma",
 )  # fmt: skip
 
 
-#: What a browser is shown: a folder, a file's page at a forge (whatever that file is), a repository's own.
+#: Paths of pages for a browser: a folder, or a file's page at a forge (even if that file is a wheel).
 _PAGE = re.compile(r"/?|.*/|.*\.html?|.*/(?:tree|blob)/.*", re.IGNORECASE)
+#: Hosts at which a repository's path and its files' paths are pages too.
 _FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org")
 _PAGE_OF_A_FORGE = re.compile(r"/[^/]+/[^/]+(?:/(?:-/)?(?:tree|blob)/.*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What one line of requirements says; each "" where it says nothing of it."""
+    """The parts of one requirement. A part is "" if the requirement lacks it."""
 
     name: str
     extras: str
@@ -66,11 +69,11 @@ class _Parts:
         if not self.place:
             text = f"{self.name}{extras}{self.versions}"
         elif self.name:
-            # Until 24.1 pip takes no URL behind a name without a host, but that of a file (`packaging` before 22).
+            # Before 24.1, pip accepts `NAME @ URL` without a host only if it is a file URL (`packaging` before 22).
             text = f"{self.name}{extras} @ {_NO_HOST.sub('://localhost/', self.place)}"
         else:
             text = f"{self.place}{extras}"
-        # Bare, a `;` belongs to the place if no blank follows it, and with a name if none stands before.
+        # Without a name, a `;` belongs to the place if no blank follows it. With a name, it does if no blank comes before it.
         between = " ; " if self.name else "; "
         return f"{text}{between}{self.marker}" if self.marker else text
 
@@ -78,14 +81,17 @@ class _Parts:
 def package(
     said: str | None, index: str, store: str, version: str = spotguard.__version__, *, metrics: bool = False
 ) -> str:
-    """Spotguard itself.
+    """Return the requirement of spotguard itself.
 
     Args:
-        metrics: with what `--metrics-port` needs.
-        version: ours.
+        said: the value of `--package`, or None.
+        index: the value of `--index`, or "".
+        store: the store's URL, which needs the extra with its SDK.
+        version: the version of spotguard.
+        metrics: whether to add the extra that `--metrics-port` needs.
 
     Raises:
-        UsageError: it cannot be found on the machine, or is no requirement.
+        UsageError: `said` is no requirement, or the machine cannot find the package.
     """
     extra = EXTRAS.get(urlsplit(store).scheme, "")
     needed = [name for name in (extra, "metrics" if metrics else "") if name]
@@ -105,19 +111,20 @@ def package(
 
 
 def others(said: list[str]) -> list[str]:
-    """What the job needs besides, each as a line for pip.
+    """Return the requirements of the job's other packages, each as a line for pip.
 
     Raises:
-        UsageError: one is no requirement that the machine can fulfil.
+        UsageError: a value is no requirement that pip on the machine can install.
     """
     read = [_read("--with", text) for text in said]
     return [parts.line(f"[{parts.extras}]" if parts.extras else "") for parts in read]
 
 
 def index(url: str) -> str:
-    """
+    """Return the URL of the package index unchanged.
+
     Raises:
-        UsageError: no URL that is the same on every machine.
+        UsageError: `url` is no URL that is the same on every machine.
     """
     if not re.match(r"https?://[^/\s]|file:///", url) or re.search(r"\s", url):
         raise UsageError(
@@ -127,49 +134,56 @@ def index(url: str) -> str:
 
 
 def of_an_index(line: str) -> bool:
-    """Whether a line is a name that an index is asked for."""
-    found = _NAMED.fullmatch(line)
-    return found is not None and not (found["rest"] or "").startswith("@")
+    """Return whether a requirement is a name that pip looks up in an index."""
+    match = _NAMED.fullmatch(line)
+    return match is not None and not (match["rest"] or "").startswith("@")
 
 
 def is_pinned(line: str) -> bool:
-    """Whether a name of an index has its version with it."""
-    found = _NAMED.fullmatch(line)
-    return found is not None and re.match(r"[\s(]*==", found["rest"] or "") is not None
+    """Return whether a requirement from an index has a fixed version."""
+    match = _NAMED.fullmatch(line)
+    return match is not None and re.match(r"[\s(]*==", match["rest"] or "") is not None
 
 
 def unknown(line: str) -> str | None:
-    """The URL in a line, where it does not end as something that pip installs."""
-    found = re.search(r"(?<!\+)https?://\S+", _BEFORE_A_MARKER.split(line)[0])
-    return None if found is None or _is_file(urlsplit(found[0])) else found[0]
+    """Return the URL in a requirement if its ending is none that pip installs; else None."""
+    match = re.search(r"(?<!\+)https?://\S+", _BEFORE_A_MARKER.split(line)[0])
+    return None if match is None or _is_file(urlsplit(match[0])) else match[0]
 
 
-def _read(flag: str, said: str) -> _Parts:
-    """
+def _read(flag: str, requirement: str) -> _Parts:
+    """Return the parts of a requirement.
+
+    Args:
+        flag: the flag that the requirement was passed to.
+        requirement: the requirement as text.
+
     Raises:
-        UsageError: pip would not take it, or not all of it.
+        UsageError: pip would refuse the requirement, or drop a part of it.
     """
-    text = said.strip()
+    text = requirement.strip()
     if not text.startswith("-") and _OPTION.search(text):
         raise UsageError(
-            f"{flag} {said!r}: pip takes no option behind a requirement, and drops an index there: one index for all: --index, or the wheel's own URL"
+            f"{flag} {requirement!r}: pip takes no option behind a requirement, and drops an index there: one index for all: --index, or the wheel's own URL"
         )
     if text.startswith("/"):
         place, _, marker = text.partition(";")
-        found = _PATH_WITH_EXTRAS.fullmatch(place.strip())
-        assert found is not None
-        parts = _Parts("", found["extras"] or "", "", found["path"], marker.strip())
+        match = _PATH_WITH_EXTRAS.fullmatch(place.strip())
+        assert match is not None
+        parts = _Parts("", match["extras"] or "", "", match["path"], marker.strip())
         is_one = ";" not in text or is_marker(marker)
     elif _URL.match(text):
         parts, is_one = _placed("", "", text)
     else:
         named = _NAMED.fullmatch(text)
-        # A wheel here, which would be a package of that name.
+        # A relative path of a wheel has the form of a name, and pip would look up a package of that name.
         if named is None or (text.lower().endswith((".whl", ".gz", ".zip")) and "@" not in text):
-            _refuse(flag, said)
+            _refuse(flag, requirement)
         name, extras, rest = named["name"], named["extras"] or "", named["rest"] or ""
         if flag == "--package" and re.sub(r"[-_.]+", "-", name.lower()) != "spotguard":
-            raise UsageError(f"--package {said!r}: expected spotguard itself; --with names other packages")
+            raise UsageError(
+                f"--package {requirement!r}: expected spotguard itself; --with names other packages"
+            )
         if rest.startswith("@"):
             parts, is_one = _placed(name, extras, rest[1:].strip())
         else:
@@ -177,69 +191,71 @@ def _read(flag: str, said: str) -> _Parts:
             parts = _Parts(name, extras, versions, "", marker)
             is_one = (not versions or is_versions(versions)) and (not semicolon or is_marker(marker))
     if not is_one:
-        _refuse(flag, said)
+        _refuse(flag, requirement)
     if not text.startswith("/") and parts.place:
-        _check_url(flag, said, parts.place)
+        _check_url(flag, requirement, parts.place)
     return parts
 
 
 def _placed(name: str, extras: str, text: str) -> tuple[_Parts, bool]:
-    """At a URL; and whether what follows that is a marker."""
+    """Return the parts of a requirement at a URL, and whether its rest is a valid marker."""
     place, *markers = _BEFORE_A_MARKER.split(text, maxsplit=1)
     return _Parts(name, extras, "", place, "".join(markers)), all(map(is_marker, markers))
 
 
-def _refuse(flag: str, said: str) -> NoReturn:
+def _refuse(flag: str, requirement: str) -> NoReturn:
     raise UsageError(
-        f"{flag} {said!r}: expected a requirement as pip reads it, an URL, or a path on the machine from its root, as in "
+        f"{flag} {requirement!r}: expected a requirement as pip reads it, an URL, or a path on the machine from its root, as in "
         f"'spotguard==0.1.0', {EXAMPLE} or /srv/spotguard-0.1.0-py3-none-any.whl"
     )
 
 
-def _check_url(flag: str, said: str, url: str) -> None:
+def _check_url(flag: str, requirement: str, url: str) -> None:
     parts = urlsplit(url)
     of_the_machine = _NO_HOST.search(url) or (parts.scheme == "file" and parts.path.startswith("/"))
     if not (parts.netloc or of_the_machine) or re.search(r"\s", url):
-        raise UsageError(f"{flag} {said!r}: expected a whole URL, the same on every machine, as in {EXAMPLE}")
+        raise UsageError(
+            f"{flag} {requirement!r}: expected a whole URL, the same on every machine, as in {EXAMPLE}"
+        )
     if parts.scheme not in _FETCHED and not _REPOSITORY.fullmatch(parts.scheme):
         raise UsageError(
-            f"{flag} {said!r}: pip fetches nothing from {parts.scheme}://: have the image hold it, or give it a URL of https, as in {EXAMPLE}"
+            f"{flag} {requirement!r}: pip fetches nothing from {parts.scheme}://: have the image hold it, or give it a URL of https, as in {EXAMPLE}"
         )
     if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
         raise UsageError(
-            f"{flag} {said!r}: that names the machine {parts.netloc!r}, and pip reads files of its own only: a path begins behind three slashes, as in "
+            f"{flag} {requirement!r}: that names the machine {parts.netloc!r}, and pip reads files of its own only: a path begins behind three slashes, as in "
             "file:///srv/spotguard-0.1.0-py3-none-any.whl"
         )
     if parts.scheme in ("https", "http") and _is_page(parts):
         raise UsageError(
-            f"{flag} {said!r}: at its end is no file that pip installs: name a wheel or an archive itself, as in {EXAMPLE}, or a repository as "
+            f"{flag} {requirement!r}: at its end is no file that pip installs: name a wheel or an archive itself, as in {EXAMPLE}, or a repository as "
             "in git+https://…"
         )
 
 
 def _is_page(url: SplitResult) -> bool:
-    """Plainly one. What a server has under any other name is what it says that it is: pip asks it."""
+    """Return whether a URL is certainly a page. At any other URL the server names the type of the file, and pip asks for it."""
     if url.hostname in _FORGES and "raw=" not in url.query and _PAGE_OF_A_FORGE.fullmatch(url.path):
         return True
     return not _is_file(url) and _PAGE.fullmatch(unquote(url.path)) is not None
 
 
 def _is_file(url: SplitResult) -> bool:
-    """Whether it ends as something that pip installs."""
+    """Return whether a URL ends in a file ending that pip installs."""
     return unquote(url.path).lower().endswith(_INSTALLED)
 
 
-def _check_wheel(said: str, path: str) -> None:
+def _check_wheel(requirement: str, path: str) -> None:
     name = path.rpartition("/")[2]
     if name.lower().endswith(".whl") and not _WHEEL.fullmatch(name):
         raise UsageError(
-            f"--package {said!r}: pip takes a wheel by its whole name only, as in spotguard-0.1.0-py3-none-any.whl"
+            f"--package {requirement!r}: pip takes a wheel by its whole name only, as in spotguard-0.1.0-py3-none-any.whl"
         )
 
 
-def _extras(said: str | None, needed: Sequence[str]) -> str:
-    """`[…]` with what was said and what is needed, once."""
-    names = [name for name in re.split(r"[\s,]+", said or "") if name]
+def _extras(configured: str | None, needed: Sequence[str]) -> str:
+    """Return `[…]` with the configured and the needed extras, each once; "" if there are none."""
+    names = [name for name in re.split(r"[\s,]+", configured or "") if name]
     there = {name.lower() for name in names}
     names += [name for name in needed if not {name, "all"} & there]
     return f"[{','.join(names)}]" if names else ""
