@@ -15,11 +15,11 @@ def preempt(guard: Guard, seconds: float = 30.0) -> None:
 
     Args:
         guard: the guard that `spotguard.register` returned.
-        seconds: the warning, from now to the deadline.
+        seconds: time until the deadline, in which the save must commit.
 
     Example:
-        spotguard.testing.preempt(guard, seconds=30)
-        with pytest.raises(spotguard.Preempted):
-            train(guard)
+        >>> spotguard.testing.preempt(guard, seconds=30)
+        >>> with pytest.raises(spotguard.Preempted):
+        ...     train(guard)
     """
     guard.preempt(seconds)

@@ -87,14 +87,14 @@ def _to_come(clock: Clock) -> Callable[[str, str], Deadline]:
     """Return a reader of deadlines. It refuses a time in the past, and a time that depends on the machine's zone."""
 
     def read(origin: str, text: str) -> Deadline:
-        said = parsers.deadline(origin, text, _EXPECTED)
-        if said.wall is not None and _has_no_zone(text):
+        parsed = parsers.deadline(origin, text, _EXPECTED)
+        if parsed.wall is not None and _has_no_zone(text):
             raise UsageError(
                 f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
                 f"{DEADLINE_EXAMPLE}+01:00, or Z for UTC"
             )
-        DeadlineSource(said, clock)  # refuses a time in the past
-        return said
+        DeadlineSource(parsed, clock)  # refuses a time in the past
+        return parsed
 
     return read
 
@@ -104,7 +104,7 @@ def _has_no_zone(text: str) -> bool:
         float(text)
     except ValueError:
         return datetime.fromisoformat(text.strip()).tzinfo is None
-    return False  # Unix seconds, of which some look like a date without its dashes
+    return False  # Unix seconds: some look like a date without its dashes
 
 
 def _on_the_machine(origin: str, text: str) -> str:

@@ -73,7 +73,7 @@ class BootstrapPlan:
     command: str
     #: Seconds that systemd leaves the job to end.
     patience: int
-    #: The metadata endpoint's address, beyond this machine and its link, that the agent may poll. "": none.
+    #: An address beyond the machine and its link that the agent may poll for notices. "": none.
     allow: str
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-#: The forms of a version (PEP 440, "Appendix B"). A local version (+cu124) can only be compared with == or !=.
+#: The forms of a version (PEP 440, "Appendix B"). A local version (+cu124) can only be tested for equality.
 _RELEASE = (
     r"v?(?:[0-9]+!)?[0-9]+(?:\.[0-9]+){least,}"
     r"(?:[-_.]?(?:alpha|beta|preview|pre|a|b|c|rc)[-_.]?[0-9]*)?"

@@ -1,4 +1,4 @@
-"""Refusal of a `$NAME` that nothing on the machine expands. It would stay as these characters, and nobody reads the error there.
+"""Refusal of a `$NAME` that nothing on the machine expands. The text would stay as it is, and nobody sees the result there.
 
 On the machine a shell expands `--prepare`, `--then`, `--on-notice`, and the script of an `sh -c` in the command. pip expands
 variables of its own form in its requirements.
@@ -40,21 +40,21 @@ def refuse_unexpanded(said: Mapping[str, str], command: Sequence[str]) -> None:
     """
     scripts = set(_scripts(command))
     for at, word in enumerate(command):
-        if at not in scripts and (found := _OF_SHELLS.search(word)):
+        if at not in scripts and (match := _OF_SHELLS.search(word)):
             raise UsageError(
-                f"the command holds {found[0]!r}, and no shell reads it: let the program read its environment, or say "
+                f"the command holds {match[0]!r}, and no shell reads it: let the program read its environment, or say "
                 "… -- sh -c 'exec COMMAND'"
             )
     for where, text in said.items():
         if where in _READ_BY_A_SHELL:
             continue
         if where in _READ_BY_PIP:
-            if found := _NOT_OF_PIP.search(text):
+            if match := _NOT_OF_PIP.search(text):
                 raise UsageError(
-                    f"{where} holds {found[0]!r}, and pip expands ${{NAME}} only, in capitals: write it so"
+                    f"{where} holds {match[0]!r}, and pip expands ${{NAME}} only, in capitals: write it so"
                 )
-        elif found := _ANY.search(_OF_AZURE.sub("", text)):
-            raise UsageError(f"{where} holds {found[0]!r}, which nobody expands: write what it stands for")
+        elif match := _ANY.search(_OF_AZURE.sub("", text)):
+            raise UsageError(f"{where} holds {match[0]!r}, which nobody expands: write what it stands for")
 
 
 def _scripts(command: Sequence[str]) -> Iterator[int]:

@@ -1,1 +1,1 @@
-"""The command line: `main` finds the command that is named, `commands` has one module each, `parser` reads flags, `output` prints."""
+"""The command line: `main` runs the named command, `commands` has a module for each, `parser` parses flags, `output` prints."""

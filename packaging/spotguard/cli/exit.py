@@ -76,8 +76,8 @@ def _say(error: BaseException, code: int, text: str | None = None) -> int:
         raise error
     from spotguard.agent.telemetry.logs import LogThread
 
-    # One line also where a foreign message that we quote has several. A reader that does not read, or a stderr that is
-    # closed, costs the line and not the exit code.
+    # The error stays one line, even if it quotes a message of several lines from another program. If nobody reads stderr, or
+    # stderr is closed, only the line is lost and not the exit code.
     line = " ".join((text or str(error)).split())
     last = LogThread(sys.stderr, str)
     last.take(f"spotguard: error: {line}")

@@ -136,7 +136,7 @@ def _place(url: str) -> tuple[BlobStore, str | None, CheckpointName | None]:
         return itself, None, None
     try:
         return open_store("/".join(parts[:-inside]) + mark + options), parts[-inside], name
-    except UsageError:  # nothing is left to be a store
+    except UsageError:  # the rest of the URL names no store
         return itself, None, None
 
 

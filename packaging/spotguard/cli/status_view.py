@@ -75,7 +75,7 @@ def pulse(body: dict[str, Any]) -> str:
         for each in _ranked(body["sessions"]):
             who = f"rank {each['rank']} " if len(body["sessions"]) > 1 else ""
             parts.append(f"{who}step {_step(each)}, checkpoint {_checkpoint(each)}" + _saving(each, ", "))
-    parts += dict.fromkeys(found for each in body["sessions"] for found, _ in _wrong(each))
+    parts += dict.fromkeys(problem for each in body["sessions"] for problem, _ in _wrong(each))
     parts += [f"{source['name']}: {_sight(source)}" for source in body["sources"] if not _fine(source)]
     if not body["sessions"]:
         parts.append("no training process")
@@ -212,8 +212,8 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         for each in _ranked(body["sessions"]):
             for problem in _wrong(each):
                 wrong.setdefault(problem, []).append(f"pid {each['pid']}")
-        for (found, advice), who in wrong.items():
-            yield "WRONG", f"{found} ({', '.join(who)})", "bold red"
+        for (finding, advice), who in wrong.items():
+            yield "WRONG", f"{finding} ({', '.join(who)})", "bold red"
             yield "what to do", advice, "bold"
     if body["last_outcome"] is not None:
         yield "last", body["last_outcome"]["line"], ""

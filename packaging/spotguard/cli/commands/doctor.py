@@ -80,7 +80,7 @@ def _visit(arguments: argparse.Namespace, options: Options, run_id: str, command
     out = None if arguments.json else console()
     reported: list[Finding] = []
     # Closing `findings` removes the doctor's objects from the store, so it comes before anything else ends.
-    # It is closed twice, because the one interruption may come at the very beginning of the first close.
+    # `findings` is closed twice, because the one interruption may come at the very beginning of the first close.
     with _ended_in_order(), closing(visit(patient)) as findings, closing(findings):
         for finding in findings:
             reported.append(finding)

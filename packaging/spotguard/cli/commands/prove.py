@@ -114,7 +114,7 @@ def _tell_nobody(line: str) -> None:
 
 
 def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> ProofRequest:
-    """Return the proof that the command line requests.
+    """Return the request for a proof, from the command line.
 
     Raises:
         UsageError: an option, or the command, cannot be used.

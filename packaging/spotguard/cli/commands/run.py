@@ -84,10 +84,11 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
 
 def pass_on_the_interrupt() -> None:
-    """Send SIGINT to the agent's own process group after Ctrl-C ended the command, as if spotguard were not between them.
+    """Send SIGINT to the agent's own process group after Ctrl-C ended the command.
 
-    The keyboard's SIGINT went to the command's group only. A script in the agent's group (`while …; do spotguard run …`) would
-    start the command again, and the user could not stop it from the keyboard.
+    Without spotguard, the processes around the command would get this signal. The keyboard's SIGINT went to the command's
+    group only. A script in the agent's group (`while …; do spotguard run …`) would start the command again, and the user
+    could not stop the script from the keyboard.
 
     Raises:
         KeyboardInterrupt: at a terminal. `main` then ends by SIGINT itself, because a shell checks for that.

@@ -65,12 +65,12 @@ def verdicts_of(
 
     Args:
         meant: the selected checkpoints.
-        everything: verify all of them, past the first whole one too.
+        everything: verify all of them, even after the first whole one.
         say: takes each verdict as soon as it is known.
         clock: the clock of the retries.
     """
     chosen, folders = meant.chosen()
-    # Only from here on are requests retried. A store that never answers is reported at once. A store that fails in the middle
+    # Requests are retried only from here on. A store that never answers is reported at once. A store that fails in the middle
     # of a long verification is not.
     store = RetryingStore(meant.store, clock, "What it holds is not known")
     verdicts: dict[CheckpointName, dict[str, Any]] = {}
