@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -201,12 +203,20 @@ def test_nothing_is_a_state_too() -> None:
     assert store.objects == {}
 
 
-def test_the_store_is_handed_the_crc_of_each_object() -> None:
-    """Of one tensor or of many: the fake refuses bytes that do not have it."""
-    store = FakeStore()
+def test_the_store_is_handed_the_crc_of_each_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one tensor or of many: where no service checks the bytes, it is the only check on their way."""
+    store, crcs = FakeStore(), dict[str, int | None]()
+    put = FakeStore.put
+
+    def noted(store: FakeStore, key: str, data: memoryview, **how: Any) -> None:
+        crcs[key] = how["crc32"]
+        put(store, key, data, **how)
+
+    monkeypatch.setattr(FakeStore, "put", noted)
     many = {f"small{n}": torch.full((n % 7 + 1,), float(n)) for n in range(200)}
     write(store, leaves(big=torch.rand(OBJECT_BYTES // 4 + 10), **many))
     assert len(store.objects) >= 2
+    assert crcs == {key: zlib.crc32(data) for key, data in store.objects.items()}
 
 
 def test_how_far_it_is_counts_what_left(folder: Path) -> None:
