@@ -12,10 +12,10 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from urllib.parse import urlsplit
 
 from ...providers.errors import CorruptError, DeniedError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
+from ...providers.stores.url import scheme_of
 from .format.keys import probe_key
 
 log = logging.getLogger("spotguard")
@@ -51,7 +51,7 @@ def right_to(url: str, verb: str) -> str:
 
     The name is "" for a store without such rights, as a folder.
     """
-    return _RIGHTS.get(urlsplit(url).scheme, {}).get(verb, "")
+    return _RIGHTS.get(scheme_of(url), {}).get(verb, "")
 
 
 class StoreProbe:

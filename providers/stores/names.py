@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import UsageError
-from .url import CLOUDS, Location, locate, read_url
+from .url import CLOUDS, Location, locate, read_url, scheme_of
 
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
 #: "General purpose bucket naming rules", S3 User Guide: the names that us-east-1 gave before March 2018, and all of today's.
@@ -50,7 +50,7 @@ def check_named(origin: str, url: str, env: Mapping[str, str], *, here: bool = F
     Raises:
         UsageError: the URL names no valid place; the message begins with `origin`.
     """
-    scheme = urlsplit(url).scheme
+    scheme = scheme_of(url)
     if scheme not in CLOUDS:
         return
     at = locate(url)
@@ -156,7 +156,7 @@ def check_folder(origin: str, url: str) -> None:
     Raises:
         UsageError: the path leads through a file; the message begins with `origin`.
     """
-    if urlsplit(url).scheme != "file":
+    if scheme_of(url) != "file":
         return
     path = folder_of(url)
     for place in (path, *path.parents):

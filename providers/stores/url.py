@@ -120,6 +120,11 @@ def check_url(url: str) -> None:
         raise UsageError(f"store {shown(url)!r} names no folder; use one, such as {_EXAMPLE}")
 
 
+def scheme_of(url: str) -> str:
+    """Return the scheme of a store's URL: "s3", "file" … It says which store it is."""
+    return urlsplit(url).scheme
+
+
 def shown(url: str) -> str:
     """Return a URL for messages, without any password in it."""
     return _USER.sub("//…@", url)

@@ -6,10 +6,9 @@ import json
 import re
 from importlib import resources
 from typing import Any
-from urllib.parse import urlsplit
 
 from spotguard.providers.errors import UsageError
-from spotguard.providers.stores.url import Location, locate
+from spotguard.providers.stores.url import Location, locate, scheme_of
 
 from . import options
 from .plan import Cloud
@@ -31,7 +30,7 @@ def policy(cloud: Cloud, store: str) -> str:
     name, scheme = _FILES[cloud]
     # `place` refuses a bucket or prefix with * or ?, which would be wildcards in a policy.
     options.place("--store", store)
-    if urlsplit(store).scheme != scheme:
+    if scheme_of(store) != scheme:
         raise UsageError(f"--store {store!r}: expected {scheme}://…, for a policy of {cloud}")
     at = locate(store)
     text = resources.files(__package__).joinpath("policies", name).read_text()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from urllib.parse import urlsplit
 
 from spotguard.agent.config import parsers, resolve
 from spotguard.agent.config.options import Options
@@ -17,7 +16,7 @@ from spotguard.agent.sources.deadline import DeadlineSource
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import ACCOUNT, check_named
-from spotguard.providers.stores.url import CLOUDS, locate, read_url
+from spotguard.providers.stores.url import CLOUDS, locate, read_url, scheme_of
 
 #: Region names that botocore accepts (`validate_region_name`). S3-compatible services have names of their own (RegionOne).
 _REGION = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
@@ -72,7 +71,7 @@ def place(origin: str, text: str) -> None:
             f"{origin} {text!r}: expected a store's URL, as in s3://bucket/prefix, gs://bucket/prefix or az://container/prefix?account=NAME"
         )
     read_url(origin, text)
-    region = locate(text).options.get("region") if urlsplit(text).scheme in CLOUDS else None
+    region = locate(text).options.get("region") if scheme_of(text) in CLOUDS else None
     if region is not None and not _REGION.fullmatch(region):
         raise UsageError(f"{origin}: region={region!r} is no region's name, as in region=eu-west-1")
     # If the URL names no account, any account's name serves for the check.
@@ -80,7 +79,7 @@ def place(origin: str, text: str) -> None:
 
 
 def _no_account(url: str) -> bool:
-    return urlsplit(url).scheme == "az" and not {"account", "endpoint"} & locate(url).options.keys()
+    return scheme_of(url) == "az" and not {"account", "endpoint"} & locate(url).options.keys()
 
 
 def _to_come(clock: Clock) -> Callable[[str, str], Deadline]:

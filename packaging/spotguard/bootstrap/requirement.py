@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import spotguard
 from spotguard.providers.errors import UsageError
+from spotguard.providers.stores.url import scheme_of
 
 from .specifiers import is_marker, is_versions
 
@@ -93,7 +94,7 @@ def package(
     Raises:
         UsageError: `said` is no requirement, or the machine cannot find the package.
     """
-    extra = EXTRAS.get(urlsplit(store).scheme, "")
+    extra = EXTRAS.get(scheme_of(store), "")
     needed = [name for name in (extra, "metrics" if metrics else "") if name]
     if said is None:
         if ".dev" in version and not index:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from urllib.parse import urlsplit
 
 import spotguard
 from spotguard.agent.config.parsers import DEADLINE, DEADLINE_EXAMPLE
 from spotguard.agent.config.parsers import deadline as parse_deadline
-from spotguard.providers.stores.url import CLOUDS, locate
+from spotguard.providers.stores.url import CLOUDS, locate, scheme_of
 
 from . import requirement
 from .plan import BootstrapPlan
@@ -26,7 +25,7 @@ def doubts(plan: BootstrapPlan, version: str = spotguard.__version__) -> list[st
         version: the version of spotguard.
     """
     warnings = _of_packages(plan, version)
-    scheme = urlsplit(plan.store).scheme
+    scheme = scheme_of(plan.store)
     if scheme == "file":
         warnings.append(
             f"checkpoints go to {plan.store}: on the machine's own disk they are gone with the machine; it has to be a network file "

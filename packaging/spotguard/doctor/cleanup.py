@@ -7,12 +7,12 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.names import folder_of
+from spotguard.providers.stores.url import scheme_of
 
 from .timeouts import Aside, within
 
@@ -58,7 +58,7 @@ class Leftovers:
         """Note which folders the first put will make, before it makes them. A cloud's store has none."""
         if self._made is None:
             self._made = []
-            if urlsplit(self._store.url).scheme != "file":
+            if scheme_of(self._store.url) != "file":
                 return
             with suppress(TimeoutError):  # the file system hangs, so no put follows
                 self._made = within(_RETURNING, self._clock, lambda: _missing(self._store.url), "looking")

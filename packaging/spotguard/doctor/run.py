@@ -11,7 +11,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from spotguard.agent.config.options import Options
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
@@ -20,7 +19,7 @@ from spotguard.providers.clock import Clock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
-from spotguard.providers.stores.url import shown
+from spotguard.providers.stores.url import scheme_of, shown
 
 from . import disk_rate, throughput, verdict
 from .checks import agent, cloud, credentials, disk, job, stage, start, store, window
@@ -88,7 +87,7 @@ def _store(
     Returns:
         The measured rate, or None if it could not be measured; and the seconds that a small put takes.
     """
-    folder = urlsplit(url).scheme == "file"
+    folder = scheme_of(url) == "file"
     dates = clocks.Dates(who.clock)
     try:
         opened = open_store(url)
@@ -110,7 +109,7 @@ def _store(
             dates.hear("the metadata service", cloud.dated(cloud_name, who.options, who.clock))
         if answers:
             yield credentials.look(opened)
-        yield clocks.judge(dates, urlsplit(url).scheme, taken=reached.state is FindingState.OK)
+        yield clocks.judge(dates, scheme_of(url), taken=reached.state is FindingState.OK)
         if answers:
             tried = store.rights(opened, run_id, litter, who.clock)
             yield from tried.findings
