@@ -1,9 +1,9 @@
-"""`spotguard demo`: the whole way of a notice on a simulated cloud, in a minute or two.
+"""`spotguard demo`: a preemption and a resume on a simulated cloud, in a minute or two.
 
-The law of this room: nothing is staged. It uses what a user would use (the command line, the script, the store),
-plays only the cloud, and says so when the weights differ.
+The law of this room: nothing is staged. The demo uses the command line, the script and the store as a user would.
+It simulates only the cloud, and reports weights that differ.
 
-Importing it loads nothing: torch belongs to the training processes, and rich to who watches.
+Importing this package loads neither torch, which only the training processes need, nor rich, which only the screen needs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 
 from .clouds import CLOUDS
 
-#: About a minute on two cores.
+#: Steps to train: about a minute on two cores.
 STEPS = 600
-#: Mbit/s. The state needs 11 s on it, as 1.4 GB do on 1 Gbit/s: what each cloud gives is enough, and 10 s are not.
+#: Mbit/s of the simulated link. The state needs 11 s on it, as 1.4 GB need on 1 Gbit/s: each cloud's window is enough, and
+#: 10 s are not.
 LINK = 4.0
 
 
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where checkpoints go, such as s3://bucket/prefix (default: a folder that goes with the demo)",
     )
     parser.add_argument("--no-color", action="store_true", help="plain lines, no bars and no colours")
-    # For the test that plants a difference: another script in place of demo/train.py.
+    # The test that plants a difference passes another script in place of demo/train.py.
     parser.add_argument(
         "--script", type=Path, default=Path(__file__).with_name("train.py"), help=argparse.SUPPRESS
     )
@@ -66,8 +67,11 @@ def _windows() -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell the story; 0 only when machine 2 ended exactly where the uninterrupted run did, and machine 1 had saved its
-    state in time, unless it was given less time than its cloud gives."""
+    """Play the demo and return its exit code.
+
+    The code is 0 only if machine 2 ended exactly where the uninterrupted run did, and machine 1 saved its state in time.
+    Machine 1 need not have saved if its window was shorter than its cloud's.
+    """
     from .main import run
 
     return run(arguments)

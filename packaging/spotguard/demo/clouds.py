@@ -1,6 +1,6 @@
-"""What differs from cloud to cloud, as the demo plays it: how long the warning is, what it says, and what comes with it.
+"""The differences between clouds in the demo: the warning's length, its text, and the events that come with it.
 
-Importing it loads no simulator: only the one that is played is needed.
+Importing this module loads no simulator: the demo needs only the one that it plays.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ _SHUTDOWN = 30.0
 
 
 class DemoCloud(ABC):
-    """One cloud's manners, the whole of them."""
+    """All that the demo knows of one cloud."""
 
-    #: As `--provider` says it, and as a person does.
+    #: The cloud's name for `--provider`.
     name: ClassVar[str]
+    #: The cloud's name in text.
     title: ClassVar[str]
-    #: Seconds of warning that it gives, on paper.
+    #: Seconds of warning, by the cloud's documentation.
     window: ClassVar[float]
 
     @abstractmethod
     def simulator(self) -> Simulator:
-        """The metadata service of one of its machines, not started yet."""
+        """Return the metadata service of one machine, not yet started."""
 
     @abstractmethod
     def preempt(self, simulator: Simulator, window: float) -> None:
-        """Put the notice that the machine goes in so many seconds."""
+        """Issue the notice that the machine ends in `window` seconds."""
 
     @abstractmethod
     def words(self, window: float) -> str:
-        """What the notice says, for a person."""
+        """Return the notice in words for a person."""
 
     def options(self, window: float) -> list[str]:
-        """What `spotguard run` is told on a machine of this cloud, beside the provider and its endpoint."""
+        """Return the options of `spotguard run` on this cloud's machines, beside the provider and its endpoint."""
         return []
 
     def button(self, window: float) -> float | None:
-        """Seconds from the notice to the SIGTERM that everything on the machine gets; None where none comes."""
+        """Return the seconds from the notice to the SIGTERM for all processes on the machine; None if none comes."""
         return None
 
 
@@ -65,8 +66,10 @@ class _Aws(DemoCloud):
 
 
 class _Gcp(DemoCloud):
-    """`preempted` has no time in it, and is TRUE in the moment in which the operating system is told to shut down: the
-    save begins while everything on the machine is asked to end."""
+    """Google Cloud: `preempted` holds no time, and turns TRUE as the operating system is told to shut down.
+
+    So the save begins while all processes on the machine get SIGTERM.
+    """
 
     name, title, window = "gcp", "GCP", _SHUTDOWN
 
@@ -87,7 +90,7 @@ class _Gcp(DemoCloud):
         return "instance/preempted is TRUE, and ACPI's power button is pressed: SIGTERM to everything on it"
 
     def options(self, window: float) -> list[str]:
-        # A VM that was made with a notice duration does not know it: it has to be said.
+        # A VM that was created with a notice duration cannot read it, so --window must state it.
         return ["--window", f"{window:g}"] if window > _SHUTDOWN else []
 
     def button(self, window: float) -> float | None:
@@ -95,7 +98,7 @@ class _Gcp(DemoCloud):
 
 
 class _Azure(DemoCloud):
-    """The machine is one of a scale set, all of which are evicted: its list of events names the others too."""
+    """Azure: the machine belongs to a scale set whose machines are all evicted, so its list of events names all of them."""
 
     name, title, window = "azure", "Azure", 30.0
 
@@ -114,5 +117,5 @@ class _Azure(DemoCloud):
         return f"scheduled events say Preempt of four machines, this one among them, in {window:g} s"
 
 
-#: A later cloud is one more.
+#: The clouds by name. A new cloud is one more entry.
 CLOUDS: Mapping[str, DemoCloud] = {cloud.name: cloud for cloud in (_Aws(), _Gcp(), _Azure())}

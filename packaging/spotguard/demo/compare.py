@@ -1,4 +1,4 @@
-"""Bit for bit: the final state of two runs, and the losses of every step."""
+"""Bit-for-bit comparison of two runs: their final states, and the losses of every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was compared, and everything that is not the same."""
+    """The amount of compared data, and all differences."""
 
     tensors: int
     values: int
@@ -25,14 +25,14 @@ class Verdict:
 
     @property
     def short(self) -> str:
-        """For where there is little room."""
+        """The verdict in a few words."""
         same = f"{self.values:,} values and {self.steps:,} losses compared: every bit is the same"
         return (
             same if self.equal else f"{len(self.differences)} differences, the first: {self.differences[0]}"
         )
 
     def line(self) -> str:
-        """The last word of the demo, in one line."""
+        """Return the verdict in one line, the last line of the demo."""
         if self.equal:
             return (
                 f"EQUAL: {self.values:,} values in {self.tensors} tensors (weights, optimizer, RNG) and {self.steps:,} "
@@ -43,13 +43,13 @@ class Verdict:
 
 
 def compare(reference: Path, resumed: Path, losses: Losses, parts: Sequence[Losses]) -> Verdict:
-    """The verdict on a run.
+    """Return the verdict on a run.
 
     Args:
-        reference: the final state of the uninterrupted run, as torch.save wrote it.
-        resumed: that of the run under test.
-        losses: those of the uninterrupted run.
-        parts: those of the run under test, machine by machine.
+        reference: the file with the final state of the uninterrupted run, written by torch.save.
+        resumed: the same file of the run under test.
+        losses: the losses of the uninterrupted run.
+        parts: the losses of the run under test, for each machine.
     """
     import torch
 
@@ -65,13 +65,13 @@ def compare(reference: Path, resumed: Path, losses: Losses, parts: Sequence[Loss
 
 
 def loss_differences(reference: Losses, parts: Sequence[Losses]) -> Iterator[str]:
-    """Where a part has another loss than the reference. A step that two machines took is compared twice."""
-    for wanted, founds, name in (
+    """Yield the steps at which a part's loss differs from the reference. A step that two machines took is compared twice."""
+    for wanted, runs, name in (
         (reference.by_step, [part.by_step for part in parts], "loss"),
         (reference.held_out, [part.held_out for part in parts], "held-out loss"),
     ):
         for step, value in sorted(wanted.items()):
-            at_step = [found[step] for found in founds if step in found]
+            at_step = [found[step] for found in runs if step in found]
             if not at_step:
                 yield f"{name} of step {step}: there is none"
             yield from (
@@ -80,13 +80,13 @@ def loss_differences(reference: Losses, parts: Sequence[Losses]) -> Iterator[str
 
 
 def state_differences(a: Any, b: Any) -> Iterator[str]:
-    """Where two nests of dicts, lists, tensors and plain values are not the same, type, shape and bits."""
+    """Yield the differences in type, shape and bits between two nests of dicts, lists, tensors and plain values."""
     left, right = dict(_leaves("", a)), dict(_leaves("", b))
     for name in sorted(left.keys() ^ right.keys()):
         yield f"{name}: only in {'the uninterrupted run' if name in left else 'the resumed run'}"
     for name, value in left.items():
-        if name in right and (said := _unlike(value, right[name])):
-            yield f"{name}: {said}"
+        if name in right and (difference := _unlike(value, right[name])):
+            yield f"{name}: {difference}"
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -101,7 +101,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _unlike(a: Any, b: Any) -> str:
-    """How two leaves differ; "" where they do not."""
+    """Return how two leaves differ; "" if they do not."""
     import torch
 
     if type(a) is not type(b):
@@ -109,7 +109,7 @@ def _unlike(a: Any, b: Any) -> str:
     if isinstance(a, torch.Tensor):
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return f"{b.dtype} {tuple(b.shape)}, not {a.dtype} {tuple(a.shape)}"
-        # As bytes: -0.0 equals 0.0, and a NaN nothing, where a bit for bit comparison must say otherwise.
+        # Compare bytes: as floats, -0.0 equals 0.0, and a NaN equals nothing.
         other = (_bytes(a) != _bytes(b)).sum().item()
         return f"{other} of {a.numel() * a.element_size()} bytes differ" if other else ""
     if isinstance(a, float):
@@ -123,15 +123,15 @@ def _bytes(tensor: Any) -> Any:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-# What a training script says of itself: one JSON line for each step, read while it is being written.
+# The log of a training script: one JSON line for each step, read while the script writes it.
 
 
 @dataclass(slots=True)
 class Losses:
-    """The losses in a file so far."""
+    """The losses in a log file so far."""
 
     path: Path
-    #: Completed steps at which the process began; None until it says so.
+    #: Completed steps at which the process began; None until the log has them.
     started: int | None = None
     by_step: dict[int, float] = field(default_factory=dict)
     held_out: dict[int, float] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Losses:
         return self.by_step.get(self.step)
 
     def refresh(self) -> None:
-        """Read what was added since the last time. A line without its end waits for the next."""
+        """Read the lines added since the last call. An incomplete line waits for the next call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:

@@ -1,11 +1,11 @@
-"""What the demo's model reads: Python's own standard library, which every machine that can run the demo has."""
+"""The training text of the demo: Python's own standard library, which every machine that can run the demo has."""
 
 from __future__ import annotations
 
 import importlib.util
 
-#: Named one by one and read in this order, so that the same Python gives the same text on every run. Modules of
-#: long, well-behaved source, in every Python from 3.11 on; none that Python keeps frozen without its source.
+#: The modules, read in this order, so that the same Python gives the same text on every run. Each has long, well-behaved
+#: source and is in every Python from 3.11 on. Modules that Python keeps frozen without their source are left out.
 MODULES = (
     "argparse", "calendar", "configparser", "copy", "csv", "dataclasses", "datetime", "difflib", "dis", "enum",
     "fractions", "ftplib", "functools", "heapq", "imaplib", "inspect", "mailbox", "optparse", "pickle", "plistlib",
@@ -14,14 +14,14 @@ MODULES = (
     "typing", "uuid", "warnings",
 )  # fmt: skip
 
-#: The alphabet: a newline, printable ASCII, and one sign for everything else. The same for every text.
+#: The alphabet of every text: a newline, printable ASCII, and one sign for all other characters.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 _ELSE = len(ALPHABET) - 1
 
 
 def text() -> str:
-    """The sources, one after the other. A module that this Python lacks is left out."""
+    """Return the sources, joined. A module that this Python lacks is left out."""
     return "".join(_source(name) for name in MODULES)
 
 

@@ -1,4 +1,4 @@
-"""A machine of the simulated cloud: a folder, what runs in it, and a power switch."""
+"""A machine of the simulated cloud: a folder, the processes in it, and a power switch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 from spotguard.prove.processes import Processes
 from spotguard.providers.clock import Clock
 
-#: In the environment of everything that runs on a machine, and of nothing else.
+#: The environment variable that all processes on a machine have, and no other process.
 _MARK = "SPOTGUARD_DEMO_MACHINE"
 
 
 class DemoMachine:
-    """One command, and everything it starts.
+    """A machine that runs one command and all processes that the command starts.
 
     Args:
-        folder: its disk. Made here, and gone after `discard`.
-        console: the file for whatever is printed on it. It outlives the machine.
+        name: the machine's name on the screen.
+        folder: the machine's disk. It is made here, and removed by `discard`.
+        console: the file for all output on the machine. It outlives the machine.
+        clock: the clock for the time at which the command ended.
     """
 
     def __init__(self, name: str, folder: Path, console: Path, clock: Clock) -> None:
@@ -43,7 +45,7 @@ class DemoMachine:
 
     @property
     def ended_at(self) -> float | None:
-        """Monotonic seconds, once the command has ended."""
+        """Monotonic seconds at which the command ended; None before."""
         return self._processes.ended_at
 
     @property
@@ -51,23 +53,23 @@ class DemoMachine:
         return self._processes.returncode
 
     def press_button(self) -> None:
-        """ACPI's power button: the operating system asks everything that runs on it to end, in one breath."""
+        """Press ACPI's power button: the operating system sends SIGTERM to all processes at once."""
         self._processes.tell_all(signal.SIGTERM)
 
     def power_off(self) -> int:
-        """SIGKILL to everything that still runs on it; how many processes that were."""
+        """Send SIGKILL to all processes that still run on the machine, and return their number."""
         return self._processes.end()
 
     def discard(self) -> None:
-        """Switch it off, and lose its disk."""
+        """Switch the machine off, and remove its disk."""
         self.power_off()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_words(self) -> str:
-        """The last line on its console that the agent did not write: of a script that failed, why."""
+        """Return why the script failed: the console's last exception, else its last line that spotguard did not write."""
         return self._processes.last_words()
 
     def _environment(self) -> dict[str, str]:
-        # What the user has set for runs of their own must not reach into this one.
+        # Options that the user has set for other runs must not apply to this one.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SPOTGUARD_")}
         return {**kept, _MARK: str(self.folder)}

@@ -1,4 +1,4 @@
-"""From the arguments to the exit code."""
+"""The demo from its arguments to its exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .screen import Screen, open_screen
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell the story, leave the report, and give the verdict.
+    """Play the demo, write the report, print the verdict, and return the exit code.
 
     Raises:
         UsageError: torch is missing, or a value cannot be used.
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\nthe picture: {report}")
     print(kept(plan, story))
     print(verdict.line())
-    # What its cloud gives must be enough. A window that is said to be shorter is there to show what remains.
+    # The cloud's own window must be enough for a save. A shorter --window shows what remains without one.
     return 0 if verdict.equal and (story.saved or plan.short) else 1
 
 
@@ -77,20 +77,20 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _place(store: str | None, folder: Path) -> tuple[str, str]:
-    """Store and run id. In a store that is somebody's, a name that nobody has."""
+    """Return the store and the run id. In a user's store, the run id is random, so that no other run has it."""
     if store is None:
         return (folder / "store").as_uri(), "demo"
     return store, f"demo-{secrets.token_hex(4)}"
 
 
 def _guest(plan: DemoPlan, clock: Clock) -> AbstractContextManager[None]:
-    """Nothing of the demo stays in somebody's store, also where it fails or is ended."""
+    """Return a context that clears the demo's objects from the user's store, also if the demo fails or is ended."""
     return cleared(open_store(plan.store), plan.run_id, clock, lambda line: print(line, file=sys.stderr))
 
 
 @contextmanager
 def _workspace() -> Iterator[Path]:
-    """Short, because Unix sockets lie in it: their paths hold 107 bytes (unix(7), sun_path)."""
+    """Give a temporary folder with a short path, for Unix sockets: their paths have at most 107 bytes (unix(7), sun_path)."""
     folder = Path(tempfile.mkdtemp(prefix="spotguard-demo-"))
     try:
         yield folder
@@ -100,7 +100,7 @@ def _workspace() -> Iterator[Path]:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: its machines are switched off first."""
+    """End the demo on SIGTERM or SIGHUP as on Ctrl-C: switch its machines off first."""
     before = {
         number: signal.signal(number, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGHUP)
@@ -132,21 +132,22 @@ def _print_timeline(story: Scenario) -> None:
         print(f"  {line.slack:8.3f} s  were left")
 
 
-# What the demo put into somebody's store goes with it, however the demo ends; what cannot be removed is named.
+# The demo removes its objects from a user's store, however it ends. It reports objects that it cannot remove.
 
-#: Seconds for all of it: who pressed Ctrl-C because the store hangs does not wait for it much longer.
+#: Seconds for the whole removal: a user who pressed Ctrl-C because the store hangs should not wait much longer.
 _PATIENCE = 20.0
 
 
 @contextmanager
 def cleared(store: BlobStore, run_id: str, clock: Clock, say: Callable[[str], None]) -> Iterator[None]:
-    """Remove at the end all that the run has there. Nothing may write to it any more by then.
+    """Remove all objects of the run at the end. By then, no process may still write to the run.
 
     Args:
-        store: somebody's.
+        store: the user's store.
         run_id: a name that only this demo has.
-        clock: by which the time for it runs out.
-        say: told what stays. No error of the store takes the place of how the demo ended.
+        clock: the clock for the removal's time limit.
+        say: called with a line that names the place of objects that stay. An error of the store never replaces the demo's
+            own result.
     """
     try:
         yield
@@ -171,8 +172,8 @@ def _clear(store: BlobStore, run_id: str, clock: Clock) -> None:
         return seconds
 
     try:
-        # Until nothing is found: a request whose machine was switched off may still have come in behind the listing.
+        # List until nothing is left: a late request of a machine that was switched off may have arrived after a listing.
         while keys := [info.key for info in store.list(f"{run_id}/", timeout=left())]:
             store.delete(keys, timeout=left())
     except NotFoundError:
-        pass  # no bucket, so nothing of ours in it: the demo has ended with that
+        pass  # no bucket, so it holds nothing of the demo, which has ended with that error

@@ -1,4 +1,4 @@
-"""A small GPT: what GPT-2 is, with fewer and smaller layers."""
+"""A small GPT: GPT-2 with fewer and smaller layers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next character. Input and output embeddings are one tensor, as in GPT-2."""
+    """A model that predicts the next character. Input and output embeddings are one tensor, as in GPT-2."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GPT(nn.Module):
         self.head.weight = self.characters.weight
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        """The mean loss of predicting `target` from `x`, both (batch, length) of character numbers."""
+        """Return the mean loss of predicting `target` from `x`, both (batch, length) of character numbers."""
         h = self.characters(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         h = self.dropout(h)
         for block in self.blocks:

@@ -1,7 +1,7 @@
-"""The three acts: a run that nobody interrupts, a machine that is taken back, and the next one.
+"""The demo's three acts: an uninterrupted run, a machine that is preempted, and the next machine.
 
-The first runs beside the other two, so that the whole takes no longer than they do. Each training process has
-one thread of its own, so that they do not change each other's sums.
+The first act runs beside the other two, so that the demo takes no longer than they do. Each training process has one
+thread of its own, so that the processes do not change each other's sums.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .screen import Screen
 from .timeline import Timeline, read_outcome, timeline
 
 _EX_TEMPFAIL = 75
-#: Seconds between two looks at the files that the scripts write.
+#: Seconds between two reads of the scripts' log files.
 _LOOK = 0.1
-#: Of the steps so many are done at the most when the notice comes, whatever it waits for.
+#: The largest share of the steps before the notice comes, even if the demo still waits for a checkpoint.
 _LATEST = 0.85
-#: Seconds between two background checkpoints, where one of them is all that will remain.
+#: Seconds between two background checkpoints, in a demo whose window is too short for a save.
 _EVERY = 2
 #: The shortest run in which a notice "in the middle" is in the middle of something.
 SHORTEST = 20
@@ -44,57 +44,62 @@ class DemoPlan:
     steps: int
     #: Seconds from the notice to the end of the machine.
     window: float
-    #: Of the link to the store, in Mbit/s; 0 for none, so that it is as fast as the disk.
+    #: Mbit/s of the simulated link to the store; 0 for no link, which is as fast as the disk.
     link: float
-    #: Where everything happens. It goes when the demo is over.
+    #: The folder that the demo runs in, removed at its end.
     folder: Path
-    #: What stays: the report, and what was printed on the machines.
+    #: The folder that stays, with the report and the machines' output.
     left: Path
-    #: Where checkpoints go, and the run's name there.
+    #: The URL of the store for checkpoints.
     store: str
+    #: The run's name in the store.
     run_id: str
 
     @property
     def short(self) -> bool:
-        """Whether the machine goes sooner than its cloud says: then a background checkpoint may be all that remains."""
+        """Whether the window is shorter than the cloud's: then perhaps only a background checkpoint remains."""
         return self.window < self.cloud.window
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happened."""
+    """The result of the three acts."""
 
+    #: The losses of the uninterrupted run.
     reference: Losses
-    #: Machine 1 and machine 2.
+    #: The losses of machine 1 and of machine 2.
     parts: tuple[Losses, Losses]
-    #: The final states, as the script saved them.
+    #: The file with the uninterrupted run's final state, saved by the script.
     reference_final: Path
+    #: The file with machine 2's final state, saved by the script.
     final: Path
     timeline: Timeline
     #: Completed steps when the notice was given.
     noticed_at: int
-    #: Bytes of one checkpoint; 0 where none was ever whole.
+    #: Bytes of one checkpoint; 0 if none was ever whole.
     nbytes: int
 
     @property
     def saved(self) -> bool:
-        """Whether machine 1 saved after the notice. Asked of the store, by way of machine 2: the agent's own record
-        dies with it where the window is too short to write one."""
+        """Whether machine 1 saved after the notice, judged by the step at which machine 2 resumed from the store.
+
+        The agent's own record cannot tell: if the window is too short, the agent dies before it writes the record.
+        """
         return self.resumed_at >= self.noticed_at
 
     @property
     def resumed_at(self) -> int:
-        """Completed steps with which machine 2 began."""
+        """Completed steps at which machine 2 began."""
         return self.parts[1].started or 0
 
     @property
     def lost(self) -> int:
-        """Steps that machine 1 had done and machine 2 did again."""
+        """Steps that machine 1 did and machine 2 had to repeat."""
         return max(0, self.parts[0].step - self.resumed_at)
 
 
 class Director:
-    """Plays the cloud, and tells the screen."""
+    """Plays the cloud, and shows the events on the screen."""
 
     def __init__(self, plan: DemoPlan, screen: Screen, clock: Clock) -> None:
         self._plan = plan
@@ -102,13 +107,13 @@ class Director:
         self._screen = screen
         self._clock = clock
         self._lanes: dict[DemoMachine, tuple[Losses, str]] = {}
-        self._pause = threading.Event()  # never set: what is waited on between two looks
+        self._pause = threading.Event()  # never set: the event to wait on between two reads
 
     def play(self) -> Scenario:
-        """All three acts.
+        """Play all three acts.
 
         Raises:
-            SpotguardError: a machine did not do its part, so that there is nothing to compare.
+            SpotguardError: a machine failed, so that there is nothing to compare.
         """
         with ExitStack() as stack:
             reference, losses = self._machine("no cloud", stack)
@@ -127,7 +132,7 @@ class Director:
     # --- the acts ---
 
     def _first(self, stack: ExitStack) -> tuple[Losses, Timeline, int]:
-        """Machine 1 is taken back in the middle of its work."""
+        """Run machine 1, and preempt it in the middle of its work."""
         plan, simulator = self._plan, stack.enter_context(self._plan.cloud.simulator())
         machine, losses = self._machine("machine 1", stack)
         self._screen.say("machine 1 begins: spotguard run -- python train.py")
@@ -154,7 +159,7 @@ class Director:
         return losses, self._end_of(machine, losses, visible, visible_wall, pressed), noticed_at
 
     def _is_time(self, losses: Losses) -> bool:
-        """Half-way; and where a background checkpoint is to remain, not before there is one."""
+        """Report whether to give the notice: half-way. A short window also waits for a background checkpoint."""
         if self._plan.short and not self._has_checkpoint():
             return losses.step >= self._plan.steps * _LATEST
         return losses.step >= self._plan.steps // 2
@@ -173,7 +178,7 @@ class Director:
             f"machine 1 came to an end with code {machine.returncode} before it saw its notice (more --steps give it "
             "time)",
         )
-        found = timeline(
+        result = timeline(
             outcome,
             visible_wall=visible_wall,
             window=self._plan.window,
@@ -181,23 +186,23 @@ class Director:
             killed=late,
             pressed=pressed,
         )
-        if found.line:
-            self._screen.say(f"machine 1, in its own words: {found.line}")
+        if result.line:
+            self._screen.say(f"machine 1, in its own words: {result.line}")
         if late:
             self._screen.say(
                 f"the deadline: SIGKILL to the {left_over} processes that still ran on machine 1"
             )
         else:
             self._screen.say(
-                f"machine 1 has exited with {machine.returncode} ({found.slack:.1f} s before its end, "
+                f"machine 1 has exited with {machine.returncode} ({result.slack:.1f} s before its end, "
                 f"{left_over} processes left over) and is gone, its disk too"
             )
         self._doing(machine, "gone")
         machine.discard()
-        return found
+        return result
 
     def _second(self, stack: ExitStack) -> tuple[DemoMachine, Losses]:
-        """The next machine goes on where the store says."""
+        """Run machine 2, which resumes from the store."""
         simulator = stack.enter_context(self._plan.cloud.simulator())
         machine, losses = self._machine("machine 2", stack)
         self._screen.say("machine 2 begins: the same command, the same store")
@@ -209,7 +214,7 @@ class Director:
         self._must(machine.returncode == 0, machine, "machine 2 failed")
         return machine, losses
 
-    # --- its means ---
+    # --- helpers ---
 
     def _machine(self, name: str, stack: ExitStack) -> tuple[DemoMachine, Losses]:
         file = name.replace(" ", "-")
@@ -239,7 +244,7 @@ class Director:
         return self._checkpoint_bytes() > 0
 
     def _checkpoint_bytes(self) -> int:
-        """Of the newest in the store that is marked; 0 where there is none."""
+        """Return the bytes of the newest marked checkpoint in the store; 0 if there is none."""
         marked = (folder for folder in scan(self._store, self._plan.run_id) if MARKER in folder.files)
         newest = next(marked, None)
         return sum(newest.files.values()) if newest is not None else 0
@@ -249,13 +254,13 @@ class Director:
         self._show()
 
     def _watch(self, until: Callable[[], bool]) -> None:
-        """Show what happens until something has."""
+        """Show the machines' progress until `until` returns True."""
         self._refresh()
         while not until():
             self._show()
             self._clock.wait(self._pause, _LOOK)
             self._refresh()
-        self._refresh()  # what was written between the last look and an end
+        self._refresh()  # lines written between the last read and the end
 
     def _refresh(self) -> None:
         for losses, _ in self._lanes.values():

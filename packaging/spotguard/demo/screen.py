@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: live bars at a terminal, plain lines elsewhere."""
+"""The demo's progress on stdout: live bars at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from spotguard.providers.clock import Clock
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-#: Plain lines: a lane tells where it is each time it has gone so much further.
+#: The share of all steps after which a lane prints its next plain line.
 _PLAIN_SHARE = 0.2
 
 
 class Screen(Protocol):
-    """The whole of what the story tells. A context manager; called from one thread."""
+    """The demo's whole output while it runs. A context manager, called from one thread."""
 
     def __enter__(self) -> Self: ...
 
@@ -25,16 +25,16 @@ class Screen(Protocol):
     ) -> None: ...
 
     def say(self, text: str) -> None:
-        """Something happened."""
+        """Show an event."""
         ...
 
     def lane(self, name: str, step: int, loss: float | None, doing: str) -> None:
-        """Where a machine is in its work. A lane that is new is added below the others."""
+        """Show a machine's progress. A new lane is added below the others."""
         ...
 
 
 def open_screen(total: int, clock: Clock, *, plain: bool, out: TextIO | None = None) -> Screen:
-    """Live bars where there is a terminal that can show them."""
+    """Return live bars for a terminal, and plain lines elsewhere or with `plain`."""
     out = out or sys.stdout
     if plain or not out.isatty():
         return PlainScreen(total, clock, out)
@@ -42,7 +42,7 @@ def open_screen(total: int, clock: Clock, *, plain: bool, out: TextIO | None = N
 
 
 class PlainScreen:
-    """One line for each thing that happened, and now and then one for each machine."""
+    """A screen of plain lines: one for each event, and one for each machine from time to time."""
 
     def __init__(self, total: int, clock: Clock, out: TextIO) -> None:
         self._total = total
@@ -71,7 +71,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A bar for each machine, below a growing list of what happened."""
+    """A screen with a bar for each machine, below a growing list of events."""
 
     def __init__(self, total: int, clock: Clock, out: TextIO) -> None:
         from rich.console import Console

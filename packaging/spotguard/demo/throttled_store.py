@@ -1,7 +1,7 @@
-"""A machine's link to its store, as slow as the demo says: `python -m spotguard.demo.throttled_store MBIT SCRIPT ...`.
+"""A simulated slow link from a machine to its store: `python -m spotguard.demo.throttled_store MBIT SCRIPT ...`.
 
-The link is the cloud's, and the cloud is what the demo plays. A script that runs behind it is any user's: nothing but what
-goes up to the store takes longer. On the disk of one computer every state would fit into every warning.
+The link is a part of the cloud, which the demo simulates. The script behind the link may be any user's: only its uploads
+take longer. On one computer's disk, every state would fit into every warning.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores import factory
 from spotguard.providers.stores.base import BlobStore, ObjectInfo, Sent
 
-#: Seconds that one piece of an object takes: two uploads at once share the link, and each looks at its deadline.
+#: Seconds that one piece of an object takes. Pieces let parallel uploads share the link and check their deadlines.
 _PIECE = 0.05
 
 
 class ThrottledStore:
-    """A `BlobStore` behind a link.
+    """A `BlobStore` behind a slow link.
 
     Args:
-        rate: bytes a second, of all uploads together.
+        store: the store behind the link.
+        rate: bytes per second, for all uploads together.
+        clock: the clock to wait by.
     """
 
     def __init__(self, store: BlobStore, rate: float, clock: Clock | None = None) -> None:
@@ -35,7 +37,7 @@ class ThrottledStore:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._never = threading.Event()
-        #: When the link has sent everything that it was given.
+        #: The monotonic time at which the link will have sent all its pieces.
         self._free_at = 0.0
 
     def warm(self, *, timeout: float | None = None) -> None:
@@ -69,35 +71,35 @@ class ThrottledStore:
         self._store.delete(keys, timeout=timeout)
 
     def _send(self, key: str, nbytes: int, timeout: float | None, sent: Sent | None = None) -> float | None:
-        """Take the time that these bytes take; what is left of `timeout` after it."""
+        """Wait as long as the link needs for these bytes, and return the rest of `timeout`."""
         begun = self._clock.monotonic()
-        left = float(nbytes)
-        while left > 0:
-            piece = min(left, self._rate * _PIECE)
+        unsent = float(nbytes)
+        while unsent > 0:
+            piece = min(unsent, self._rate * _PIECE)
             with self._lock:
                 now = self._clock.monotonic()
-                # A thread that woke up late makes up for it: the link did not stand still meanwhile.
+                # A thread that woke up late catches up, because the link did not pause meanwhile.
                 self._free_at = max(self._free_at, now - _PIECE) + piece / self._rate
                 wait = self._free_at - now
             if timeout is not None and now + wait > begun + timeout:
                 self._clock.wait(self._never, max(0.0, begun + timeout - now))
-                raise UnavailableError(f"put {key}: out of time, {left:.0f} of {nbytes} bytes not sent")
+                raise UnavailableError(f"put {key}: out of time, {unsent:.0f} of {nbytes} bytes not sent")
             self._clock.wait(self._never, max(0.0, wait))
-            left -= piece
+            unsent -= piece
             if sent is not None:
                 sent(int(piece))
         return None if timeout is None else max(0.0, begun + timeout - self._clock.monotonic())
 
 
 def main() -> None:
-    """Run a script whose stores lie behind the link."""
+    """Run a script whose stores are behind the link."""
     rate, script = float(sys.argv[1]) * 1e6 / 8, sys.argv[2]
     direct = factory.open_store
 
     def open_store(url: str) -> BlobStore:
         return ThrottledStore(direct(url), rate)
 
-    factory.open_store = open_store  # before `register` asks for it
+    factory.open_store = open_store  # before `register` imports it
     sys.argv = sys.argv[2:]
     runpy.run_path(script, run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""When what happened to the notice, counted from the instant it stood at the metadata endpoint."""
+"""The timeline of a notice, in seconds from the instant at which the metadata endpoint showed it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The way of one notice. What did not happen is not in it."""
+    """The events of one notice, from the endpoint to the machine's end. Events that did not happen are left out."""
 
     #: Seconds from the notice to the end of the machine.
     window: float
     marks: tuple[Mark, ...]
-    #: Seconds that were left when machine 1 had ended by itself; None where it had to be killed.
+    #: Seconds left in the window when machine 1 ended by itself; None if it had to be killed.
     slack: float | None
-    #: The committed step, the size of the checkpoint, and the agent's own line.
+    #: The committed step.
     step: int | None = None
+    #: The checkpoint's size in bytes.
     nbytes: int = 0
+    #: The agent's own line about the outcome.
     line: str = ""
 
     @property
     def end(self) -> float:
-        """When machine 1 had ended."""
+        """Seconds from the notice to the end of machine 1."""
         return self.marks[-1].at
 
 
 def read_outcome(path: Path) -> dict[str, Any]:
-    """What the agent wrote beside its socket; empty where it did not live to write it."""
+    """Return the outcome that the agent wrote beside its socket; empty if the agent was killed before."""
     return json.loads(path.read_bytes()) if path.exists() else {}
 
 
@@ -52,15 +54,15 @@ def timeline(
     killed: bool,
     pressed: float | None = None,
 ) -> Timeline:
-    """The timeline of the notice.
+    """Return the timeline of the notice.
 
     Args:
         outcome: the agent's record.
-        visible_wall: Unix seconds at which the notice was put.
-        window: seconds from then to the end of the machine.
-        ended: when machine 1 had ended, in seconds after that.
-        killed: whether it had to be killed.
-        pressed: when everything on it was sent a SIGTERM, in seconds after that; None where nothing was.
+        visible_wall: Unix seconds at which the notice became visible.
+        window: seconds from the notice to the end of the machine.
+        ended: seconds from the notice to the end of machine 1.
+        killed: whether machine 1 had to be killed.
+        pressed: seconds from the notice to the SIGTERM for all processes on machine 1; None if there was none.
     """
     marks = [Mark("the notice stands at the metadata endpoint", 0.0)]
     if "seen" in outcome:
@@ -84,8 +86,8 @@ def timeline(
     )
 
 
-#: Of the agent's record, in seconds after it saw the notice. (`told` counts from sending it on, which the agent does
-#: with the same breath.)
+#: Fields of the agent's record, in seconds after the agent saw the notice, and their texts. (`told` counts from the delivery
+#: to the training process, which the agent begins at once.)
 _PHASES = {
     "delivered": "delivered to the training process",
     "gate": "the state stands still",

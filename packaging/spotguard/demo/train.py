@@ -23,7 +23,7 @@ EVALUATE_EVERY = 100
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(1)  # sums are taken in another order with another number of threads
+    torch.set_num_threads(1)  # another number of threads adds in another order
     torch.manual_seed(1234)
 
     numbers = torch.tensor(data.encode(data.text()), dtype=torch.uint8)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def batch(numbers: Tensor, context: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Pieces of the text from anywhere in it, and the same pieces one character later."""
+    """Return random pieces of the text, and the same pieces one character later."""
     starts = torch.randint(len(numbers) - context, (BATCH, 1), generator=generator)
     pieces = numbers[starts + torch.arange(context + 1)].long()
     return pieces[:, :-1], pieces[:, 1:]
@@ -72,7 +72,7 @@ def batch(numbers: Tensor, context: int, generator: torch.Generator | None = Non
 
 @torch.no_grad()
 def evaluate(model: GPT, numbers: Tensor) -> float:
-    """The loss on text that is never trained on, always on the same pieces of it."""
+    """Return the loss on text that is never trained on, always on the same pieces."""
     model.eval()
     generator = torch.Generator().manual_seed(1)
     losses = [model(*batch(numbers, model.context, generator)) for _ in range(4)]

@@ -1,8 +1,16 @@
-"""`spotguard prove`: runs the user's own command undisturbed and preempted, and compares what the two have trained.
+"""`spotguard prove`: run the user's own command undisturbed and preempted, and compare the results.
 
-Read in this order: `series` (which runs of the command there are), `copies` (the folder that each runs in), `runner` and `processes`
-(one run, from its start to its end), `record` (what it has written down), `compare` (the first thing that differs), `evidence` and
-`stale` (facts about two runs), `causes` and `wording` (why they probably differ), `proof` (all of it, to a verdict), `page`.
+Read in this order:
+
+- `series`: the runs of the command;
+- `copies`: the folder that each runs in;
+- `runner` and `processes`: one run, from its start to its end;
+- `record`: the records of a run;
+- `compare`: the first difference;
+- `evidence` and `stale`: facts about two runs;
+- `causes` and `wording`: why they probably differ;
+- `proof`: the whole proof, to its verdict;
+- `page`: the proof's output.
 
 Inside the training process `spotguard.hooks.recorder` writes the records.
 """

@@ -1,7 +1,7 @@
-"""Why a run probably differs, and what to do: a table, asked from top to bottom. Pure, and without torch.
+"""Likely causes of a difference, and their remedies: a table, evaluated from top to bottom. Pure, and without torch.
 
-Each row looks at the facts and returns the names that it speaks of, or None. The first that answers is the likely cause;
-others that answer too are told beside it.
+Each row reads the facts and returns the names for its text, or None. The first row that returns names is the likely
+cause. Later rows that return names are reported after it.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from .wording import Found
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A likely cause, and what to do."""
+    """A likely cause, and its remedy."""
 
-    #: For a program.
+    #: The cause's name for programs.
     id: str
-    #: What is wrong.
+    #: The cause in words.
     text: str
-    #: What to do about it.
+    #: The remedy in words.
     mend: str
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Evidence, cause, mend."""
+    """One row of the table: evidence, cause and remedy."""
 
     id: str
     evidence: Callable[[Evidence], Found]
     text: str
     mend: str
-    #: It explains everything that the rows below it may see as well.
+    #: Whether this cause also explains all that the rows below may find; then they are not evaluated.
     alone: bool = False
 
 
 def causes(facts: Evidence) -> list[Cause]:
-    """Those that the facts speak for, the likeliest first."""
+    """Return the causes that the facts support, the likeliest first."""
     return [*_answers(_UNDISTURBED if facts.undisturbed else _RESUMED, facts)]
 
 
 def _answers(rows: Sequence[Row], facts: Evidence) -> Iterator[Cause]:
     for row in rows:
-        if (found := row.evidence(facts)) is not None:
-            yield Cause(row.id, row.text.format(**found), row.mend.format(**found))
+        if (names := row.evidence(facts)) is not None:
+            yield Cause(row.id, row.text.format(**names), row.mend.format(**names))
             if row.alone:
                 return
 

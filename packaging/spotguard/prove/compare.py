@@ -1,9 +1,9 @@
-"""The first thing in which two runs differ. Pure: records come in, differences go out.
+"""The first difference between two runs. Pure: records come in, differences go out.
 
-What is compared: the losses of each turn, what is registered, the generators, modules and optimizers that are not registered, and
-parameters that anybody's optimizer has moved. What the model was given is told with them, and decides nothing: a batch that
-matters changes a loss. Variables of the script are evidence, and no more; but for those that are kept beside the parameters in
-their very shapes, as averages of them are.
+Compared are: the losses of each turn, registered state, the generators, modules and optimizers that are not registered, and
+parameters that any optimizer has moved. The model's inputs are reported with a difference and never decide: a batch that
+matters changes a loss. The script's variables are only evidence, with one exception: tensors that have exactly the shapes of
+parameters, as averages of parameters have, are compared too.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from typing import Literal
 
 from .record import BoundaryRecord, Record
 
-#: How a record writes tensors: "float32[4, 8] 5d1653c7", and one number of them "float32 2.5".
+#: A tensor in a record: "float32[4, 8] 5d1653c7", or "float32 2.5" for a tensor of one number.
 _TENSOR = re.compile(r"(bfloat|float|complex|int|uint|bool)\d*(\[[\d, ]*\] [0-9a-f]{8}| \S+)$")
 _SHAPE = re.compile(r"(\w+\[[\d, ]+\]) [0-9a-f]{8}$")
 
-#: What a restore itself must have brought back; the rest is looked at from the next boundary on.
+#: Kinds that are compared right after a restore; the others are compared from the next boundary on.
 _RESTORED = ("state", "generators")
-#: In the order in which a step makes them. A turn's are told one by one, and a boundary's by name.
+#: Kinds in the order in which a step makes them. Those of a turn are numbered, those of a boundary have names.
 _OF_TURN = ("input", "loss")
 _OF_LOOK = ("state", "generators", "modules", "optimizers", "moved")
 
-#: How the batches of a resumed run stand to those of the undisturbed one.
+#: How the batches of a resumed run relate to those of the undisturbed one.
 Data = Literal["same", "ahead", "behind", "anew", "other", "unseen"]
-#: Batches that a run may be ahead or behind by and still be recognised.
+#: The largest shift, in batches, at which a run is recognised as ahead or behind.
 _FARTHEST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One item, at one step, in two runs."""
+    """One item that differs between two runs at one step."""
 
     step: int
     #: "input", "loss", "state", "generators", "modules", "optimizers", "moved" or "kept".
     kind: str
     name: str
-    #: Of the undisturbed run, and of the other; "" for what is not there.
+    #: The undisturbed run's value; "" if the run does not have the item.
     plain: str
+    #: The other run's value; "" if the run does not have the item.
     other: str
     rank: int = 0
-    #: Right after the restore, before anything was trained.
+    #: Whether the item differs right after the restore, before any training.
     restored: bool = False
 
     @property
@@ -54,8 +55,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Unsteady:
-    """What differs between two undisturbed runs and need not be compared: clocks, names, generators that nobody seeds."""
+    """Items that differ between two undisturbed runs and are not compared: clocks, names, unseeded generators."""
 
+    #: The kind and the name of each item.
     items: frozenset[tuple[str, str]] = frozenset()
     variables: frozenset[str] = field(default_factory=frozenset)
 
@@ -66,7 +68,7 @@ def is_tensor(text: str) -> bool:
 
 
 def unsteady(first: Record, second: Record) -> Unsteady:
-    """Of two undisturbed runs."""
+    """Return the items and variables that differ between two undisturbed runs."""
     items: set[tuple[str, str]] = set()
     variables: set[str] = set()
     for look in first.looks.values():
@@ -74,7 +76,7 @@ def unsteady(first: Record, second: Record) -> Unsteady:
         if other is None:
             continue
         for each in _of_look(look, other, _OF_LOOK):
-            # A generator that is seeded late differs at first, and no more at the last.
+            # A generator that is seeded late differs at first, but no longer at the last boundary.
             if not each.is_of_tensors and (
                 each.kind != "generators" or look.step == min(first.last, second.last)
             ):
@@ -85,11 +87,11 @@ def unsteady(first: Record, second: Record) -> Unsteady:
 
 
 def differences(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
-    """Those of the first step that has any, the first cause first; empty where the runs are equal.
+    """Return the differences of the first step that has any, the first cause first; empty if the runs are equal.
 
     Args:
-        other: a run from the start, or one that was resumed.
-        left_out: what is not compared.
+        other: a run from the start, or a resumed one.
+        left_out: items that are not compared.
     """
     begin = other.began or 0
     for look in other.after(begin):
@@ -98,9 +100,9 @@ def differences(plain: Record, other: Record, left_out: Unsteady) -> list[Differ
         known = plain.looks.get(look.step)
         if known is None:
             continue
-        found = _at(known, look, left_out, begin)
-        if found:
-            return found
+        differing = _at(known, look, left_out, begin)
+        if differing:
+            return differing
     return _kept(plain, other, left_out)
 
 
@@ -109,21 +111,23 @@ def _at(known: BoundaryRecord, look: BoundaryRecord, left_out: Unsteady, begin: 
     kinds: tuple[str, ...] = _OF_LOOK
     if restored:
         kinds = _RESTORED if begin else ("state",)  # a run that begins may seed after its restore
-    found = [
+    differing = [
         each
         for each in _of_look(known, look, kinds, restored=restored)
         if (each.kind, each.name) not in left_out.items
     ]
     if restored:
-        return found
-    found = [*_of_turn(known, look, "loss", begin), *found]
-    return [*_of_turn(known, look, "input", begin), *found] if found else []
+        return differing
+    differing = [*_of_turn(known, look, "loss", begin), *differing]
+    return [*_of_turn(known, look, "input", begin), *differing] if differing else []
 
 
 def _of_turn(known: BoundaryRecord, look: BoundaryRecord, kind: str, begin: int) -> Iterator[Difference]:
     here, there = known.values(kind), look.values(kind)
     if look.step == begin + 1 and len(there) > len(here):
-        there = there[len(there) - len(here) :]  # what a script does once, between its restore and its loop
+        there = there[
+            len(there) - len(here) :
+        ]  # skip what a script does once, between its restore and its loop
     for number in range(max(len(here), len(there))):
         plain = here[number] if number < len(here) else ""
         other = there[number] if number < len(there) else ""
@@ -137,7 +141,7 @@ def _of_look(
     for kind in kinds:
         here, there = known.items[kind], look.items[kind]
         for name in here:
-            # What is not registered may be made later: it counts once both have it.
+            # An unregistered item may be made later: it is compared once both runs have it.
             if name in there and here[name] != there[name]:
                 yield Difference(look.step, kind, name, here[name], there[name], restored=restored)
             elif name not in there and kind == "state":
@@ -148,7 +152,10 @@ def _of_look(
 
 
 def _kept(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
-    """Tensors in variables, of a trained parameter's type and shape, that differ from the first boundary to the last."""
+    """Return tensors in variables that differ at the first boundary and at the last.
+
+    Only tensors with the type and shape of a trained parameter count.
+    """
     steps = [step for step in sorted(other.looks) if step in plain.looks and step > (other.began or 0)]
     if not steps:
         return []
@@ -161,7 +168,7 @@ def _kept(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
     }
 
     def is_log(name: str) -> bool:
-        """Whether it is an item of what has another length: a list that is filled anew says no more than that."""
+        """Report whether `name` is an item of a container whose length differs: such a list is only being filled anew."""
         lengths = [f"len({name[:at]})" for at, sign in enumerate(name) if sign == "["]
         here, there = plain.looks[last].variables, other.looks[last].variables
         return any(here.get(each) != there.get(each) for each in lengths)
@@ -187,9 +194,9 @@ def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> set[str]:
 
 
 def batches(plain: Record, other: Record, begin: int) -> tuple[Data, int]:
-    """How the batches of a run that was resumed at `begin` stand to those of the undisturbed one, and by how many they are off."""
+    """Return how the batches of a run resumed at `begin` relate to the undisturbed run's, and by how many they are off."""
     answers = [_batches_by(kind, plain, other, begin) for kind in ("input", "batch")]
-    # A batch that is changed by random numbers on its way into the model is known as it was fetched.
+    # If random numbers change a batch on its way into the model, the batch is recognised as it was fetched.
     return next((each for each in answers if each[0] not in ("unseen", "other")), answers[0])
 
 

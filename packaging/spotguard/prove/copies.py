@@ -1,6 +1,6 @@
-"""Copies of the working folder: each series of lives has one of its own, so that no life meets what another has written.
+"""Copies of the working folder: one for each series of lives, so that no life reads what another series has written.
 
-Blocks are shared with the original where the file system can (btrfs, XFS, bcachefs): such a copy takes no room and no time.
+A copy shares blocks with the original if the file system can (btrfs, XFS, bcachefs). Such a copy takes no room and no time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spotguard.providers.text import amount
 
 #: `ioctl_ficlone(2)`.
 _FICLONE = 0x40049409
-#: Folders that are linked to, not copied: a program writes nothing there that it reads again.
+#: Folders that a copy links to: a program writes nothing there that it reads again.
 _LINKED = frozenset({".git", ".hg", ".tox", "node_modules"})
 #: Folders that no life needs.
 _LEFT_OUT = frozenset({STORE_FOLDER, "__pycache__"})
@@ -29,11 +29,12 @@ _LEFT_OUT = frozenset({STORE_FOLDER, "__pycache__"})
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The working folder: what of it is copied.
+    """The working folder, and which parts of it are copied.
 
     Args:
-        linked: folders in it that are linked to, as paths below it.
-        without: what is left out, as `linked`: where the copies themselves lie.
+        folder: the working folder.
+        linked: folders in it that a copy links to, as paths below `folder`.
+        without: folders that a copy leaves out, as paths below `folder`: those that hold the copies themselves.
     """
 
     folder: Path
@@ -41,13 +42,13 @@ class Original:
     without: frozenset[Path] = frozenset()
 
     def outside_of(self, folder: Path) -> Original:
-        """Without this folder, which may lie in it: copies of copies would have no end."""
+        """Return the original without `folder`, if it lies inside: copies of copies would never end."""
         if not folder.is_relative_to(self.folder) or folder == self.folder:
             return self
         return replace(self, without=self.without | {folder.relative_to(self.folder)})
 
     def files(self) -> Iterator[tuple[Path, os.DirEntry[str]]]:
-        """Each entry below it that is not left out, folders before what is in them, with its path below the folder."""
+        """Yield each entry that is not left out, with its path below the folder; a folder before its contents."""
         folders = [Path()]
         while folders:
             below = folders.pop()
@@ -66,28 +67,28 @@ class Original:
                     folders.append(path)
 
     def is_linked(self, path: Path) -> bool:
-        """By its name, because somebody said so, or as what `python -m venv` makes."""
+        """Report whether a copy links to this folder: by its name, by `linked`, or because it is a virtual environment."""
         known = path.name in _LINKED or path in self.linked
         return known or os.path.isfile(self.folder / path / "pyvenv.cfg")
 
     def size(self) -> int:
-        """Bytes that a copy holds."""
+        """Return the bytes that a copy holds."""
         return sum(_size(entry) for _, entry in self.files())
 
 
 def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[int, bool]:
-    """See that the copies may be made.
+    """Check that the copies may be made.
 
     Args:
-        at: the folder they will lie in.
-        most: bytes of one copy that are real ones.
-        copies: how many there are at one time.
+        at: the folder that will hold the copies.
+        most: the limit in bytes for one copy that shares no blocks.
+        copies: the number of copies at one time.
 
     Returns:
-        The bytes of one copy, and whether its blocks are shared with the original.
+        The bytes of one copy, and whether the copy shares blocks with the original.
 
     Raises:
-        UsageError: they are too large, or have no room.
+        UsageError: a copy is too large, or the disk has no room for the copies.
     """
     size, shares = original.size(), can_share(original, at)
     if shares:
@@ -111,7 +112,7 @@ def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[in
 
 
 def can_share(original: Original, at: Path) -> bool:
-    """Whether the file system gives a file of the folder to another name there without copying it. One is tried."""
+    """Report whether the file system can clone a file of the folder to `at` without copying its blocks. Clones one to try."""
     first = next((path for path, entry in original.files() if _size(entry)), None)
     if first is None:
         return False
@@ -127,18 +128,18 @@ def can_share(original: Original, at: Path) -> bool:
 
 
 def beside(original: Path, root: Path) -> Path:
-    """Make the folders above a copy, whose other entries are links to the real ones: `../data` is what it is.
+    """Make the folders above a copy, and link their other entries to the real ones, so that `../data` still works.
 
     Args:
-        root: a new folder. It stands for `/`.
+        root: a new folder, which stands for `/`.
 
     Returns:
-        The folder that the copy is to be.
+        The path for the copy; it does not exist yet.
     """
     real, here = Path(original.root), root
     for part in original.parts[1:]:
         here.mkdir(mode=0o700)
-        with contextlib.suppress(PermissionError):  # nobody finds a name in there
+        with contextlib.suppress(PermissionError):  # nobody can list this folder
             for name in os.listdir(real):
                 if name != part:
                     (here / name).symlink_to(real / name)
@@ -147,11 +148,11 @@ def beside(original: Path, root: Path) -> Path:
 
 
 def copy(original: Original, to: Path) -> None:
-    """Make a copy. Links stay links, and what is neither a file nor a folder is left out.
+    """Copy the folder. Links stay links; anything that is neither a file nor a folder is left out.
 
     Raises:
-        UsageError: something in the folder cannot be read.
-        OSError: there is no room for it.
+        UsageError: a file or folder cannot be read.
+        OSError: the disk has no room for the copy.
     """
     to.mkdir(mode=0o700)
     for path, entry in original.files():
@@ -185,27 +186,28 @@ def _copy_file(source: Path, target: Path) -> None:
     shutil.copystat(source, target)
 
 
-def links(folder: Path, said: Collection[str]) -> frozenset[Path]:
-    """
+def links(folder: Path, given: Collection[str]) -> frozenset[Path]:
+    """Return the folders to link to, as paths below the working folder.
+
     Args:
-        said: folders, as a person names them: below the working folder.
+        given: folders as the user passed them, relative to the working folder.
 
     Raises:
-        UsageError: one is not there, or not below it.
+        UsageError: a folder does not exist, or is not inside the working folder.
     """
-    found = set()
-    for word in said:
+    linked = set()
+    for word in given:
         path = Path(os.path.normpath(folder / word))
         if not path.is_dir() or not path.is_relative_to(folder) or path == folder:
             raise UsageError(
                 f"--link {word!r}: expected a folder inside the working folder {folder}, as in --link data"
             )
-        found.add(path.relative_to(folder))
-    return frozenset(found)
+        linked.add(path.relative_to(folder))
+    return frozenset(linked)
 
 
 def _size(entry: os.DirEntry[str]) -> int:
-    """Bytes of a file; 0 of anything else, and of what was removed meanwhile."""
+    """Return the bytes of a file; 0 for anything else, and for a file that was removed meanwhile."""
     try:
         return entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
     except OSError:

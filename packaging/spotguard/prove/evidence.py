@@ -1,4 +1,4 @@
-"""What speaks for one cause or another of a difference: facts about two runs, from their records. Pure."""
+"""Evidence for the cause of a difference: facts about two runs, from their records. Pure."""
 
 from __future__ import annotations
 
@@ -15,64 +15,67 @@ _ROOT = re.compile(r"(self\.)?[^.\[]+")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a cause may rest on. What does not speak is empty."""
+    """All facts that a cause may rest on. A field without evidence is empty."""
 
-    #: Of the first difference; None for a life that failed.
+    #: The first difference; None for a life that failed.
     first: Difference | None
-    #: Two undisturbed runs differ, and no resume is involved.
+    #: Whether two undisturbed runs differ, with no resume involved.
     undisturbed: bool = False
     #: Completed steps at which the resumed run began.
     begin: int = 0
+    #: How the resumed run's batches relate to the undisturbed run's.
     data: Data = "unseen"
+    #: The number of batches by which they are off.
     shift: int = 0
-    #: Optimizers that are not registered and whose state, or whose parameters, were lost.
+    #: Unregistered optimizers whose state or parameters were lost.
     strangers: tuple[Trained, ...] = ()
-    #: Modules that are not registered and came back otherwise, by the script's name.
+    #: Unregistered modules that differ after the restore, by the script's names.
     modules: tuple[str, ...] = ()
-    #: Variables and modules that are made of other random numbers in a resumed run.
+    #: Variables and modules that a resumed run makes of other random numbers.
     drawn_anew: tuple[str, ...] = ()
-    #: Copies or averages of the parameters, in variables.
+    #: Variables that hold copies or averages of the parameters.
     kept: tuple[str, ...] = ()
     #: Optimizers whose step comes after the boundary that should close it.
     behind_boundary: tuple[str, ...] = ()
-    #: The boundary comes while gradients are being gathered.
+    #: Whether the boundary comes while gradients are being gathered.
     gathering: bool = False
-    #: Registered, and differs right after the restore.
+    #: Registered names that differ right after the restore.
     unrestored: tuple[str, ...] = ()
-    #: Registered, and changes after guard.step(), before the next forward.
+    #: Registered names that change after guard.step(), before the next forward.
     late: tuple[str, ...] = ()
-    #: Registered, brought back, and changed by the script before its first forward.
+    #: Registered names that were restored, and that the script changed before its first forward.
     undone: tuple[str, ...] = ()
-    #: Registered names that mean another object by now.
+    #: Registered names that now refer to another object.
     rebound: tuple[str, ...] = ()
-    #: Registered parameters that are frozen in one of the runs, and trained in the other.
+    #: Registered parameters that one of the runs freezes and the other one trains.
     frozen: tuple[str, ...] = ()
-    #: Variables, the most telling first.
+    #: Variables that were not restored, the most telling first.
     stale: tuple[Stale, ...] = ()
-    #: Iterators of loaders that were made before `restore`, and registered loaders.
+    #: Number of loaders' iterators that were made before `restore`.
     early_iterators: int = 0
+    #: Names of registered loaders.
     loaders: tuple[str, ...] = ()
-    #: Batches come from a loader of torch's.
+    #: Whether batches come from one of torch's loaders.
     fetched: bool = False
-    #: A loader has worker processes.
+    #: Whether a loader has worker processes.
     workers: bool = False
-    #: Generators that were brought back and stand elsewhere at the first forward; and what moved them: "iterator", "batch",
-    #: "seed", "evaluation" or "code".
+    #: Generators that were restored and have another state at the first forward.
     moved: tuple[str, ...] = ()
+    #: The cause that moved them: "iterator", "batch", "seed", "evaluation" or "code".
     moved_by: str = ""
-    #: Generators that begin differently at each start and are drawn from.
+    #: Generators that training draws from and whose state differs at each start.
     unseeded: tuple[str, ...] = ()
-    #: The seed was the process's own number.
+    #: Whether the seed was the process id.
     seeded_by_pid: bool = False
-    #: Plain variables that differ from the start of each run.
+    #: Plain variables that differ from the start of each run on.
     unlike: tuple[str, ...] = ()
-    #: Threads that the script has started, as "train.py:12".
+    #: Places where the script has started threads, as "train.py:12".
     threads: tuple[str, ...] = ()
-    #: Files of the working folder that the life before had written and this one has read.
+    #: Files in the working folder that the life before wrote and this life read.
     own_files: tuple[str, ...] = ()
-    #: The run that the script restores from at every start.
+    #: The id of the run that the script restores from at every start.
     elsewhere: str = ""
-    #: The stores and run ids that the script names, where they are others at each start.
+    #: The stores and run ids that the script names, if they differ from start to start.
     names: tuple[str, ...] = ()
     #: Why a resumed life failed.
     failed: str = ""
@@ -80,15 +83,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What of a life is no record of a rank."""
+    """Facts about a life that no rank's record holds."""
 
     threads: tuple[str, ...] = ()
     own_files: tuple[str, ...] = ()
     failed: str = ""
 
 
-def of_undisturbed(first: Record, second: Record, found: Sequence[Difference], around: Around) -> Evidence:
-    """Why two undisturbed runs differ."""
+def of_undisturbed(
+    first: Record, second: Record, differing: Sequence[Difference], around: Around
+) -> Evidence:
+    """Return the evidence for why two undisturbed runs differ."""
     start = min(first.looks.keys() & second.looks.keys(), default=0)
     here, there = first.looks.get(start), second.looks.get(start)
     turn, other_turn = first.looks.get(start + 1), second.looks.get(start + 1)
@@ -99,7 +104,7 @@ def of_undisturbed(first: Record, second: Record, found: Sequence[Difference], a
                 if text.startswith("generator ") and name not in own:
                     own[name] = text, {**other.variables, **other.opened_variables}.get(name)
     return Evidence(
-        first=found[0] if found else None,
+        first=differing[0] if differing else None,
         undisturbed=True,
         unseeded=tuple(_unseeded(first, second, start)),
         seeded_by_pid=first.seed != second.seed
@@ -121,7 +126,7 @@ def _unlike(one: BoundaryRecord | None, other: BoundaryRecord | None) -> Iterato
 
 
 def _unseeded(first: Record, second: Record, start: int) -> Iterator[str]:
-    """Generators that stand elsewhere in each run, at the begin and at the end, and that training draws from."""
+    """Yield generators that training draws from and whose state differs between the runs at the start and at the end."""
     last = min(first.last, second.last)
     ends = [(first.looks.get(step), second.looks.get(step)) for step in (start, last)]
     for name in first.looks[start].items["generators"] if start in first.looks else ():
@@ -136,22 +141,22 @@ def _unseeded(first: Record, second: Record, start: int) -> Iterator[str]:
 
 
 def of_resumed(
-    plain: Record, other: Record, found: Sequence[Difference], left_out: Unsteady, around: Around
+    plain: Record, other: Record, differing: Sequence[Difference], left_out: Unsteady, around: Around
 ) -> Evidence:
-    """Why a resumed run differs from the undisturbed one."""
+    """Return the evidence for why a resumed run differs from the undisturbed one."""
     begin = other.began or 0
     data, shift = batches(plain, other, begin)
     moved, moved_by = _generators(plain, other, begin, left_out)
-    at_restore = [each for each in found if each.restored]
+    at_restore = [each for each in differing if each.restored]
     return Evidence(
-        first=found[0] if found else None,
+        first=differing[0] if differing else None,
         begin=begin,
         data=data,
         shift=shift,
         strangers=_strangers(plain, other, begin),
         modules=_modules(plain, other, begin),
         drawn_anew=drawn_anew(plain, other, begin, left_out),
-        kept=_roots(each.name for each in found if each.kind == "kept"),
+        kept=_roots(each.name for each in differing if each.kind == "kept"),
         behind_boundary=_behind_boundary(plain),
         gathering=_gathering(plain, begin),
         unrestored=_registered(at_restore, plain),
@@ -184,10 +189,10 @@ def _has_workers(record: Record) -> bool:
 
 
 def _behind_boundary(plain: Record) -> tuple[str, ...]:
-    """Optimizers that begin a turn with the step of the turn before.
+    """Return optimizers whose step opens the next turn, behind the boundary that should close it.
 
-    In turn 1 they do not step; in turn 2 and 3 they do, before anything is differentiated there, or turn 1 has trained
-    nothing at all.
+    Such an optimizer does not step in turn 1. In turns 2 and 3 it steps before anything is differentiated, or turn 1 has
+    trained nothing at all.
     """
     turns = [plain.looks[step].turn for step in sorted(plain.looks) if step >= 1][:3]
     if len(turns) < 3 or plain.began != 0:
@@ -196,13 +201,13 @@ def _behind_boundary(plain: Record) -> tuple[str, ...]:
     stepped = {entry.whose for entry in first if entry.what == "step"}
     usual = [entry.whose for entry in later[0] if entry.what == "step"]
     trained = any(entry.what in ("input", "loss") for entry in first)
-    found = []
+    behind = []
     for name in dict.fromkeys(usual):
         if name in stepped:
             continue
         if (not trained and not stepped) or all(_steps_first(turn, name) for turn in later):
-            found.append(name)
-    return tuple(found)
+            behind.append(name)
+    return tuple(behind)
 
 
 def _steps_first(turn: Sequence[Entry], name: str) -> bool:
@@ -215,7 +220,7 @@ def _steps_first(turn: Sequence[Entry], name: str) -> bool:
 
 
 def _gathering(plain: Record, begin: int) -> bool:
-    """Most turns differentiate without a step, and the one that was saved is such a one."""
+    """Report whether the saved turn differentiates without a step, as at least a third of the turns do, but not all."""
     turns = list(plain.after(1))
     without = [look for look in turns if look.has("loss") and not look.has("step")]
     saved = plain.looks.get(begin)
@@ -258,13 +263,13 @@ def _modules(plain: Record, other: Record, begin: int) -> tuple[str, ...]:
     return _roots(name for name in still if name in lost or name not in here.items["modules"])
 
 
-# --- what is registered ---
+# --- registered state ---
 
 
-def _registered(found: Iterable[Difference], plain: Record) -> tuple[str, ...]:
-    """The registered names that these items belong to; generators by their own."""
+def _registered(differing: Iterable[Difference], plain: Record) -> tuple[str, ...]:
+    """Return the registered names that these differences belong to; a generator keeps its own name."""
     names: dict[str, None] = {}
-    for each in found:
+    for each in differing:
         if each.kind == "generators":
             names[f"generator {each.name}"] = None
         else:
@@ -278,29 +283,30 @@ def _frozen(plain: Record, other: Record, step: int) -> tuple[str, ...]:
 
 
 def _changed_before_forward(plain: Record, other: Record, begin: int, *, late: bool) -> tuple[str, ...]:
-    """Registered state that differs at the first forward, though it was the same at the boundary.
+    """Return registered state that differs at the first forward, though it was the same at the boundary.
+
+    State that both runs have changed is left out: that difference follows from something else.
 
     Args:
-        late: what the undisturbed run has changed there and the resumed one has not; else the other way round. (What both
-            have changed follows from something else.)
+        late: return the state that only the undisturbed run has changed; else the state that only the resumed run has.
     """
     here, there = plain.looks.get(begin), other.looks.get(begin)
     after, later = plain.looks.get(begin + 1), other.looks.get(begin + 1)
     if here is None or there is None or after is None or later is None:
         return ()
-    found = []
+    changed = []
     for name, text in after.opened_state.items():
         saved, mine = here.items["state"].get(name, text), later.opened_state.get(name, text)
         if mine != text and there.items["state"].get(name, text) == saved and (text, mine)[late] == saved:
-            found.append(Difference(begin, "state", name, text, mine))
-    return _registered(found, plain)
+            changed.append(Difference(begin, "state", name, text, mine))
+    return _registered(changed, plain)
 
 
 # --- generators ---
 
 
 def _generators(plain: Record, other: Record, begin: int, left_out: Unsteady) -> tuple[tuple[str, ...], str]:
-    """Generators that stood as they should after the restore and do not at the first forward, and what has moved them."""
+    """Return generators that were right after the restore and differ at the first forward, and the cause of the move."""
     here, there = plain.looks.get(begin + 1), other.looks.get(begin + 1)
     restored, saved = other.looks.get(begin), plain.looks.get(begin)
     if here is None or there is None or restored is None or saved is None:
@@ -335,7 +341,7 @@ def _at_first_forward(look: BoundaryRecord) -> Mapping[str, str]:
 
 
 def _mover(look: BoundaryRecord, name: str, state: str) -> str:
-    """What the first entry is after which the generator stands elsewhere."""
+    """Return the kind of the first entry after which the generator's state differs; "code" for other kinds."""
     for entry in look.turn:
         if entry.generators.get(name) != state:
             return entry.what if entry.what in ("iterator", "batch", "evaluation") else "code"
@@ -346,7 +352,7 @@ def _mover(look: BoundaryRecord, name: str, state: str) -> str:
 
 
 def _roots(names: Iterable[str]) -> tuple[str, ...]:
-    """`ema.module.0.weight` and its kin as `ema`; of an object's field, the field: `self.ema`."""
+    """Return the variables that the names begin with: `ema` for `ema.module.0.weight`, and `self.ema` for a field."""
     return tuple(
         dict.fromkeys(match[0] for name in names if (match := _ROOT.match(name.rpartition(": ")[2])))
     )

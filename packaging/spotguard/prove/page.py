@@ -1,6 +1,6 @@
-"""The proof as a person reads it, and as a program does. Pure: a proof comes in, lines or values go out.
+"""The proof as text for a person, and as JSON for a program. Pure: a proof comes in, lines or values go out.
 
-As the doctor's page: the lines fit 80 columns, say without colours what colours say, and end without spaces.
+The rules are those of the doctor's page: lines fit 80 columns, need no colours to be understood, and have no trailing spaces.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from spotguard.providers.text import ago, amount, count
 from .compare import Difference
 from .proof import EXIT_CODES, Proof, ProofVerdict, Resumed
 
-#: Where the words begin.
+#: The column at which a row's text begins.
 _INDENT = 17
 _STYLES = {
     ProofVerdict.EXACT: "bold green",
     ProofVerdict.INEXACT: "bold red",
     ProofVerdict.UNSURE: "bold yellow",
 }
-#: Causes that the page tells.
+#: The most causes that the page prints.
 _MOST_CAUSES = 3
 
-Line = tuple[str, str]  # the words, and their style
+Line = tuple[str, str]  # the text, and its style
 
 _SUMS = {
     ProofVerdict.EXACT: "a preempted run resumes with the bits of an uninterrupted one",
@@ -50,7 +50,7 @@ _ENDED = {
 
 
 def lines(proof: Proof, command: Sequence[str], width: int | None) -> Iterator[Line]:
-    """The page, folded to `width` where there is one."""
+    """Yield the page's lines, folded to `width` if it is given."""
     for name, words, style in _rows(proof, command):
         yield from _row(name, words, width, style)
     yield f"{proof.verdict}: {_SUMS[proof.verdict]}{_why_unsure(proof)}", _STYLES[proof.verdict]
@@ -109,7 +109,7 @@ def _why(proof: Proof) -> Iterator[tuple[str, str, str]]:
 
 
 def as_json(proof: Proof, command: Sequence[str]) -> dict[str, Any]:
-    """For a program."""
+    """Return the proof as plain JSON."""
     return {
         "verdict": str(proof.verdict),
         "exit_code": EXIT_CODES[proof.verdict],
@@ -177,13 +177,13 @@ def _compared(proof: Proof) -> str:
 
 
 def _series(resumed: Sequence[Resumed]) -> str:
-    said = "; ".join(f"{_ENDED[each.ended_by]} {_at(each)}, resumed at {each.begin}" for each in resumed)
+    history = "; ".join(f"{_ENDED[each.ended_by]} {_at(each)}, resumed at {each.begin}" for each in resumed)
     last = resumed[-1]
     if last.failed:
-        return f"{said}: did not come back"
+        return f"{history}: did not come back"
     if last.differences:
-        return f"{said}: differs at step {last.differences[0].step}"
-    return f"{said}: the same to step {last.last}"
+        return f"{history}: differs at step {last.differences[0].step}"
+    return f"{history}: the same to step {last.last}"
 
 
 def _at(each: Resumed) -> str:
@@ -222,7 +222,7 @@ def _row(name: str, words: str, width: int | None, style: str) -> Iterator[Line]
     if width is None:
         yield f"{first}{words}".rstrip(), style
         return
-    # Never cut inside a word: a path or a flag is to be copied.
+    # Never break inside a word: people copy paths and flags.
     folded = textwrap.wrap(
         words, max(20, width - _INDENT), break_long_words=False, break_on_hyphens=False
     ) or [""]

@@ -1,4 +1,4 @@
-"""A command and everything that it starts, wherever that moves to: started, looked at, and ended as one."""
+"""A command and all processes that it starts, in whatever group or session: started, listed and ended as one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from pathlib import Path
 
 from spotguard.providers.clock import Clock
 
-#: The last line of a traceback, with a rank before it or not. torchrun's own says no more than that there was another.
+#: The last line of a traceback, with or without a rank before it. torchrun's own (ChildFailedError) only says that there was
+#: another traceback, so it is excluded.
 _RAISED = re.compile(r"(?:\[\w+\]: ?)?((?![\w.]*ChildFailedError)[\w.]+(?:Error|Exception|Warning)\b.*)")
 
 
 class Processes:
-    """Known by a variable in their environment: children inherit it, whatever process group or session they move to.
+    """The command's processes, found by a variable in their environment.
+
+    Children inherit the variable, whatever process group or session they move to.
 
     Args:
-        mark: the variable and its value, in the environment of these and of nothing else.
-        console: the file for whatever they print.
+        mark: the variable and its value. No other process may have it in its environment.
+        console: the file for the output of the processes.
     """
 
     def __init__(self, mark: tuple[str, str], console: Path, clock: Clock) -> None:
@@ -37,11 +40,12 @@ class Processes:
         self._waiter: threading.Thread | None = None
 
     def start(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
-        """
+        """Start the command.
+
         Raises:
-            OSError: it cannot be started.
+            OSError: the command cannot be started.
         """
-        # Away from our terminal's session: a Ctrl-C is for us, who then end them.
+        # In a session of its own: Ctrl-C reaches only spotguard, which then ends the processes.
         with self.console.open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -59,11 +63,11 @@ class Processes:
 
     @property
     def ended(self) -> bool:
-        """Whether the command has, whatever it has left running."""
+        """Whether the command has ended; processes that it started may still run."""
         return self.ended_at is not None
 
     def tell(self, signum: signal.Signals) -> None:
-        """A signal to the command alone."""
+        """Send a signal to the command alone."""
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 signal.pidfd_send_signal(self._handle, signum)
@@ -73,16 +77,16 @@ class Processes:
             self._signal(pid, signum)
 
     def end(self) -> int:
-        """SIGKILL to everything that still runs; how many processes that were.
+        """Send SIGKILL to all processes that still run, and return their number.
 
-        The command goes by its handle: one that is just being started, or has cleared its environment, has no mark. The kernel
-        sets the environment (`create_elf_tables`) after it closed the pipe by which `Popen` knows of the start.
+        The command is killed by its handle, because it may have no mark: it may have cleared its environment, or is just being
+        started. The kernel sets the environment (`create_elf_tables`) after it closed the pipe by which `Popen` knows of the start.
         """
         killed: set[int] = set()
-        while found := self._alive() - killed:  # again: one may have forked while we looked
-            for pid in found:
+        while alive := self._alive() - killed:  # again: a process may have forked during the scan
+            for pid in alive:
                 self._signal(pid, signal.SIGKILL)
-            killed |= found
+            killed |= alive
         self.tell(signal.SIGKILL)
         if self._waiter is not None:
             self._waiter.join()
@@ -91,7 +95,7 @@ class Processes:
         return len(killed)
 
     def last_words(self) -> str:
-        """Why the command failed: the last exception that the console shows, else the last line that spotguard did not write."""
+        """Return why the command failed: the console's last exception, else its last line that spotguard did not write."""
         lines = self.console.read_text(errors="replace").split("\n")
         raised = [match[1] for line in lines if (match := _RAISED.match(line))]
         own = [line.strip() for line in lines if line.strip(" \r=-*") and not line.startswith("spotguard ")]
@@ -117,9 +121,9 @@ class Processes:
         except ProcessLookupError:
             return  # ended by itself
         try:
-            if self._is_mine(pid):  # looked at again: the number may belong to somebody else by now
+            if self._is_mine(pid):  # checked again: another process may have the pid now
                 signal.pidfd_send_signal(handle, signum)
         except ProcessLookupError:
-            pass  # it ended by itself between the two lines: nobody is there to be told
+            pass  # the process ended by itself between the check and the signal
         finally:
             os.close(handle)

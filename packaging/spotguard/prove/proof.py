@@ -1,4 +1,4 @@
-"""All of it: the lives of a command, what they have in common with an undisturbed one, and the verdict."""
+"""The whole proof: run the lives of a command, compare them with an undisturbed one, and give the verdict."""
 
 from __future__ import annotations
 
@@ -34,43 +34,49 @@ EXIT_CODES = {ProofVerdict.EXACT: 0, ProofVerdict.INEXACT: 1, ProofVerdict.UNSUR
 
 @dataclass(frozen=True, slots=True)
 class ProofRequest:
-    """What is to be proven, checked."""
+    """A request for a proof; its values are checked already."""
 
     command: Sequence[str]
     env: Mapping[str, str]
     #: The working folder.
     original: copies.Original
+    #: Steps that each run trains.
     steps: int
+    #: Steps at which to preempt, beside the events and the kill.
     tries: int
+    #: Seconds without a completed step after which a run counts as hung.
     stall: float
-    #: Lives at one time.
+    #: The number of lives at one time.
     jobs: int
-    #: Bytes of one copy.
+    #: The limit in bytes for one copy of the working folder.
     most: int
-    #: Where everything is written; None: a temporary folder, which goes with the end.
+    #: The folder for all files; None: a temporary folder, which is removed at the end.
     folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A resumed life, as the page tells of it."""
+    """A resumed life, as the page shows it."""
 
     series: str
-    #: How the life before it ended: "notice", "preempt" or "kill"; after which step, and where in the turn.
+    #: How the life before this one ended: "notice", "preempt" or "kill".
     ended_by: str
+    #: The step after which it ended.
     ended_at: int
+    #: The place in the turn at which it ended.
     place: str
+    #: Completed steps at which this life began.
     begin: int
     #: The last step that was compared.
     last: int
     differences: Sequence[Difference] = ()
-    #: Why it did not come back.
+    #: Why the life failed; "" if it did not.
     failed: str = ""
 
 
 @dataclass(slots=True)
 class Proof:
-    """The verdict, and what it rests on."""
+    """The verdict and its grounds."""
 
     verdict: ProofVerdict
     steps: int
@@ -78,31 +84,32 @@ class Proof:
     #: The name of each registered object, and its type.
     kinds: Mapping[str, str]
     resumed: list[Resumed] = field(default_factory=list)
-    #: Differences of the first step that has any, and whose they are.
+    #: Differences of the first step that has any.
     differences: Sequence[Difference] = ()
+    #: The name of the life that differs.
     where: str = ""
     causes: Sequence[Cause] = ()
-    #: Files outside the copies that one series has written and another one has read.
+    #: Files outside the copies that one series wrote and another one read.
     leaks: Sequence[str] = ()
-    #: Events around which nothing could be tried.
+    #: Events around which no preemption could be tried.
     not_tried: Sequence[str] = ()
-    #: Registered values that differ in each run by themselves.
+    #: Registered values that differ between undisturbed runs too.
     unsteady: Sequence[str] = ()
-    #: Variables that begin anew, in a run that is exact all the same.
+    #: Variables that begin anew after a restore, although the run is exact.
     not_saved: Sequence[str] = ()
-    #: Files of the working folder that a resumed life has read and the one before it has written.
+    #: Files in the working folder that a resumed life read and the life before it wrote.
     own_files: Sequence[str] = ()
     #: Whether files were watched from each process's first line on.
     watched: bool = True
-    #: Why variables could not be looked at; "" where they were.
+    #: Why the recorder could not read variables; "" if it could.
     trouble: str = ""
-    #: How many losses and inputs of the model were seen in a run.
+    #: The number of losses and of model inputs in a run.
     seen: Mapping[str, int] = field(default_factory=dict)
     lives: int = 0
     seconds: float = 0.0
     copy_bytes: int = 0
     shares_blocks: bool = False
-    #: The script came to its own end before `--steps`.
+    #: Whether the script ended by itself before `--steps`.
     own_end: bool = False
 
 
@@ -110,10 +117,10 @@ def prove(trial: ProofRequest, clock: Clock, say: Callable[[str], None]) -> Proo
     """Run all lives and compare them.
 
     Args:
-        say: told of each life that has ended.
+        say: called with one line for each life that has ended.
 
     Raises:
-        ProveError: nothing can be said about the command.
+        ProveError: no verdict about the command is possible.
         UsageError: the working folder cannot be copied.
     """
     began = clock.monotonic()
@@ -173,9 +180,9 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path) -> Proof:
         trouble=next((record.trouble for record in plain if record.trouble), ""),
     )
     per_rank = [compare.differences(*pair, out) for pair, out in zip(pairs, left_out, strict=True)]
-    if found := _first(per_rank):
-        rank = found[0].rank
-        proof.verdict, proof.differences, proof.where = ProofVerdict.UNSURE, found, second.name
+    if differing := _first(per_rank):
+        rank = differing[0].rank
+        proof.verdict, proof.differences, proof.where = ProofVerdict.UNSURE, differing, second.name
         proof.causes = causes(evidence.of_undisturbed(*pairs[rank], per_rank[rank], around))
     else:
         lived.run(
@@ -200,10 +207,10 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path) -> Proof:
 
 
 def _steps(first: Life, second: Life) -> int:
-    """The steps that both undisturbed lives have made.
+    """Return the number of steps that both undisturbed lives have completed.
 
     Raises:
-        ProveError: too few, or none that anybody could see.
+        ProveError: the lives completed too few steps, or none that spotguard could see.
     """
     for life in (first, second):
         if not life.records:
@@ -242,40 +249,40 @@ def _compare_resumed(
     left_out: Sequence[Unsteady],
     around: Around,
 ) -> None:
-    """Each resumed life with the undisturbed one. The first that differs says why."""
+    """Compare each resumed life with the undisturbed one. The first life that differs gives the causes."""
     for name, of in lived.lives.items():
         for before, life in pairwise(of):
             records = [*life.records, *(Record(began=life.began) for _ in plain[len(life.records) :])]
             per_rank = [
                 compare.differences(a, b, o) for a, b, o in zip(plain, records, left_out, strict=False)
             ]
-            found = _first(per_rank)
+            differing = _first(per_rank)
             own = sorted(life.files.within(life.workdir).reads() & before.files.within(life.workdir).writes())
             proof.own_files = [*dict.fromkeys([*proof.own_files, *own])]
-            proof.resumed.append(_resumed(name, before, life, found))
-            rank = found[0].rank if found else 0
+            proof.resumed.append(_resumed(name, before, life, differing))
+            rank = differing[0].rank if differing else 0
             known = Around(around.threads, tuple(own), life.failed)
             facts = evidence.of_resumed(plain[rank], records[rank], per_rank[rank], left_out[rank], known)
-            if not (found or life.failed or facts.elsewhere):
+            if not (differing or life.failed or facts.elsewhere):
                 stale = [each.name for each in facts.stale if not each.is_length]
                 proof.not_saved = [*dict.fromkeys([*proof.not_saved, *stale])]
                 continue
             if proof.verdict is ProofVerdict.EXACT:
-                proof.verdict, proof.differences, proof.where = ProofVerdict.INEXACT, found, life.name
+                proof.verdict, proof.differences, proof.where = ProofVerdict.INEXACT, differing, life.name
                 proof.causes = causes(facts)
-            break  # what goes on from a run that differs says nothing new
+            break  # a life resumed from one that differs shows nothing new
 
 
-def _resumed(series: str, before: Life, life: Life, found: Sequence[Difference]) -> Resumed:
+def _resumed(series: str, before: Life, life: Life, differing: Sequence[Difference]) -> Resumed:
     acting = next((record for record in before.records if record.acted_at is not None), None)
     at, place = (before.last, "boundary") if acting is None or acting.acted_at is None else acting.acted_at
     by = (acting.asked if acting is not None else "") or "preempt"
-    return Resumed(series, by, at, place, life.began or 0, life.last, found, life.failed)
+    return Resumed(series, by, at, place, life.began or 0, life.last, differing, life.failed)
 
 
 def _first(per_rank: Sequence[Sequence[Difference]]) -> list[Difference]:
-    """Of the rank that differs first."""
-    some = [(found[0].step, rank) for rank, found in enumerate(per_rank) if found]
+    """Return the differences of the rank that differs first."""
+    some = [(differing[0].step, rank) for rank, differing in enumerate(per_rank) if differing]
     if not some:
         return []
     _, rank = min(some)
@@ -283,10 +290,10 @@ def _first(per_rank: Sequence[Sequence[Difference]]) -> list[Difference]:
 
 
 def _threads(*of: Life) -> tuple[str, ...]:
-    """Where the script has started threads, by paths below its folder."""
-    found = (
+    """Return the places where the script has started threads, by paths below its folder."""
+    places = (
         place.removeprefix(f"{os.path.realpath(life.workdir)}{os.sep}")
         for life in of
         for place in life.files.threads
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(places))

@@ -1,4 +1,4 @@
-"""What one run of the command has written down, as values: a `Record` for each rank, and the `OpenedFiles` that it has opened."""
+"""The records of one run of the command, as values: a `Record` for each rank, and the `OpenedFiles` of the run."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """Something that happened in a turn of the loop."""
+    """One thing that happened in a turn of the loop."""
 
     #: "input", "loss", "step", "batch", "iterator", "epoch end", "evaluation" or "save".
     what: str
-    #: The optimizer's name, the loader's or the module's class.
+    #: The optimizer's name, or the class of the loader or module.
     whose: str
     value: str
-    #: The generators' states after it.
+    #: The generators' states after this entry.
     generators: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryRecord:
-    """A boundary: checksums by kind and name, and what happened since the one before."""
+    """A boundary: checksums by kind and name, and the turn's entries since the boundary before."""
 
     step: int
     items: Mapping[str, Mapping[str, str]]
     variables: Mapping[str, str]
     turn: Sequence[Entry] = ()
-    #: Right before the turn's first forward of training: variables, and small registered state.
+    #: Variables right before the turn's first forward of training.
     opened_variables: Mapping[str, str] = field(default_factory=dict)
+    #: Small registered state at that same point.
     opened_state: Mapping[str, str] = field(default_factory=dict)
-    #: Objects that are registered or could be, and loaders' iterators: "name: type", by the variable's full name.
+    #: Registered and registrable objects, and loaders' iterators: "name: type", by the variable's full name.
     objects: Mapping[str, str] = field(default_factory=dict)
     #: Registered names that the script has bound to other objects.
     rebound: Sequence[str] = ()
@@ -41,7 +42,7 @@ class BoundaryRecord:
     frozen: Sequence[str] = ()
 
     def values(self, what: str) -> list[str]:
-        """Of the turn's entries of one kind, in order."""
+        """Return the values of the turn's entries of one kind, in order."""
         return [entry.value for entry in self.turn if entry.what == what]
 
     def has(self, what: str) -> bool:
@@ -55,60 +56,62 @@ class Trained:
     name: str
     kind: str
     registered: bool
-    #: The first of the parameters that it moves, by name, and how many there are.
+    #: The names of the first parameters that the optimizer moves.
     trains: Sequence[str]
+    #: The number of all parameters that the optimizer moves.
     count: int
 
 
 @dataclass(slots=True)
 class Record:
-    """One rank of one run. Where a process was started again within it, what the last one did."""
+    """The record of one rank in one run. If a process was restarted within the run, the record is the last process's."""
 
     rank: int = 0
     world: int = 1
     pid: int = 0
     #: torch's first seed.
     seed: int = 0
-    #: Whether files and threads were watched from the first line on.
+    #: Whether files and threads were watched from the process's first line on.
     early: bool = False
-    #: The store and the run id that the script itself names at `register`, "-" for none.
+    #: The store and the run id that the script itself passes to `register`, "-" for none.
     said: str = ""
-    #: What is registered: its type, by name.
+    #: The type of each registered object, by name.
     kinds: dict[str, str] = field(default_factory=dict)
-    #: Completed steps at which it began; None: it never called `restore`.
+    #: Completed steps at the start; None if the rank never called `restore`.
     began: int | None = None
-    #: Loaders' iterators that were made before `restore`.
+    #: Number of loaders' iterators that were made before `restore`.
     iterators: int = 0
-    #: By completed steps; the first is the restore's.
+    #: Boundaries by completed steps; the first is the restore's.
     looks: dict[int, BoundaryRecord] = field(default_factory=dict)
     optimizers: dict[str, Trained] = field(default_factory=dict)
-    #: The other run that it wanted to restore; "" for none.
+    #: The id of another run that the script asked `restore` for; "" for none.
     elsewhere: str = ""
-    #: What was asked of the harness: "notice" or "kill". And what it did itself: "preempt".
+    #: The action that the rank asked of the harness: "notice" or "kill"; "" for none.
     asked: str = ""
+    #: Whether an action was taken: an asked one, or "preempt", which the process does itself.
     acted: bool = False
-    #: Where the action came: completed steps, and the place of the turn.
+    #: When the action came: completed steps, and the place in the turn.
     acted_at: tuple[int, str] | None = None
-    #: Told to leave.
+    #: Whether the rank was told to leave.
     leaving: bool = False
-    #: "steps", "own end", "error" or "never"; "" while it runs, and after a kill.
+    #: Why the rank ended: "steps", "own end", "error" or "never"; "" while it runs, and after a kill.
     ended: str = ""
-    #: Optimizer steps without one boundary.
+    #: Optimizer steps in a run without a single boundary.
     never: int = 0
-    #: Why the script's variables could not be looked at; "" where they were.
+    #: Why the recorder could not read the script's variables; "" if it could.
     trouble: str = ""
 
     @property
     def last(self) -> int:
-        """The last boundary."""
+        """The step of the last boundary; 0 without any."""
         return max(self.looks, default=0)
 
     def after(self, step: int) -> Iterator[BoundaryRecord]:
-        """The boundaries from this one on, in order."""
+        """Yield the boundaries from `step` on, in order."""
         yield from (self.looks[at] for at in sorted(self.looks) if at >= step)
 
     def take(self, body: Mapping[str, Any]) -> None:
-        """One line of the file."""
+        """Take in one line of the record file."""
         getattr(self, f"_{body['what']}")(body)
 
     def _begin(self, body: Mapping[str, Any]) -> None:
@@ -167,7 +170,7 @@ def _look(body: Mapping[str, Any]) -> BoundaryRecord:
 
 
 class RecordReader:
-    """The records of a run that may still be running, read on where they were left."""
+    """Reads the records of a run that may still be running. Each read continues where the last one ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -175,29 +178,29 @@ class RecordReader:
         self._by_file: dict[Path, Record] = {}
 
     def go_on(self) -> bool:
-        """Read what was written since; whether there was anything."""
-        found = False
+        """Read the lines added since the last call, and report whether there were any."""
+        progressed = False
         for path in self._folder.glob("rank-*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 lines = file.read()
-            whole = lines[: lines.rfind(b"\n") + 1]  # the last one may be half written
-            self._read[path] = self._read.get(path, 0) + len(whole)
+            complete = lines[: lines.rfind(b"\n") + 1]  # the last line may be incomplete
+            self._read[path] = self._read.get(path, 0) + len(complete)
             record = self._by_file.setdefault(path, Record())
-            for line in whole.splitlines():
+            for line in complete.splitlines():
                 record.take(json.loads(line))
-                found = True
-        return found
+                progressed = True
+        return progressed
 
     @property
     def records(self) -> list[Record]:
-        """By rank."""
+        """The records, ordered by rank."""
         return sorted(self._by_file.values(), key=lambda record: record.rank)
 
 
 # --- files ---
 
-#: What libraries compile, render and lock for themselves: another run finds it done, and computes the same.
+#: Caches that libraries compile, render and lock for themselves. A run that finds one filled computes the same.
 _CACHES = (
     "torchinductor",
     "torch_extensions",
@@ -210,14 +213,15 @@ _CACHES = (
 )
 
 _WRITES = frozenset({"write", "append", "update"})
-#: By which what somebody else has written is taken in.
+#: Ways of opening a file that take in another process's content.
 _READS = frozenset({"read", "update"})
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedFiles:
-    """The files that a life has opened, by their path: in which ways, the first way first."""
+    """The files that a life has opened."""
 
+    #: The ways in which each file was opened, by its path; the first way first.
     ways: Mapping[str, Sequence[str]]
     #: Places in the script's code where threads were started.
     threads: Sequence[str] = ()
@@ -226,11 +230,11 @@ class OpenedFiles:
         return {path for path, ways in self.ways.items() if _WRITES.intersection(ways)}
 
     def reads(self) -> set[str]:
-        """Those whose content came from somebody else: nothing was written first."""
+        """Return the files whose content came from elsewhere: the life read them before it wrote to them."""
         return {path for path, ways in self.ways.items() if ways[0] in _READS}
 
     def within(self, folder: Path) -> OpenedFiles:
-        """Those in a folder, by their paths below it."""
+        """Return the files in a folder, by their paths below it."""
         inside = f"{os.path.realpath(folder)}{os.sep}"
         return OpenedFiles({p.removeprefix(inside): w for p, w in self.ways.items() if p.startswith(inside)})
 
@@ -246,14 +250,14 @@ class OpenedFiles:
 
 
 def read_files(folder: Path) -> OpenedFiles:
-    """What the processes of a life have written down."""
+    """Return the files and threads that the processes of a life have recorded."""
     ways: dict[str, list[str]] = {}
     threads: dict[str, None] = {}
     for path in sorted(folder.glob("files-*.jsonl")):
         for line in path.read_text(errors="replace").splitlines():
             try:
                 way, name = json.loads(line)
-            except ValueError:  # cut off by the end of the process
+            except ValueError:  # cut off when the process ended
                 continue
             if way == "thread":
                 threads[name] = None
@@ -263,20 +267,23 @@ def read_files(folder: Path) -> OpenedFiles:
 
 
 def leaks(by_series: Iterable[OpenedFiles]) -> list[str]:
-    """Files that one series has written and another one reads. Lives of one series may: they are one job."""
+    """Return files that one series has written and another one reads.
+
+    Lives of one series may share files: they are one job.
+    """
     series = list(by_series)
-    found: dict[str, None] = {}
+    leaked: dict[str, None] = {}
     for reader in series:
         for writer in series:
             if writer is not reader:
-                found.update(dict.fromkeys(sorted(reader.reads() & writer.writes())))
-    return list(found)
+                leaked.update(dict.fromkeys(sorted(reader.reads() & writer.writes())))
+    return list(leaked)
 
 
 def together(files: Sequence[OpenedFiles]) -> OpenedFiles:
-    """Of all lives of a series, in their order."""
+    """Merge the files of all lives of a series, in the order of the lives."""
     ways: dict[str, list[str]] = {}
     for each in files:
-        for path, found in each.ways.items():
-            ways.setdefault(path, []).extend(found)
+        for path, opened in each.ways.items():
+            ways.setdefault(path, []).extend(opened)
     return OpenedFiles(ways)

@@ -1,6 +1,6 @@
-"""One life of the command: started with its plan, watched, preempted or killed where the plan says, and ended with all it has started.
+"""One life of the command: start it with its plan, watch it, preempt or kill it as planned, and end it with all its processes.
 
-Nothing here compares or judges: whoever wants to try a command under a notice can use it.
+Nothing here compares or judges, so other code may use this module to run a command under a notice.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from spotguard.providers.errors import SpotguardError, UsageError
 from .processes import Processes
 from .record import OpenedFiles, Record, RecordReader, read_files
 
-#: Seconds between two looks at what a life has written.
+#: Seconds between two reads of a life's records.
 _LOOK = 0.05
-#: Seconds of warning of a notice through `spotguard run`. It ends the command much earlier, once all is saved.
+#: Seconds of warning of a notice through `spotguard run`, which ends the command much earlier, once the save is committed.
 _WINDOW = 60
-#: Frames of a stack that an error shows, the innermost first.
+#: The number of stack frames that an error shows, the innermost first.
 _FRAMES = 4
 
-#: By which trackers and hubs are told to stay offline. `{folder}` is the life's own.
+#: Environment variables that keep trackers and hubs offline. `{folder}` is the life's own folder.
 OFFLINE = {
     "WANDB_MODE": "offline",
     "WANDB_DIR": "{folder}",
@@ -49,7 +49,7 @@ OFFLINE = {
     "DO_NOT_TRACK": "1",
 }
 
-#: Executed by each Python of a life before anything else. A `sitecustomize` of the user's own still runs.
+#: The `sitecustomize` that each Python of a life runs before anything else. The user's own `sitecustomize` still runs.
 _SITECUSTOMIZE = """\
 import importlib.util, sys
 here = {here!r}
@@ -71,66 +71,67 @@ except ImportError:
 
 
 class ProveError(SpotguardError):
-    """Nothing can be said about the command: it did not run, hung, or was never resumed."""
+    """No verdict about the command is possible: it did not run, hung, or was never resumed."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What has become of one life."""
+    """The result of one life."""
 
     name: str
     records: Sequence[Record]
     returncode: int
-    #: Whether it was ended by its action.
+    #: Whether its planned action ended the life.
     taken: bool
     seconds: float
     files: OpenedFiles
-    #: The last line that the script has printed.
+    #: The last exception, else the last line, that the script printed.
     last_words: str
     console: Path
     workdir: Path
-    #: For an error: how a person comes to what it has printed.
+    #: For errors: where the user finds the command's output.
     output: str = ""
 
     @property
     def began(self) -> int | None:
-        """Completed steps at its start; None: no process has called `restore`."""
+        """Completed steps at the start; None if no process called `restore`."""
         return next((record.began for record in self.records), None)
 
     @property
     def last(self) -> int:
-        """Its last boundary."""
+        """The step of the last boundary."""
         return max((record.last for record in self.records), default=self.began or 0)
 
     @property
     def failed(self) -> str:
-        """Why, where it came to a bad end by itself."""
+        """Why the life failed by itself; "" if it did not."""
         if self.taken or self.returncode == 0:
             return ""
         if self.records and all(record.ended == "steps" for record in self.records):
-            return ""  # it was we who ended it: how its threads take that is not the question
+            return ""  # spotguard ended it after its steps: how its threads take that does not matter
         ended = f"exit code {self.returncode}" if self.returncode > 0 else f"signal {-self.returncode}"
         return f"{ended}: {self.last_words or 'it printed nothing'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What the lives of one series share."""
+    """The folders, store and run id that the lives of one series share."""
 
-    #: All that belongs to the series; the others below it.
+    #: The series' own folder; the copy and the store lie below it.
     folder: Path
-    #: The working folder, and the copy of it that they run in.
+    #: The user's working folder.
     original: Path
+    #: The copy of the working folder that the lives run in.
     workdir: Path
     store: str
     run_id: str
-    #: Where `write_startup` has been.
+    #: The folder with the `sitecustomize` that `write_startup` wrote.
     startup: Path
 
     def moved(self, word: str) -> str:
-        """A word of the command, or an entry of a path, as it is in the copy: what names the working folder names that."""
+        """Return a command word, or an entry of a search path, with the working folder replaced by its copy."""
         head, equals, tail = word.rpartition("=") if word.startswith("-") else ("", "", word)
         here = f"{self.original}{os.sep}"
         if tail == str(self.original):
@@ -143,17 +144,17 @@ class Ground:
 
 
 def write_startup(folder: Path) -> None:
-    """Put a `sitecustomize` there that has each Python watched from its first line on."""
+    """Write a `sitecustomize` to `folder` that watches each Python from its first line on."""
     folder.mkdir(mode=0o700)
     text = _SITECUSTOMIZE.format(here=str(folder), name=startup.NAME, path=startup.__file__)
     (folder / "sitecustomize.py").write_text(text)
 
 
 def environment(env: Mapping[str, str], plan: Path, scratch: Path, ground: Ground) -> dict[str, str]:
-    """The user's, with trackers and hubs offline and nothing of another run of spotguard.
+    """Return the user's environment with trackers and hubs offline, and without other SPOTGUARD_ variables.
 
     Args:
-        scratch: for what the life's tools write beside the working folder, temporary files included.
+        scratch: a folder for files that the life's tools write outside the working folder, temporary files included.
     """
     kept = {name: value for name, value in env.items() if not name.startswith("SPOTGUARD_")}
     offline = {name: value.format(folder=scratch) for name, value in OFFLINE.items()}
@@ -172,12 +173,13 @@ class Runner:
     """Runs lives, from any thread.
 
     Args:
-        command: the user's.
-        env: the user's.
+        command: the user's command.
+        env: the user's environment.
+        steps: steps that each life trains.
         stall: seconds without a completed step after which a life counts as hung.
         sockets: a folder with a short path, for the agents' sockets.
-        keeps: whether what lives print is there after the end.
-        stop: set: every life ends at once.
+        keeps: whether the lives' output is kept after the end.
+        stop: an event that ends every life at once.
     """
 
     command: Sequence[str]
@@ -190,11 +192,18 @@ class Runner:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def live(self, ground: Ground, name: str, action: Action | None, every: int = 0) -> Life:
-        """
+        """Run one life to its end.
+
+        Args:
+            ground: the folders, store and run id of the life's series.
+            name: the life's name on the page and in errors.
+            action: the notice, preemption or kill that ends the life; None to train to the end.
+            every: steps between two background checkpoints; 0 for none.
+
         Raises:
-            ProveError: it hung.
-            UsageError: it cannot be started.
-            KeyboardInterrupt: it was stopped.
+            ProveError: the life hung.
+            UsageError: the command cannot be started.
+            KeyboardInterrupt: `stop` was set.
         """
         number = len(list(ground.folder.glob("life-*")))
         folder = ground.folder / f"life-{number + 1}"
@@ -230,7 +239,7 @@ class Runner:
         records, code = reading.records, processes.returncode or 0
         words = processes.last_words()
         if not words and shutil.disk_usage(folder).free < resource.getpagesize():
-            words = os.strerror(errno.ENOSPC)  # it could not even say so
+            words = os.strerror(errno.ENOSPC)  # the disk was too full for the command to print an error
         return Life(
             name=name,
             records=records,
@@ -258,7 +267,7 @@ class Runner:
         ]
 
     def _watch(self, plan: LifePlan, processes: Processes, reading: RecordReader) -> None:
-        """Until the command has ended, or has to."""
+        """Wait until the command has ended or must be killed, and send the SIGTERM of a planned notice."""
         alive, acted = self.clock.monotonic(), False
         while not processes.ended:
             if self.clock.wait(self.stop, _LOOK):
@@ -268,7 +277,7 @@ class Runner:
                 alive = now
             asked = next((record.asked for record in reading.records if record.asked), "")
             if asked == "kill":
-                return  # whoever called us ends them all, as a machine that goes away does
+                return  # the caller kills all processes, as a machine that disappears does
             if asked and not acted:
                 acted = True
                 processes.tell(signal.SIGTERM)
@@ -287,12 +296,12 @@ class Runner:
 
 
 def _taken(record: Record, code: int) -> bool:
-    """Whether its action has ended it. `spotguard run` says so by its exit code."""
+    """Report whether its action ended the rank. For a notice, the exit code of `spotguard run` shows it."""
     return record.leaving or record.asked == "kill" or (record.asked == "notice" and code == EX_TEMPFAIL)
 
 
 def _stack(folder: Path) -> str:
-    """The innermost frames of the main thread of the process that has most to show: a launcher has little."""
+    """Return the innermost frames of the main thread, from the process with the longest dump: a launcher's is short."""
     texts = [path.read_text(errors="replace") for path in folder.glob("stacks-*.txt")]
     longest = max(texts, key=len, default="")
     _, _, last = longest.rpartition("(most recent call first):")

@@ -1,7 +1,7 @@
-"""Which runs of the command there are, how each ends, and the running of them.
+"""The runs of the command: how each one ends, and the code that runs them.
 
-A run of the command from its start to its end is a *life*. Lives that share a store and a copy of the working folder, each going
-on where the one before was ended, are a *series*. Some series live at one time.
+A *life* is one run of the command from its start to its end. A *series* is a sequence of lives that share a store and a copy of
+the working folder; each life resumes where the one before was ended. Several series run at one time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from . import copies
 from .record import Record
 from .runner import Ground, Life, ProveError, Runner
 
-#: Of a series' folder: where the copy is.
+#: The copy's name in the series' folder.
 _COPY = "work"
-#: What is too short to be preempted inside.
+#: The fewest steps of a run that can be preempted inside.
 FEWEST_STEPS = 3
-#: A place that this share of all turns passes is no event, but part of each step: a teacher's forward, a loader of one batch.
+#: If more than this share of all turns have an event, it is part of each step: a teacher's forward, a loader of one batch.
 _USUAL = 0.5
-#: Events of a training loop at which scripts go wrong. Programs read the names.
+#: Events of a training loop at which scripts go wrong. Programs read these names.
 EVENTS: tuple[Place, ...] = ("epoch end", "evaluation", "save")
-#: Where in the turn the notices come, one after the other, and what of a turn passes there.
+#: The places in a turn at which the notices come, in rotation, and the kind of entry that a turn must have for each.
 _PLACES: tuple[tuple[Place, str], ...] = (
     ("forward", "input"),
     ("optimizer", "step"),
@@ -41,7 +41,7 @@ _PLACES: tuple[tuple[Place, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LifeSeries:
-    """Lives one after the other. The last one has no action: it trains to the end."""
+    """Lives that run one after the other. The last one has no action: it trains to the end."""
 
     name: str
     actions: tuple[Action | None, ...] = (None,)
@@ -49,7 +49,7 @@ class LifeSeries:
     every: int = 0
 
     def life(self, number: int) -> str:
-        """What the life of this number, from 0, is called on the page and in errors."""
+        """Return the name of life `number`, counted from 0, for the page and for errors."""
         return self.name if len(self.actions) == 1 else f"{self.name}, run {number + 1}"
 
 
@@ -57,8 +57,11 @@ UNDISTURBED = (LifeSeries("plain-1"), LifeSeries("plain-2"))
 
 
 def preempted(plain: Record, steps: int, tries: int) -> LifeSeries:
-    """Notices at steps that are spread over the run. The first comes through `spotguard run`, as a cloud's would; the
-    others by hand, in the middle of a turn, where a signal could not be aimed at."""
+    """Return the series of notices, at steps that are spread over the run.
+
+    The first notice comes through `spotguard run`, as a cloud's would. The recorder plays the others in the middle of a
+    turn, where a signal cannot be aimed.
+    """
     met = {entry.what for look in plain.after(1) for entry in look.turn}
     places = cycle([place for place, what in _PLACES if not what or what in met])
     first, *others = _spread(steps, tries)
@@ -67,17 +70,19 @@ def preempted(plain: Record, steps: int, tries: int) -> LifeSeries:
 
 
 def killed(steps: int) -> LifeSeries:
-    """The machine goes without a word, and a background checkpoint is what remains."""
+    """Return the series in which the machine is lost without a notice, and only a background checkpoint remains."""
     return LifeSeries("killed", (Action("kill", max(2, steps * 3 // 5)), None), every=max(1, steps // 10))
 
 
 def _spread(steps: int, tries: int) -> list[int]:
-    found = dict.fromkeys(max(1, min(steps - 1, round(steps * n / (tries + 1)))) for n in range(1, tries + 1))
-    return list(found)
+    chosen = dict.fromkeys(
+        max(1, min(steps - 1, round(steps * n / (tries + 1)))) for n in range(1, tries + 1)
+    )
+    return list(chosen)
 
 
 def around_events(plain: Record, steps: int) -> Iterator[LifeSeries]:
-    """For each event that was met: a notice before it, in it and after it."""
+    """Yield a series for each event that the run met: a notice before the event, in it and after it."""
     for event in EVENTS:
         if (turn := turn_of(event, plain, steps)) is not None:
             before, within = Action("preempt", turn - 1), Action("preempt", turn - 1, event)
@@ -85,14 +90,14 @@ def around_events(plain: Record, steps: int) -> Iterator[LifeSeries]:
 
 
 def turn_of(event: Place, plain: Record, steps: int) -> int | None:
-    """The first turn with this event that has a boundary before it and one after it; None where there is none."""
+    """Return the first turn with this event that has a boundary before and after it; None without such a turn."""
     if _is_usual(event, plain, steps):
         return None
     return next((look.step for look in plain.after(2) if look.has(event) and look.step < steps), None)
 
 
 def not_tried(plain: Record, steps: int) -> list[Place]:
-    """The events around which no notice can be had: no turn, or only the first one or the last, has them."""
+    """Return the events around which no notice can be placed: only the first or the last turn has them, or none does."""
     return [
         event
         for event in EVENTS
@@ -105,12 +110,13 @@ def _is_usual(event: Place, plain: Record, steps: int) -> bool:
 
 
 class SeriesRunner:
-    """
+    """Runs series of lives, several at one time.
+
     Args:
-        base: the folder that everything is written to.
-        startup: where `runner.write_startup` has been.
-        jobs: lives at one time.
-        say: told of each life that has ended.
+        base: the folder for all files.
+        startup: the folder with the `sitecustomize` that `runner.write_startup` wrote.
+        jobs: the number of lives at one time.
+        say: called with one line for each life that has ended.
     """
 
     def __init__(
@@ -129,7 +135,7 @@ class SeriesRunner:
         self._jobs = jobs
         self._say = say
         self._lock = threading.Lock()
-        #: The lives of each series, in the order in which the series were asked for.
+        #: The lives of each series, in the order in which the series were passed to `run`.
         self.lives: dict[str, list[Life]] = {}
 
     @property
@@ -137,10 +143,10 @@ class SeriesRunner:
         return sum(map(len, self.lives.values()))
 
     def run(self, series: Sequence[LifeSeries]) -> None:
-        """Some at a time. The first error ends all.
+        """Run the series, up to `jobs` at one time. The first error ends all.
 
         Raises:
-            ProveError: a life failed where that proves nothing.
+            ProveError: a life failed in a way that proves nothing.
             UsageError: the working folder cannot be copied.
         """
         self.lives |= {each.name: [] for each in series}
@@ -148,9 +154,9 @@ class SeriesRunner:
             futures = [pool.submit(self._live_through, each) for each in series]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
-                # In their order: what the first error has interrupted is no error of its own.
+                # In the order of the series: a life that the first error interrupted has no error of its own.
                 failed = [each for each in futures if each.done() and each.exception() is not None]
-            except BaseException:  # Ctrl-C: the lives go too
+            except BaseException:  # Ctrl-C: end the lives too
                 self._stop(futures)
                 raise
             if failed:
@@ -176,10 +182,10 @@ class SeriesRunner:
             shutil.rmtree(ground.folder / _COPY, ignore_errors=True)
 
     def _goes_on(self, series: LifeSeries, life: Life, *, last: bool) -> bool:
-        """Whether the next life of the series has something to show.
+        """Report whether the next life of the series can show anything.
 
         Raises:
-            ProveError: this one has nothing.
+            ProveError: this life proves nothing.
         """
         resumed = len(self.lives[series.name]) > 1
         if life.failed and (not resumed or os.strerror(errno.ENOSPC) in life.failed):
@@ -187,7 +193,7 @@ class SeriesRunner:
                 f"run {life.name!r} ended with {life.failed}; run the command by itself first ({life.output})"
             )
         if life.failed:
-            return False  # that it does not come back is a finding
+            return False  # a resumed life that fails is a finding
         if resumed and life.began == 0 and not any(record.elsewhere for record in life.records):
             raise ProveError(
                 f"run {life.name!r} began at step 0 though the one before it was ended later, so nothing was proven: no "

@@ -1,4 +1,4 @@
-"""Variables of the script that a restore does not bring back, though training may depend on them. Pure."""
+"""Variables of the script that a restore does not bring back, although training may depend on them. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ class Stale:
     """A variable that changes from step to step and that a restore did not bring back."""
 
     name: str
+    #: The value in the undisturbed run.
     plain: str
+    #: The value in the resumed run.
     resumed: str
-    #: The object that it is a field of, where that is registered or could be: its name, and its type.
+    #: The name of the registered or registrable object whose field this is; "" if there is none.
     owner: str = ""
+    #: The type of that object.
     kind: str = ""
 
     @property
     def is_left_out(self) -> bool:
-        """Its owner is registered, and gives out a state without it."""
+        """Whether its owner is registered, but the owner's state leaves it out."""
         return self.kind.startswith("registered ")
 
     @property
@@ -39,19 +42,18 @@ class Stale:
 
     @property
     def is_iterator(self) -> bool:
-        """The interpreter's own, over a list or the like."""
+        """Whether it is one of the interpreter's iterators, over a list or the like."""
         return self.plain.startswith("iterator ")
 
     @property
     def is_loaders_iterator(self) -> bool:
-        """It is how far a loader's iterator is."""
+        """Whether it is the position of a loader's iterator."""
         return self.kind.endswith("DataLoaderIter")
 
 
 def stale_variables(plain: Record, other: Record, begin: int, left_out: Unsteady) -> tuple[Stale, ...]:
-    """Variables that a step of the undisturbed run finds as the step before has left them, and the resumed run finds as they
-    were at its start."""
-    found: dict[str, tuple[int, Stale]] = {}
+    """Return variables that an undisturbed run carries from step to step, and that a resumed run has as at its start."""
+    ranks: dict[str, tuple[int, Stale]] = {}
     here, there = plain.looks.get(begin), other.looks.get(begin)
     after, later = plain.looks.get(begin + 1), other.looks.get(begin + 1)
     initial = plain.looks.get(0)
@@ -60,32 +62,34 @@ def stale_variables(plain: Record, other: Record, begin: int, left_out: Unsteady
     first = plain.looks.get(1)
     for name, text in here.variables.items():
         mine = there.variables.get(name, text)
-        # Within restore() nothing can depend on what it returns yet.
+        # Inside restore(), no variable can depend on its return value yet.
         if mine != text and name not in left_out.variables and initial.variables.get(name, text) != text:
-            found[name] = (0, Stale(name, text, mine))
+            ranks[name] = (0, Stale(name, text, mine))
     for name, text in after.opened_variables.items():
         mine = later.opened_variables.get(name, text)
-        if name in found or mine == text or name in left_out.variables or not _changes(plain, name):
+        if name in ranks or mine == text or name in left_out.variables or not _changes(plain, name):
             continue
         carried = here.variables.get(name) == text
         anew = first is not None and first.opened_variables.get(name) == mine
         if carried or (anew and not is_tensor(text)):
-            found[name] = (0 if carried and anew else 1, Stale(name, text, mine))
-    ranked = sorted(found.values(), key=lambda each: (each[0], _telling(each[1])))
+            ranks[name] = (0 if carried and anew else 1, Stale(name, text, mine))
+    ranked = sorted(ranks.values(), key=lambda each: (each[0], _telling(each[1])))
     owners = {**here.objects, **after.objects, **later.objects}
     return tuple(_owned(each, owners) for _, each in ranked)
 
 
 def drawn_anew(plain: Record, other: Record, begin: int, left_out: Unsteady) -> tuple[str, ...]:
-    """What never changes in a run and is another one in the resumed run: made of random numbers that nothing seeds. Variables,
-    and modules that are not registered."""
+    """Return variables and unregistered modules that are constant in a run and differ in the resumed run.
+
+    They are made of random numbers that nothing seeds.
+    """
     initial, here, there = plain.looks.get(0), plain.looks.get(begin), other.looks.get(begin)
     if initial is None or here is None or there is None:
         return ()
     names: dict[str, None] = {}
     for name, text in here.variables.items():
         constant = name not in left_out.variables and initial.variables.get(name) == text
-        # A name that is drawn for a log is no matter; numbers are.
+        # A random text, such as a log's name, does not matter; numbers do.
         if constant and text.startswith("'"):
             continue
         if constant and there.variables.get(name, text) != text:
@@ -110,7 +114,7 @@ def _changes(plain: Record, name: str) -> bool:
 
 
 def _telling(stale: Stale) -> int:
-    """Rank of a variable by what it is: the smaller, the likelier that training depends on it."""
+    """Return a variable's rank by its type: the smaller, the likelier that training depends on the variable."""
     if stale.plain.startswith("generator "):
         return 0
     if stale.is_length:

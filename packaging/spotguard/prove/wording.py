@@ -1,4 +1,4 @@
-"""What a row of the table of causes answers: the names that the facts give for its text, or None where they do not speak for it."""
+"""Answers of the rows in the table of causes: the names for a row's text, or None if the facts do not support the row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .evidence import Evidence
 from .record import Trained
 from .stale import Stale
 
-#: What a row has found: the names for `{names}`, `{more}` and `{first}` of its texts.
+#: A row's answer: the values for `{names}`, `{first}` and other fields of its texts.
 Found = dict[str, str] | None
 
 
@@ -30,40 +30,40 @@ def named(of: Callable[[Evidence], Sequence[str]]) -> Callable[[Evidence], Found
 def strangers(facts: Evidence) -> Found:
     if not facts.strangers:
         return None
-    said = "; ".join(
+    text = "; ".join(
         f"{_optimizer(each)} trains {_trains(each)} and is not registered" for each in facts.strangers
     )
     modules = [name for name in facts.modules if name not in {each.name for each in facts.strangers}]
-    return {"said": said, "arguments": _arguments([*(each.name for each in facts.strangers), *modules])}
+    return {"said": text, "arguments": _arguments([*(each.name for each in facts.strangers), *modules])}
 
 
 def generators(facts: Evidence) -> Found:
-    found = [
+    names = [
         _variable_of(each.name) if not each.owner or "Loader" in each.kind else each.owner
         for each in facts.stale
         if each.is_generator
     ]
-    return {"names": _listed(found)} if found else None
+    return {"names": _listed(names)} if names else None
 
 
 def objects(facts: Evidence) -> Found:
-    """What could be registered as it is: a scheduler, a sampler."""
-    found: dict[str, Stale] = {}
+    """Return objects that can be registered as they are: a scheduler, a sampler."""
+    owners: dict[str, Stale] = {}
     for each in facts.stale:
         if each.owner and not (each.is_loaders_iterator or each.is_generator or each.is_left_out):
-            found.setdefault(each.owner, each)
-    if not found:
+            owners.setdefault(each.owner, each)
+    if not owners:
         return None
-    said = "; ".join(_object(name, each) for name, each in [*found.items()][:3])
-    return {"said": said, "arguments": _arguments([*found][:3])}
+    text = "; ".join(_object(name, each) for name, each in [*owners.items()][:3])
+    return {"said": text, "arguments": _arguments([*owners][:3])}
 
 
 def left_out(facts: Evidence) -> Found:
-    found = [each for each in facts.stale if each.is_left_out and not each.is_generator]
-    if not found:
+    stale = [each for each in facts.stale if each.is_left_out and not each.is_generator]
+    if not stale:
         return None
-    owners = list(dict.fromkeys(each.owner for each in found))
-    return {"said": "; ".join(map(_variable, found[:3])), "owners": _listed(owners)}
+    owners = list(dict.fromkeys(each.owner for each in stale))
+    return {"said": "; ".join(map(_variable, stale[:3])), "owners": _listed(owners)}
 
 
 def variables(facts: Evidence) -> Found:
@@ -72,16 +72,16 @@ def variables(facts: Evidence) -> Found:
         for each in facts.stale
         if not (each.owner or each.is_generator or (each.is_iterator and off(facts)))
     ]
-    # A length speaks where nothing else does: of a buffer whose items come and go.
-    found = [each for each in unowned if not each.is_length] or [
+    # A length counts only if there is nothing else: it may be that of a buffer whose items come and go.
+    stale = [each for each in unowned if not each.is_length] or [
         each for each in unowned if each.resumed == "0"
     ]
-    if not (found := found[:3]):
+    if not (stale := stale[:3]):
         return None
-    numbers = all(each.plain.lstrip("-").isdigit() and not each.is_length for each in found)
-    values = ", ".join(f"{key!r}: {key}" for key in _keys([each.name for each in found]))
+    numbers = all(each.plain.lstrip("-").isdigit() and not each.is_length for each in stale)
+    values = ", ".join(f"{key!r}: {key}" for key in _keys([each.name for each in stale]))
     return {
-        "said": "; ".join(map(_variable, found)),
+        "said": "; ".join(map(_variable, stale)),
         "begin": "begin it at what restore() returns, or " if numbers else "",
         "values": "{" + values + "}",
     }
@@ -120,7 +120,7 @@ def differs_first_in(*kinds: str) -> Callable[[Evidence], bool]:
 
 
 def unlike(*kinds: str) -> Callable[[Evidence], Found]:
-    """Two undisturbed runs differ in one of these kinds first; with the variables that differ from the start."""
+    """Return evidence that undisturbed runs first differ in one of `kinds`, with the variables that differ from the start."""
 
     def evidence(facts: Evidence) -> Found:
         if not differs_first_in(*kinds)(facts):
@@ -168,7 +168,7 @@ def _variable_of(name: str) -> str:
 
 
 def off(facts: Evidence) -> bool:
-    """The batches are not those of the step."""
+    """Report whether the batches are not those of the step."""
     return facts.data in ("anew", "behind") or (
         facts.data == "other" and any(each.is_loaders_iterator for each in facts.stale)
     )
@@ -180,18 +180,18 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _keys(names: Sequence[str]) -> list[str]:
-    """By which they could be named in a call of `register`, or in a dict."""
+    """Return names for the variables in a call of `register`, or in a dict."""
     plain = [_argument(name).split("'s ")[-1].split(".")[-1] for name in names]
     return list(dict.fromkeys(name for name in plain if name.isidentifier()))
 
 
 def _argument(name: str) -> str:
-    """The variable that an item of it, or its length, belongs to."""
+    """Return the variable that an item or a length belongs to."""
     inside = name[len("len(") : -1] if name.startswith("len(") else name
     return re.split(r"\[", _variable_of(inside), maxsplit=1)[0]
 
 
 def _arguments(names: Sequence[str]) -> str:
-    """As they would be said to `register`: `ema=self.ema`."""
-    said = {key: _argument(name) for name in names for key in _keys([name])}
-    return ", ".join(f"{key}={value}" for key, value in said.items()) or "…"
+    """Return the variables as arguments of `register`: `ema=self.ema`."""
+    values = {key: _argument(name) for name in names for key in _keys([name])}
+    return ", ".join(f"{key}={value}" for key, value in values.items()) or "…"

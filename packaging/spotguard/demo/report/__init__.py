@@ -1,1 +1,1 @@
-"""The page that the demo leaves: `picture` draws the day, `html` writes it, on `chart` and `svg`; `summary` keeps the figures."""
+"""The demo's report: `html` writes the page, with the picture of `picture` (on `chart`, `clockwork`, `svg`) and `summary`."""

@@ -1,4 +1,4 @@
-"""Curves in a frame."""
+"""The loss curves' series, and the frame around them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .svg import Drawing, Scale
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Losses by step; `name` is the first word of its classes in the style sheet."""
+    """Losses by step. `name` is the first word of the series' classes in the style sheet."""
 
     name: str
     by_step: Mapping[int, float]
@@ -21,17 +21,17 @@ class Series:
 
 
 def steps(series: Series, first: int, last: int) -> Series:
-    """Only the steps from `first` to `last`."""
+    """Return the series' steps from `first` to `last`."""
     return Series(series.name, {step: loss for step, loss in series.by_step.items() if first <= step <= last})
 
 
 def means(series: Series, over: Mapping[int, float], width: int) -> Series:
-    """At each step of the series, the mean of the `width` newest losses in `over` until then."""
-    found = {}
+    """Return, for each step of the series, the mean of the losses in `over` at the `width` steps up to it."""
+    averages = {}
     for step in series.by_step:
         newest = [over[at] for at in range(step - width + 1, step + 1) if at in over]
-        found[step] = sum(newest) / len(newest)
-    return Series(series.name, found)
+        averages[step] = sum(newest) / len(newest)
+    return Series(series.name, averages)
 
 
 def frame(

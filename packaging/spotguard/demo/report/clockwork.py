@@ -1,4 +1,4 @@
-"""The way of a notice as bars: the whole window, and its busy beginning under a glass."""
+"""The timeline of a notice as bars: the whole window, and its busy beginning enlarged."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from ..timeline import COMMITTED, Timeline
 from .svg import Drawing, Scale
 
 _LEFT, _RIGHT = 28.0, 852.0
-#: Where the bars of the busy part stand: the words are on their left, the times on their right.
+#: The left and right end of the busy part's bars, in pixels. Texts stand to their left, times to their right.
 _BARS, _BARS_END = 290.0, 730.0
 _ROW = 24.0
-#: What an instant is drawn as, in pixels.
+#: The width of an instant's bar, in pixels.
 _THIN = 2.5
 
 
 def height(line: Timeline) -> float:
-    """Pixels from `top` to below everything."""
+    """Return the height of the drawing in pixels, from `top` on."""
     return 92 + _ROW * len(line.marks) + 16
 
 
@@ -26,7 +26,7 @@ def way_of_the_notice(drawing: Drawing, cloud: DemoCloud, line: Timeline, *, top
 
 
 def _window(drawing: Drawing, cloud: DemoCloud, line: Timeline, top: float) -> None:
-    """The whole warning, at its true scale."""
+    """Draw the whole warning, to scale."""
     x = Scale(0, max(line.window, line.end), _LEFT, _RIGHT)
     used = max(_THIN, x(line.end) - _LEFT)
     drawing.rect(_LEFT, top, _RIGHT - _LEFT, 22, "calm", round=4)
@@ -53,7 +53,7 @@ def _window(drawing: Drawing, cloud: DemoCloud, line: Timeline, top: float) -> N
 
 
 def _busy(drawing: Drawing, line: Timeline, top: float) -> None:
-    """One row for each thing that happened, from the one before it."""
+    """Draw one row for each event, whose bar begins at the event before."""
     drawing.text(_LEFT, top - 14, f"the first {line.end:.1f} s of it, closer:", "faint")
     x = Scale(0, line.end or 1.0, _BARS, _BARS_END)
     bottom = top + _ROW * (len(line.marks) - 1)
@@ -64,7 +64,7 @@ def _busy(drawing: Drawing, line: Timeline, top: float) -> None:
     for number, mark in enumerate(line.marks[1:]):
         y = top + _ROW * number
         drawing.text(_LEFT, y + 13, mark.what)
-        kind = "reference-bar" if committed else "first-bar"  # what comes after the commit has no hurry
+        kind = "reference-bar" if committed else "first-bar"  # after the commit, time does not matter
         drawing.rect(x(before.at), y + 2, max(_THIN, x(mark.at) - x(before.at)), _ROW - 8, kind, round=2)
         drawing.text(_BARS_END + 12, y + 13, f"{mark.at:.3f} s")
         drawing.text(_RIGHT, y + 13, f"+{_span(mark.at - before.at)}", "faint", anchor="end")

@@ -1,4 +1,4 @@
-"""What the demo leaves: a page, a picture, and the same in JSON."""
+"""The files that the demo leaves: a page, a picture, and the same facts as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ spotguard run --provider {provider}{options} --metadata-endpoint http://127.0.0.
 
 
 def leave(plan: DemoPlan, story: Scenario, verdict: Verdict) -> Path:
-    """Write everything, and return the page."""
+    """Write all files, and return the page's path."""
     folder = plan.left
     picture = draw(plan, story, verdict)
     page = folder / "report.html"

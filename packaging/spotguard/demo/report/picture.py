@@ -1,4 +1,4 @@
-"""The picture of a demo: two loss curves laid over each other, and the way of the notice."""
+"""The picture of a demo: two loss curves laid over each other, and the notice's timeline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .clockwork import height, way_of_the_notice
 from .svg import Drawing
 
 WIDTH = 880
-#: Where the way of the notice begins: the curves are above it.
+#: The top of the notice's timeline in pixels, below the curves.
 _WAY = 352
-#: Steps on either side of the hand-over that are shown one by one.
+#: The number of steps on either side of the hand-over that are shown one by one.
 _CLOSE = 12
 
-# It brings its own background, so that it looks right on any page, and follows what the reader prefers.
+# The picture has its own background, so that it looks right on any page, and follows the reader's colour scheme.
 _STYLE = """
 .demo { --page: #ffffff; --edge: #d1d9e0; --ink: #1f2328; --faint: #59636e; --grid: #eaeef2;
   --reference: #c3cad2; --first: #0969da; --second: #bc4c00; --alarm: #cf222e; --good: #1a7f37; --calm: #dafbe1 }
@@ -41,7 +41,7 @@ _STYLE = """
 
 
 def draw(plan: DemoPlan, story: Scenario, verdict: Verdict) -> str:
-    """The picture as an SVG file."""
+    """Return the picture as the text of an SVG file."""
     title = f"Taken back by {plan.cloud.title} at step {story.parts[0].step:,}, resumed on the next machine"
     drawing = Drawing(WIDTH, _WAY + round(height(story.timeline)))
     drawing.rect(0.5, 0.5, WIDTH - 1, drawing.height - 1, "card", round=10)
@@ -69,7 +69,7 @@ def _series(story: Scenario) -> tuple[Series, Series, Series]:
     first, second = story.parts
     return (
         Series("reference", story.reference.by_step),
-        # What machine 1 did after its last commit is done again by machine 2: shown once.
+        # Machine 2 repeats the steps that machine 1 did after its last commit: they are shown once.
         Series("first", {step: loss for step, loss in first.by_step.items() if step <= story.resumed_at}),
         Series("second", second.by_step),
     )

@@ -1,4 +1,4 @@
-"""What was kept of machine 1's work, and what was lost, in a line."""
+"""The kept and the lost part of machine 1's work, in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..scenario import DemoPlan, Scenario
 
 
 def kept(plan: DemoPlan, story: Scenario) -> str:
-    """The last word but one of the demo. Plain also where it did not go well."""
+    """Return the demo's last line but one. It is plain about a bad result too."""
     first = story.parts[0].step
     if story.saved:
         more = f", and did {story.lost} of its steps again" if story.lost else ""

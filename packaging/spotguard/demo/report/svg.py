@@ -1,4 +1,4 @@
-"""The little of SVG that the picture needs: shapes with a class, and scales with round ticks."""
+"""The parts of SVG that the picture needs: shapes with a class, and scales with round ticks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values from `low` to `high` onto pixels from `start` to `end`."""
+    """A linear map of values from `low` to `high` onto pixels from `start` to `end`."""
 
     low: float
     high: float
@@ -21,7 +21,7 @@ class Scale:
         return self.start + (value - self.low) / ((self.high - self.low) or 1.0) * (self.end - self.start)
 
     def ticks(self, about: int) -> list[float]:
-        """Some `about` round values within the scale: steps of 1, 2 or 5 times a power of ten."""
+        """Return about `about` round values within the scale, in steps of 1, 2 or 5 times a power of ten."""
         rough = (self.high - self.low) / about
         if rough <= 0:
             return [self.low]
@@ -33,7 +33,7 @@ class Scale:
 
 @dataclass(slots=True)
 class Drawing:
-    """Shapes in the order in which they are painted. How they look is said by class, in the style sheet."""
+    """Shapes in painting order. The style sheet sets their looks by class."""
 
     width: int
     height: int
@@ -61,7 +61,7 @@ class Drawing:
             self.shapes.append(f'<polyline points="{joined}" class="{kind}"/>')
 
     def render(self, style: str, title: str) -> str:
-        """The whole as a file of its own, which also stands as it is inside HTML."""
+        """Return the drawing as a complete SVG file, which may also be placed in HTML unchanged."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
             f'width="{self.width}" height="{self.height}" role="img" class="demo">\n'
