@@ -1,4 +1,4 @@
-"""What follows the command's end: another start, a wait for it, or the exit of `spotguard run`.
+"""The step after the command's end: another start, a wait for it, or the exit of `spotguard run`.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """

@@ -1,4 +1,4 @@
-"""What the kernel says about one process: its line in /proc, and its pidfd."""
+"""State of one process, as the kernel reports it: its line in /proc, and its pidfd."""
 
 from __future__ import annotations
 

@@ -22,28 +22,27 @@ from ..checkpoint.format.crc import crc32
 from .device import SideStreams
 from .memory_access import copyable, gap
 
-# What torch makes at a function's first call is registered with libc to be unmade at exit, under a lock that a fork copies as
-# it stands. The saving thread's first frame is made while training begins; a data loader's worker forked at that instant
-# hung for ever in a first call of its own (1 of 65 on a busy machine). So the first call is here, when this is imported.
-torch.frombuffer(bytearray(2**16), dtype=torch.uint8).zero_()  # so large that it is filled as a frame is
+# Torch registers what it makes at a function's first call with libc, to be unmade at exit, under a lock that a fork copies in
+# its present state. The saver thread made its first buffer while training began, and a data loader's worker that was forked at
+# that instant hung for ever in a first call of its own (1 of 65 on a busy machine). So the first call is made on import.
+torch.frombuffer(bytearray(2**16), dtype=torch.uint8).zero_()  # large enough to be filled as a buffer is
 
 
 class HostBuffer:
     """One reused buffer of `size` bytes, which implements `save.upload.buffers.Buffer`. One thread uses it at a time.
 
     Args:
-        size: in bytes.
-        touched: every page is there from the beginning, so that no save waits for one. A reading has time for that while
-            its bytes come.
+        size: bytes.
+        touched: touch every page now, so that no save waits for one. A restore can touch pages while its bytes arrive.
     """
 
     def __init__(self, size: int, *, touched: bool = True) -> None:
-        # "cpu" is said: a script may have set another default device.
+        # "cpu" is explicit, because a script may have set another default device.
         if torch.cuda.is_initialized():
             self._bytes = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
             self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
         else:
-            # Not a bytearray: the GIL is held while that is filled, 5 ms for 8 MiB of fresh pages (seen).
+            # No bytearray: filling one holds the GIL, for 5 ms per 8 MiB of fresh pages (measured).
             held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._bytes = torch.frombuffer(held, dtype=torch.uint8)
             self._view = memoryview(held)
@@ -63,17 +62,17 @@ class HostBuffer:
         self._view[start : start + len(data)] = data
 
     def copy_in(self, source: torch.Tensor, start: int, dtype: torch.dtype | None = None) -> int:
-        """Copy a box of a tensor to `start`, row-major; returns the CRC32 of its bytes. The GIL is let go.
+        """Copy a box of a tensor to `start`, row-major, without the GIL. Return the CRC32 of its bytes.
 
         Args:
-            dtype: what its elements are rounded to on the way, a bounded part at a time.
+            dtype: dtype to which the elements are rounded on the way, a bounded part at a time.
         """
         if source.numel() == 0:
             return 0
         dtype = source.dtype if dtype is None else dtype
         end = start + source.numel() * dtype.itemsize
         if source.is_cuda:
-            # What is rounded is made on the stream that copies it, or the copy would take it before it is there.
+            # The rounded values are made on the stream that copies them, or the copy would take them before they are there.
             with self._streams.on(source.device):
                 self._copy_as(dtype, source, start, end)
             self._streams.finish()
@@ -83,7 +82,7 @@ class HostBuffer:
 
     @contextmanager
     def aside(self, devices: Iterable[torch.device]) -> Iterator[None]:
-        """What is launched inside waits for nobody's kernels on these devices: on a default stream it waits for training's."""
+        """Launch kernels of this block on streams of the buffer's own: on a default stream they would wait for training's."""
         with ExitStack() as streams:
             for device in devices:
                 streams.enter_context(self._streams.on(device))
@@ -147,25 +146,25 @@ class HostBuffer:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie in host memory in the order of its elements, as they are."""
+    """Return whether the bytes lie in host memory, unchanged and in the order of the elements."""
     return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
-#: Copied with the GIL held: to have it back from a training thread in pure Python takes 5 ms, for each of ten thousand
-#: small tensors; to copy this much takes 10 µs.
+#: Bytes below which a copy holds the GIL. Copying this much takes 10 µs; getting the GIL back from a training thread in pure
+#: Python takes 5 ms, for each of ten thousand small tensors.
 _SMALL = 2**16
 _move_held = ctypes.PyDLL(None).memmove
 _move_held.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move_held.restype = ctypes.c_void_p
 
 
-#: Bytes that are rounded at once: memory beside the frames, on the device or the host, for each thread. Torch lets the
-#: GIL go for each part, and may be long in getting it back, so they are not smaller.
+#: Bytes that are rounded at once: memory beside the buffers, on the device or the host, for each thread. Torch releases the
+#: GIL for each part and may wait long to get it back, so the parts are not smaller.
 _ROUNDED = 2**20
 
 
 def _parts(tensor: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
-    """Of at most so many elements each, in row-major order."""
+    """Split a tensor into parts of at most `most` elements, in row-major order."""
     if tensor.numel() <= most:
         yield tensor
     elif tensor.is_contiguous():
