@@ -121,6 +121,10 @@ ROWS = {
         )
     ],
     "manifests": ["manifests of 4 ranks × 20 tensors", "  the same as a commit does it"],
+    "ways": [
+        f"files that {what} passes"
+        for what in ("an emergency save of one process", "an agreed save of 4 ranks", "a restore")
+    ],
 }
 
 
