@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[3]
 TELLS = "import logging\n{}\nfrom spotguard.hooks.restore.startup import tell\ntell('run r is at step 3', aloud={})\n"
 
