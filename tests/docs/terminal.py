@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +40,7 @@ class Terminal:
         }.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
             (programs / name).chmod(0o755)
-        runtime = Path(os.environ["XDG_RUNTIME_DIR"], f"docs-{os.getpid()}-{self._ports[PORTS[0]]}")
-        runtime.mkdir(mode=0o700)
+        runtime = Path(tempfile.mkdtemp(prefix="docs-", dir=os.environ["XDG_RUNTIME_DIR"]))
         self.env = {
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
