@@ -21,10 +21,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from spotguard.hooks.checkpoint.format.codec import decode_manifests, encode_manifest, open_manifest
-from spotguard.hooks.checkpoint.format.coverage import coverage
+from spotguard.hooks.checkpoint.format.coverage import StreamingCoverage, coverage
 from spotguard.hooks.checkpoint.format.keys import object_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
-from spotguard.hooks.checkpoint.format.merging import StreamingCoverage
 
 from .rows import Row
 from .scale import Scale

@@ -113,10 +113,10 @@ PLANTED = [
         "paths -> spotguard.agent.core.budget",
     ),
     (
-        "hooks/save/upload/buffers.py",
+        "hooks/save/upload/workers.py",
         "from ...state import host_buffer",
         "upload, commit, retention",
-        "buffers -> spotguard.hooks.state.host_buffer",
+        "workers -> spotguard.hooks.state.host_buffer",
     ),
     ("providers/health.py", "from . import notice", "no package imports", ".notice -> .health"),
 ]

@@ -24,7 +24,7 @@ from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.values.decoder import decode
 from ..restore.reader import ReadTarget, parts_of
-from ..state.parts.trees import check_well_formed
+from ..state.parts.optimizer_tree import check_well_formed
 from ..state.tensor_item import StateTensor
 
 #: Path of a value in the nested state dict.

@@ -23,10 +23,9 @@ from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, safetensors_form
 from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.format.safetensors_header import header
-from ..restore.fetch import Fetch, Progress
+from ..restore.fetch import BufferSpan, Fetch, Progress, StrictSink
 from ..restore.ranges import WantedChunk, plan
-from ..restore.sink import BufferSpan, StrictSink
-from ..save.upload.buffers import PlainBuffer
+from ..save.upload.workers import PlainBuffer
 
 #: Prefix of a private name (`manifest.private_name`), of any rank.
 _OWN = re.compile(r"@\d{5,}/", re.ASCII)

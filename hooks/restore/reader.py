@@ -21,12 +21,11 @@ from ...providers.stores.base import BlobStore
 from ..checkpoint.format.boxes import Box, common
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, torch_dtype
-from ..checkpoint.format.header_check import check_headers
+from ..checkpoint.format.safetensors_header import check_headers
 from ..state.host_buffer import HostBuffer, box
 from ..state.tensor_item import StateTensor
-from .fetch import Fetch, Progress
+from .fetch import BufferSpan, Fetch, Progress, StrictSink
 from .ranges import WantedChunk, plan
-from .sink import BufferSpan, StrictSink
 
 
 def read(

@@ -30,9 +30,9 @@ from ..checkpoint.catalog import (
 )
 from ..checkpoint.format.codec import NewerFormatError
 from ..checkpoint.format.coverage import Coverage
-from ..checkpoint.format.header_check import check_headers, check_names
 from ..checkpoint.format.keys import MARKER, CheckpointName
 from ..checkpoint.format.manifest import LEVELS, lacks
+from ..checkpoint.format.safetensors_header import check_headers, check_names
 from ..checkpoint.local_stage import Stage, StagedCheckpoint, newest_first
 from ..checkpoint.ranking import EXTRAS_WORTH, worth_it
 from ..state.collected import differences

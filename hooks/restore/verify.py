@@ -10,12 +10,11 @@ from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import WholeCheckpoint
-from ..checkpoint.format.header_check import check_headers
 from ..checkpoint.format.manifest import Chunk, RankManifest
-from ..save.upload.buffers import PlainBuffer
-from .fetch import Fetch, Progress
+from ..checkpoint.format.safetensors_header import check_headers
+from ..save.upload.workers import PlainBuffer
+from .fetch import BufferSpan, Fetch, Progress
 from .ranges import ReadBatch, WantedChunk, plan
-from .sink import BufferSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from ..checkpoint.marker import is_complete
 from ..checkpoint.retention import Keep, Pruning, plan_pruning
 from .cancel_scope import Abandoned, CancelScope
 from .plan.write_plan import WritePlanCache
-from .upload.buffers import B
 from .upload.uploader import Uploader
+from .upload.workers import B
 
 log = logging.getLogger("spotguard")
 

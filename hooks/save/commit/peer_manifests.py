@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from ....providers.errors import NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format.codec import open_manifest
+from ...checkpoint.format.coverage import StreamingCoverage
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import RankManifest
-from ...checkpoint.format.merging import StreamingCoverage
 from ...checkpoint.marker import is_marked
 
 #: Ranks whose manifests one poll asks for, with a request for one byte each; and the number of ranks that an error names.

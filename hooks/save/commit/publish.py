@@ -20,8 +20,8 @@ from ....providers.errors import StoreError
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.marker import mark_alone, put_manifest, put_marker
 from ..cancel_scope import Abandoned, CancelScope
-from ..upload.buffers import B
 from ..upload.uploader import Uploader
+from ..upload.workers import B
 from .peer_manifests import AT_ONCE, PeerManifests
 
 log = logging.getLogger("spotguard")

@@ -1,4 +1,4 @@
-"""The upload of objects: `uploader` starts their puts, `workers` are its threads, `buffers` the memory that they send from.
+"""The upload of objects: `uploader` starts their puts, `workers` are its threads, with the memory that they send from.
 
-`transfer` is the state that the threads share. `recheck` checks the objects again if the store was away meanwhile.
+`transfer` is the state that the threads share.
 """

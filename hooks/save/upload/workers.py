@@ -11,15 +11,50 @@ next `ready` replaces the worker.
 from __future__ import annotations
 
 import logging
+import mmap
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic
-
-from .buffers import B
+from typing import Generic, Protocol, TypeVar
 
 log = logging.getLogger("spotguard")
+
+
+class Buffer(Protocol):
+    """Reused memory of a fixed size. One thread uses it at a time."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    def view(self, start: int, end: int) -> memoryview:
+        """Return these bytes, without a copy."""
+        ...
+
+
+class PlainBuffer:
+    """A `Buffer` without torch. (Tensors are copied into the one of `state.host_buffer`.)
+
+    Args:
+        size: in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._view)
+
+    def view(self, start: int, end: int) -> memoryview:
+        """Return these bytes, without a copy."""
+        return self._view[start:end]
+
+
+B = TypeVar("B", bound=Buffer)
 
 Task = Callable[[B], None]
 

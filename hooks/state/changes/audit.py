@@ -26,7 +26,7 @@ from ...checkpoint.format.manifest import TensorEntry
 from ..device import Fence
 from ..memory_access import gap
 from ..tensor_item import StateTensor
-from .checksums import Checksum, ChecksumSource, equal, source
+from .change_detector import Checksum, ChecksumSource, equal, source
 
 log = logging.getLogger("spotguard")
 

@@ -26,7 +26,7 @@ from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..tensor_item import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
-from .trees import SavedTrees
+from .optimizer_tree import SavedTrees
 from .values import (
     COPY_AT_BOUNDARY,
     REFUSALS,

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from ....providers.errors import CheckpointError, StateError
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, is_dtensor, layout, leaf, local
 from ..tensor_item import StateTensor, Tier
-from . import optimizer_factors
+from . import optimizer_tree
 from .module import KnownTensor
-from .trees import SavedTrees, check_well_formed, steps
+from .optimizer_tree import SavedTrees, check_well_formed, steps
 from .values import Part, StatefulPart, copy_into, freeze, load_into, room, tensors_in
 from .wrappers import can_be_hooked, check_says_state
 
@@ -208,11 +208,11 @@ class OptimizerPart:
                 state[key] = values
                 if is_dtensor(param):
                     kept = [*tensors_in(values)]
-                    if made := optimizer_factors.plain(kept):
+                    if made := optimizer_tree.plain(kept):
                         plain += [names[id(t)] for t in made]
-                        if (made_of := optimizer_factors.shard(param)) is not None:
+                        if (made_of := optimizer_tree.shard(param)) is not None:
                             shards[key] = made_of
-                    layouts = ((names[id(local(t))], optimizer_factors.placements(param, t)) for t in kept)
+                    layouts = ((names[id(local(t))], optimizer_tree.placements(param, t)) for t in kept)
                     placed |= {name: placements for name, placements in layouts if placements is not None}
         on_host = [leaf.name for leaf in leaves if leaf.tensor.device.type == "cpu"]
         tree = {
@@ -227,7 +227,7 @@ class OptimizerPart:
     def _look_alikes(self) -> list[torch.Tensor]:
         if type(self.optimizer).__module__.startswith("torch.optim."):
             return []  # no optimizer of torch's keeps a factor of its parameter's shape
-        return optimizer_factors.look_alikes(
+        return optimizer_tree.look_alikes(
             (param, field, tensor)
             for param, values in self.optimizer.state.items()
             if id(param) in self._key
@@ -298,9 +298,9 @@ class OptimizerPart:
 
     def _of_this_shard(
         self, key: str, each: Iterable[tuple[int, dict[str, Any]]]
-    ) -> tuple[Any, optimizer_factors.Shard]:
+    ) -> tuple[Any, optimizer_tree.Shard]:
         """Return the saved state of a parameter from a rank that had exactly this rank's shard, and the shard's place."""
-        here = optimizer_factors.shard(self._param[key]) if key in self._param else None
+        here = optimizer_tree.shard(self._param[key]) if key in self._param else None
         for _, tree in each:
             if here is not None and tree.get("shards", {}).get(key) == here:
                 return tree["state"].get(key, {}), here
@@ -319,7 +319,7 @@ class OptimizerPart:
         plain = set(tree.get("plain", []))
         for key, values in tree["state"].items():
             param = self._param[key]
-            here = optimizer_factors.shard(param)
+            here = optimizer_tree.shard(param)
             for field, value in _by_word(values):
                 for outline in tensors_in(value):
                     name = name_of(outline)
@@ -330,7 +330,7 @@ class OptimizerPart:
                     made = None
                     with room(name):
                         if is_dtensor(param) and (saved_layout := placed.get(name)) is not None:
-                            made = optimizer_factors.empty(param, outline, saved_layout, _device(param, host))
+                            made = optimizer_tree.empty(param, outline, saved_layout, _device(param, host))
                         elif is_dtensor(param) and name in plain:
                             made = _empty(param, outline, host) if same else None
                         elif is_whole or same:

@@ -9,7 +9,7 @@ import pytest
 from spotguard.hooks.checkpoint.format.manifest import Chunk
 from spotguard.hooks.restore.fetch import READERS, Fetch
 from spotguard.hooks.restore.ranges import WantedChunk
-from spotguard.hooks.save.upload.buffers import PlainBuffer
+from spotguard.hooks.save.upload.workers import PlainBuffer
 from spotguard.providers.errors import CheckpointError, CorruptError, DeniedError, NotFoundError, StoreError
 from tests.cases import cases
 from tests.fakes.reads import Reads

@@ -277,7 +277,7 @@ def test_what_four_ranks_have_written_is_read_by_any_number_that_cut_it_otherwis
 def test_parts_of_a_large_chunk_go_into_what_meets_them() -> None:
     """A chunk that takes several requests, into columns of it, turned, and beside memory that is somebody else's."""
     store = FakeStore()
-    tensors = {"tall": torch.rand(5000, 1100), "wide": torch.rand(2, 2, 2**21 + 3)}
+    tensors = {"tall": torch.rand(5000, 1100) + 1, "wide": torch.rand(2, 2, 2**21 + 3)}
     whole = Cut(tensors, world=1).write(store)
     around = torch.zeros(300, 4000)
     leaves = {

@@ -14,9 +14,8 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from .....providers.errors import CheckpointError, StateError
-from .checks import Malformed, exactly, int64, unbase64
 from .encoder import FACTORIES, MAX_DEPTH
-from .foreign import FOREIGN_READERS
+from .foreign import FOREIGN_READERS, Malformed, exactly, int64, unbase64
 
 if TYPE_CHECKING:
     import torch

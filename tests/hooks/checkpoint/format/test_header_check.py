@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.checkpoint.format.header_check import check_headers, check_names
 from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry
+from spotguard.hooks.checkpoint.format.safetensors_header import check_headers, check_names
 from spotguard.providers.errors import CheckpointError
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore

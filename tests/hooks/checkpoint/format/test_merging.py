@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest, open_manifest
-from spotguard.hooks.checkpoint.format.coverage import coverage
+from spotguard.hooks.checkpoint.format.coverage import StreamingCoverage, coverage
 from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry
-from spotguard.hooks.checkpoint.format.merging import StreamingCoverage
 from spotguard.providers.errors import CheckpointError
 from tests.cases import cases
 from tests.fakes.checkpoint import Save

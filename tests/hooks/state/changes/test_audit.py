@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from spotguard.hooks.state.changes import audit as audits  # noqa: E402
-from spotguard.hooks.state.changes import checksums  # noqa: E402
+from spotguard.hooks.state.changes import change_detector  # noqa: E402
 from spotguard.hooks.state.changes.audit import Audit, Reference  # noqa: E402
-from spotguard.hooks.state.changes.checksums import equal, source  # noqa: E402
+from spotguard.hooks.state.changes.change_detector import equal, source  # noqa: E402
 
 MIB = 2**20
 
@@ -51,7 +51,7 @@ def timed(nbytes: int, patch: pytest.MonkeyPatch) -> Audited:
         job.clock.advance((stop - start) / 8e9)
         return 0
 
-    patch.setattr("spotguard.hooks.state.changes.checksums._Memory.read", read)
+    patch.setattr("spotguard.hooks.state.changes.change_detector._Memory.read", read)
     return job
 
 
@@ -328,13 +328,13 @@ def test_a_large_reference_of_a_device_is_launched_by_the_thread_that_trains(
     """Any other computes on another stream, which the step's kernels do not hold up."""
     monkeypatch.setattr(audits, "_ALONE", 0)
     threads: set[int] = set()
-    read = checksums._Rows.read
+    read = change_detector._Rows.read
 
     def noted(here: Any, start: int, stop: int) -> Any:
         threads.add(threading.get_ident())
         return read(here, start, stop)
 
-    monkeypatch.setattr(checksums._Rows, "read", noted)
+    monkeypatch.setattr(change_detector._Rows, "read", noted)
     job = Audited(torch.zeros(1000), torch.zeros(MIB))
     assert job.reference().differs(job.leaves, no_pause) == ""
     job.audit.close()

@@ -245,7 +245,7 @@ def test_a_reference_that_cannot_be_taken_leaves_the_gate_open(
             raise why
 
         with monkeypatch.context() as patched:
-            patched.setattr("spotguard.hooks.state.changes.checksums._Memory.read", fail)
+            patched.setattr("spotguard.hooks.state.changes.change_detector._Memory.read", fail)
             if why is KeyboardInterrupt:
                 with pytest.raises(KeyboardInterrupt):
                     guard._saver.background()
