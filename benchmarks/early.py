@@ -65,7 +65,7 @@ def _pairs(mib: int, link: int, times: int) -> Iterator[Row]:
         for number in range(times):
             both = {early: save(early=early) for early in ((True, False), (False, True))[number % 2]}
             pairs.append((both[True], both[False]))
-        weights = checkpointer._writer.plans.of(state.collect().leaves).bytes_of(WEIGHTS) / store.rate
+        weights = checkpointer._writer.plans.of(state.collect().state_tensors).bytes_of(WEIGHTS) / store.rate
     finally:
         checkpointer.close()
         state.close()

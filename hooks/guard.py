@@ -418,11 +418,11 @@ class Guard:
             **self._state.monitor.position(),
         )
 
-    def _alarm_told(self, alarm: PreemptionNotice) -> None:
-        self._shutdown.alarm_told(alarm)
+    def _alarm_told(self, preemption: PreemptionNotice) -> None:
+        self._shutdown.alarm_told(preemption)
 
-    def _alarm_ended(self, alarm: PreemptionNotice, committed: bool) -> None:
-        self._shutdown.alarm_ended(alarm, committed)
+    def _alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
+        self._shutdown.alarm_ended(preemption, committed)
 
     def preempt(self, seconds: float) -> None:
         """Give this guard a notice by hand, as `spotguard.testing.preempt` does: save, then raise `Preempted`.

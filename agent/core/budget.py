@@ -16,21 +16,21 @@ USUAL_WINDOWS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
 SIGTERM_WINDOW = 25.0
 
 
-def expected_window(cloud: str, said: float | None) -> float:
+def expected_window(cloud: str, configured: float | None) -> float:
     """Return the seconds of warning to count on: the user's `--window`, else the cloud's usual window, or a SIGTERM's.
 
     Args:
         cloud: "aws", "gcp", "azure" or another name.
-        said: seconds of `--window`; None if it is not set.
+        configured: seconds of `--window`; None if it is not set.
     """
     usual = USUAL_WINDOWS.get(cloud, SIGTERM_WINDOW)
-    if said is None:
+    if configured is None:
         return usual
     # `--window` shortens the window of a notice. Only GCP's notice has no window, so `--window` replaces it.
-    return said if cloud not in ("aws", "azure") else min(said, usual)
+    return configured if cloud not in ("aws", "azure") else min(configured, usual)
 
 
-def reserve_of(left: float, said: float | None) -> float:
+def reserve_of(left: float, configured: float | None) -> float:
     """Return the seconds to reserve of `left`, to end in order: for TERM, KILL and the outcome.
 
     The reserve is a tenth of the time left. A tenth of the cloud's usual warning would waste 12 s of a notice with 29 s left.
@@ -38,21 +38,21 @@ def reserve_of(left: float, said: float | None) -> float:
 
     Args:
         left: seconds that are left.
-        said: seconds of `--reserve`; None if it is not set.
+        configured: seconds of `--reserve`; None if it is not set.
     """
-    return min(max(3.0, left / 10) if said is None else said, left / 2)
+    return min(max(3.0, left / 10) if configured is None else configured, left / 2)
 
 
-def window_for(seconds: float, said: float | None) -> float:
+def window_for(seconds: float, configured: float | None) -> float:
     """Return the shortest warning that leaves `seconds` beside its own reserve.
 
     This is the inverse of `reserve_of`, since the reserve grows with the warning.
 
     Args:
         seconds: seconds for the save.
-        said: seconds of `--reserve`; None if it is not set.
+        configured: seconds of `--reserve`; None if it is not set.
     """
-    beside = max(seconds + 3.0, seconds / 0.9) if said is None else seconds + said
+    beside = max(seconds + 3.0, seconds / 0.9) if configured is None else seconds + configured
     return min(beside, 2 * seconds)
 
 
@@ -70,7 +70,7 @@ class Fit:
     #: Seconds that a save takes besides its bytes.
     commit: float = 0.0
     #: Seconds of `--reserve`, which would apply to another window too; None: the reserve is in proportion to the window.
-    said: float | None = None
+    configured: float | None = None
 
     @property
     def budget(self) -> float:
@@ -105,7 +105,7 @@ class Fit:
     @property
     def enough(self) -> float | None:
         """Seconds of warning that would be just enough, its own reserve included; None: not known."""
-        return None if self.seconds is None else window_for(self.seconds, self.said)
+        return None if self.seconds is None else window_for(self.seconds, self.configured)
 
     def verdict(self) -> str:
         """Return one line with the numbers that decide.

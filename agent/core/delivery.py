@@ -241,7 +241,7 @@ class Delivery:
         """Let every session that was not told to leave go on training."""
         for number, part in p.parts.items():
             if part.open and not part.leave_sent:
-                self._turn.do(Send(number, protocol.Withdrawn(part.told_as)))
+                self._turn.do(Send(number, protocol.Withdrawn(part.delivered_as)))
         if not p.published:
             self._turn.do(Publish(p.outcome(ended, None, None)))
         self.active = None

@@ -186,11 +186,11 @@ class Preemption:
         )
 
     def tell(self, session: Session, now: float) -> Preempt:
-        self.parts[session.number] = Participant(session, now, told_as=self.id, left=session.left)
+        self.parts[session.number] = Participant(session, now, delivered_as=self.id, left=session.left)
         return self.preempt(now)
 
     def tell_again(self, part: Participant, now: float) -> Preempt:
-        part.told_as = self.id
+        part.delivered_as = self.id
         return self.preempt(now)
 
     def takes(self, session: Session) -> bool:

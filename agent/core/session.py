@@ -209,8 +209,8 @@ class Participant:
     session: Session
     sent_at: float
     #: The id under which the agent last delivered the notice to it.
-    told_as: str = ""
-    told_at: float | None = None
+    delivered_as: str = ""
+    delivered_at: float | None = None
     phase: str = ""
     gate_at: float | None = None
     first_byte_at: float | None = None
@@ -246,7 +246,7 @@ class Participant:
         # All processes of a machine share CLOCK_MONOTONIC, but the agent trusts a process's time only within the possible range.
         at = min(max(message.monotonic, self.sent_at), now)
         if isinstance(message, Delivered):
-            self.told_at = self.told_at or at
+            self.delivered_at = self.delivered_at or at
         elif isinstance(message, Progress):
             self.step = message.step if message.step >= 0 else self.step
             self.phase = clip(message.phase, 20)
@@ -280,7 +280,7 @@ class Participant:
             name=who.name,
             rank=who.rank,
             world=who.world,
-            delivered=None if self.told_at is None else self.told_at - self.sent_at,
+            delivered=None if self.delivered_at is None else self.delivered_at - self.sent_at,
             step=self.step,
             gate=None if self.gate_at is None else self.gate_at - seen_at,
             first_byte=None if self.first_byte_at is None else self.first_byte_at - seen_at,

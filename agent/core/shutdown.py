@@ -121,7 +121,7 @@ class Shutdown:
             p.term_at = self._after_grace(p, LEAVE_GRACE)
             for number, part in there.items():
                 part.leave_sent = True
-                self._turn.do(Send(number, protocol.Leave(part.told_as, self._turn.policy.exit_code)))
+                self._turn.do(Send(number, protocol.Leave(part.delivered_as, self._turn.policy.exit_code)))
             return
         # A launcher restarts a worker that leaves first, on the departing machine (torchrun turns its 75 into 1: seen). So the
         # launcher goes first, and the workers stay parked until the launcher ends them.
@@ -230,7 +230,9 @@ class Shutdown:
             part = p.parts.get(session.number)
             if part is not None and part.open and not part.left and session.store:
                 part.leave_sent = True
-                self._turn.do(Send(session.number, protocol.Leave(part.told_as, self._turn.policy.exit_code)))
+                self._turn.do(
+                    Send(session.number, protocol.Leave(part.delivered_as, self._turn.policy.exit_code))
+                )
             if part is not None and (part.leave_sent or part.left):
                 leaving.append(session)
         return leaving
@@ -308,7 +310,7 @@ class Service:
         for part in group:
             if part.open and not part.leave_sent:
                 part.leave_sent = True
-                leave = protocol.Leave(part.told_as, self._turn.policy.exit_code)
+                leave = protocol.Leave(part.delivered_as, self._turn.policy.exit_code)
                 self._turn.do(Send(part.session.number, leave))
 
 

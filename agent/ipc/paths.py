@@ -36,9 +36,9 @@ def default_socket(run_id: str, env: Mapping[str, str], uid: int) -> Path:
     return runtime_folder(env, uid) / f"{run_id}.sock"
 
 
-def path_of(said: str | None, run_id: str, env: Mapping[str, str], uid: int) -> Path:
-    """Return the path at which a run listens: `said` if `--socket` is set, else the default for its run id."""
-    return Path(said) if said else default_socket(run_id, env, uid)
+def path_of(configured: str | None, run_id: str, env: Mapping[str, str], uid: int) -> Path:
+    """Return the path at which a run listens: `configured` if `--socket` is set, else the default for its run id."""
+    return Path(configured) if configured else default_socket(run_id, env, uid)
 
 
 def lives_there(folder: Path, env: Mapping[str, str], uid: int) -> bool:

@@ -27,40 +27,42 @@ class DeadlineSource:
     #: A clock that is set back moves the deadline later, and the poller accepts that (`poller`).
     withdraws = True
 
-    def __init__(self, said: Deadline, clock: Clock) -> None:
+    def __init__(self, option: Deadline, clock: Clock) -> None:
         """Keep the deadline.
 
         Args:
-            said: the parsed option.
+            option: the parsed option.
             clock: the clock against which an instant is read.
 
         Raises:
             UsageError: the deadline is past, or more than ten years off.
         """
-        self._said = said
+        self._option = option
         self._clock = clock
         self._seen_at = clock.monotonic()
-        left = said.after if said.wall is None else said.wall - clock.time()
+        left = option.after if option.wall is None else option.wall - clock.time()
         assert left is not None
         if left <= 0:
-            number = said.text.strip()
+            number = option.text.strip()
             # A past Unix time is too large a number to have been meant as seconds from now.
             meant = number.isdecimal() and float(number) <= FARTHEST
             way = f"for seconds from now say +{number}" if meant else "say a later one"
-            refuse(said.origin, said.text, f"a time to come: this one was {span(-left)} ago; {way}")
+            refuse(option.origin, option.text, f"a time to come: this one was {span(-left)} ago; {way}")
         if left > FARTHEST:
             refuse(
-                said.origin, said.text, "a time within ten years: Unix time is in seconds, not milliseconds"
+                option.origin,
+                option.text,
+                "a time within ten years: Unix time is in seconds, not milliseconds",
             )
         self._ends_at = self._seen_at + left
         end = datetime.fromtimestamp(clock.time() + left).astimezone()
         self._detail = end.isoformat(sep=" ", timespec="seconds")
 
     def poll(self) -> Sighting:
-        if self._said.wall is not None:
-            self._ends_at = self._clock.monotonic() + self._said.wall - self._clock.time()
+        if self._option.wall is not None:
+            self._ends_at = self._clock.monotonic() + self._option.wall - self._clock.time()
         notice = Notice(
-            id=f"deadline/{self._said.text.strip()}",
+            id=f"deadline/{self._option.text.strip()}",
             kind=NoticeKind.DEADLINE,
             source=self.name,
             deadline=self._ends_at,

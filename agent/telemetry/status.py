@@ -34,7 +34,7 @@ class AgentFacts:
     #: Seconds of warning to count on.
     window: float = SIGTERM_WINDOW
     #: Whether `--window` set them. Then the cloud's own number does not count.
-    said: bool = False
+    window_given: bool = False
     #: `--reserve` in seconds; None: in proportion to the window.
     reserve: float | None = None
 
@@ -55,7 +55,7 @@ def answers(
         "command": _command(machine),
         "sources": feed.status(now),
         "notice": _notice(machine, now),
-        "window": facts.window if facts.said else feed.window or facts.window,
+        "window": facts.window if facts.window_given else feed.window or facts.window,
         "reserve": facts.reserve,
         "upcoming": machine.upcoming.status(now),
         "last_outcome": None,

@@ -71,15 +71,17 @@ def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[StateTenso
     shared: list[StateTensor] = []
 
     def lie_on() -> list[tuple[int, ...]]:
-        shared.extend(leaf for leaf in collect() if leaf.group)
-        return [*{leaf.group for leaf in shared}]
+        shared.extend(state_tensor for state_tensor in collect() if state_tensor.group)
+        return [*{state_tensor.group for state_tensor in shared}]
 
     of_ranks = of_all(channel, lie_on)
     groups = {tuple(group) for each in of_ranks for group in each}
     if len(groups) < 2:
         return  # nearly always: all shared tensors are on the same ranks
-    first = {leaf.name: leaf for leaf in shared if leaf.group[0] == channel.rank}
-    of_ranks = of_all(channel, lambda: {name: _said(leaf) for name, leaf in first.items()})
+    first = {
+        state_tensor.name: state_tensor for state_tensor in shared if state_tensor.group[0] == channel.rank
+    }
+    of_ranks = of_all(channel, lambda: {name: _said(state_tensor) for name, state_tensor in first.items()})
     pairs = [*namesakes([_read(message) for message in of_ranks])]
     for pair in pairs:
         if not pair.alike:
@@ -133,9 +135,9 @@ def _compare(channel: Channel, first: Mapping[str, StateTensor], pairs: Sequence
         )
 
 
-def _said(leaf: StateTensor) -> list[object]:
-    shape = leaf.tensor.shape if leaf.shape is None else leaf.shape
-    return [leaf.group, dtype_name(leaf.tensor.dtype), [*shape]]
+def _said(state_tensor: StateTensor) -> list[object]:
+    shape = state_tensor.tensor.shape if state_tensor.shape is None else state_tensor.shape
+    return [state_tensor.group, dtype_name(state_tensor.tensor.dtype), [*shape]]
 
 
 def _read(message: Mapping[str, Any]) -> dict[str, TensorClaim]:

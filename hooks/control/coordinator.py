@@ -132,19 +132,19 @@ class Coordinator:
 
     def notice(self, message: protocol.Preempt) -> None:
         """Save for a notice that this machine's agent delivered, or for its earlier deadline, and call the other ranks."""
-        alarm = alarm_of(message, self._clock.monotonic())
+        preemption = alarm_of(message, self._clock.monotonic())
         if message.kind == protocol.PEER:
             # This process knows the notice from the call itself; or it came after the call, and parks.
-            self._saver.emergency(alarm)
+            self._saver.emergency(preemption)
             return
         with self._lock:
             # A copy: the saver joins other notices to the object that it gets, and removes them from it.
-            self._own.setdefault(message.id, replace(alarm)).join(alarm)
+            self._own.setdefault(message.id, replace(preemption)).join(preemption)
             known = message.id in self._called or any(
                 notice.id == message.id + self._tag for notice in self.channel.standing.notices
             )
             self._called.add(message.id)
-        self._saver.emergency(alarm)
+        self._saver.emergency(preemption)
         if known:
             return
         left, id = message.seconds_left, message.id + self._tag
@@ -152,7 +152,7 @@ class Coordinator:
 
         def unheard(why: str) -> None:
             self._saver.unheard(why)
-            self._saver.in_turn(lambda: self._nothing_newer(alarm, why))
+            self._saver.in_turn(lambda: self._nothing_newer(preemption, why))
             if message.drill:
                 self._saver.in_turn(lambda: self._saver.release(message.id, why))
 
@@ -190,8 +190,10 @@ class Coordinator:
     def again(self, job: SaveRequest, why: str) -> None:
         def unheard(error: str) -> None:
             log.error("nothing is saved: %s; %s", why, error)
-            if (alarm := job.alarm) is not None:  # else the agent would wait for an answer until the deadline
-                self._saver.in_turn(lambda: self._nothing_newer(alarm, f"{why}; {error}"))
+            if (
+                preemption := job.preemption
+            ) is not None:  # else the agent would wait for an answer until the deadline
+                self._saver.in_turn(lambda: self._nothing_newer(preemption, f"{why}; {error}"))
 
         self._call(BoundaryEvent(job.epoch, why), _PATIENCE, unheard)
 
@@ -230,7 +232,7 @@ class Coordinator:
         # All ranks read a notice and its withdrawal in the order in which this rank called them.
         self._callers.give(run, until)
 
-    def _nothing_newer(self, alarm: PreemptionNotice, why: str) -> None:
+    def _nothing_newer(self, preemption: PreemptionNotice, why: str) -> None:
         """Report the newest checkpoint to the agent: this rank can call the others no more.
 
         On the saver thread, because the report also uploads a record to the store.
@@ -239,9 +241,9 @@ class Coordinator:
         if saved is not None and saved.level != "weights":
             # Committed for a notice of another machine, which took the job's store with it.
             log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
-            self._report.committed(alarm, saved)
+            self._report.committed(preemption, saved)
         else:
-            self._report.failed(alarm, why, -1 if last is None else last.step)
+            self._report.failed(preemption, why, -1 if last is None else last.step)
 
     # --- from the others, on the mailbox's thread ---
 
@@ -270,8 +272,8 @@ class Coordinator:
 
     def _let_go(self, id: str) -> None:
         release = partial(self._saver.release, id, "the notice was withdrawn, or the drill is over")
-        alarm = self._saver.alarm
-        if alarm is not None and alarm.kind == protocol.LAUNCHER:
+        preemption = self._saver.preemption
+        if preemption is not None and preemption.kind == protocol.LAUNCHER:
             # The rank that ended first withdraws the notice. The other ranks first report the outcome of their saves to their
             # agents, and then let go.
             self._saver.in_turn(release)
@@ -284,7 +286,7 @@ class Coordinator:
             self._until[call.machine] = now + call.seconds_left + _LATE
             own = self._own.get(self._as_here(call.id))
         if own is not None:
-            alarm = replace(own, ids=[*own.ids])
+            preemption = replace(own, ids=[*own.ids])
         else:
             # A launcher ends all its workers at once, and a test is one job: their deadline applies to every machine.
             ours = call.machine == self._machine or call.kind in (BY_HAND, protocol.LAUNCHER)
@@ -294,7 +296,7 @@ class Coordinator:
             # An estimate. This machine's agent may deliver the exact reserve at any moment.
             reserve = seconds / 10 if ours else 0.0
             message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
-            alarm = alarm_of(message, now)
+            preemption = alarm_of(message, now)
             if not ours:
                 log.warning(
                     "%s from %s on another machine of this job: saving with it", call.kind, call.source
@@ -303,7 +305,7 @@ class Coordinator:
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
         self._saver.emergency(
-            alarm, epoch if wanted else 0, at_boundary=at_boundary, departing=self._departing(standing)
+            preemption, epoch if wanted else 0, at_boundary=at_boundary, departing=self._departing(standing)
         )
 
     def _as_here(self, id: str) -> str:

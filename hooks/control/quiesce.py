@@ -97,8 +97,8 @@ class Quiescence:
         self._state.fence.wait(job.scope.pause)
         if at_boundary:
             self._state.look_again()
-        if job.alarm is not None:
-            self._listener.progress(job.alarm, "gate", step, 0, 0)
+        if job.preemption is not None:
+            self._listener.progress(job.preemption, "gate", step, 0, 0)
         if decision is None or self._coordinator is None:
             return SaveSpec(step, parked=at_boundary)
         return replace(self._coordinator.agreed(job, decision, step), parked=at_boundary)

@@ -40,9 +40,9 @@ class Report:
         attempt: the attempt that the records belong to.
         clock: the clock.
         send: sends a message to the agent; returns False if there is none. It never waits for a droppable message.
-        telling: called with each alarm that ends, before the agent gets the message: from then on the agent may end this
+        telling: called with each notice that ends, before the agent gets the message: from then on the agent may end this
             process.
-        ended: called with each alarm that ended, and whether it committed.
+        ended: called with each notice that ended, and whether it committed.
         rank: the rank of this process.
         keeps: returns whether this rank writes the record, for all ranks.
     """
@@ -79,25 +79,25 @@ class Report:
     def told(self, id: str) -> None:
         self._send(protocol.Delivered(id, self._clock.monotonic()))
 
-    def progress(self, alarm: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
+    def progress(self, preemption: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
         """Report each phase once, and the progress in it at most four times a second.
 
         The writer's threads call this, so it never waits for an agent that does not read.
         """
         now = self._clock.monotonic()
-        current = (phase, *alarm.ids)
+        current = (phase, *preemption.ids)
         with self._lock:
             if current == self._said and now - self._said_at < _PROGRESS_EVERY:
                 return
             self._said, self._said_at = current, now
-        self._introduce(alarm)
-        for id in list(alarm.ids):
+        self._introduce(preemption)
+        for id in list(preemption.ids):
             self._send(protocol.Progress(id, phase, now, step, done, total), droppable=True)
 
-    def committed(self, alarm: PreemptionNotice, saved: SavedCheckpoint) -> None:
+    def committed(self, preemption: PreemptionNotice, saved: SavedCheckpoint) -> None:
         now = self._clock.monotonic()
         self._record(
-            alarm,
+            preemption,
             committed=True,
             step=saved.step,
             bytes=saved.nbytes,
@@ -105,50 +105,55 @@ class Report:
             level=saved.level,
             reason=saved.why,
         )
-        self._telling(alarm)
-        self._introduce(alarm)
-        for id in list(alarm.ids):
+        self._telling(preemption)
+        self._introduce(preemption)
+        for id in list(preemption.ids):
             self._send(_committed(id, saved, now))
-        self._ended(alarm, True)
+        self._ended(preemption, True)
 
-    def failed(self, alarm: PreemptionNotice, reason: str, last_step: int) -> None:
+    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int) -> None:
         newest = f"the newest checkpoint is of step {last_step}" if last_step >= 0 else "there is none yet"
         log.error("nothing new is committed: %s; %s", reason, newest)
-        self._telling(alarm)
-        self._introduce(alarm)
-        for id in list(alarm.ids):
+        self._telling(preemption)
+        self._introduce(preemption)
+        for id in list(preemption.ids):
             self._send(protocol.Failed(id, reason, last_step))
-        self._record(alarm, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
-        self._ended(alarm, False)
+        self._record(preemption, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
+        self._ended(preemption, False)
 
     def checkpointed(self, saved: SavedCheckpoint) -> None:
         self._send(_committed("", saved, self._clock.monotonic()))
 
-    def _introduce(self, alarm: PreemptionNotice) -> None:
+    def _introduce(self, preemption: PreemptionNotice) -> None:
         """Announce to the agent, once, a notice that the agent did not deliver: it keeps an outcome of that one, too."""
         with self._lock:
-            if alarm.kind != protocol.LAUNCHER or self._introduced is alarm:
+            if preemption.kind != protocol.LAUNCHER or self._introduced is preemption:
                 return
-            self._introduced = alarm
+            self._introduced = preemption
         now = self._clock.monotonic()
-        for id in list(alarm.ids):
-            left = max(0.0, alarm.deadline - now)
-            self._send(protocol.Delivered(id, now, alarm.kind, alarm.source, left))
+        for id in list(preemption.ids):
+            left = max(0.0, preemption.deadline - now)
+            self._send(protocol.Delivered(id, now, preemption.kind, preemption.source, left))
 
-    def _record(self, alarm: PreemptionNotice, **facts: object) -> None:
+    def _record(self, preemption: PreemptionNotice, **facts: object) -> None:
         """Write one JSON object beside the checkpoints: the record of what became of a notice."""
         if not self._keeps():
             return
         self._count += 1
         record = {
-            "notice": {"ids": alarm.ids, "kind": alarm.kind, "source": alarm.source, "drill": alarm.drill},
+            "notice": {
+                "ids": preemption.ids,
+                "kind": preemption.kind,
+                "source": preemption.source,
+                "drill": preemption.drill,
+            },
             "ended": self._clock.time(),
-            "seconds_left": round(alarm.deadline - self._clock.monotonic(), 3),
+            "seconds_left": round(preemption.deadline - self._clock.monotonic(), 3),
             **facts,
         }
         data = json.dumps(record, indent=1).encode()
         key = outcome_key(self._run_id, self._attempt, self._count, self._rank)
-        left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, alarm.save_by - self._clock.monotonic()))
+        left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, preemption.save_by - self._clock.monotonic()))
         try:
             self._put(key, memoryview(data), left)
         except SpotguardError as error:  # the agent must learn of a commit before the agent gives up on it

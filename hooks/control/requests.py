@@ -84,7 +84,7 @@ class SaveRequests:
         self.ready = False
 
     @property
-    def alarm(self) -> PreemptionNotice | None:
+    def preemption(self) -> PreemptionNotice | None:
         """The notice that holds this process, whether its save is done or not."""
         return self._alarm
 
@@ -106,7 +106,7 @@ class SaveRequests:
 
     def emergency(
         self,
-        alarm: PreemptionNotice,
+        preemption: PreemptionNotice,
         epoch: int = 0,
         *,
         at_boundary: bool = False,
@@ -123,17 +123,17 @@ class SaveRequests:
         """
         with self._lock:
             if (known := self._alarm) is not None:
-                known.join(alarm)
-                alarm = known
-            self._alarm = alarm
+                known.join(preemption)
+                preemption = known
+            self._alarm = preemption
             interpreter_lock.hurry("notice")
             # The call for a save by hand is void; a training thread that waits for that save parks at the gate.
             self._by_hand.give_up(Abandoned("a notice came"))
             if (urgent := self._urgent) is not None:
-                urgent.scope.tighten(alarm.save_by)
+                urgent.scope.tighten(preemption.save_by)
                 if epoch <= urgent.epoch:
                     if self._running is not None and self._running.promoted:
-                        self._give_way(self._running, alarm)
+                        self._give_way(self._running, preemption)
                     return
                 urgent.superseded = True
                 urgent.scope.abandon("another call of the ranks takes its place")
@@ -145,15 +145,15 @@ class SaveRequests:
                 self.in_turn(lambda: None)
                 return
             if self._running is not None:
-                self._give_way(self._running, alarm)
+                self._give_way(self._running, preemption)
             if not self.ready:
                 self._gate.close()  # a process that has not begun training parks, and never trains
             last = self._checkpointer.last
-            scope, before = self._scope(alarm.save_by), "" if last is None else last.url
+            scope, before = self._scope(preemption.save_by), "" if last is None else last.url
             self._urgent = SaveRequest(
                 "emergency",
                 scope,
-                alarm,
+                preemption,
                 epoch=epoch,
                 departing=departing,
                 at_boundary=at_boundary,
@@ -167,8 +167,8 @@ class SaveRequests:
 
     def again(self, epoch: int, departing: frozenset[int]) -> None:
         """Save once more, at a boundary, with all ranks: a rank's state moved while it was read for a notice."""
-        if (alarm := self._alarm) is not None:
-            self.emergency(alarm, epoch, at_boundary=True, departing=departing)
+        if (preemption := self._alarm) is not None:
+            self.emergency(preemption, epoch, at_boundary=True, departing=departing)
 
     def fail_by_hand(self, why: str) -> None:
         """Fail the save by hand: a rank's state moved while it was read.
@@ -184,7 +184,7 @@ class SaveRequests:
     def unheard(self, why: str) -> None:
         """Abandon the save that the ranks began before a notice: the other ranks could not be called for that notice."""
         with self._lock:
-            if self._running is not None and self._running.alarm is None:
+            if self._running is not None and self._running.preemption is None:
                 self._running.scope.abandon(f"a notice came, and {why}")
 
     def unheard_by_hand(self, step: int, why: str) -> None:
@@ -192,14 +192,14 @@ class SaveRequests:
         with self._lock:
             self._by_hand.give_up(CheckpointError(f"step {step} is not saved: {why}"), step)
 
-    def _give_way(self, job: SaveRequest, alarm: PreemptionNotice) -> None:
+    def _give_way(self, job: SaveRequest, preemption: PreemptionNotice) -> None:
         """Call off the running save, unless it is a background save whose rest is worth more than a new save."""
         step = self._gate.place.completed
         # In a job of several ranks, no rank knows the upload progress of the others.
-        why = "" if self._coordinator is not None else self._checkpointer.promotes(step, alarm.save_by)
+        why = "" if self._coordinator is not None else self._checkpointer.promotes(step, preemption.save_by)
         if job.kind == "background" and why:
             job.promoted = why
-            job.scope.tighten(alarm.save_by)
+            job.scope.tighten(preemption.save_by)
             # The promoted save is of this very step, so it is this notice's save: training does not go beyond the step.
             if self._checkpointer.uploading == step:
                 self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
@@ -223,7 +223,7 @@ class SaveRequests:
             self._alarm.ids.remove(id)
             if self._alarm.ids:
                 return
-            alarm, self._alarm = self._alarm, None
+            preemption, self._alarm = self._alarm, None
             if self._urgent is not None:
                 # Before the gate opens: nothing that the saver reads from here on is kept.
                 self._urgent.scope.abandon(why)
@@ -231,20 +231,20 @@ class SaveRequests:
             self._open()
         interpreter_lock.relax("notice")
         log.info("training goes on: %s", why)
-        if alarm.drill and self.ready:
+        if preemption.drill and self.ready:
             self.rehearse()  # plan again now with what the drill's save taught, rather than at the next notice
         self._released()
 
     def void_all(self, why: str) -> None:
         """End every notice that holds this process; no other process will."""
-        alarm = self._alarm
-        for id in list(alarm.ids) if alarm is not None else []:
+        preemption = self._alarm
+        for id in list(preemption.ids) if preemption is not None else []:
             self._void(id, why)
 
     def lost(self) -> None:
         """End a drill whose agent is gone, because no other process will. A notice still stands."""
-        alarm = self._alarm
-        for id in list(alarm.ids) if alarm is not None and alarm.drill else []:
+        preemption = self._alarm
+        for id in list(preemption.ids) if preemption is not None and preemption.drill else []:
             self._void(id, "the agent that played this drill is gone")
 
     def _void(self, id: str, why: str) -> None:

@@ -115,7 +115,7 @@ class Saver(SaveRequests):
         """Do one request, and report its outcome in every case."""
         with self._lock:
             self._running = job
-            if job.alarm is None and self._alarm is not None and not job.promoted:
+            if job.preemption is None and self._alarm is not None and not job.promoted:
                 job.scope.abandon("a notice came")  # while the request waited its turn
         try:
             try:
@@ -144,7 +144,7 @@ class Saver(SaveRequests):
         if not isinstance(error, Abandoned):
             self._say_failed(job, str(error))
         job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
-        if job.alarm is not None and job.saved is None and not job.superseded:
+        if job.preemption is not None and job.saved is None and not job.superseded:
             self._checkpointer.look_back()
             self._has_it(job)
         last = self._checkpointer.last
@@ -152,7 +152,7 @@ class Saver(SaveRequests):
             job.saved = replace(job.saved, why=str(error))
         if job.saved is not None and job.saved.level == "full":
             log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
-        elif job.alarm is not None and last is not None and (job.saved or last.url != job.before):
+        elif job.preemption is not None and last is not None and (job.saved or last.url != job.before):
             # Only weights, of this very step; or a promoted background checkpoint: nothing newer was available.
             had = last.why or "a background checkpoint was let finish"
             job.saved = replace(last, why=f"{had}; after it: {error}")
@@ -173,16 +173,20 @@ class Saver(SaveRequests):
             log.exception("spotguard failed inside; please report this")
 
     def _patience(self) -> float | None:
-        alarm = self._alarm
-        return None if alarm is None else max(0.0, alarm.deadline + _OUTLIVED - self._clock.monotonic())
+        preemption = self._alarm
+        return (
+            None
+            if preemption is None
+            else max(0.0, preemption.deadline + _OUTLIVED - self._clock.monotonic())
+        )
 
     def _outlive(self) -> None:
         """End a notice that was a false alarm: its deadline passed, and this process neither was told to leave nor ended."""
-        alarm = self._alarm
-        if alarm is not None and self._coordinator is not None:
+        preemption = self._alarm
+        if preemption is not None and self._coordinator is not None:
             # This rank calls once, not over and over.
-            alarm.deadline = self._clock.monotonic() + _HEARD
-        for id in list(alarm.ids) if alarm is not None else []:
+            preemption.deadline = self._clock.monotonic() + _HEARD
+        for id in list(preemption.ids) if preemption is not None else []:
             self._void(id, "the deadline passed and nobody ended this process")
 
     def _do(self, job: SaveRequest) -> None:
@@ -192,8 +196,8 @@ class Saver(SaveRequests):
                 self._state.monitor.unmarked
                 or "training has not begun yet: there is nothing that is not in the store already"
             )
-        if job.alarm is not None:
-            self._listener.progress(job.alarm, "begun", -1, 0, 0)
+        if job.preemption is not None:
+            self._listener.progress(job.preemption, "begun", -1, 0, 0)
         if job.staged is not None:
             job.scope.check()
             job.saved = self._checkpointer.bring(job.staged, job.scope)
@@ -209,7 +213,11 @@ class Saver(SaveRequests):
             if job.rehearsal:
                 self._checkpointer.rehearse(self._state)
                 return
-            if job.alarm is not None and (last := self._checkpointer.last) is not None and last.step == step:
+            if (
+                job.preemption is not None
+                and (last := self._checkpointer.last) is not None
+                and last.step == step
+            ):
                 job.saved = last  # this very step is committed: nothing is newer
                 # In a job of several ranks, a rank that has not seen the commit saves again, and would wait in vain for this
                 # rank's part.
@@ -282,16 +290,16 @@ class Saver(SaveRequests):
 
         The other ranks' answers do not matter here: those ranks may be gone.
         """
-        if self._coordinator is not None and job.alarm is not None:
+        if self._coordinator is not None and job.preemption is not None:
             job.saved = self.committed
 
     def _save(self, job: SaveRequest, agreed: SaveSpec) -> SavedCheckpoint | None:
         step = agreed.step
 
         def progress(phase: str, done: int, total: int) -> None:
-            alarm = self._alarm if job.promoted else job.alarm
-            if alarm is not None:
-                self._listener.progress(alarm, phase, step, done, total)
+            preemption = self._alarm if job.promoted else job.preemption
+            if preemption is not None:
+                self._listener.progress(preemption, phase, step, done, total)
                 if job.promoted:
                     self._look_again(job)
 
@@ -304,12 +312,12 @@ class Saver(SaveRequests):
         return self._checkpointer.save(self._state, agreed, job.kind, job.scope, progress, opened)
 
     def _conclude(self, job: SaveRequest) -> None:
-        alarm = job.alarm
+        preemption = job.preemption
         if job.superseded and job.saved is None:
             with self._lock:
                 self._open()
             return
-        if alarm is None:
+        if preemption is None:
             given_up = isinstance(job.error, Abandoned)
             # A notice that is void now promoted the save, which then ran out of that notice's time.
             hurried = job.promoted and self._alarm is None
@@ -323,14 +331,14 @@ class Saver(SaveRequests):
                 log.warning("%s, training goes on: %s", what, job.error)
             return
         # The notice was withdrawn during the save. Another notice, or a later call of the ranks, has a request of its own.
-        if self._alarm is not alarm or job.superseded:
+        if self._alarm is not preemption or job.superseded:
             with self._lock:
                 self._open()
             if job.saved is not None:
                 self._listener.checkpointed(job.saved)
         elif job.saved is not None:
             log.info("step %d is committed: %s", job.saved.step, job.saved.url)
-            self._listener.committed(alarm, job.saved)
+            self._listener.committed(preemption, job.saved)
         else:
             last = self._checkpointer.last
-            self._listener.failed(alarm, f"{job.error}{job.after}", -1 if last is None else last.step)
+            self._listener.failed(preemption, f"{job.error}{job.after}", -1 if last is None else last.step)

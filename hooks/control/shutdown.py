@@ -64,25 +64,25 @@ class ProcessShutdown:
 
     def _unanswered(self) -> bool:
         """Return whether an active notice's save has not ended. The save of an earlier notice does not count."""
-        alarm, answered = self._saver.alarm, self._answered
-        if alarm is None:
+        preemption, answered = self._saver.preemption, self._answered
+        if preemption is None:
             return False
-        return answered is None or answered[0] is not alarm or answered[1] < len(alarm.ids)
+        return answered is None or answered[0] is not preemption or answered[1] < len(preemption.ids)
 
-    def alarm_told(self, alarm: PreemptionNotice) -> None:
+    def alarm_told(self, preemption: PreemptionNotice) -> None:
         """Note that a notice's save has ended. From now on the handler holds no SIGTERM: it may be the agent's.
 
         The process reports the outcome to the agent right after this call.
         """
-        self._answered = alarm, len(alarm.ids)
+        self._answered = preemption, len(preemption.ids)
 
-    def alarm_ended(self, alarm: PreemptionNotice, committed: bool) -> None:
+    def alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
         """End a notice that has no agent to decide what follows: by hand (`spotguard.testing.preempt`), or from a launcher."""
-        if alarm.kind == protocol.LAUNCHER:
+        if preemption.kind == protocol.LAUNCHER:
             # Training goes on in a process that got no SIGTERM. A SIGTERM that is held is delivered now.
             self._saver.void_all("the launcher's SIGTERM is obeyed")
             sigterm.redeliver()
-        elif alarm.by_hand and committed:
+        elif preemption.by_hand and committed:
             self._leave(EX_TEMPFAIL)
 
     def _hold(self) -> sigterm.SigtermHold:

@@ -70,8 +70,8 @@ def flat(whole: Coverage, *, twice: bool = True) -> FlatCheckpoint:
             before.append(raw)
             source = SavedTree(manifest.rank, part)
             outline = _Outline(whole.tensors)
-            leaves, paths = _leaves(whole, source, outline.give, twice)
-            for name, value in leaves.items():
+            state_tensors, paths = _leaves(whole, source, outline.give, twice)
+            for name, value in state_tensors.items():
                 if name in contents.paths:
                     continue
                 contents.paths[name] = paths[name]
@@ -90,8 +90,8 @@ def values_of(whole: Coverage, source: SavedTree, inner: list[ReadTarget]) -> Ma
     when the caller has read these.
     """
     outline = _Outline(whole.tensors)
-    leaves, _ = _leaves(whole, source, outline.give)
-    within = outline.within(leaves)
+    state_tensors, _ = _leaves(whole, source, outline.give)
+    within = outline.within(state_tensors)
     real: dict[str, torch.Tensor] = {}
 
     def give(name: str) -> torch.Tensor:
@@ -127,10 +127,12 @@ class _Outline:
             return None
         return self._given[value.untyped_storage()._cdata][1]
 
-    def within(self, leaves: Mapping[str, Any]) -> set[str]:
+    def within(self, state_tensors: Mapping[str, Any]) -> set[str]:
         """Return the names of the outlines that are not values themselves, but stand inside of one."""
         alone = {
-            value.untyped_storage()._cdata for value in leaves.values() if isinstance(value, torch.Tensor)
+            value.untyped_storage()._cdata
+            for value in state_tensors.values()
+            if isinstance(value, torch.Tensor)
         }
         return {name for place, (_, name) in self._given.items() if place not in alone}
 
@@ -155,16 +157,16 @@ def _leaves(
         # torch's state dicts do not have it
         raw = {key: value for key, value in raw.items() if key != "other"}
     tree = decode(raw, give)
-    leaves: dict[str, Any] = {}
+    state_tensors: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     for form in _forms(source.part, tree, state)[: 2 if twice else 1]:
         try:
             values, mapping = flatten_state_dict({source.part: form})
         except ValueError:  # two values with one name
             continue
-        leaves.update(values)
+        state_tensors.update(values)
         paths.update(mapping)
-    return leaves, paths
+    return state_tensors, paths
 
 
 def _forms(part: str, tree: Any, registered: Mapping[str, Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """`Fetch`: it sends a plan's requests, many in flight, and verifies each chunk before a sink gets its bytes (law 6).
 
 A restore and a verification use it. The caller waits while reading threads read. `run` leaves behind a thread that hangs in a
-store, with its frame, and ignores the bytes that it reads later. `run` waits for a thread that passes bytes to the sink. So when
+store, with its buffer, and ignores the bytes that it reads later. `run` waits for a thread that passes bytes to the sink. So when
 `run` returns, at its end, by an error or by Ctrl-C, no thread writes into a tensor.
 
 The given store retries a transient failure (`retrying_store`): one request alone, while the others go on. Wrong bytes are read
@@ -41,7 +41,7 @@ class Fetch(Generic[B]):
     Args:
         store: the store with the objects; it retries transient failures by itself.
         loads: batches from `ranges.plan`.
-        make: returns a frame of the given number of bytes.
+        make: returns a buffer of the given number of bytes.
         taker: the sink for the verified bytes.
         progress: called with (bytes read, bytes in total).
         clock: measures which request lags behind the others.
@@ -68,7 +68,7 @@ class Fetch(Generic[B]):
         self._timeout = timeout
         self._size = max((each.end - each.start for load in loads for each in load.ranges), default=0)
         self._total = sum(load.nbytes for load in loads)
-        #: Guards all fields below. A thread that needs a frame or a request waits on it.
+        #: Guards all fields below. A thread that needs a buffer or a request waits on it.
         self._changed = threading.Condition()
         self._flights = RequestsInFlight[B](loads)
         self._again: list[ReadRequest[B]] = []
@@ -85,8 +85,8 @@ class Fetch(Generic[B]):
         #: Threads that have ended.
         self._gone: set[threading.Thread] = set()
         self._news = threading.Event()
-        #: Number of frames made, which tests compare with `ranges.FRAMES`.
-        self.frames = 0
+        #: Number of buffers made, which tests compare with `ranges.MAX_BUFFERS`.
+        self.buffers = 0
 
     def run(self) -> None:
         """Read everything.
@@ -187,7 +187,7 @@ class Fetch(Generic[B]):
             self._news.set()
 
     def _next(self) -> tuple[ReadRequest[B], B] | None:
-        """Wait for a request to send and a frame for it, and return both; None when the read is over."""
+        """Wait for a request to send and a buffer for it, and return both; None when the read is over."""
         with self._changed:
             while True:
                 if self._over:
@@ -195,20 +195,20 @@ class Fetch(Generic[B]):
                 piece = self._again.pop() if self._again else self._flights.begin(self._clock.monotonic())
                 if piece is None:
                     self._changed.wait()
-                elif piece.frame is None:
+                elif piece.buffer is None:
                     break
                 else:
                     self._flights.counts(piece)  # this lagging request arrived before it was sent again
             if self._free:
                 return piece, self._free.pop()
-            self.frames += 1
+            self.buffers += 1
         return piece, self._make(self._size)
 
-    def _read(self, piece: ReadRequest[B], frame: B) -> None:
+    def _read(self, piece: ReadRequest[B], buffer: B) -> None:
         key, start, end = piece.range[:3]
         error: StoreError | None = None
         try:
-            self._fetch(key, start, frame.view(0, end - start))
+            self._fetch(key, start, buffer.view(0, end - start))
         except StoreError as failed:
             error = failed
         with self._changed:
@@ -216,11 +216,11 @@ class Fetch(Generic[B]):
                 return
             if error is not None:
                 if not self._flights.counts(piece):
-                    self._give_back([frame])
+                    self._give_back([buffer])
                     return
                 self._lost.add(piece.load)
-            if not self._flights.arrived(piece, frame, self._clock.monotonic()):
-                self._give_back([frame])
+            if not self._flights.arrived(piece, buffer, self._clock.monotonic()):
+                self._give_back([buffer])
                 return
             complete = self._flights.complete(piece)
         if error is not None:
@@ -231,10 +231,10 @@ class Fetch(Generic[B]):
     def _finish(self, index: int) -> None:
         """Verify every chunk of a batch whose bytes have all arrived, then pass the sound ones to the sink."""
         load = self._loads[index]
-        frames = [piece.frame for piece in self._flights.pieces[index] if piece.frame is not None]
+        buffers = [piece.buffer for piece in self._flights.pieces[index] if piece.buffer is not None]
         sound = []
         for wanted in load.chunks if index not in self._lost else ():
-            spans = list(placed(load, wanted, frames))
+            spans = list(placed(load, wanted, buffers))
             try:
                 if self._sound(wanted, spans):
                     sound.append((wanted, spans))
@@ -296,8 +296,8 @@ class Fetch(Generic[B]):
                 self._handing -= on
                 self._changed.notify_all()
 
-    def _give_back(self, frames: Sequence[B]) -> None:
-        self._free += frames
+    def _give_back(self, buffers: Sequence[B]) -> None:
+        self._free += buffers
         self._changed.notify_all()
 
 
@@ -308,14 +308,14 @@ def _readers(url: str) -> int:
 
 # --- sinks ---
 #
-# Sinks, which take the verified bytes of a read, and the spans of reused frames that hold a chunk's bytes.
+# Sinks, which take the verified bytes of a read, and the spans of reused buffers that hold a chunk's bytes.
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSpan(Generic[B]):
-    """Bytes of a chunk in a frame, with the box of the chunk that these bytes fill."""
+    """Bytes of a chunk in a buffer, with the box of the chunk that these bytes fill."""
 
-    frame: B
+    buffer: B
     start: int
     end: int
     offsets: tuple[int, ...]
@@ -323,14 +323,14 @@ class BufferSpan(Generic[B]):
 
     @property
     def view(self) -> memoryview:
-        return self.frame.view(self.start, self.end)
+        return self.buffer.view(self.start, self.end)
 
 
 class ChunkSink(Protocol[B]):
     """The taker of the verified bytes. Reading threads call it, several at once; an exception from it ends the read."""
 
     def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[B]]) -> None:
-        """Take a chunk's bytes, whose checksum is the saved one. The frames are reused after the call."""
+        """Take a chunk's bytes, whose checksum is the saved one. The buffers are reused after the call."""
         ...
 
     def damaged(self, wanted: WantedChunk) -> None:
@@ -358,20 +358,20 @@ class StrictSink:
         raise error
 
 
-def placed(load: ReadBatch, wanted: WantedChunk, frames: Sequence[B]) -> Iterator[BufferSpan[B]]:
-    """Yield the spans of the frames that hold a chunk's bytes, in order.
+def placed(load: ReadBatch, wanted: WantedChunk, buffers: Sequence[B]) -> Iterator[BufferSpan[B]]:
+    """Yield the spans of the buffers that hold a chunk's bytes, in order.
 
     Args:
         load: the batch with the chunk.
-        frames: the frames that hold the batch's requests, one for each.
+        buffers: the buffers that hold the batch's requests, one for each.
     """
     chunk = wanted.chunk
     if len(load.ranges) == 1:
         at = chunk.start - load.ranges[0].start
-        yield BufferSpan(frames[0], at, at + chunk.end - chunk.start, (0,) * len(chunk.sizes), chunk.sizes)
+        yield BufferSpan(buffers[0], at, at + chunk.end - chunk.start, (0,) * len(chunk.sizes), chunk.sizes)
         return
-    for frame, each in zip(frames, load.ranges, strict=True):
-        yield BufferSpan(frame, 0, each.end - each.start, each.offsets, each.sizes)
+    for buffer, each in zip(buffers, load.ranges, strict=True):
+        yield BufferSpan(buffer, 0, each.end - each.start, each.offsets, each.sizes)
 
 
 def crc32(spans: Sequence[BufferSpan[B]]) -> int:

@@ -62,7 +62,7 @@ class ReadProgress:
         self._next = now + (_BAR_EVERY if self._live else _LINE_EVERY)
         if not self._live:
             if done < total:
-                log.info("%s: %s", self._doing, said(done, total, now - self._began))
+                log.info("%s: %s", self._doing, progress_text(done, total, now - self._began))
             return
         try:
             progress, task = self._bar = self._bar or self._made()
@@ -106,7 +106,7 @@ def _terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def said(done: int, total: int, seconds: float) -> str:
+def progress_text(done: int, total: int, seconds: float) -> str:
     """Return bytes, rate and remaining seconds in one line."""
     line = f"{done >> 20} of {total >> 20} MiB"
     if not done or seconds <= 0:

@@ -133,18 +133,18 @@ def _boxes(sizes: tuple[int, ...], budget: int) -> Iterator[tuple[tuple[int, ...
             yield (index, *corner), (1, *inner)
 
 
-# The requests of a read that are in flight, their frames, and the request that lags: pure decisions, under the caller's lock.
+# The requests of a read that are in flight, their buffers, and the request that lags: pure decisions, under the caller's lock.
 #
-# A request begins when a frame is free for it, so the number of frames alone bounds the memory. A request that lags far behind
-# its peers is sent a second time. It gets another frame, since the first call may still write into its own. The first answer
-# counts. The other frame becomes free when the store's call returns.
+# A request begins when a buffer is free for it, so the number of buffers alone bounds the memory. A request that lags far behind
+# its peers is sent a second time. It gets another buffer, since the first call may still write into its own. The first answer
+# counts. The other buffer becomes free when the store's call returns.
 
 #: Frames of requests that count. As many as the parts of the largest chunk, which could otherwise never be complete.
 ROOM = MOST_PARTS
-#: Further frames, for requests that are sent a second time, or left behind in a store that hangs.
+#: Further buffers, for requests that are sent a second time, or left behind in a store that hangs.
 SPARE = 4
-#: All frames: with 8 MiB each 224 MiB, well within the 512 MiB of law 9, whatever the state's size.
-FRAMES = ROOM + SPARE
+#: All buffers: with 8 MiB each 224 MiB, well within the 512 MiB of law 9, whatever the state's size.
+MAX_BUFFERS = ROOM + SPARE
 #: A request lags if it takes LAG times the median of its peers and at least LEAST seconds: less is a store's normal spread.
 LAG, LEAST = 5.0, 1.0
 #: Number of recent peers, the fewest of them for a median, and their least size as a share of the request's. On a slow link
@@ -165,8 +165,8 @@ class ReadRequest(Generic[F]):
     #: How many copies of it are in flight.
     flying: int = 0
     twice: bool = False
-    #: The frame with its bytes; None until they have arrived.
-    frame: F | None = None
+    #: The buffer with its bytes; None until they have arrived.
+    buffer: F | None = None
 
 
 class RequestsInFlight(Generic[F]):
@@ -186,11 +186,11 @@ class RequestsInFlight(Generic[F]):
 
     @property
     def in_use(self) -> int:
-        """Number of frames that a thread may write to or read from: never more than `FRAMES`."""
+        """Number of buffers that a thread may write to or read from: never more than `MAX_BUFFERS`."""
         return self._held + self._surplus
 
     def begin(self, now: float) -> ReadRequest[F] | None:
-        """Return the next request, which the caller must send, or None if there is no request or no frame for it."""
+        """Return the next request, which the caller must send, or None if there is no request or no buffer for it."""
         if not self._waiting or self._held == ROOM:
             return None
         piece = self._waiting.popleft()
@@ -217,13 +217,13 @@ class RequestsInFlight(Generic[F]):
         peers = [seconds for nbytes, seconds in self._took if nbytes >= _PEER * _bytes(piece)]
         return max(LEAST, LAG * median(peers)) if len(peers) >= _ENOUGH else math.inf
 
-    def arrived(self, piece: ReadRequest[F], frame: F, now: float) -> bool:
-        """Note that the bytes are in `frame`. False: another copy arrived before, and the frame is the caller's again."""
+    def arrived(self, piece: ReadRequest[F], buffer: F, now: float) -> bool:
+        """Note that the bytes are in `buffer`. False: another copy arrived before, and the buffer is the caller's again."""
         piece.flying -= 1
-        if piece.frame is not None:
+        if piece.buffer is not None:
             self._surplus -= 1
             return False
-        piece.frame = frame
+        piece.buffer = buffer
         self._took.append((_bytes(piece), now - piece.began))
         del self._flying[piece]
         self._missing[piece.load] -= 1
@@ -232,10 +232,10 @@ class RequestsInFlight(Generic[F]):
     def counts(self, piece: ReadRequest[F]) -> bool:
         """Return whether a failure counts: no other copy of the request brings its bytes or has brought them.
 
-        The frame of the failed copy is the caller's again. If the failure counts, the request still stands as in flight, and
+        The buffer of the failed copy is the caller's again. If the failure counts, the request still stands as in flight, and
         the caller ends this request or the whole read.
         """
-        if piece.frame is None and piece.flying == 1:
+        if piece.buffer is None and piece.flying == 1:
             return True
         piece.flying -= 1
         self._surplus -= 1
@@ -246,9 +246,9 @@ class RequestsInFlight(Generic[F]):
         return not self._missing[piece.load]
 
     def done(self, load: int) -> list[F]:
-        """End a batch and return its frames, which are the caller's again."""
+        """End a batch and return its buffers, which are the caller's again."""
         self._held -= len(self.pieces[load])
-        return [piece.frame for piece in self.pieces[load] if piece.frame is not None]
+        return [piece.buffer for piece in self.pieces[load] if piece.buffer is not None]
 
 
 def _bytes(piece: ReadRequest[F]) -> int:

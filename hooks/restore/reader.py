@@ -1,4 +1,4 @@
-"""The reader: it reads objects into tensors in parallel, through reused frames, and verifies each chunk before it copies it.
+"""The reader: it reads objects into tensors in parallel, through reused buffers, and verifies each chunk before it copies it.
 
 A chunk's bytes never reach a tensor unless their CRC32 is the manifest's (law 6). A wrong one raises `CheckpointError`. The
 caller then loads the next older whole checkpoint over everything, so training never starts from a mix.
@@ -51,8 +51,8 @@ def read(
         StoreError: the store failed.
     """
     parts: list[ReadTarget] = []
-    for name, leaf in into.items():
-        parts += parts_of(whole, whole.tensors[name], leaf)
+    for name, state_tensor in into.items():
+        parts += parts_of(whole, whole.tensors[name], state_tensor)
     _prove(whole, {part.wanted.key for part in parts})
     return fill(store, parts, progress=progress, clock=clock)
 
@@ -106,7 +106,7 @@ def fill(
     return sum(each.chunk.end - each.chunk.start for each in wanted)
 
 
-def parts_of(whole: Coverage, tensor: MergedTensor, leaf: StateTensor) -> list[ReadTarget]:
+def parts_of(whole: Coverage, tensor: MergedTensor, state_tensor: StateTensor) -> list[ReadTarget]:
     """Return the chunks that meet this memory's part of the tensor, and the boxes of the memory that they fill.
 
     Args:
@@ -117,10 +117,10 @@ def parts_of(whole: Coverage, tensor: MergedTensor, leaf: StateTensor) -> list[R
     Raises:
         CheckpointError: the chunks do not fill the memory.
     """
-    memory = leaf.tensor.detach()
+    memory = state_tensor.tensor.detach()
     here = tuple(memory.shape)
-    own = Box((0,) * len(here) if leaf.offsets is None else leaf.offsets, here)
-    shape = here if leaf.offsets is None else leaf.shape
+    own = Box((0,) * len(here) if state_tensor.offsets is None else state_tensor.offsets, here)
+    shape = here if state_tensor.offsets is None else state_tensor.shape
     if shape != tensor.shape:
         raise ValueError(f"memory for a {shape} is given to {tensor.name}, which is {tensor.shape}")
     parts, filled = [], 0
@@ -157,4 +157,4 @@ class _Into(StrictSink):
                 read = Box(span.offsets, span.sizes)
                 if (met := common(inner, read)) is not None:
                     target = box(memory, *met.inside(inner))
-                    span.frame.copy_part_out(span.start, span.sizes, met.inside(read), target, part.dtype)
+                    span.buffer.copy_part_out(span.start, span.sizes, met.inside(read), target, part.dtype)

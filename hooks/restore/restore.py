@@ -36,7 +36,7 @@ from ..checkpoint.format.safetensors_header import check_headers, check_names
 from ..checkpoint.local_stage import Stage, StagedCheckpoint, newest_first
 from ..checkpoint.ranking import EXTRAS_WORTH, worth_it
 from ..state.collected import differences
-from ..state.parts.values import said
+from ..state.parts.values import error_text
 from ..state.restore_plan import RestorePlan
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
@@ -306,7 +306,7 @@ def fit(whole: WholeCheckpoint, state: State, rank: int = 0) -> RestorePlan:
     except SpotguardError:
         raise
     except Exception as error:  # damaged bytes may decode to any value
-        raise CheckpointError(f"its state cannot be decoded: {said(error)}") from error
+        raise CheckpointError(f"its state cannot be decoded: {error_text(error)}") from error
 
 
 def fill(
@@ -325,7 +325,7 @@ def fill(
     try:
         warnings = state.put_back(restoring)
     except Exception as error:  # a user's own code may raise anything
-        raise RefusedError(str(error) if isinstance(error, StateError) else said(error)) from error
+        raise RefusedError(str(error) if isinstance(error, StateError) else error_text(error)) from error
     state.poisoned = ""
     warnings += differences(whole.manifests[rank % len(whole.manifests)].environment)
     log.info("restored step %d from %s (%d bytes, verified)", whole.name.step, whole.name, nbytes)

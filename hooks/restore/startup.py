@@ -54,7 +54,7 @@ class Startup:
         """
         if self._channel is not None:
             see_the_same(self._channel, {"run-id": self._run_id, "store": self._store.url})
-            refuse_namesakes(self._channel, lambda: state.collect().leaves)
+            refuse_namesakes(self._channel, lambda: state.collect().state_tensors)
 
     def admit(self, connect: Callable[[], None]) -> None:
         """Check that this process may begin. A rank that may not tells all others, which would wait for it.

@@ -119,9 +119,11 @@ class Checkpointer:
         rate, commit = link.rate(now), link.commit or 0.0
         if write_plan is None:
             return SaveCost(self.nbytes, 0, None if rate is None else rate.expected, commit)
-        draft = WriteProgress(write_plan, roles=roles)
-        weights = draft.share(WEIGHTS)
-        return SaveCost(weights, draft.share() - weights, None if rate is None else rate.expected, commit)
+        write_progress = WriteProgress(write_plan, roles=roles)
+        weights = write_progress.share(WEIGHTS)
+        return SaveCost(
+            weights, write_progress.share() - weights, None if rate is None else rate.expected, commit
+        )
 
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. The plan holds until one of them changes.
@@ -130,9 +132,9 @@ class Checkpointer:
             StateError: the state cannot be saved.
             CheckpointError: there is no memory for the buffers.
         """
-        leaves = state.collect().leaves
-        self._writer.rehearse(leaves, lossy=self._lossy)
-        self._write_plan = self._writer.plans.of(leaves)
+        state_tensors = state.collect().state_tensors
+        self._writer.rehearse(state_tensors, lossy=self._lossy)
+        self._write_plan = self._writer.plans.of(state_tensors)
 
     def close(self) -> None:
         """End the writer's threads. The saving thread calls this after its last save."""
@@ -212,20 +214,22 @@ class Checkpointer:
         The time is when the gate opened, plus the seconds that the checksums took.
         """
         state, collected, reference = save.state, save.collected, save.reference()
-        leaves: tuple[StateTensor, ...] = ()
+        state_tensors: tuple[StateTensor, ...] = ()
         why = ""
         if (staged := self._stage(save, reference)) is None:
-            leaves, why = self._snapshot.take(collected.leaves, save.scope), state.broken()
+            state_tensors, why = self._snapshot.take(collected.state_tensors, save.scope), state.broken()
         name = self._name(save) if staged is None else staged.name
         checksums = state.audit.seconds
         opened()
         at = self._clock.monotonic() + checksums
         if staged is None:
-            why = why or save.check(reference, leaves)
+            why = why or save.check(reference, state_tensors)
         if why:
             raise StateChanged(why)
         return (
-            replace(save, collected=replace(collected, leaves=leaves), in_place=False, held=staged),
+            replace(
+                save, collected=replace(collected, state_tensors=state_tensors), in_place=False, held=staged
+            ),
             name,
             at,
         )
@@ -233,57 +237,65 @@ class Checkpointer:
     def _stage(self, save: SaveContext, reference: Reference | None) -> StagedSave | None:
         if (stager := self._stager) is None or stager.stage.off:
             return None
-        leaves, name = save.collected.leaves, self._name(save)
+        state_tensors, name = save.collected.state_tensors, self._name(save)
 
         def commit(written: WrittenState, scope: CancelScope) -> None:
             save.check_written(reference, written)
             self._committer.commit(replace(save, scope=scope), name, "full", written, stager.writer)
 
-        write_plan = self._writer.plans.of(leaves, renew=True)
-        return stager.hold(leaves, write_plan, name, save.scope, save.moved, commit)
+        write_plan = self._writer.plans.of(state_tensors, renew=True)
+        return stager.hold(state_tensors, write_plan, name, save.scope, save.moved, commit)
 
     def _whole(
         self, save: SaveContext, name: CheckpointName, started: float, blocked: float = 0.0
     ) -> SavedCheckpoint:
         """Save the whole state without a budget."""
         try:
-            draft = self._upload_all(save, name, started)
+            write_progress = self._upload_all(save, name, started)
         except (StoreError, StateChanged):
             # Keep the objects if a notice waits, or if other ranks may still complete the checkpoint without this rank.
             if save.scope.left() is None and self._world == 1:
                 self.cleanup.discard(name, save.scope)
             raise
         if name.attempt == self.attempt:
-            self._writer.plans.committed(draft)
-        saved = self._saved(name, draft, started, *save.agreed.extent, blocked=blocked)
+            self._writer.plans.committed(write_progress)
+        saved = self._saved(name, write_progress, started, *save.agreed.extent, blocked=blocked)
         if save.scope.left() is None:
-            self._make_ready(draft.write_plan)
+            self._make_ready(write_progress.write_plan)
             if self._committer.marked:
                 self._prune(save.scope, name, name.attempt)
         return saved
 
     def _upload_all(self, save: SaveContext, name: CheckpointName, started: float) -> WriteProgress:
-        staged, leaves = save.held, save.collected.leaves
-        write_plan = staged.draft.write_plan if staged is not None else self._plan(save, renew=True)
-        draft, fill = (
+        staged, state_tensors = save.held, save.collected.state_tensors
+        write_plan = staged.write_progress.write_plan if staged is not None else self._plan(save, renew=True)
+        write_progress, fill = (
             WriteProgress(write_plan, roles=save.agreed.roles),
             None if staged is None else staged.fill,
         )
         if not save.in_place and self._world > 1:
-            save = replace(save, digests=save.state.digests(leaves, save.scope.check))
+            save = replace(save, digests=save.state.digests(state_tensors, save.scope.check))
             self.cleanup.see_referred(save.scope)
         if not save.in_place:
-            self._upload = BackgroundUpload(self._writer, self._clock, draft, save.step, started)
+            self._upload = BackgroundUpload(self._writer, self._clock, write_progress, save.step, started)
         try:
-            self._writer.write(leaves, name, save.scope, save.progress, save.moved, draft=draft, fill=fill)
-            record = partial(self._saved, name, draft, started, *save.agreed.extent)
+            self._writer.write(
+                state_tensors,
+                name,
+                save.scope,
+                save.progress,
+                save.moved,
+                write_progress=write_progress,
+                fill=fill,
+            )
+            record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
             self._unseen = [(save.identity, name, record)] if save.agreed.epoch else []
-            self._committer.commit(save, name, "full", draft.written(name), self._writer)
+            self._committer.commit(save, name, "full", write_progress.written(name), self._writer)
             self._unseen = []
         finally:
             # Before the clean-up too: from here on there is no upload that a notice could let finish.
             self._upload = None
-        return draft
+        return write_progress
 
     def _make_ready(self, write_plan: WritePlan) -> None:
         """Make the threads, buffers and connections that this save has shown to be useful, before the next notice."""
@@ -309,12 +321,12 @@ class Checkpointer:
         started, attempt = self._clock.monotonic(), self.attempt
         manifest = whole.manifests[0]
         staged = stager.left_behind(manifest, scope)
-        draft = WriteProgress(staged.draft.write_plan)
-        written = self._writer.write((), name, scope, draft=draft, fill=staged.fill)
+        write_progress = WriteProgress(staged.write_progress.write_plan)
+        written = self._writer.write((), name, scope, write_progress=write_progress, fill=staged.fill)
         own = replace(manifest, objects=written.objects, tensors=written.tensors)
         publish(self._writer.uploads, own, scope, self._clock)
         self._lacks = ""
-        self._note(self._saved(name, draft, started, manifest.level))
+        self._note(self._saved(name, write_progress, started, manifest.level))
         self._prune(scope, name, attempt)
         return self.last
 
@@ -337,22 +349,22 @@ class Checkpointer:
         )
         saved = None
         try:
-            emergency.run(save.collected.leaves)
+            emergency.run(save.collected.state_tensors)
         finally:
             if emergency.committed is not None:  # even if the save failed after that
                 name, level = emergency.committed
                 why, at = emergency.less, emergency.at
-                saved = self._saved(name, emergency.draft, started, level, why, at)
+                saved = self._saved(name, emergency.write_progress, started, level, why, at)
         assert saved is not None
         return saved
 
     def _share(self, save: SaveContext, started: float) -> SavedCheckpoint:
         """Run this rank's share of the save that the ranks agreed on."""
-        draft = self._begun(save)
+        write_progress = self._begun(save)
 
         def commit(name: CheckpointName, level: Level, written: WrittenState, scope: CancelScope) -> None:
             if level == "full":
-                record = partial(self._saved, name, draft, started, *save.agreed.extent)
+                record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
                 self._unseen.append((save.identity, name, record))
             self._committer.commit(replace(save, scope=scope), name, level, written, self._writer)
 
@@ -367,8 +379,8 @@ class Checkpointer:
             progress=save.progress,
             whole=save.agreed.extent,
         )
-        name, level, why = share.run(save.collected.leaves, draft)
-        return self._saved(name, draft, started, level, why)
+        name, level, why = share.run(save.collected.state_tensors, write_progress)
+        return self._saved(name, write_progress, started, level, why)
 
     def look_back(self) -> None:
         """Check whether the other ranks have committed a checkpoint that this rank put its part of, and set `last` if so.
@@ -390,19 +402,19 @@ class Checkpointer:
         write_plan, roles = self._plan(save), save.agreed.roles
         before = self._shared
         if before is not None and before[0] == save.identity and before[1].write_plan is write_plan:
-            draft = before[1].with_roles(roles)
+            write_progress = before[1].with_roles(roles)
         else:
-            draft = WriteProgress(write_plan, roles=roles)
+            write_progress = WriteProgress(write_plan, roles=roles)
             # The other ranks may still commit the checkpoints of this state.
             self._unseen = [each for each in self._unseen if each[0] == save.identity]
-        self._shared = save.identity, draft
-        return draft
+        self._shared = save.identity, write_progress
+        return write_progress
 
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
-        leaves = save.collected.leaves
+        state_tensors = save.collected.state_tensors
         if save.agreed.roles.whole_each:
-            return self._writer.plans.apart(leaves)
-        self._write_plan = self._writer.plans.of(leaves, renew=renew)
+            return self._writer.plans.apart(state_tensors)
+        self._write_plan = self._writer.plans.of(state_tensors, renew=renew)
         return self._write_plan
 
     def _name(self, save: SaveContext) -> CheckpointName:
@@ -411,7 +423,7 @@ class Checkpointer:
     def _saved(
         self,
         name: CheckpointName,
-        draft: WriteProgress,
+        write_progress: WriteProgress,
         started: float,
         level: Level = "full",
         why: str = "",
@@ -420,7 +432,7 @@ class Checkpointer:
     ) -> SavedCheckpoint:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
-        nbytes = draft.put_of(WEIGHTS if level == "weights" else ALL)
+        nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
         saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(
             self._lacks
         )

@@ -105,7 +105,7 @@ class Committer:
 
     def _look(self, save: SaveContext, written: WrittenState, writer: ShardWriter) -> None:
         if save.in_place:
-            changed = writer.unchanged(save.collected.leaves, written, save.scope)
+            changed = writer.unchanged(save.collected.state_tensors, written, save.scope)
             edited = "" if save.agreed.parked else save.state.audit.look(wait=True)
             if (
                 why := save.state.broken()

@@ -52,7 +52,7 @@ class StagedSave:
 
     name: CheckpointName
     #: Its objects on the stage, and their CRCs.
-    draft: WriteProgress
+    write_progress: WriteProgress
     #: Reads the objects back.
     fill: Fill[HostBuffer]
 
@@ -61,7 +61,7 @@ class StageWriter:
     """Writes checkpoints onto the stage, and reads them back. The saving thread uses it.
 
     Args:
-        writer: the writer for the store. The stage's writer shares its threads and frames: the two never write at the same
+        writer: the writer for the store. The stage's writer shares its threads and buffers: the two never write at the same
             time.
     """
 
@@ -71,7 +71,7 @@ class StageWriter:
 
     def hold(
         self,
-        leaves: Sequence[StateTensor],
+        state_tensors: Sequence[StateTensor],
         write_plan: WritePlan,
         name: CheckpointName,
         scope: CancelScope,
@@ -93,16 +93,18 @@ class StageWriter:
             Abandoned: `scope` was called off.
             StateChanged: the state moved during the read.
         """
-        draft = WriteProgress(write_plan, roles=roles)
-        seconds = _PATIENCE + draft.share() / _SLOWEST
+        write_progress = WriteProgress(write_plan, roles=roles)
+        seconds = _PATIENCE + write_progress.share() / _SLOWEST
         limit = scope.part(scope.now() + seconds)
         self.writer.plans.adopt(write_plan)
         try:
-            self.writer.write(leaves, name, limit, None, moved, draft=draft)
-            commit(draft.written(name), limit)
+            self.writer.write(state_tensors, name, limit, None, moved, write_progress=write_progress)
+            commit(write_progress.written(name), limit)
         except Abandoned:
             scope.check()
-            self.stage.switch_off(f"its disk did not take {draft.share() >> 20} MiB in {seconds:.0f} s")
+            self.stage.switch_off(
+                f"its disk did not take {write_progress.share() >> 20} MiB in {seconds:.0f} s"
+            )
             return None
         except (StoreError, CheckpointError) as error:
             log.warning("step %d is not staged, it is copied to host memory instead: %s", name.step, error)
@@ -111,9 +113,11 @@ class StageWriter:
         except StateChanged:
             self._tidy(lambda: self.stage.discard(name), limit)
             raise
-        self.writer.plans.committed(draft)
+        self.writer.plans.committed(write_progress)
         log.info("step %d is on this machine's disk, and goes to the store from there", name.step)
-        return StagedSave(name, draft, self._reported(name, draft, self._fill(draft)))
+        return StagedSave(
+            name, write_progress, self._reported(name, write_progress, self._fill(write_progress))
+        )
 
     def in_the_store(self, name: CheckpointName, nbytes: int, scope: CancelScope) -> None:
         """Note that this checkpoint is in the store: remove older ones from the stage.
@@ -141,12 +145,12 @@ class StageWriter:
         )
         return StagedSave(manifest.checkpoint, drafts[0], self._fill(drafts[0]))
 
-    def _fill(self, draft: WriteProgress) -> Fill[HostBuffer]:
+    def _fill(self, write_progress: WriteProgress) -> Fill[HostBuffer]:
         """Return the function that reads the objects of a staged draft back, and checks their CRCs."""
-        write_plan, files, run_id = draft.write_plan, self.stage.files, self.stage.run_id
+        write_plan, files, run_id = write_progress.write_plan, self.stage.files, self.stage.run_id
 
         def fill(index: int, buffer: HostBuffer) -> list[int]:
-            planned, stored = write_plan.objects[index], draft.stored[index]
+            planned, stored = write_plan.objects[index], write_progress.stored[index]
             key = checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)
             data = buffer.view(0, planned.size)
             files.read_into(key, 0, data)
@@ -158,7 +162,7 @@ class StageWriter:
         return fill
 
     def _reported(
-        self, name: CheckpointName, draft: WriteProgress, fill: Fill[HostBuffer]
+        self, name: CheckpointName, write_progress: WriteProgress, fill: Fill[HostBuffer]
     ) -> Fill[HostBuffer]:
         """Return `fill` with this addition: an object that cannot be read fails this save, but not the saves after it."""
 
@@ -166,7 +170,7 @@ class StageWriter:
             try:
                 return fill(index, buffer)
             except StoreError as error:
-                if draft.stored[index].at != name:
+                if write_progress.stored[index].at != name:
                     self.writer.plans.forget()  # an earlier checkpoint wrote it: the next one is staged in full
                 elif not self.stage.off:
                     self.stage.switch_off(str(error))  # this save wrote it a moment ago: the disk is bad
@@ -239,34 +243,41 @@ class Snapshot:
         self._streams = SideStreams()
         self.available = available_memory
 
-    def take(self, leaves: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
+    def take(self, state_tensors: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
         """Copy the state tensors as they stand. Return them with their tensors in host memory.
 
         Raises:
             Abandoned: the save was called off.
             CheckpointError: the host memory cannot hold them.
         """
-        self._check_memory(leaves)
+        self._check_memory(state_tensors)
         wanted: dict[str, torch.Tensor] = {}
-        for leaf in leaves:
-            copy = self._held.get(leaf.name)
-            if copy is None or copy.shape != leaf.tensor.shape or copy.dtype != leaf.tensor.dtype:
-                copy = host_tensor(leaf.tensor)
-            wanted[leaf.name] = copy
+        for state_tensor in state_tensors:
+            copy = self._held.get(state_tensor.name)
+            if (
+                copy is None
+                or copy.shape != state_tensor.tensor.shape
+                or copy.dtype != state_tensor.tensor.dtype
+            ):
+                copy = host_tensor(state_tensor.tensor)
+            wanted[state_tensor.name] = copy
         self._held = (
             wanted  # this frees the copies of tensors that have left the state, before the copying begins
         )
-        for leaf in leaves:
-            with torch.no_grad(), self._streams.on(leaf.tensor.device):
-                for into, part in _pieces(copyable(wanted[leaf.name]), copyable(leaf.tensor)):
+        for state_tensor in state_tensors:
+            with torch.no_grad(), self._streams.on(state_tensor.tensor.device):
+                for into, part in _pieces(copyable(wanted[state_tensor.name]), copyable(state_tensor.tensor)):
                     scope.check()
                     into.copy_(part, non_blocking=True)
         self._streams.finish()
-        return tuple(replace(leaf, tensor=wanted[leaf.name], still=True) for leaf in leaves)
+        return tuple(
+            replace(state_tensor, tensor=wanted[state_tensor.name], still=True)
+            for state_tensor in state_tensors
+        )
 
-    def _check_memory(self, leaves: tuple[StateTensor, ...]) -> None:
+    def _check_memory(self, state_tensors: tuple[StateTensor, ...]) -> None:
         own = sum(tensor.nbytes for tensor in self._held.values())
-        need = sum(leaf.tensor.nbytes for leaf in leaves) - own
+        need = sum(state_tensor.tensor.nbytes for state_tensor in state_tensors) - own
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
             raise CheckpointError(
                 f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "

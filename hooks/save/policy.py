@@ -90,11 +90,11 @@ class EmergencySave:
         #: Guards the plan: bytes leave on many threads.
         self._lock = threading.Lock()
         self._looked_at = scope.now() + _FIRST_LOOK - _LOOK
-        self._going: TransferHandle | None = None
+        self._handle: TransferHandle | None = None
         #: The present plan, with its reason.
         self.plan = BudgetPlan(BudgetChoice.KEEP, "")
         #: The objects that were written.
-        self.draft: WriteProgress
+        self.write_progress: WriteProgress
         #: The name and level of the committed checkpoint.
         self.committed: tuple[CheckpointName, Level] | None = None
         #: When it was committed, in monotonic seconds.
@@ -106,7 +106,7 @@ class EmergencySave:
         #: The lower level's manifest was tried beside moments that fit. The save does not try it again.
         self._tried_early = False
 
-    def run(self, leaves: Sequence[StateTensor]) -> None:
+    def run(self, state_tensors: Sequence[StateTensor]) -> None:
         """Save as much as fits. `committed` names the checkpoint that counts, even if this raises.
 
         Raises:
@@ -115,15 +115,15 @@ class EmergencySave:
             StateChanged: the state moved. A checkpoint that was committed before was checked then, and counts.
             Exception: anything else (a device without memory for a copy), and nothing was committed.
         """
-        exact = self._writer.plans.of(leaves)
+        exact = self._writer.plans.of(state_tensors)
         #: The write plans, by whether moments are rounded.
         self._layouts = (
-            {False: exact, True: self._writer.plans.rounded(leaves)} if self._lossy else {False: exact}
+            {False: exact, True: self._writer.plans.rounded(state_tensors)} if self._lossy else {False: exact}
         )
         self._known = self._writer.plans.known(exact)
         self._sizes = self._sizes_of_tiers()
-        self._second_look = self._writer.second_look(leaves, exact)
-        self.draft = WriteProgress(exact)
+        self._second_look = self._writer.second_look(state_tensors, exact)
+        self.write_progress = WriteProgress(exact)
         self.plan = plan(self._situation())
         log.info("the plan: %s", self.plan.reason)
         if self.plan.choice is BudgetChoice.KEEP:
@@ -133,7 +133,7 @@ class EmergencySave:
             # The plan decides whether to round the moments when the weights are in the store.
             for tiers in [WEIGHTS, ALL] if self._lossy else [ALL]:
                 self._choose_layout(settled=tiers is ALL)
-                name = self._put(leaves, name, tiers)
+                name = self._put(state_tensors, name, tiers)
             self._commit_as("full", name)
         except Exception as why:  # after any error a committed checkpoint counts
             if self.committed is None:
@@ -148,12 +148,12 @@ class EmergencySave:
         """Why the committed checkpoint is not the whole exact state; "" if it is."""
         if self._missed:
             return f"{self.plan.reason}; the moments: {self._missed}"
-        return self.plan.reason if self.draft.write_plan.rounded else ""
+        return self.plan.reason if self.write_progress.write_plan.rounded else ""
 
     # --- inside ---
 
     def _put(
-        self, leaves: Sequence[StateTensor], name: CheckpointName, tiers: Sequence[Tier]
+        self, state_tensors: Sequence[StateTensor], name: CheckpointName, tiers: Sequence[Tier]
     ) -> CheckpointName:
         """Put these tiers into the store, and commit the lower level on the way if its turn comes.
 
@@ -161,13 +161,19 @@ class EmergencySave:
             The name of the next manifest.
         """
         self._watch()
-        going = self._going = self._writer.start(
-            leaves, name, self._scope, self._hear, self._moved, draft=self.draft, tiers=tiers
+        handle = self._handle = self._writer.start(
+            state_tensors,
+            name,
+            self._scope,
+            self._hear,
+            self._moved,
+            write_progress=self.write_progress,
+            tiers=tiers,
         )
         while True:
             try:
                 until = self.plan.fall_back_at
-                if going.wait(lambda until=until: self._turn() or self._until() != until, until):  # type: ignore[misc]
+                if handle.wait(lambda until=until: self._turn() or self._until() != until, until):  # type: ignore[misc]
                     return name
             except (Abandoned, StateChanged):
                 raise  # there is no time for a manifest, or no valid state for one
@@ -183,12 +189,12 @@ class EmergencySave:
                 try:
                     self._commit_lower(name)
                 except SpotguardError as why:
-                    going.call_off(Abandoned(str(why)))
+                    handle.call_off(Abandoned(str(why)))
                     raise
                 name = self._begin()
 
     def _commit_as(self, level: Level, name: CheckpointName) -> None:
-        self._commit(name, level, self.draft.written(name, ALL if level == "full" else WEIGHTS))
+        self._commit(name, level, self.write_progress.written(name, ALL if level == "full" else WEIGHTS))
         self.committed, self.at = (name, level), self._scope.now()
 
     def _commit_lower(self, name: CheckpointName) -> None:
@@ -198,7 +204,7 @@ class EmergencySave:
         else:
             self._tried_early = True
             try:
-                self._put_lower(name, self.draft.written(name, WEIGHTS))
+                self._put_lower(name, self.write_progress.written(name, WEIGHTS))
             except StateChanged:
                 raise
             except SpotguardError as why:
@@ -211,7 +217,9 @@ class EmergencySave:
         log.warning("the weights of step %d are committed, its moments follow", self._step)
 
     def _has_weights_alone(self) -> bool:
-        return self.committed is None and self.draft.has(WEIGHTS) and not self.draft.has(ALL)
+        return (
+            self.committed is None and self.write_progress.has(WEIGHTS) and not self.write_progress.has(ALL)
+        )
 
     def _turn(self) -> bool:
         """Return whether to commit the lower level now, beside the moments that are on their way."""
@@ -239,8 +247,8 @@ class EmergencySave:
             self._looked_at = now
             before = self.plan
             self._look()
-        if self.plan != before and self._going is not None:
-            self._going.wake()
+        if self.plan != before and self._handle is not None:
+            self._handle.wake()
 
     def _look(self) -> None:
         """Replan: keep the plan if it still holds, else take a lesser one."""
@@ -258,8 +266,8 @@ class EmergencySave:
     def _watch(self) -> None:
         """Keep the moments off the link while the weights are short of time, or must be committed early."""
         if self.committed is None:
-            self.draft.weights_first |= self.plan.lower_first
-            self.draft.weights_ahead |= self.plan.early
+            self.write_progress.weights_first |= self.plan.lower_first
+            self.write_progress.weights_ahead |= self.plan.early
 
     def _choose_layout(self, settled: bool) -> None:
         """Choose the write plan with rounded or unrounded moments, as the plan requires. The weights are the same in both.
@@ -269,7 +277,7 @@ class EmergencySave:
         with self._lock:
             self._settled = settled
             rounded = self._lossy and self.plan.choice in (BudgetChoice.FULL_LOSSY, BudgetChoice.LOWER)
-            self.draft.write_plan = self._layouts[rounded]
+            self.write_progress.write_plan = self._layouts[rounded]
 
     # --- the inputs of a plan ---
 
@@ -298,10 +306,10 @@ class EmergencySave:
         )
 
     def _landed(self) -> StoredBytes:
-        draft = self.draft
+        write_progress = self.write_progress
         return StoredBytes(
-            a=max(0, self._sizes.a - draft.left(WEIGHTS, self._known)),
-            b=draft.write_plan.bytes_of(_MOMENTS) - draft.left(_MOMENTS),
+            a=max(0, self._sizes.a - write_progress.left(WEIGHTS, self._known)),
+            b=write_progress.write_plan.bytes_of(_MOMENTS) - write_progress.left(_MOMENTS),
             b_begun=self._settled,
         )
 
@@ -320,11 +328,11 @@ class BackgroundUpload:
     """
 
     def __init__(
-        self, writer: ShardWriter, clock: Clock, draft: WriteProgress, step: int, began: float
+        self, writer: ShardWriter, clock: Clock, write_progress: WriteProgress, step: int, began: float
     ) -> None:
         self._writer = writer
         self._clock = clock
-        self._draft = draft
+        self._draft = write_progress
         self.step = step
         self._began = began
         self._plan: BudgetPlan | None = None

@@ -71,9 +71,9 @@ class SaveContext:
             raise StateChanged("no checksums were taken at its boundary")
         return reference
 
-    def check(self, reference: Reference | None, leaves: Sequence[StateTensor]) -> str:
+    def check(self, reference: Reference | None, state_tensors: Sequence[StateTensor]) -> str:
         """Return what differs from the boundary, in live memory or in a copy of it; "" if nothing does."""
-        return "" if reference is None else reference.differs(leaves, self.scope.pause)
+        return "" if reference is None else reference.differs(state_tensors, self.scope.pause)
 
     def check_written(self, reference: Reference | None, written: WrittenState) -> None:
         """Check the bytes that were written from live memory against the boundary.
@@ -82,7 +82,9 @@ class SaveContext:
             StateChanged: they differ from the boundary.
         """
         if reference is not None and (
-            why := reference.differs_from_written(written.tensors, self.collected.leaves, self.scope.pause)
+            why := reference.differs_from_written(
+                written.tensors, self.collected.state_tensors, self.scope.pause
+            )
         ):
             raise StateChanged(why)
 
@@ -107,7 +109,7 @@ class SaveRequest:
 
     kind: Kind
     scope: CancelScope
-    alarm: PreemptionNotice | None = None
+    preemption: PreemptionNotice | None = None
     #: The number of the ranks' call that asked for it; 0 in a job of one process.
     epoch: int = 0
     #: Ranks whose machine goes, according to that call.

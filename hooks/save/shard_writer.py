@@ -56,11 +56,11 @@ class ShardWriter:
         """End the threads."""
         self.uploads.close()
 
-    def rehearse(self, leaves: Sequence[StateTensor], *, lossy: bool = False) -> None:
+    def rehearse(self, state_tensors: Sequence[StateTensor], *, lossy: bool = False) -> None:
         """Make the plan for these tensors, and the workers and buffers for it, so that the save itself only moves bytes."""
-        write_plan = self.plans.of(leaves, renew=True)
+        write_plan = self.plans.of(state_tensors, renew=True)
         if lossy:
-            self.plans.rounded(leaves)
+            self.plans.rounded(state_tensors)
         self.prepare(write_plan)
 
     def prepare(self, write_plan: WritePlan) -> None:
@@ -69,13 +69,13 @@ class ShardWriter:
 
     def write(
         self,
-        leaves: Sequence[StateTensor],
+        state_tensors: Sequence[StateTensor],
         name: CheckpointName,
         scope: CancelScope,
         progress: Progress | None = None,
         moved: Callable[[], str] = str,
         *,
-        draft: WriteProgress | None = None,
+        write_progress: WriteProgress | None = None,
         tiers: Sequence[Tier] = ALL,
         fill: Fill[HostBuffer] | None = None,
     ) -> WrittenState:
@@ -92,26 +92,30 @@ class ShardWriter:
             StoreError: the store refuses, or failed for longer than the save may go on.
             CheckpointError: no memory or no thread is left.
         """
-        draft = draft if draft is not None else WriteProgress(self.plans.of(leaves))
-        self.start(leaves, name, scope, progress, moved, draft=draft, tiers=tiers, fill=fill).wait()
-        return draft.written(name, tiers)
+        write_progress = (
+            write_progress if write_progress is not None else WriteProgress(self.plans.of(state_tensors))
+        )
+        self.start(
+            state_tensors, name, scope, progress, moved, write_progress=write_progress, tiers=tiers, fill=fill
+        ).wait()
+        return write_progress.written(name, tiers)
 
     def start(
         self,
-        leaves: Sequence[StateTensor],
+        state_tensors: Sequence[StateTensor],
         name: CheckpointName,
         scope: CancelScope,
         progress: Progress | None = None,
         moved: Callable[[], str] = str,
         *,
-        draft: WriteProgress,
+        write_progress: WriteProgress,
         tiers: Sequence[Tier] = ALL,
         fill: Fill[HostBuffer] | None = None,
     ) -> TransferHandle:
         """Begin to put the missing objects, and return the handle to wait for them. The arguments are those of `write`."""
-        fill = fill or partial(_fill, draft.write_plan, scope, leaves)
-        aside = partial(_moved_aside, moved, {leaf.tensor.device for leaf in leaves})
-        return self.uploads.start(draft, name, scope, fill, aside, tiers=tiers, progress=progress)
+        fill = fill or partial(_fill, write_progress.write_plan, scope, state_tensors)
+        aside = partial(_moved_aside, moved, {state_tensor.tensor.device for state_tensor in state_tensors})
+        return self.uploads.start(write_progress, name, scope, fill, aside, tiers=tiers, progress=progress)
 
     def beside(self, store: BlobStore) -> ShardWriter:
         """Return a writer for another store that shares the workers: the two must never write at the same time."""
@@ -121,13 +125,19 @@ class ShardWriter:
         """Return the bytes of the objects that a save most likely refers to instead of putting them again."""
         return sum(write_plan.objects[index].size for index in self.plans.known(write_plan))
 
-    def unchanged(self, leaves: Sequence[StateTensor], written: WrittenState, scope: CancelScope) -> str:
+    def unchanged(
+        self, state_tensors: Sequence[StateTensor], written: WrittenState, scope: CancelScope
+    ) -> str:
         """Read the tensors that may have changed a second time. Return the name of one that differs now, or "".
 
         Tensors that equal an earlier checkpoint are not read again. Their written bytes are those of a boundary and no mix, even
         if the tensor changed after it was read.
         """
-        live = {leaf.name: leaf for leaf in leaves if not leaf.still and leaf.name not in written.as_before}
+        live = {
+            state_tensor.name: state_tensor
+            for state_tensor in state_tensors
+            if not state_tensor.still and state_tensor.name not in written.as_before
+        }
         again = [(entry, chunk) for entry in written.tensors if entry.name in live for chunk in entry.chunks]
         if not again:
             return ""
@@ -139,10 +149,10 @@ class ShardWriter:
         for entry, chunk in again:
             scope.check()
             nbytes += chunk.end - chunk.start
-            leaf, corner = live[entry.name], chunk.offsets
-            if leaf.offsets is not None:
-                corner = tuple(at - base for at, base in zip(corner, leaf.offsets, strict=True))
-            source = box(leaf.tensor, corner, chunk.sizes)
+            state_tensor, corner = live[entry.name], chunk.offsets
+            if state_tensor.offsets is not None:
+                corner = tuple(at - base for at, base in zip(corner, state_tensor.offsets, strict=True))
+            source = box(state_tensor.tensor, corner, chunk.sizes)
             dtype = torch_dtype(entry.stored) if entry.stored else None
             if buffer.copy_in(source, 0, dtype) != chunk.crc32:
                 return entry.name
@@ -151,18 +161,25 @@ class ShardWriter:
         return ""
 
     def second_look(
-        self, leaves: Sequence[StateTensor], write_plan: WritePlan, roles: RankRoles = ALL_STAY
+        self, state_tensors: Sequence[StateTensor], write_plan: WritePlan, roles: RankRoles = ALL_STAY
     ) -> float:
         """Return the seconds that `unchanged` will most likely take."""
         mine = share_of(write_plan.objects, write_plan.rank, roles)
         frozen = mine.intersection(write_plan.indices_of(Tier.FROZEN))
         spared = frozen if self.plans.known(write_plan).issuperset(frozen) else frozenset[int]()
         pieces = (piece for index in mine - spared for piece in write_plan.objects[index].pieces)
-        return sum(piece.end - piece.start for piece in pieces if not leaves[piece.item].still) / self._read
+        return (
+            sum(piece.end - piece.start for piece in pieces if not state_tensors[piece.item].still)
+            / self._read
+        )
 
 
 def _fill(
-    write_plan: WritePlan, scope: CancelScope, leaves: Sequence[StateTensor], index: int, buffer: HostBuffer
+    write_plan: WritePlan,
+    scope: CancelScope,
+    state_tensors: Sequence[StateTensor],
+    index: int,
+    buffer: HostBuffer,
 ) -> list[int]:
     """Assemble an object in the buffer from the tensors. Return the CRCs of its pieces."""
     planned = write_plan.objects[index]
@@ -170,11 +187,11 @@ def _fill(
     crcs = []
     for piece in planned.pieces:
         scope.check()
-        leaf = leaves[piece.item]
-        source = leaf.tensor
+        state_tensor = state_tensors[piece.item]
+        source = state_tensor.tensor
         if piece.sizes != source.shape:
             source = box(source, piece.local, piece.sizes)
-        dtype = torch.bfloat16 if write_plan.rounded and is_moment(leaf) else None
+        dtype = torch.bfloat16 if write_plan.rounded and is_moment(state_tensor) else None
         crcs.append(buffer.copy_in(source, piece.start, dtype))
     return crcs
 

@@ -64,7 +64,9 @@ class RankShare:
         self._progress = progress
         self._whole = whole
 
-    def run(self, leaves: Sequence[StateTensor], draft: WriteProgress) -> tuple[CheckpointName, Level, str]:
+    def run(
+        self, state_tensors: Sequence[StateTensor], write_progress: WriteProgress
+    ) -> tuple[CheckpointName, Level, str]:
         """Write and commit this rank's share.
 
         Returns:
@@ -76,58 +78,74 @@ class RankShare:
             StateChanged: the state moved.
         """
         if self._weights == "with the rest":
-            return self._full(leaves, draft, self._scope), *self._whole
+            return self._full(state_tensors, write_progress, self._scope), *self._whole
         name = self._begin()
         if self._weights == "first":
-            self._write_weights(leaves, draft, name)
-            self._put(name, draft.written(name, WEIGHTS))
+            self._write_weights(state_tensors, write_progress, name)
+            self._put(name, write_progress.written(name, WEIGHTS))
             log.info("the weights are in the store, the moments follow")
         try:
             scope = self._scope.part(self._until())
             if self._weights == "early":
-                self._put_beside(leaves, draft, name, scope)
-            return self._full(leaves, draft, scope), *self._whole
+                self._put_beside(state_tensors, write_progress, name, scope)
+            return self._full(state_tensors, write_progress, scope), *self._whole
         except SpotguardError as why:
             if self._scope.abandoned or isinstance(why, StateChanged):
                 raise
             missed = str(why)
-        self._write_weights(leaves, draft, name)
-        self._commit(name, "weights", draft.written(name, WEIGHTS), self._scope)
+        self._write_weights(state_tensors, write_progress, name)
+        self._commit(name, "weights", write_progress.written(name, WEIGHTS), self._scope)
         log.warning("step %d is committed without its moments: %s", name.step, missed)
         return name, "weights", f"time was short, and the weights went first; the moments: {missed}"
 
     def _write_weights(
-        self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName
+        self, state_tensors: Sequence[StateTensor], write_progress: WriteProgress, name: CheckpointName
     ) -> None:
-        self._writer.write(leaves, name, self._scope, self._progress, self._look, draft=draft, tiers=WEIGHTS)
+        self._writer.write(
+            state_tensors,
+            name,
+            self._scope,
+            self._progress,
+            self._look,
+            write_progress=write_progress,
+            tiers=WEIGHTS,
+        )
 
     def _put_beside(
-        self, leaves: Sequence[StateTensor], draft: WriteProgress, name: CheckpointName, scope: CancelScope
+        self,
+        state_tensors: Sequence[StateTensor],
+        write_progress: WriteProgress,
+        name: CheckpointName,
+        scope: CancelScope,
     ) -> None:
         """Put everything, and the lower level's manifest as soon as the weights are in the store.
 
         The manifest is put even if the moments are in the store then, because those of other ranks may not be. If the
         manifest fails, the rest goes on, except if the state has moved.
         """
-        draft.weights_ahead = True
-        going = self._writer.start(leaves, name, scope, self._progress, self._look, draft=draft)
-        over = going.wait(lambda: draft.has(WEIGHTS))
+        write_progress.weights_ahead = True
+        handle = self._writer.start(
+            state_tensors, name, scope, self._progress, self._look, write_progress=write_progress
+        )
+        over = handle.wait(lambda: write_progress.has(WEIGHTS))
         try:
-            self._put(name, draft.written(name, WEIGHTS))
+            self._put(name, write_progress.written(name, WEIGHTS))
         except StateChanged as why:
-            going.call_off(Abandoned(str(why)))
+            handle.call_off(Abandoned(str(why)))
             raise
         except SpotguardError as why:
             log.warning("the weights of step %d are not committed before its moments: %s", name.step, why)
         if not over:
-            going.wait()
+            handle.wait()
 
     def _full(
-        self, leaves: Sequence[StateTensor], draft: WriteProgress, scope: CancelScope
+        self, state_tensors: Sequence[StateTensor], write_progress: WriteProgress, scope: CancelScope
     ) -> CheckpointName:
         name = self._begin()
-        self._writer.write(leaves, name, scope, self._progress, self._look, draft=draft, tiers=ALL)
-        self._commit(name, "full", draft.written(name, ALL), scope)
+        self._writer.write(
+            state_tensors, name, scope, self._progress, self._look, write_progress=write_progress, tiers=ALL
+        )
+        self._commit(name, "full", write_progress.written(name, ALL), scope)
         return name
 
     def _until(self) -> float:

@@ -21,7 +21,7 @@ from .tensor_item import StateTensor
 class CollectedState:
     """The state of one completed step. Its tensors are still the memory that training uses."""
 
-    leaves: tuple[StateTensor, ...]
+    state_tensors: tuple[StateTensor, ...]
     #: Encoded trees by registered name, for the manifest.
     trees: Mapping[str, Any]
     #: The trees of a weights-only checkpoint: optimizers keep their groups' numbers and lose their moments.
@@ -32,7 +32,7 @@ class CollectedState:
 
     @property
     def nbytes(self) -> int:
-        return sum(leaf.tensor.nbytes for leaf in self.leaves)
+        return sum(state_tensor.tensor.nbytes for state_tensor in self.state_tensors)
 
 
 def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) -> CollectedState:
@@ -46,12 +46,12 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
     Raises:
         StateError: the bytes of a tensor are not in its own memory.
     """
-    leaves: dict[str, StateTensor] = {}
+    state_tensors: dict[str, StateTensor] = {}
     for part in parts:
-        for leaf in () if part.name in dead else part.leaves():
-            check_savable(leaf.name, leaf.tensor)  # every reader trusts the address
-            leaves.setdefault(leaf.name, leaf)
-    names = {id(leaf.tensor): leaf.name for leaf in reversed(leaves.values())}
+        for state_tensor in () if part.name in dead else part.state_tensors():
+            check_savable(state_tensor.name, state_tensor.tensor)  # every reader trusts the address
+            state_tensors.setdefault(state_tensor.name, state_tensor)
+    names = {id(state_tensor.tensor): state_tensor.name for state_tensor in reversed(state_tensors.values())}
     trees: dict[str, Any] = {}
     light: dict[str, Any] = {}
     for part in parts:
@@ -60,8 +60,8 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
             tensor = local(tensor)
             name = names.get(id(tensor))
             if name is None:
-                name = private_name(ranks.rank, f"{part.name}#{len(leaves)}")
-                leaves[name] = StateTensor(name, tensor, still=True)
+                name = private_name(ranks.rank, f"{part.name}#{len(state_tensors)}")
+                state_tensors[name] = StateTensor(name, tensor, still=True)
                 names[id(tensor)] = name
             return name
 
@@ -71,7 +71,7 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
         trees[part.name] = encode(tree, take, part.name)
         if isinstance(part, OptimizerPart):
             light[part.name] = encode(part.without_state(tree), take, part.name)
-    return CollectedState(tuple(leaves.values()), trees, {**trees, **light}, "; ".join(dead.values()))
+    return CollectedState(tuple(state_tensors.values()), trees, {**trees, **light}, "; ".join(dead.values()))
 
 
 # The environment that decides whether training continues bit for bit. The manifest records it, and a restore compares it.

@@ -20,7 +20,7 @@ import torch
 from ..checkpoint.format.boxes import Box, run
 from ..checkpoint.format.crc import crc32
 from .device import SideStreams
-from .memory_access import copyable, gap
+from .memory_access import copyable, unreadable
 
 # Torch registers what it makes at a function's first call with libc, to be unmade at exit, under a lock that a fork copies in
 # its present state. The saver thread made its first buffer while training began, and a data loader's worker that was forked at
@@ -90,7 +90,7 @@ class HostBuffer:
 
     def copy_out(self, start: int, end: int, target: torch.Tensor, dtype: torch.dtype) -> None:
         """Copy the bytes from `start` to `end`, row-major elements of `dtype`, into a box of a tensor."""
-        if _plain(target) and target.dtype == dtype and not gap(target):
+        if _plain(target) and target.dtype == dtype and not unreadable(target):
             if end > len(self._view) or end - start != target.nbytes:  # memmove asks nobody
                 raise ValueError(f"bytes {start} to {end} are not those of a tensor of {target.nbytes}")
             move = _move_held if end - start < _SMALL else ctypes.memmove
@@ -130,7 +130,7 @@ class HostBuffer:
         lazy = source.is_conj() or source.is_neg()
         if _plain(source):
             if end > len(self._view):  # memmove asks nobody
-                raise ValueError(f"bytes {start} to {end} do not fit a frame of {len(self._view)}")
+                raise ValueError(f"bytes {start} to {end} do not fit a buffer of {len(self._view)}")
             move = _move_held if end - start < _SMALL else ctypes.memmove
             move(self._address + start, source.data_ptr(), end - start)
             return

@@ -16,7 +16,7 @@ import torch
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def gap(tensor: torch.Tensor) -> str:
+def unreadable(tensor: torch.Tensor) -> str:
     """Return why this tensor's bytes cannot be read by address; "" if all of them can."""
     kind = type(tensor)
     if kind not in _PLAIN:

@@ -19,7 +19,7 @@ from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector
 from .collected import CollectedState, collect, describe
 from .device import Fence
-from .memory_access import gap
+from .memory_access import unreadable
 from .misuse.step_monitor import StepMonitor, hook
 from .parts.module import ModulePart
 from .parts.optimizer import OptimizerPart
@@ -145,9 +145,9 @@ class State:
         """Save and read back every tree in memory. A value that cannot be saved is refused now, not when a notice arrives."""
         for part in self.parts:
             part.at_boundary()
-            for leaf in part.leaves():
-                check_savable(leaf.name, leaf.tensor)
-                self.fence.follow([leaf.tensor])
+            for state_tensor in part.state_tensors():
+                check_savable(state_tensor.name, state_tensor.tensor)
+                self.fence.follow([state_tensor.tensor])
         for part in self.parts:
             part.targets(prove(part.name, part.tree()))
 
@@ -157,7 +157,9 @@ class State:
         The estimate holds before the optimizers have created their state: it assumes two more numbers per parameter,
         as Adam keeps.
         """
-        existing = sum(leaf.tensor.nbytes for part in self.parts for leaf in part.leaves())
+        existing = sum(
+            state_tensor.tensor.nbytes for part in self.parts for state_tensor in part.state_tensors()
+        )
         fresh = [part for part in self._optimizers if not part.optimizer.state]
         return existing + 2 * sum(local(p).nbytes for part in fresh for p in part.tensors)
 
@@ -299,20 +301,20 @@ class State:
             watched.pop(id(tensor), None)
         self._detector = ChangeDetector([*map(local, owned)], [*map(local, watched.values())], sources)
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
-        leaves = [leaf for part in self.parts for leaf in part.leaves()]
-        self._look_for_gaps(leaves)
-        self.audit.follow(leaves, map(local, (*owned, *watched.values())))
+        state_tensors = [state_tensor for part in self.parts for state_tensor in part.state_tensors()]
+        self._look_for_gaps(state_tensors)
+        self.audit.follow(state_tensors, map(local, (*owned, *watched.values())))
         # Compute the fingerprint now. When a save asks for it, the training thread may be in the first step, which
         # creates state.
-        self._fingerprint = fingerprint(leaves)
-        self._alone = alone(leaves, self._ranks.rank)
+        self._fingerprint = fingerprint(state_tensors)
+        self._alone = alone(state_tensors, self._ranks.rank)
 
-    def _look_for_gaps(self, leaves: Sequence[StateTensor]) -> None:
+    def _look_for_gaps(self, state_tensors: Sequence[StateTensor]) -> None:
         """Find tensors that no save can hold, although `register` accepted them.
 
         Log them now; each save refuses them by name.
         """
-        gaps = ((leaf.name, gap(leaf.tensor)) for leaf in leaves)
+        gaps = ((state_tensor.name, unreadable(state_tensor.tensor)) for state_tensor in state_tensors)
         gone = next((f"{name} is {why}" for name, why in gaps if why), "")
         if gone and gone != self._gone:
             self.save_at_boundaries(gone)
@@ -391,7 +393,9 @@ class State:
         """
         return self._alone
 
-    def digests(self, leaves: Iterable[StateTensor], look: Callable[[], object] = int) -> dict[str, int]:
+    def digests(
+        self, state_tensors: Iterable[StateTensor], look: Callable[[], object] = int
+    ) -> dict[str, int]:
         """Return the CRC32 of each tensor that other ranks hold too, for `fingerprint.drifted`.
 
         This reads every byte of them.
@@ -400,7 +404,7 @@ class State:
             leaves: the state tensors as they were collected, or copies of them.
             look: called before each 64 MiB. If it raises, the reading ends with its exception.
         """
-        return digests(leaves, self._ranks.rank, look)
+        return digests(state_tensors, self._ranks.rank, look)
 
     # --- restore, on the main thread ---
 

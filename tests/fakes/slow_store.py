@@ -31,7 +31,7 @@ class SlowStore(WatchedStore):
         crc32: int | None = None,
         sent: Sent | None = None,
     ) -> None:
-        def leaves(count: int) -> None:
+        def state_tensors(count: int) -> None:
             assert sent is not None
             for number in range(_PIECES):
                 piece = count * (number + 1) // _PIECES - count * number // _PIECES
@@ -39,7 +39,7 @@ class SlowStore(WatchedStore):
                     self.clock.advance(piece / self.rate)
                 sent(piece)
 
-        super().put(key, data, timeout=timeout, crc32=crc32, sent=None if sent is None else leaves)
+        super().put(key, data, timeout=timeout, crc32=crc32, sent=None if sent is None else state_tensors)
 
     def nbytes(self, name: str = ".safetensors") -> int:
         """Of the objects of the newest checkpoint whose names end so."""

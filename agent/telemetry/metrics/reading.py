@@ -27,7 +27,7 @@ class MetricsFacts:
     #: Seconds of warning to count on.
     window: float
     #: Whether `--window` set them. Then the cloud's own number does not count.
-    said: bool
+    window_given: bool
     #: `--reserve` in seconds; None: in proportion to the window.
     reserve: float | None
 
@@ -146,7 +146,7 @@ def window(r: Scrape) -> float:
 
     These are `--window`, else the cloud's number for this machine, else the warning that the cloud usually gives.
     """
-    return r.facts.window if r.facts.said or r.at.promised is None else r.at.promised
+    return r.facts.window if r.facts.window_given or r.at.promised is None else r.at.promised
 
 
 def reserve(r: Scrape) -> float:

@@ -72,7 +72,7 @@ class WritePlan:
     @classmethod
     def of(
         cls,
-        leaves: Sequence[StateTensor],
+        state_tensors: Sequence[StateTensor],
         alone: int,
         rank: int,
         world: int,
@@ -90,16 +90,30 @@ class WritePlan:
             apart: rely on no other rank's plan.
         """
         items = []
-        for leaf in leaves:
-            dtype = "bfloat16" if rounded and is_moment(leaf) else dtype_name(leaf.tensor.dtype)
-            sizes = tuple(leaf.tensor.shape)
-            items.append(
-                PlannedTensor(leaf.name, dtype, sizes, leaf.offsets, leaf.shape, leaf.tier, leaf.holders)
+        for state_tensor in state_tensors:
+            dtype = (
+                "bfloat16" if rounded and is_moment(state_tensor) else dtype_name(state_tensor.tensor.dtype)
             )
-        sizes_of = targets(items, [leaf.tensor.nbytes for leaf in leaves], rank, alone, apart=apart)
+            sizes = tuple(state_tensor.tensor.shape)
+            items.append(
+                PlannedTensor(
+                    state_tensor.name,
+                    dtype,
+                    sizes,
+                    state_tensor.offsets,
+                    state_tensor.shape,
+                    state_tensor.tier,
+                    state_tensor.holders,
+                )
+            )
+        sizes_of = targets(
+            items, [state_tensor.tensor.nbytes for state_tensor in state_tensors], rank, alone, apart=apart
+        )
         objects = plan_shares(items, rank, sizes_of)
         largest = max(sizes_of.values())
-        return cls(shapes_of(leaves), tuple(items), objects, largest, rank, world, rounded, alone, apart)
+        return cls(
+            shapes_of(state_tensors), tuple(items), objects, largest, rank, world, rounded, alone, apart
+        )
 
     def indices_of(self, tier: Tier) -> list[int]:
         return [index for index, planned in enumerate(self.objects) if planned.tier is tier]
@@ -277,18 +291,28 @@ class WriteProgress:
         return TensorEntry(item.name, dtype, shape, chunks, stored)
 
 
-def shapes_of(leaves: Sequence[StateTensor]) -> list[TensorForm]:
+def shapes_of(state_tensors: Sequence[StateTensor]) -> list[TensorForm]:
     return [
         TensorForm(
-            leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.offsets, leaf.shape, leaf.holders, leaf.tier
+            state_tensor.name,
+            state_tensor.tensor.dtype,
+            state_tensor.tensor.shape,
+            state_tensor.offsets,
+            state_tensor.shape,
+            state_tensor.holders,
+            state_tensor.tier,
         )
-        for leaf in leaves
+        for state_tensor in state_tensors
     ]
 
 
-def is_moment(leaf: StateTensor) -> bool:
+def is_moment(state_tensor: StateTensor) -> bool:
     """Return whether the tensor may be rounded: an optimizer's running mean, and no counter."""
-    return leaf.tier is Tier.MOMENTS and dtype_name(leaf.tensor.dtype) == "float32" and leaf.tensor.dim() > 0
+    return (
+        state_tensor.tier is Tier.MOMENTS
+        and dtype_name(state_tensor.tensor.dtype) == "float32"
+        and state_tensor.tensor.dim() > 0
+    )
 
 
 # --- the cache of plans ---
@@ -319,38 +343,38 @@ class WritePlanCache:
         #: Frozen objects that are in the store, by index in the present plan.
         self._known: dict[int, StoredObject] = {}
 
-    def of(self, leaves: Sequence[StateTensor], *, renew: bool = False) -> WritePlan:
+    def of(self, state_tensors: Sequence[StateTensor], *, renew: bool = False) -> WritePlan:
         """Return the plan for these tensors, with moments as they are: the kept plan if it still fits, else a new one.
 
         Args:
             renew: make a new plan also if the size of objects has changed and no object is known.
         """
-        kept, shapes = self._held.get(False), shapes_of(leaves)
-        size = self._size_alone(leaves)
+        kept, shapes = self._held.get(False), shapes_of(state_tensors)
+        size = self._size_alone(state_tensors)
         if kept is None or kept.shapes != shapes or (renew and kept.alone != size and not self._known):
             rounded, before = True in self._held, kept
-            kept = WritePlan.of(leaves, size, self._rank, self._world)
+            kept = WritePlan.of(state_tensors, size, self._rank, self._world)
             self._known = self._as_known(before, kept)
             self._held = {False: kept}
             if rounded:
-                self.rounded(leaves)  # not first at a notice
+                self.rounded(state_tensors)  # not first at a notice
         return kept
 
-    def rounded(self, leaves: Sequence[StateTensor]) -> WritePlan:
+    def rounded(self, state_tensors: Sequence[StateTensor]) -> WritePlan:
         """Return the plan for these tensors with moments rounded to bfloat16."""
-        exact = self.of(leaves)
+        exact = self.of(state_tensors)
         kept = self._held.get(True)
         if kept is None:
-            kept = WritePlan.of(leaves, exact.alone, self._rank, self._world, rounded=True)
+            kept = WritePlan.of(state_tensors, exact.alone, self._rank, self._world, rounded=True)
             self._held[True] = kept
         return kept
 
-    def apart(self, leaves: Sequence[StateTensor], *, rounded: bool = False) -> WritePlan:
+    def apart(self, state_tensors: Sequence[StateTensor], *, rounded: bool = False) -> WritePlan:
         """Return the plan for these tensors that relies on no other rank's plan."""
         kept = self._apart.get(rounded)
-        if kept is None or kept.shapes != shapes_of(leaves):
-            alone = self._size_alone(leaves)
-            kept = WritePlan.of(leaves, alone, self._rank, self._world, rounded, apart=True)
+        if kept is None or kept.shapes != shapes_of(state_tensors):
+            alone = self._size_alone(state_tensors)
+            kept = WritePlan.of(state_tensors, alone, self._rank, self._world, rounded, apart=True)
             self._apart[rounded] = kept
         return kept
 
@@ -360,11 +384,13 @@ class WritePlanCache:
             self._known = self._as_known(self._held.get(write_plan.rounded), write_plan)
             self._held = {write_plan.rounded: write_plan}
 
-    def committed(self, draft: WriteProgress) -> None:
+    def committed(self, write_progress: WriteProgress) -> None:
         """Note that this save is committed: later saves refer to its frozen objects."""
-        objects = draft.write_plan.objects
-        if draft.write_plan is self._held.get(draft.write_plan.rounded):
-            self._known = {i: stored for i, stored in draft.stored.items() if objects[i].tier is Tier.FROZEN}
+        objects = write_progress.write_plan.objects
+        if write_progress.write_plan is self._held.get(write_progress.write_plan.rounded):
+            self._known = {
+                i: stored for i, stored in write_progress.stored.items() if objects[i].tier is Tier.FROZEN
+            }
         else:
             self._known = {}  # it refers to no earlier object, and `prune` removes objects without a reference
 
@@ -390,9 +416,15 @@ class WritePlanCache:
             return None
         return known
 
-    def _size_alone(self, leaves: Sequence[StateTensor]) -> int:
+    def _size_alone(self, state_tensors: Sequence[StateTensor]) -> int:
         rank = self._rank
-        nbytes = sum([leaf.tensor.nbytes for leaf in leaves if not group_of(leaf.holders, rank)])
+        nbytes = sum(
+            [
+                state_tensor.tensor.nbytes
+                for state_tensor in state_tensors
+                if not group_of(state_tensor.holders, rank)
+            ]
+        )
         size = self._object_size(nbytes)
         # A rank's part of a job is small, and three objects of 25 MB end one after the other (seen: 9 s instead of 6).
         return size if self._world == 1 else min(size, max(_LEAST, -(-nbytes // (_PARTS * _MIB)) * _MIB))

@@ -85,7 +85,7 @@ class StoreRequest:
         self.changed = threading.Event()
         self._lock = threading.Condition()
         self._workers = workers
-        self._said = ""
+        self._last_error = ""
 
     def over(self) -> bool:
         """Return whether every worker is free again."""
@@ -93,7 +93,7 @@ class StoreRequest:
 
     def call_off(self, why: Abandoned) -> None:
         """Call the request off: no worker begins anything more, and the results of running work do not count."""
-        self.fail(Abandoned(f"{why}; the store said last: {self._said}") if self._said else why)
+        self.fail(Abandoned(f"{why}; the store said last: {self._last_error}") if self._last_error else why)
 
     def fail(self, error: BaseException) -> None:
         with self._lock:
@@ -103,7 +103,7 @@ class StoreRequest:
 
     def hear(self, error: StoreError) -> None:
         """Note a transient failure of the store."""
-        self._said = str(error)
+        self._last_error = str(error)
 
     def ended(self) -> None:
         with self._lock:
@@ -116,7 +116,7 @@ class Transfer(StoreRequest):
 
     def __init__(
         self,
-        draft: WriteProgress,
+        write_progress: WriteProgress,
         missing: Sequence[int],
         name: CheckpointName,
         workers: int,
@@ -125,7 +125,7 @@ class Transfer(StoreRequest):
         link: StoreLink,
     ) -> None:
         super().__init__(workers, scope)
-        self.draft = draft
+        self.write_progress = write_progress
         self.name = name
         self._progress = progress
         #: Number of workers that are inside a call of the store.
@@ -133,9 +133,9 @@ class Transfer(StoreRequest):
         self._missing = missing
         self._queue = deque(missing)
         self._begun = False
-        objects = self._objects = draft.write_plan.objects
-        draft.leaving = {}
-        self._bytes = draft.bytes_of(ALL)
+        objects = self._objects = write_progress.write_plan.objects
+        write_progress.leaving = {}
+        self._bytes = write_progress.bytes_of(ALL)
         self._before = self._bytes
         self._total = sum(objects[index].size for index in missing) + self._bytes
         #: Bytes of objects that the save refers to: they are in the store, and are never sent.
@@ -175,22 +175,24 @@ class Transfer(StoreRequest):
         """Return whether there is an object whose put may begin now."""
         if self.error is not None or not self._queue:
             return False
-        return not self.draft.waits(self._objects[self._queue[0]].tier)
+        return not self.write_progress.waits(self._objects[self._queue[0]].tier)
 
     def hear(self, error: StoreError) -> None:
         super().hear(error)
         if isinstance(error, UnavailableError):
             with self._lock:
                 self.outages += 1
-                self.draft.doubted.update(self.draft.stored.keys() - self.draft.spared)
+                self.write_progress.doubted.update(
+                    self.write_progress.stored.keys() - self.write_progress.spared
+                )
 
     def doubted(self) -> dict[int, StoredObject]:
         """Return the objects to check again; for one worker at a time, which then calls `looked`."""
         with self._lock:
             if self._looking or self.error is not None:
                 return {}
-            self._looking = bool(self.draft.doubted)
-            return {index: self.draft.stored[index] for index in self.draft.doubted}
+            self._looking = bool(self.write_progress.doubted)
+            return {index: self.write_progress.stored[index] for index in self.write_progress.doubted}
 
     def looked(self, outages: int, lost: Collection[int]) -> None:
         """Note that the `doubted` objects were listed, and queue the lost ones again.
@@ -203,11 +205,11 @@ class Transfer(StoreRequest):
             self._looking = False
             if self.outages != outages:
                 return  # the store was away again
-            self.draft.doubted.clear()
+            self.write_progress.doubted.clear()
             for index in lost:
                 self._bytes -= self._objects[index].size
-                del self.draft.stored[index]
-                self.draft.leaving.pop(index, None)
+                del self.write_progress.stored[index]
+                self.write_progress.leaving.pop(index, None)
             self._missing = [*self._missing, *(index for index in lost if index not in self._missing)]
             self._queue.extendleft(sorted(lost, reverse=True))
         self._tell()
@@ -234,7 +236,7 @@ class Transfer(StoreRequest):
             raise Superseded
         with self._lock:
             flight.sent, flight.moved = 0, self.scope.now()
-            self.draft.leaving.pop(flight.index, None)
+            self.write_progress.leaving.pop(flight.index, None)
             self._sending += 1
 
     def back(self) -> None:
@@ -257,7 +259,7 @@ class Transfer(StoreRequest):
         with self._lock:
             if self.error is not None:
                 raise Superseded
-            leaving = self.draft.leaving
+            leaving = self.write_progress.leaving
             leaving[flight.index] = max(leaving.get(flight.index, 0), min(flight.sent, len(flight.data)))
             left = self._left()
             self._link.sent(left - self._before - self._spared, now)
@@ -286,7 +288,7 @@ class Transfer(StoreRequest):
     def done(self, flight: ObjectInFlight) -> None:
         with self._lock:
             self._gone(flight)
-            if flight.index in self.draft.stored:
+            if flight.index in self.write_progress.stored:
                 return
             self._took.append((len(flight.data), self.scope.now() - flight.began))
         self._lands(flight.index, flight.stored)
@@ -297,8 +299,8 @@ class Transfer(StoreRequest):
             if flight not in self._flights:
                 return
             self._gone(flight)
-            self.draft.leaving.pop(flight.index, None)
-            if flight.index not in self.draft.stored:
+            self.write_progress.leaving.pop(flight.index, None)
+            if flight.index not in self.write_progress.stored:
                 self._queue.append(flight.index)
 
     def spare(self, index: int, known: StoredObject) -> None:
@@ -308,12 +310,12 @@ class Transfer(StoreRequest):
                 began, self._quiet = self._quiet, self.scope.now()
                 self._link.paused(self._quiet - began)
             self._spared += self._objects[index].size
-            self.draft.spared.add(index)
+            self.write_progress.spared.add(index)
         self._lands(index, known)
 
     def _lands(self, index: int, stored: StoredObject) -> None:
         with self._lock:
-            self.draft.stored[index] = stored
+            self.write_progress.stored[index] = stored
             self._bytes += self._objects[index].size
         self._tell()
 
@@ -340,17 +342,17 @@ class Transfer(StoreRequest):
                 self._quiet = self.scope.now()
 
     def _superseded(self, flight: ObjectInFlight) -> bool:
-        if self.error is not None or flight.index in self.draft.stored:
+        if self.error is not None or flight.index in self.write_progress.stored:
             return True
-        return self.draft.holds_back(self._objects[flight.index].tier)
+        return self.write_progress.holds_back(self._objects[flight.index].tier)
 
     def _whole(self) -> bool:
-        stored, doubted = self.draft.stored, self.draft.doubted
+        stored, doubted = self.write_progress.stored, self.write_progress.doubted
         return bool(self._missing) and not doubted and all(index in stored for index in self._missing)
 
     def _left(self) -> int:
         """Return the bytes that have left for the store: of the objects in the store, and of those on their way."""
-        flights = [flight for flight in list(self._flights) if flight.index not in self.draft.stored]
+        flights = [flight for flight in list(self._flights) if flight.index not in self.write_progress.stored]
         return self._bytes + sum(min(flight.sent, len(flight.data)) for flight in flights)
 
 

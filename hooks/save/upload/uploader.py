@@ -91,7 +91,7 @@ class Uploader(Generic[B]):
 
     def start(
         self,
-        draft: WriteProgress,
+        write_progress: WriteProgress,
         name: CheckpointName,
         scope: CancelScope,
         fill: Fill[B],
@@ -110,10 +110,10 @@ class Uploader(Generic[B]):
         Raises:
             CheckpointError: no memory or no thread is left.
         """
-        missing = draft.anew(tiers)
-        nbytes = sum(draft.write_plan.objects[index].size for index in missing)
-        workers = self.workers(len(missing), draft.write_plan.size, scope)[: len(missing)]
-        work = Transfer(draft, missing, name, len(workers), scope, progress, self.link)
+        missing = write_progress.anew(tiers)
+        nbytes = sum(write_progress.write_plan.objects[index].size for index in missing)
+        workers = self.workers(len(missing), write_progress.write_plan.size, scope)[: len(missing)]
+        work = Transfer(write_progress, missing, name, len(workers), scope, progress, self.link)
         self.link.begin(scope.now())
         task = partial(self._run, work, fill, moved)
         for worker in workers:
@@ -210,7 +210,7 @@ class Uploader(Generic[B]):
             work.fail(error)
 
     def _begin(self, work: Transfer, fill: Fill[B], moved: Callable[[B], str], buffer: B, index: int) -> None:
-        planned = work.draft.write_plan.objects[index]
+        planned = work.write_progress.write_plan.objects[index]
         crcs = fill(index, buffer)
         if why := moved(buffer):
             raise StateChanged(why)
@@ -282,7 +282,7 @@ _LISTING = 5.0
 
 def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[int, StoredObject]) -> None:
     """List the `doubted` objects, and have the save put those again that are gone or have another size."""
-    write_plan = work.draft.write_plan
+    write_plan = work.write_progress.write_plan
     keys = {
         index: checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)
         for index, stored in doubted.items()

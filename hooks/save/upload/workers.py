@@ -1,10 +1,10 @@
 """The threads that put objects into the store: a pool of workers, made before a notice and kept.
 
-Each worker has a thread and a frame: the buffer that it sends from. The pool makes the workers beforehand because only bytes
+Each worker has a thread and a buffer that it sends from. The pool makes the workers beforehand because only bytes
 move at the notice (law 8). Besides, Python 3.12 starts no thread once the main thread has ended, so a save that begins then
 has only the existing threads.
 
-The pool leaves a worker that hangs in a store behind with its frame, because the thread may still read from the frame. The
+The pool leaves a worker that hangs in a store behind with its buffer, because the thread may still read from the buffer. The
 next `ready` replaces the worker.
 """
 
@@ -68,13 +68,13 @@ _LEAVING = 1.0
 _RETURNING = 0.5
 #: Seconds to wait for workers that check their connections: an answer takes a hundredth of a second, a missing one seconds.
 _MOMENT = 0.05
-#: Largest sum of all frames in bytes, including the frames of threads that hang in a store. A save that is called off in its
+#: Largest sum of all buffers in bytes, including the buffers of threads that hang in a store. A save that is called off in its
 #: middle and begins again must not use this memory twice (law 9's 512 MiB, minus room for all other memory).
-FRAMES = 448 * 2**20
+MAX_BUFFER_BYTES = 448 * 2**20
 
 
 class UploadWorker(Generic[B]):
-    """One thread and its frame. A forked child has the object and not the thread, so the worker is not `free` there.
+    """One thread and its buffer. A forked child has the object and not the thread, so the worker is not `free` there.
 
     Args:
         warm: checks the connection.
@@ -99,12 +99,12 @@ class UploadWorker(Generic[B]):
 
     @property
     def free(self) -> bool:
-        """Whether the worker can take a task, and its frame can be used."""
+        """Whether the worker can take a task, and its buffer can be used."""
         return self._idle.is_set() and self._thread.is_alive()
 
     @property
     def gone(self) -> bool:
-        """Whether the thread has ended, so that nothing uses the frame."""
+        """Whether the thread has ended, so that nothing uses the buffer."""
         return not self._thread.is_alive()
 
     def returns(self, seconds: float) -> bool:
@@ -116,7 +116,7 @@ class UploadWorker(Generic[B]):
         return self._rested.wait(max(0.0, seconds))
 
     def give(self, task: Task[B], ended: Callable[[], None]) -> None:
-        """Have the thread run `task` with its frame, and call `ended` when it is free again. Neither may raise."""
+        """Have the thread run `task` with its buffer, and call `ended` when it is free again. Neither may raise."""
         self._idle.clear()
         self._tasks.put((task, ended))
 
@@ -127,7 +127,7 @@ class UploadWorker(Generic[B]):
     def leave(self) -> None:
         """Have the thread end after its present task, and wait for it if it is idle.
 
-        A thread that frees its frame while the interpreter ends takes the process down. It asks for the GIL inside torch
+        A thread that frees its buffer while the interpreter ends takes the process down. It asks for the GIL inside torch
         and is ended there ("terminate called without an active exception": seen in 1 of 30 exits).
         """
         idle = self._idle.is_set()
@@ -166,7 +166,7 @@ class WorkerPool(Generic[B]):
         warm: called on each worker's thread at its start, and from time to time while it is idle. It must not raise, and must
             end by itself.
         idle: seconds between two calls of `warm`.
-        most: largest sum of all frames, in bytes.
+        most: largest sum of all buffers, in bytes.
     """
 
     def __init__(
@@ -174,18 +174,18 @@ class WorkerPool(Generic[B]):
         make: Callable[[int], B],
         warm: Callable[[], None] = lambda: None,
         idle: float = IDLE,
-        most: int = FRAMES,
+        most: int = MAX_BUFFER_BYTES,
     ) -> None:
         self._make = make
         self._warm = warm
         self._most = most
         self._every = idle
         self.workers: list[UploadWorker[B]] = []
-        #: Workers that were left behind, each with its frame.
+        #: Workers that were left behind, each with its buffer.
         self._behind: list[UploadWorker[B]] = []
 
     def ready(self, count: int, size: int, left: float | None = None) -> list[UploadWorker[B]]:
-        """Return `count` free workers with frames of at least `size` bytes.
+        """Return `count` free workers with buffers of at least `size` bytes.
 
         The result has fewer workers, but at least one, in two cases: no thread can be started any more, or the hanging workers
         hold too much memory.
@@ -231,7 +231,7 @@ class WorkerPool(Generic[B]):
         return UploadWorker(number, buffer, self._warm, self._every, at_once=at_once)
 
     def _relieve(self, count: int) -> None:
-        """Replace each worker whose connection does not answer. Its successor gets its frame, which no thread reads."""
+        """Replace each worker whose connection does not answer. Its successor gets its buffer, which no thread reads."""
         until = time.monotonic() + _MOMENT
         for at, worker in enumerate(self.workers[:count]):
             if worker.rests(until - time.monotonic()):

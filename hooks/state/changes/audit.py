@@ -24,7 +24,7 @@ from ....providers.errors import CheckpointError
 from ...checkpoint.format.crc import combine
 from ...checkpoint.format.manifest import TensorEntry
 from ..device import Fence
-from ..memory_access import gap
+from ..memory_access import unreadable
 from ..tensor_item import StateTensor
 from .change_detector import Checksum, ChecksumSource, equal, source
 
@@ -72,7 +72,7 @@ class Reference:
         self._reached = reached
         self._found = found
 
-    def differs(self, leaves: Iterable[StateTensor], pause: Callable[[float], object]) -> str:
+    def differs(self, state_tensors: Iterable[StateTensor], pause: Callable[[float], object]) -> str:
         """Return a description of the edit since the boundary; "" if all bytes are unchanged.
 
         Args:
@@ -83,10 +83,13 @@ class Reference:
             Exception: the exception of `pause`, which cancels the comparison.
             CheckpointError: a tensor of the boundary is missing among the state tensors.
         """
-        return self._compared(self._sums, leaves, pause)
+        return self._compared(self._sums, state_tensors, pause)
 
     def differs_from_written(
-        self, entries: Iterable[TensorEntry], leaves: Iterable[StateTensor], pause: Callable[[float], object]
+        self,
+        entries: Iterable[TensorEntry],
+        state_tensors: Iterable[StateTensor],
+        pause: Callable[[float], object],
     ) -> str:
         """Do the work of `differs` for bytes written from live memory, by the checksums computed during the write.
 
@@ -102,16 +105,16 @@ class Reference:
             else:
                 rest.append((region, checksum))
         changed = next((name for name, sums in parts.items() if combine(sums) != written[name]), "")
-        return self._found(changed) if changed else self._compared(rest, leaves, pause)
+        return self._found(changed) if changed else self._compared(rest, state_tensors, pause)
 
     def _compared(
         self,
         sums: Iterable[tuple[Region, Checksum]],
-        leaves: Iterable[StateTensor],
+        state_tensors: Iterable[StateTensor],
         pause: Callable[[float], object],
     ) -> str:
         self._reached.wait(pause)
-        current = {leaf.name: leaf.tensor for leaf in leaves}
+        current = {state_tensor.name: state_tensor.tensor for state_tensor in state_tensors}
         made: dict[str, ChecksumSource] = {}
         for region, checksum in sums:
             pause(0)
@@ -186,7 +189,7 @@ class Audit:
         #: Seconds that training stood still for the newest reference.
         self.seconds = 0.0
 
-    def follow(self, leaves: Iterable[StateTensor], live: Iterable[torch.Tensor]) -> None:
+    def follow(self, state_tensors: Iterable[StateTensor], live: Iterable[torch.Tensor]) -> None:
         """Take checksums of these tensors from now on.
 
         If their total size changed, the early boundaries begin again, so that slices soon cover all bytes.
@@ -195,13 +198,13 @@ class Audit:
             leaves: the state tensors. The audit skips those that are copies of ours.
             live: the tensors that a save reads in place.
         """
-        memory = {tensor.untyped_storage().data_ptr() for tensor in live if not gap(tensor)}
+        memory = {tensor.untyped_storage().data_ptr() for tensor in live if not unreadable(tensor)}
         self._sources = [
-            source(leaf.name, leaf.tensor)
-            for leaf in leaves
-            if leaf.tensor.numel()
-            and not gap(leaf.tensor)
-            and leaf.tensor.untyped_storage().data_ptr() in memory
+            source(state_tensor.name, state_tensor.tensor)
+            for state_tensor in state_tensors
+            if state_tensor.tensor.numel()
+            and not unreadable(state_tensor.tensor)
+            and state_tensor.tensor.untyped_storage().data_ptr() in memory
         ]
         self._fence.follow(each.tensor for each in self._sources)
         self._slice = []

@@ -26,7 +26,7 @@ from torch import nn
 
 from ...checkpoint.format.crc import crc32
 from ..device import DeviceProbes, Event, record
-from ..memory_access import copyable, gap
+from ..memory_access import copyable, unreadable
 from ..sharding.dtensor import local
 
 #: The number of tensors probed, evenly spread over the list, so that each kind of layer is among them. Sixteen of the
@@ -66,7 +66,7 @@ class ChangeDetector:
         record: Callable[[torch.device, Event | None], Event] = record,
     ) -> None:
         self._versioned = [t for t in (*owned, *others) if not t.is_inference()]
-        self._sources = [pair for pair in sources if not (gap(local(pair[0])) or gap(pair[1]))]
+        self._sources = [pair for pair in sources if not (unreadable(local(pair[0])) or unreadable(pair[1]))]
         # Aliases, so that the memory that a probe reads stays allocated even when `.data` is pointed elsewhere.
         owned_probes, other_probes = _spread(owned), _spread(others)
         self._held = [*owned_probes, *other_probes]
@@ -120,7 +120,7 @@ class ChangeDetector:
 
 def _spread(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return up to `PROBES` tensors as aliases, evenly chosen."""
-    chosen = [t for t in tensors if t.numel() and not gap(t)]
+    chosen = [t for t in tensors if t.numel() and not unreadable(t)]
     if len(chosen) > PROBES:
         chosen = [chosen[i * len(chosen) // PROBES] for i in range(PROBES)]
     return [t.detach() for t in chosen]

@@ -21,7 +21,7 @@ class BoundaryCopies:
     """The tensors as they were at the last copy; at first, as they were at construction.
 
     Args:
-        tensors: tensors with all of their bytes in memory of their own (`gap`).
+        tensors: tensors with all of their bytes in memory of their own (`unreadable` returns "").
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -20,9 +20,9 @@ from torch import nn
 
 from ....providers.errors import CheckpointError, StateError
 from ..changes.change_detector import ModuleTables
-from ..memory_access import gap
+from ..memory_access import unreadable
 from ..sharding.ddp import declared
-from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, leaf, local
+from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..tensor_item import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
@@ -36,8 +36,8 @@ from .values import (
     check_restorable,
     check_savable,
     copy_into,
+    error_text,
     freeze_of,
-    said,
 )
 
 log = logging.getLogger("spotguard")
@@ -218,7 +218,7 @@ class ModulePart:
         #: is not read: each save refuses it by name.
         self._buffers = [self._live[name] for _, _, name in self._places]
         small = sum(local(t).nbytes for t in self._buffers) <= COPY_AT_BOUNDARY
-        self._gone = {id(t) for t in self._buffers if gap(local(t))}
+        self._gone = {id(t) for t in self._buffers if unreadable(local(t))}
         copied = [t for t in self._buffers if small and id(t) not in self._gone]
         self._copies = BoundaryCopies([local(t) for t in copied])
         read = dict(zip(map(id, copied), self._copies.live, strict=True))
@@ -237,7 +237,7 @@ class ModulePart:
                 still = copied_to is not None or id(tensor) in self.stepped
                 frozen = not still and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
                 tier = Tier.FROZEN if frozen else Tier.WEIGHTS
-                named[id(tensor)] = leaf(
+                named[id(tensor)] = state_tensor(
                     f"{self.name}/{key}",
                     tensor,
                     self._ranks,
@@ -260,7 +260,7 @@ class ModulePart:
                 rank for key, tensor in self._live.items() for rank in group(tensor, self._declared[key])
             )
         except ValueError:
-            return frozenset()  # `leaf` refuses this tensor, by name
+            return frozenset()  # `state_tensor` refuses this tensor, by name
 
     def moved(self) -> bool:
         """Return whether a tensor read in place is another object than at the last `refresh`, or a table has changed.
@@ -311,13 +311,13 @@ class ModulePart:
                 states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.devices)
         return states
 
-    def leaves(self) -> list[StateTensor]:
+    def state_tensors(self) -> list[StateTensor]:
         self._copies.tensors()
-        return list({leaf.name: leaf for leaf in self._leaf.values()}.values())
+        return list({state_tensor.name: state_tensor for state_tensor in self._leaf.values()}.values())
 
     def tree(self) -> Any:
         self._copies.tensors()
-        return {k: leaf.tensor for k, leaf in self._leaf.items()} | self._frozen_extra
+        return {k: state_tensor.tensor for k, state_tensor in self._leaf.items()} | self._frozen_extra
 
     def merge(self, trees: SavedTrees) -> Any:
         """Return each key from the first rank that has it.
@@ -373,7 +373,7 @@ class ModulePart:
                 except REFUSALS as error:
                     raise StateError(
                         f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
-                        f"({said(error)}); register the same kind of module that was saved"
+                        f"({error_text(error)}); register the same kind of module that was saved"
                     ) from error
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from ....providers.errors import CheckpointError, StateError
-from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, is_dtensor, layout, leaf, local
+from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, is_dtensor, layout, local, state_tensor
 from ..tensor_item import StateTensor, Tier
 from . import optimizer_tree
 from .module import KnownTensor
@@ -155,9 +155,9 @@ class OptimizerPart:
                 for g in self.optimizer.param_groups
             ]
 
-    def leaves(self) -> list[StateTensor]:
+    def state_tensors(self) -> list[StateTensor]:
         """Return the state tensors. The parameters themselves belong to their module's part, or to none."""
-        leaves: dict[int, StateTensor] = {}
+        state_tensors: dict[int, StateTensor] = {}
         others = 0
         for param, values in self.optimizer.state.items():
             owner: KnownTensor | None = None
@@ -171,9 +171,9 @@ class OptimizerPart:
             for field, value in _by_word(values):
                 for i, tensor in enumerate(tensors_in(value)):
                     name = f"{prefix}/{field}" if isinstance(value, torch.Tensor) else f"{prefix}/{field}.{i}"
-                    if id(tensor) not in leaves:
-                        leaves[id(tensor)] = self._leaf(name, tensor, owner)
-        return list(leaves.values())
+                    if id(tensor) not in state_tensors:
+                        state_tensors[id(tensor)] = self._leaf(name, tensor, owner)
+        return list(state_tensors.values())
 
     def _leaf(self, name: str, tensor: torch.Tensor, owner: KnownTensor | None) -> StateTensor:
         """Return the state tensor for one tensor that belongs to the parameter `owner`.
@@ -186,7 +186,7 @@ class OptimizerPart:
             ranks = layout(owner.tensor).mesh
             declared = DeclaredReplicas(ranks, ranks) if len(ranks) > 1 else None
         span = () if owner is None else owner.span
-        return leaf(name, tensor, self._ranks, declared, span=span, still=True, tier=Tier.MOMENTS)
+        return state_tensor(name, tensor, self._ranks, declared, span=span, still=True, tier=Tier.MOMENTS)
 
     def tree(self) -> Any:
         groups = [
@@ -197,8 +197,8 @@ class OptimizerPart:
         other: list[tuple[Any, Any]] = []
         shards: dict[str, Any] = {}
         placed: dict[str, Any] = {}
-        leaves = self.leaves()
-        names = {id(leaf.tensor): leaf.name for leaf in leaves}
+        state_tensors = self.state_tensors()
+        names = {id(state_tensor.tensor): state_tensor.name for state_tensor in state_tensors}
         plain = [names[id(t)] for t in self._look_alikes()]
         for param, values in self.optimizer.state.items():
             values = dict(values) if isinstance(values, dict) else values
@@ -214,7 +214,9 @@ class OptimizerPart:
                             shards[key] = made_of
                     layouts = ((names[id(local(t))], optimizer_tree.placements(param, t)) for t in kept)
                     placed |= {name: placements for name, placements in layouts if placements is not None}
-        on_host = [leaf.name for leaf in leaves if leaf.tensor.device.type == "cpu"]
+        on_host = [
+            state_tensor.name for state_tensor in state_tensors if state_tensor.tensor.device.type == "cpu"
+        ]
         tree = {
             "class": type(self.optimizer).__qualname__,
             "param_groups": groups,

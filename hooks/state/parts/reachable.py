@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..memory_access import gap
+from ..memory_access import unreadable
 from ..sharding.dtensor import local
 
 log = logging.getLogger("spotguard")
@@ -105,7 +105,7 @@ class SavedTensors:
         if id(tensor) in self._tensors:
             return True
         here = local(tensor)
-        if gap(here):
+        if unreadable(here):
             return False
         self._bytes = self._bytes or self._count()
         return 8 * self._bytes.get(here.untyped_storage().data_ptr(), 0) >= 7 * here.nbytes
@@ -118,7 +118,7 @@ class SavedTensors:
                 here = None if each is None else local(each)
                 if (
                     here is not None
-                    and not gap(here)
+                    and not unreadable(here)
                     and (piece := (here.data_ptr(), here.nbytes)) not in pieces
                 ):
                     pieces.add(piece)
@@ -197,7 +197,7 @@ def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
             for prefix, each in module.named_modules()
             for key, value in vars(each).items()
             if isinstance(value, torch.Tensor)
-            and not gap(value)
+            and not unreadable(value)
             and _counts(value)
             and not value.is_inference()
         }

@@ -16,7 +16,7 @@ import torch
 from ....providers.errors import CheckpointError, StateError
 from ..device import accelerator
 from ..tensor_item import StateTensor
-from .values import REFUSALS, said
+from .values import REFUSALS, error_text
 
 #: The generators of a kind of accelerator: its name, and a module with the same state functions as `torch.cuda`.
 Generators = tuple[str, Any]
@@ -95,7 +95,7 @@ class RngPart:
     def at_boundary(self) -> None:
         self._frozen = capture(self._others)
 
-    def leaves(self) -> list[StateTensor]:
+    def state_tensors(self) -> list[StateTensor]:
         return []
 
     def tree(self) -> Any:
@@ -111,14 +111,16 @@ class RngPart:
         try:
             _try_on(tree, self._others)
         except REFUSALS as error:
-            raise CheckpointError(f"{self.name}: a generator's state is none ({said(error)})") from error
+            raise CheckpointError(
+                f"{self.name}: a generator's state is none ({error_text(error)})"
+            ) from error
 
     def put_back(self, tree: Any) -> None:
         try:
             self.left_out = restore(tree, self._others)
         except REFUSALS as error:
             raise StateError(
-                f"{self.name}: a generator refuses the checkpoint's state ({said(error)}); "
+                f"{self.name}: a generator refuses the checkpoint's state ({error_text(error)}); "
                 "restore with the versions of torch and numpy that saved it"
             ) from error
 

@@ -26,8 +26,8 @@ from ...checkpoint.format.values.decoder import decode
 from ...checkpoint.format.values.encoder import encode
 from ...checkpoint.format.values.sameness import same
 from ..device import unordered
-from ..memory_access import copyable, expanded, gap, lack
-from ..sharding.dtensor import RankOf, TargetMemory, is_dtensor, leaf, local
+from ..memory_access import copyable, expanded, lack, unreadable
+from ..sharding.dtensor import RankOf, TargetMemory, is_dtensor, local, state_tensor
 from ..tensor_item import StateTensor
 
 #: The most bytes of a set of tensors that is copied at each boundary. A larger set is read in place and checked twice.
@@ -54,14 +54,14 @@ class Part(Protocol):
         """Copy the values that change between steps. On the training thread, after every step: microseconds count."""
         ...
 
-    def leaves(self) -> list[StateTensor]:
+    def state_tensors(self) -> list[StateTensor]:
         """Return the tensors that stay unchanged now, by name. On the saver thread, with the gate shut."""
         ...
 
     def tree(self) -> Any:
         """Return the complete value as it is now.
 
-        A tensor of `leaves` appears as the very same object. With the gate shut.
+        A tensor of `state_tensors` appears as the very same object. With the gate shut.
         """
         ...
 
@@ -159,7 +159,7 @@ def freeze_of(name: str, value: Any, devices: set[torch.device]) -> Any:
         return value
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the message of a foreign error in one line: torch's own errors have several."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -210,7 +210,7 @@ class StatefulPart:
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self.value.state_dict(), self.devices)
 
-    def leaves(self) -> list[StateTensor]:
+    def state_tensors(self) -> list[StateTensor]:
         return []
 
     def tree(self) -> Any:
@@ -234,7 +234,7 @@ def room(name: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         raise StateError(
-            f"{name} finds no memory here ({said(error)}); restore on a machine with more"
+            f"{name} finds no memory here ({error_text(error)}); restore on a machine with more"
         ) from error
 
 
@@ -249,7 +249,7 @@ def load_into(name: str, value: Any, state: Any) -> None:
     except REFUSALS as error:
         raise StateError(
             f"{name}: {type(value).__name__}.load_state_dict refuses the checkpoint's state "
-            f"({said(error)}); register the same kind of object that was saved"
+            f"({error_text(error)}); register the same kind of object that was saved"
         ) from error
 
 
@@ -269,7 +269,7 @@ class DictPart:
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self._value, self.devices)
 
-    def leaves(self) -> list[StateTensor]:
+    def state_tensors(self) -> list[StateTensor]:
         return []
 
     def tree(self) -> Any:
@@ -315,13 +315,13 @@ class TensorPart:
 
     def at_boundary(self) -> None:
         if self._small:
-            self._lacks = gap(self._value)
+            self._lacks = unreadable(self._value)
             if not self._lacks:
                 copyable(self._alias).copy_(copyable(self._value.detach()))
 
-    def leaves(self) -> list[StateTensor]:
+    def state_tensors(self) -> list[StateTensor]:
         read_from = self._value if self._lacks else self._alias
-        return [leaf(self.name, self._whole, self._ranks, read_from=read_from, still=self._small)]
+        return [state_tensor(self.name, self._whole, self._ranks, read_from=read_from, still=self._small)]
 
     def in_place(self) -> list[torch.Tensor]:
         return [] if self._small else [self._whole]
@@ -353,7 +353,7 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
         raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out")
-    if why := gap(tensor):
+    if why := unreadable(tensor):
         raise StateError(f"{name} is {why}, which cannot be saved; use a plain tensor, or leave it out")
     if why := unordered(tensor.device):
         raise StateError(f"{name} is on {tensor.device}, {why}; move it to the host, or leave it out")
@@ -377,7 +377,7 @@ def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
 
     The shape of a DTensor is that of the global tensor, whatever part of it is here.
     """
-    if why := gap(local(here)):
+    if why := unreadable(local(here)):
         raise StateError(f"{name} is {why}, which cannot be restored into; use a plain tensor")
     check_restorable(name, here)
     if here.shape != saved.shape or here.dtype != saved.dtype:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from ....providers.errors import StateError
 from .reachable import SavedTensors, unsaved
-from .values import REFUSALS, said
+from .values import REFUSALS, error_text
 
 #: The attributes in which wrappers keep the optimizer inside, and containers their optimizers.
 _INSIDE, _SEVERAL = ("optimizer", "_optimizer"), "optimizers"
@@ -137,6 +137,6 @@ def check_says_state(name: str, optimizer: Optimizer) -> None:
         optimizer.state_dict()
     except REFUSALS as error:
         raise StateError(
-            f"{name}: {type(optimizer).__name__}.state_dict() fails ({said(error)}), so its state cannot be saved; register the "
+            f"{name}: {type(optimizer).__name__}.state_dict() fails ({error_text(error)}), so its state cannot be saved; register the "
             "optimizers that it is made of, or give it a state_dict() that works"
         ) from error

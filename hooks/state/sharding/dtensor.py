@@ -161,7 +161,7 @@ class TargetMemory:
         return cls(outline, into, offsets, None if offsets is None else tuple(tensor.shape))
 
 
-def leaf(
+def state_tensor(
     name: str,
     tensor: torch.Tensor,
     ranks: RankOf,

@@ -15,39 +15,44 @@ from ..tensor_item import StateTensor
 _PIECE = 64 * 2**20
 
 
-def fingerprint(leaves: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
+def fingerprint(state_tensors: Iterable[StateTensor]) -> dict[tuple[int, ...], str]:
     """Return, by the ranks that hold the same tensors, a hash of those tensors' names, types, shapes and offsets, in order.
 
     The hash covers no bytes of the tensors. It must be equal on all of these ranks; otherwise they would divide the
     writing in different ways.
     """
     lines: dict[tuple[int, ...], list[str]] = {}
-    for leaf in leaves:
-        if len(leaf.holders) > 1:
+    for state_tensor in state_tensors:
+        if len(state_tensor.holders) > 1:
             description = (
-                leaf.name,
-                str(leaf.tensor.dtype),
-                leaf.shape,
-                leaf.offsets,
-                tuple(leaf.tensor.shape),
-                int(leaf.tier),
+                state_tensor.name,
+                str(state_tensor.tensor.dtype),
+                state_tensor.shape,
+                state_tensor.offsets,
+                tuple(state_tensor.tensor.shape),
+                int(state_tensor.tier),
             )
-            lines.setdefault(leaf.holders, []).append(repr(description))
+            lines.setdefault(state_tensor.holders, []).append(repr(description))
     return {
         holders: blake2b("\n".join(descriptions).encode(), digest_size=16).hexdigest()
         for holders, descriptions in sorted(lines.items())
     }
 
 
-def alone(leaves: Iterable[StateTensor], rank: int) -> bool:
+def alone(state_tensors: Iterable[StateTensor], rank: int) -> bool:
     """Return whether this rank has tensors that no other rank has: if the rank dies, they are lost.
 
     (Generators and other extras belong to each rank alone, and are always lost with it.)
     """
-    return any(leaf.tensor.numel() and leaf.holders in ((), (rank,)) for leaf in leaves)
+    return any(
+        state_tensor.tensor.numel() and state_tensor.holders in ((), (rank,))
+        for state_tensor in state_tensors
+    )
 
 
-def digests(leaves: Iterable[StateTensor], rank: int, look: Callable[[], object] = int) -> dict[str, int]:
+def digests(
+    state_tensors: Iterable[StateTensor], rank: int, look: Callable[[], object] = int
+) -> dict[str, int]:
     """Return the CRC32 of each tensor that other ranks hold too, by its name and its offsets. This reads every byte of them.
 
     Args:
@@ -56,11 +61,11 @@ def digests(leaves: Iterable[StateTensor], rank: int, look: Callable[[], object]
         look: called before each 64 MiB. If it raises, the reading ends with its exception.
     """
     return {
-        leaf.name if leaf.offsets is None else f"{leaf.name} at {list(leaf.offsets)}": crc_of(
-            leaf.tensor, look
-        )
-        for leaf in leaves
-        if len(leaf.holders) > 1 and rank in leaf.holders
+        state_tensor.name
+        if state_tensor.offsets is None
+        else f"{state_tensor.name} at {list(state_tensor.offsets)}": crc_of(state_tensor.tensor, look)
+        for state_tensor in state_tensors
+        if len(state_tensor.holders) > 1 and rank in state_tensor.holders
     }
 
 

@@ -55,7 +55,7 @@ def compare(reference: Path, resumed: Path, losses: Losses, parts: Sequence[Loss
 
     a = torch.load(reference, map_location="cpu", weights_only=True)
     b = torch.load(resumed, map_location="cpu", weights_only=True)
-    tensors = [leaf for _, leaf in _leaves("", a) if isinstance(leaf, torch.Tensor)]
+    tensors = [state_tensor for _, state_tensor in _leaves("", a) if isinstance(state_tensor, torch.Tensor)]
     return Verdict(
         tensors=len(tensors),
         values=sum(tensor.numel() for tensor in tensors),

@@ -17,7 +17,7 @@ def test_one_that_fits_says_by_how_much() -> None:
 
 
 def test_one_that_does_not_says_what_is_missing_and_what_would_do() -> None:
-    fit = Fit(84 * GIB, GIB // 2, window=105.0, reserve=10.0, commit=1.0, said=10.0)
+    fit = Fit(84 * GIB, GIB // 2, window=105.0, reserve=10.0, commit=1.0, configured=10.0)
     assert fit.fits is False
     assert (
         fit.verdict()
@@ -46,7 +46,7 @@ def test_where_a_commit_alone_takes_too_long_no_rate_would_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cloud", "said", "window"),
+    ("cloud", "configured", "window"),
     [
         ("aws", None, 120.0),
         ("aws", 60.0, 60.0),
@@ -58,8 +58,8 @@ def test_where_a_commit_alone_takes_too_long_no_rate_would_do() -> None:
         ("none", 90.0, 90.0),
     ],
 )
-def test_the_window_is_the_clouds_or_what_was_said(cloud: str, said: float | None, window: float) -> None:
-    assert expected_window(cloud, said) == window
+def test_the_window_is_the_clouds_or_what_was_said(cloud: str, configured: float | None, window: float) -> None:
+    assert expected_window(cloud, configured) == window
 
 
 def test_the_reserve_leaves_time_to_save() -> None:
@@ -68,18 +68,18 @@ def test_the_reserve_leaves_time_to_save() -> None:
     assert [reserve_of(left, None) for left in (29.0, 10.0)] == [3.0, 3.0], "seen late"
 
 
-@cases("said", [None, 0.0, 5.0, 20.0])
+@cases("configured", [None, 0.0, 5.0, 20.0])
 @cases("seconds", [0.5, 2.0, 4.0, 27.0, 35.0, 60.0, 100.0, 107.9, 110.0, 5000.0])
-def test_the_window_that_would_be_enough_is_enough(seconds: float, said: float | None) -> None:
+def test_the_window_that_would_be_enough_is_enough(seconds: float, configured: float | None) -> None:
     """With the reserve of such a window, which grows with it; and a little less is too little."""
-    enough = Fit(int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, said), said=said).enough
+    enough = Fit(int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, configured), configured=configured).enough
     assert enough is not None
     for window, fits in ((enough + 0.01, True), (enough - 0.01, False)):
-        there = Fit(int(seconds * 1000), 1000.0, window, reserve_of(window, said), said=said)
+        there = Fit(int(seconds * 1000), 1000.0, window, reserve_of(window, configured), configured=configured)
         assert there.fits is fits, window
 
 
 def test_a_tiny_state_needs_next_to_nothing() -> None:
-    said = Fit(198 * 1024, GIB, window=25.0, reserve=3.0).verdict()
-    assert said == "198.0 KiB in 22.0 s needs less than 0.01 GiB/s; measured 1.00: fits with 22.0 s to spare"
+    configured = Fit(198 * 1024, GIB, window=25.0, reserve=3.0).verdict()
+    assert configured == "198.0 KiB in 22.0 s needs less than 0.01 GiB/s; measured 1.00: fits with 22.0 s to spare"
     assert Fit(192 * 2**20, GIB, window=25.0, reserve=3.0).verdict().startswith("192.0 MiB in 22.0 s needs ")

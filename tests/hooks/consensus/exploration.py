@@ -169,7 +169,7 @@ class Exploration:
 
     def _committed(self, world: World) -> bool:
         """All calls are made, and each rank has saved what the last one wants."""
-        if not self.scene.leaves or world.called < len(self.scene.calls):
+        if not self.scene.state_tensors or world.called < len(self.scene.calls):
             return False
         standing, all_of_it = standing_after(world.log), len(world.log)
         return all(

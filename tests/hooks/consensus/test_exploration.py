@@ -55,15 +55,15 @@ SCENES = {
         2, (*BACK, notice("c")), restoring=frozenset({1})
     ),
     # told to leave, behind the commit
-    "all leave": Scene(2, ONE, leaves=True),
-    "all leave, who saves at boundaries too": Scene(3, ONE, leaves=True, boundary_only=frozenset({1})),
+    "all leave": Scene(2, ONE, state_tensors=True),
+    "all leave, who saves at boundaries too": Scene(3, ONE, state_tensors=True, boundary_only=frozenset({1})),
     "all leave, after two notices, and one is hooked nowhere": Scene(
-        2, TWO, leaves=True, boundary_only=frozenset({1}), unhooked=frozenset({1}), step=UNHOOKED
+        2, TWO, state_tensors=True, boundary_only=frozenset({1}), unhooked=frozenset({1}), step=UNHOOKED
     ),
     "all leave, and one's state has moved": Scene(
-        2, ONE, leaves=True, boundary_only=frozenset({1}), moving=frozenset({0})
+        2, ONE, state_tensors=True, boundary_only=frozenset({1}), moving=frozenset({0})
     ),
-    "all leave their boundaries": Scene(2, ONE, leaves=True, boundary_only=PAIR),
+    "all leave their boundaries": Scene(2, ONE, state_tensors=True, boundary_only=PAIR),
     # out of time, dead, or without a store
     "out of time": Scene(2, ONE, hasty=PAIR),
     "one of three out of time": Scene(3, ONE, hasty=frozenset({0})),
@@ -88,7 +88,7 @@ LARGE = {
     "a long pipeline": Scene(3, ONE, steps=3, partners=STAGES),
     "a pipeline of four": Scene(4, ONE, steps=2, partners=(*STAGES, (2, 3))),
     "one of four saves at boundaries only": Scene(4, ONE, boundary_only=frozenset({1})),
-    "all of four leave": Scene(4, ONE, leaves=True, boundary_only=frozenset({1, 2})),
+    "all of four leave": Scene(4, ONE, state_tensors=True, boundary_only=frozenset({1, 2})),
     "four calls": Scene(2, (BackgroundEvent(), *TWO, WithdrawnEvent("b"))),
     "a store that goes silent between two notices": Scene(2, TWO, hasty=PAIR, cut=PAIR),
     "out of time between two notices": Scene(2, TWO, hasty=PAIR),
@@ -144,7 +144,7 @@ HASTY = SCENES["replicas, out of time"]
         pytest.param(replace(HASTY, overwrites=True), id="a decision overwrites the one before"),
         pytest.param(Scene(2, ONE, stays_shut=True), id="who is behind is not let through"),
         pytest.param(
-            Scene(2, ONE, leaves=True, boundary_only=frozenset({1}), ends_here=lambda place: True),
+            Scene(2, ONE, state_tensors=True, boundary_only=frozenset({1}), ends_here=lambda place: True),
             id="who is told to leave ends wherever it is parked",
         ),
     ],

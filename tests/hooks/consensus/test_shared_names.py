@@ -125,7 +125,11 @@ def test_stages_that_torch_has_cut_say_on_which_ranks_they_lie(
             stage = way(nn.Sequential(nn.Linear(4, 4)), rank)
             optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
             state = State({"model": stage, "optimizer": optimizer}, lambda frame: None, rank=rank, world=4)
-            weight = next(leaf for leaf in state.collect().leaves if leaf.name == "model/0.weight")
+            weight = next(
+                state_tensor
+                for state_tensor in state.collect().state_tensors
+                if state_tensor.name == "model/0.weight"
+            )
             assert weight.group == group
 
 

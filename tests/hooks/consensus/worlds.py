@@ -51,7 +51,7 @@ class Scene:
     #: Nothing asks the gate before these change, but their boundaries do.
     unhooked: frozenset[int] = frozenset()
     #: Each is told to leave, at any moment after all have saved what was called last.
-    leaves: bool = False
+    state_tensors: bool = False
     # --- what is broken, to see that it is found ---
     offers: Callable[[GateRule], int] = GateRule.earliest
     agree: Agree = protocol.agree

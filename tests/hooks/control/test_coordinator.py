@@ -71,14 +71,14 @@ class Heard(Report):
             pass
         return word
 
-    def progress(self, alarm: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
+    def progress(self, preemption: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
         if phase == "begun":
             self.words.put(phase)
 
-    def committed(self, alarm: PreemptionNotice, saved: SavedCheckpoint) -> None:
+    def committed(self, preemption: PreemptionNotice, saved: SavedCheckpoint) -> None:
         self.words.put("committed")
 
-    def failed(self, alarm: PreemptionNotice, reason: str, last_step: int) -> None:
+    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int) -> None:
         assert (
             threading.current_thread().name == "spotguard-saver"
         )  # what it also puts into the store is that one's to put
@@ -212,8 +212,10 @@ def test_a_second_try_that_nobody_hears_of_is_said_to_have_failed() -> None:
     clock = ManualClock()
     with first_of_two(clock) as (ranks, heard):
         ranks.channel.close(0.0)
-        alarm = PreemptionNotice(["x"], clock.monotonic() + 30, clock.monotonic() + 27, "aws", "terminate")
-        job = SaveRequest("emergency", CancelScope(clock), alarm, epoch=1)
+        preemption = PreemptionNotice(
+            ["x"], clock.monotonic() + 30, clock.monotonic() + 27, "aws", "terminate"
+        )
+        job = SaveRequest("emergency", CancelScope(clock), preemption, epoch=1)
         ranks.again(job, "model/0.weight was changed while it was read")
         clock.advance(60)
         assert heard.outcome().startswith("model/0.weight was changed while it was read; ")
@@ -375,9 +377,9 @@ def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:
         first.saver.in_turn(lambda: first.writer.save(first.state, SaveSpec(7, 5), "emergency", scope))
         until(lambda: first.saver.committed is not None)
         first.saver.ready = True
-        alarm = PreemptionNotice(["x"], 1e9, 1e9, "aws", "terminate")
-        first.saver.emergency(alarm, 6)
-        first.saver.emergency(alarm, 7)
+        preemption = PreemptionNotice(["x"], 1e9, 1e9, "aws", "terminate")
+        first.saver.emergency(preemption, 6)
+        first.saver.emergency(preemption, 7)
         said = [first.heard.words.get(timeout=PATIENCE) for _ in range(2)]
         first.saver.release("x", "it is enough")
         assert said == ["begun", "begun"]

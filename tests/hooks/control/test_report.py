@@ -33,16 +33,16 @@ def test_progress_is_rare_and_droppable() -> None:
         1,
         clock,
         send,
-        lambda alarm: None,
-        lambda alarm, committed: None,
+        lambda preemption: None,
+        lambda preemption, committed: None,
     )
-    alarm = PreemptionNotice(["n1"], 100.0, 90.0, "test", "terminate")
+    preemption = PreemptionNotice(["n1"], 100.0, 90.0, "test", "terminate")
     for phase in ("begun", "gate", "first-byte"):
-        report.progress(alarm, phase, 5, 0, 1000)
+        report.progress(preemption, phase, 5, 0, 1000)
     for done in range(1000):
-        report.progress(alarm, "writing", 5, done, 1000)
+        report.progress(preemption, "writing", 5, done, 1000)
         clock.advance(0.001)
-    report.progress(alarm, "written", 5, 1000, 1000)
+    report.progress(preemption, "written", 5, 1000, 1000)
     assert [phase for phase, _ in heard[:3]] == ["begun", "gate", "first-byte"]
     assert [phase for phase, _ in heard[3:-1]] == ["writing"] * 4
     assert heard[-1] == ("written", 1000)
@@ -63,8 +63,8 @@ class Listening:
             3,
             ManualClock(),
             self._send,
-            lambda alarm: None,
-            lambda alarm, committed: None,
+            lambda preemption: None,
+            lambda preemption, committed: None,
             rank=rank,
             keeps=lambda: keeps,
         )
@@ -85,9 +85,9 @@ SAVED = SavedCheckpoint(7, "file:///s/7", 10, 0.5, 1001.0, "partial-extras", "ra
 
 #: What a save comes to, and how it begins.
 ENDS: list[Callable[[Report, PreemptionNotice], None]] = [
-    lambda report, alarm: report.committed(alarm, SAVED),
-    lambda report, alarm: report.failed(alarm, "the store is full", 5),
-    lambda report, alarm: report.progress(alarm, "begun", -1, 0, 0),
+    lambda report, preemption: report.committed(preemption, SAVED),
+    lambda report, preemption: report.failed(preemption, "the store is full", 5),
+    lambda report, preemption: report.progress(preemption, "begun", -1, 0, 0),
 ]
 
 
@@ -97,12 +97,12 @@ def test_the_agent_is_told_of_a_launcher_s_notice_before_any_other_word_of_it(
 ) -> None:
     """Once for each: it did not send it, and keeps an outcome all the same."""
     told = Listening()
-    for alarm in (alarm_of(protocol.LAUNCHER), alarm_of(protocol.LAUNCHER)):
+    for preemption in (alarm_of(protocol.LAUNCHER), alarm_of(protocol.LAUNCHER)):
         del told.words[:]
-        told.report.progress(alarm, "gate", 7, 0, 0)
-        end(told.report, alarm)
+        told.report.progress(preemption, "gate", 7, 0, 0)
+        end(told.report, preemption)
         first, *rest = told.words
-        left = alarm.deadline - ManualClock().monotonic()
+        left = preemption.deadline - ManualClock().monotonic()
         assert first == protocol.Delivered("sigterm", ManualClock().monotonic(), "launcher", "SIGTERM", left)
         assert rest
         assert not any(isinstance(word, protocol.Delivered) for word in rest)

@@ -91,12 +91,14 @@ class Heard(Report):
         )
         self.outcomes: queue.SimpleQueue[SavedCheckpoint | str] = queue.SimpleQueue()
 
-    def progress(self, alarm: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None: ...
+    def progress(
+        self, preemption: PreemptionNotice, phase: str, step: int, done: int, total: int
+    ) -> None: ...
 
-    def committed(self, alarm: PreemptionNotice, saved: SavedCheckpoint) -> None:
+    def committed(self, preemption: PreemptionNotice, saved: SavedCheckpoint) -> None:
         self.outcomes.put(saved)
 
-    def failed(self, alarm: PreemptionNotice, reason: str, last_step: int) -> None:
+    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int) -> None:
         self.outcomes.put(reason)
 
     def checkpointed(self, saved: SavedCheckpoint) -> None: ...

@@ -44,6 +44,8 @@ def test_a_notice_that_is_withdrawn_before_the_commit_leaves_no_trace(
     gang: Gang, way: str, drill: bool, at_once: bool, folder: Path
 ) -> None:
     """It comes in the middle of its rank's step, which holds the save up for as long."""
-    alarm = {"id": "n", "drill": drill, "at once": at_once}
-    goes_on_as_if_nothing_had_been(gang, way, folder, event(0, 4, "before boundary", "false alarm", **alarm))
+    preemption = {"id": "n", "drill": drill, "at once": at_once}
+    goes_on_as_if_nothing_had_been(
+        gang, way, folder, event(0, 4, "before boundary", "false alarm", **preemption)
+    )
     assert marked(folder / "disturbed") == []

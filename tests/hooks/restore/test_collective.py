@@ -56,7 +56,7 @@ class Fussy:
 
 def state(rank: int, value: int, fussy: Fussy | None = None) -> State:
     values = {"notes": {"a": torch.full((3,), value)}, "fussy": fussy or Fussy(0)}
-    made = State(values, lambda frame: None, rank=rank, world=WORLD)
+    made = State(values, lambda buffer: None, rank=rank, world=WORLD)
     made.at_boundary()
     return made
 
@@ -69,7 +69,10 @@ def saved(store: FakeStore, step: int) -> str:
         with closing(ShardWriter(store, "run", rank, WORLD)) as writer:
             scope = CancelScope(SystemClock())
             written = writer.write(
-                collected.leaves, name, scope, draft=WriteProgress(writer.plans.of(collected.leaves))
+                collected.state_tensors,
+                name,
+                scope,
+                write_progress=WriteProgress(writer.plans.of(collected.state_tensors)),
             )
         put_manifest(
             store,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.restore.ranges import FRAMES
+from spotguard.hooks.restore.ranges import MAX_BUFFERS
 from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.providers.errors import CheckpointError, StoreError, ThrottledError, UnavailableError
 from spotguard.providers.stores.file import FileStore
@@ -80,14 +80,14 @@ def test_a_requests_timeout_is_passed_on() -> None:
 
 
 def test_frames_are_reused_and_never_more_than_the_bound() -> None:
-    """Some hundred requests, some of large chunks: the memory is that of `FRAMES` and no more."""
+    """Some hundred requests, some of large chunks: the memory is that of `MAX_BUFFERS` and no more."""
     store = Reads()
     wanted, content = stored(store, objects=60)
-    assert requests(wanted) > 4 * FRAMES
+    assert requests(wanted) > 4 * MAX_BUFFERS
     taker = Strict()
     run = reading(store, wanted, taker)
     run.run()
-    assert 0 < run.frames <= FRAMES
+    assert 0 < run.buffers <= MAX_BUFFERS
     assert taker.bytes == content
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.hooks.restore.fetch import READERS
-from spotguard.hooks.restore.ranges import FRAMES, LEAST, SPARE
+from spotguard.hooks.restore.ranges import LEAST, MAX_BUFFERS, SPARE
 from spotguard.providers.errors import DeniedError
 from tests.fakes.clock import ManualClock
 from tests.fakes.reads import PATIENCE, Reads
@@ -46,7 +46,7 @@ def test_a_request_that_hangs_is_sent_again_and_its_bytes_come_too_late(nth: int
     for each in readers():
         each.join(PATIENCE)
     assert taker.bytes == content
-    assert run.frames <= FRAMES
+    assert run.buffers <= MAX_BUFFERS
 
 
 def test_a_store_that_hangs_as_a_whole_is_not_asked_everything_twice() -> None:
@@ -67,7 +67,7 @@ def test_a_store_that_hangs_as_a_whole_is_not_asked_everything_twice() -> None:
         thread.join(PATIENCE)
     assert errors == []
     assert taker.bytes == content
-    assert run.frames <= FRAMES
+    assert run.buffers <= MAX_BUFFERS
 
 
 def test_when_every_thread_hangs_others_go_on() -> None:
@@ -85,7 +85,7 @@ def test_when_every_thread_hangs_others_go_on() -> None:
         pass_time(clock, lambda: not thread.is_alive())
     assert errors == []
     assert taker.bytes == content
-    assert run.frames <= FRAMES
+    assert run.buffers <= MAX_BUFFERS
 
 
 def test_of_two_sent_one_may_fail() -> None:

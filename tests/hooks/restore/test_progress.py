@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from spotguard.hooks.restore.progress import ReadProgress, said
+from spotguard.hooks.restore.progress import ReadProgress, progress_text
 from tests.fakes.clock import ManualClock
 
 MIB = 2**20
@@ -107,4 +107,4 @@ def test_a_closed_stderr_is_no_terminal() -> None:
 
 
 def test_before_the_first_byte_there_is_no_rate() -> None:
-    assert said(0, 5 * MIB, 6.0) == "0 of 5 MiB"
+    assert progress_text(0, 5 * MIB, 6.0) == "0 of 5 MiB"

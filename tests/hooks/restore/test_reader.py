@@ -35,8 +35,10 @@ pytestmark = pytest.mark.torch
 
 def written(store: FakeStore, **tensors: torch.Tensor) -> Coverage:
     """A checkpoint of these tensors, and what its manifest says."""
-    leaves = [StateTensor(name, tensor) for name, tensor in tensors.items()]
-    result = ShardWriter(store, "run").write(leaves, CheckpointName(1, 0, 0), CancelScope(SystemClock()))
+    state_tensors = [StateTensor(name, tensor) for name, tensor in tensors.items()]
+    result = ShardWriter(store, "run").write(
+        state_tensors, CheckpointName(1, 0, 0), CancelScope(SystemClock())
+    )
     manifest = RankManifest("run", 0, 1, 0, 0, 1, objects=result.objects, tensors=result.tensors)
     store.calls.clear()
     return coverage([manifest])
@@ -268,10 +270,10 @@ def test_what_four_ranks_have_written_is_read_by_any_number_that_cut_it_otherwis
     for rank in range(world):
         into = shards(wanted, rank, world, TENSORS)
         read_leaves(store, whole, into)
-        for name, leaf in into.items():
-            assert leaf.offsets is not None
-            part = box(TENSORS[name], leaf.offsets, tuple(leaf.tensor.shape))
-            assert torch.equal(leaf.tensor, part), (name, rank)
+        for name, state_tensor in into.items():
+            assert state_tensor.offsets is not None
+            part = box(TENSORS[name], state_tensor.offsets, tuple(state_tensor.tensor.shape))
+            assert torch.equal(state_tensor.tensor, part), (name, rank)
 
 
 def test_parts_of_a_large_chunk_go_into_what_meets_them() -> None:
@@ -280,14 +282,14 @@ def test_parts_of_a_large_chunk_go_into_what_meets_them() -> None:
     tensors = {"tall": torch.rand(5000, 1100) + 1, "wide": torch.rand(2, 2, 2**21 + 3)}
     whole = Cut(tensors, world=1).write(store)
     around = torch.zeros(300, 4000)
-    leaves = {
+    state_tensors = {
         "tall": StateTensor("tall", around[100:200, 500:3500].T, offsets=(1500, 900), shape=(5000, 1100)),
         "wide": StateTensor("wide", torch.zeros(2, 1, 2**20), offsets=(0, 1, 2**20), shape=(2, 2, 2**21 + 3)),
     }
-    read_leaves(store, whole, leaves)
+    read_leaves(store, whole, state_tensors)
     assert len([verb for verb, _ in store.calls if verb == "read_into"]) > 8
     assert torch.equal(around[100:200, 500:3500].T, tensors["tall"][1500:4500, 900:1000])
-    assert torch.equal(leaves["wide"].tensor, tensors["wide"][:, 1:2, 2**20 : 2**21])
+    assert torch.equal(state_tensors["wide"].tensor, tensors["wide"][:, 1:2, 2**20 : 2**21])
     assert around.count_nonzero() == 300_000
 
 
@@ -321,12 +323,12 @@ def test_memory_of_another_shape_is_refused_before_anything_is_asked() -> None:
     store = FakeStore()
     whole = Cut({"a": torch.rand(4, 4)}).write(store)
     store.calls.clear()
-    for leaf in (
+    for state_tensor in (
         StateTensor("a", torch.zeros(4, 3)),
         StateTensor("a", torch.zeros(4, 2), offsets=(0, 3), shape=(4, 4)),
     ):
         with pytest.raises((ValueError, CheckpointError)):
-            read_leaves(store, whole, {"a": leaf})
+            read_leaves(store, whole, {"a": state_tensor})
     assert store.calls == []
 
 

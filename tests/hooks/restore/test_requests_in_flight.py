@@ -8,9 +8,9 @@ import pytest
 
 from spotguard.hooks.checkpoint.format.manifest import Chunk
 from spotguard.hooks.restore.ranges import (
-    FRAMES,
     LAG,
     LEAST,
+    MAX_BUFFERS,
     REQUEST_BYTES,
     ROOM,
     SPARE,
@@ -45,7 +45,7 @@ def usual(flights: RequestsInFlight[int], *, took: float = 0.1, count: int = 3) 
 
 def test_memory_is_bounded_well_below_what_a_save_may_take() -> None:
     """Law 9's 512 MiB, whatever the state's size."""
-    assert FRAMES * REQUEST_BYTES <= 256 * 2**20
+    assert MAX_BUFFERS * REQUEST_BYTES <= 256 * 2**20
 
 
 def test_nothing_begins_without_a_frame() -> None:
@@ -121,8 +121,8 @@ def test_whichever_arrives_first_counts(first: str) -> None:
     assert flights.laggard(5.0) is piece
     assert flights.in_use == 2
     assert flights.arrived(piece, 1 if first == "the first" else 2, 6.0)
-    frames = flights.done(piece.load)
-    assert frames == [1 if first == "the first" else 2]
+    buffers = flights.done(piece.load)
+    assert buffers == [1 if first == "the first" else 2]
     assert flights.in_use == 1, "the other may still be written to"
     assert not flights.arrived(piece, 3, 7.0)
     assert flights.in_use == 0
@@ -167,7 +167,7 @@ def test_frames_are_never_more_than_there_are(seed: int) -> None:
         if chance.random() < 0.5 and (piece := flights.laggard(now)) is not None:
             flying.append(piece)
         most = max(most, flights.in_use)
-        assert flights.in_use <= FRAMES
+        assert flights.in_use <= MAX_BUFFERS
         if flying and (chance.random() < 0.5 or flights.in_use >= ROOM):
             piece = flying.pop(chance.randrange(len(flying)))
             if chance.random() < 0.2 and not flights.counts(piece):

@@ -38,8 +38,8 @@ def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> N
     )
     committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
     with closing(ShardWriter(store, "run", 1, 3)) as writer:
-        draft = WriteProgress(writer.plans.of(save.collected.leaves), roles=agreed.roles)
-        written = writer.write(save.collected.leaves, NAME, save.scope, draft=draft)
+        write_progress = WriteProgress(writer.plans.of(save.collected.state_tensors), roles=agreed.roles)
+        written = writer.write(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
         with pytest.raises(
             IncompleteError, match="out of time; ranks 0, 2 of 3 have put no manifest"
         ) as said:
@@ -88,8 +88,8 @@ def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_of_its_format(
     )
     committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
     with closing(ShardWriter(store, "run", 0, 2)) as writer:
-        draft = WriteProgress(writer.plans.of(collected.leaves), roles=agreed.roles)
-        written = writer.write(collected.leaves, NAME, save.scope, draft=draft)
+        write_progress = WriteProgress(writer.plans.of(collected.state_tensors), roles=agreed.roles)
+        written = writer.write(collected.state_tensors, NAME, save.scope, write_progress=write_progress)
         committer.commit(save, NAME, "full", written, writer)
     (whole,) = whole_checkpoints(store, "run", levels=LEVELS)
     assert (whole.level, whole.missing) == (level, (1,))

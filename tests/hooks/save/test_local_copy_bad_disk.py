@@ -54,10 +54,10 @@ def test_one_that_is_damaged_before_its_upload_is_never_committed(
     with trained(store) as (guard, _, heard):
         begin = guard._checkpointer._stager._fill  # type: ignore[union-attr]
 
-        def spoil(draft):  # type: ignore[no-untyped-def]
+        def spoil(write_progress):  # type: ignore[no-untyped-def]
             path = stage / next(iter(staged(stage)))
             path.write_bytes(path.read_bytes()[:-1] + b"?")
-            return begin(draft)
+            return begin(write_progress)
 
         guard._checkpointer._stager._fill = spoil  # type: ignore[union-attr,method-assign]
         guard._saver.background()
@@ -86,12 +86,12 @@ def test_a_disk_that_lost_an_object_costs_one_background_checkpoint(
         assert stager is not None
         begin = stager._fill
 
-        def lose(draft):  # type: ignore[no-untyped-def]
+        def lose(write_progress):  # type: ignore[no-untyped-def]
             old = lost == "what it refers to"
             for key in staged(stage):
                 if ("/000000001-" in key) is old:
                     (stage / key).unlink()
-            return begin(draft)
+            return begin(write_progress)
 
         stager._fill = lose  # type: ignore[method-assign]
         guard._saver.background()

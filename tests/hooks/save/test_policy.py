@@ -271,7 +271,7 @@ def test_a_store_that_fails_for_good(saving: Callable[..., Saving], when: str) -
     """Without weights it is an error; with them they count, whether they were committed before or not."""
     seconds = 60.0 if when == "before the lower" else WEIGHTS / RATE + 4
     one = saving(lambda now: RATE if now < WEIGHTS / RATE + 2 else 20 * RATE)
-    write_plan = one.writer.plans.of(one.state.collect().leaves)
+    write_plan = one.writer.plans.of(one.state.collect().state_tensors)
     weights = sum(planned.tier < 2 for planned in write_plan.objects)
     # Behind the weights come a manifest and a marker, where they are committed before the rest.
     at = {"weights": 3, "moments": weights + 3, "before the lower": weights + 1}[when]
@@ -298,7 +298,7 @@ def test_an_error_that_is_no_store_s_leaves_the_weights_committed(
 ) -> None:
     """A device that has no memory to round in, say. Without weights it is an error as it is."""
     one = saving(lossy=True)
-    write_plan = one.writer.plans.of(one.state.collect().leaves)
+    write_plan = one.writer.plans.of(one.state.collect().state_tensors)
     weights = sum(planned.tier < 2 for planned in write_plan.objects)
     at = {"weights": 3, "moments": weights + 3}[when]
     full = torch.OutOfMemoryError("CUDA out of memory")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 def carries(one: Saving, seconds: float, start: float) -> bool:
     """Whether the link takes all weights and a commit, a tenth of them once more, in all but one of these seconds."""
     now = start
-    for planned in one.writer.plans.of(one.state.collect().leaves).objects:
+    for planned in one.writer.plans.of(one.state.collect().state_tensors).objects:
         if planned.tier is Tier.MOMENTS:
             continue
         now += one.store.latency

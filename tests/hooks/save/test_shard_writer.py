@@ -26,7 +26,7 @@ from spotguard.providers.stores.file import FileStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
-from tests.hooks.save.commit.writes import NAME, leaves, write
+from tests.hooks.save.commit.writes import NAME, state_tensors, write
 
 pytestmark = pytest.mark.torch
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.torch
 def test_a_tensor_larger_than_an_object_is_split(folder: Path) -> None:
     """Along its first dimension, row-major; each piece has its own checksum and place."""
     big = torch.arange(OBJECT_BYTES // 4 * 2 + 1000, dtype=torch.float32).view(-1, 8)
-    written = write(FileStore(folder), leaves(big=big, small=torch.ones(3)))
+    written = write(FileStore(folder), state_tensors(big=big, small=torch.ones(3)))
     chunks = written.tensors[0].chunks
     assert len(chunks) > 2
     assert sum(chunk.sizes[0] for chunk in chunks) == big.shape[0]
@@ -53,17 +53,19 @@ def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float 
 
     writer = ShardWriter(CalledStore(store, meet), "run")
     writer.uploads.width.object_bytes = 2**16
-    leaves = [StateTensor("w", torch.ones(2**10)), *each]
-    draft = WriteProgress(writer.plans.of(leaves), weights_ahead=True)
-    assert draft.write_plan.indices_of(Tier.WEIGHTS) == [0]
-    assert len(draft.write_plan.objects) > 3
+    state_tensors = [StateTensor("w", torch.ones(2**10)), *each]
+    write_progress = WriteProgress(writer.plans.of(state_tensors), weights_ahead=True)
+    assert write_progress.write_plan.indices_of(Tier.WEIGHTS) == [0]
+    assert len(write_progress.write_plan.objects) > 3
     store.hold(lambda key: key.endswith("/0000.safetensors"))
-    going = writer.start(leaves, NAME, CancelScope(SystemClock(), deadline), draft=draft)
+    handle = writer.start(
+        state_tensors, NAME, CancelScope(SystemClock(), deadline), write_progress=write_progress
+    )
     assert store.reached.wait(PATIENCE)
     assert store.calls == []
     store.let_go()
-    assert going.wait()
-    assert len(store.objects) == len(draft.write_plan.objects)
+    assert handle.wait()
+    assert len(store.objects) == len(write_progress.write_plan.objects)
     writer.uploads.close()
 
 
@@ -78,7 +80,7 @@ def test_each_object_is_a_file_of_safetensors(folder: Path) -> None:
         "flags": torch.tensor([True, False]),
         "scalar": torch.tensor(3.5, dtype=torch.float64),
     }
-    written = write(FileStore(folder), leaves(**tensors))
+    written = write(FileStore(folder), state_tensors(**tensors))
     found: dict[str, torch.Tensor] = {}
     for entry in written.objects:
         found |= safetensors.load_file(folder / checkpoint_prefix("run", NAME) / entry.name)
@@ -97,7 +99,7 @@ def test_memory_stays_at_its_frames() -> None:
     """Whatever the size of the state: a few frames, reused for one object after the other and for the next save."""
     store = FakeStore()
     writer = ShardWriter(store, "run")
-    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
+    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
     writer.write(what, NAME, CancelScope(SystemClock()))
     buffers = [worker.buffer for worker in writer.uploads.pool.workers]
     assert len(buffers) <= store.parallel
@@ -111,7 +113,7 @@ def test_the_last_object_written_is_the_last_word() -> None:
     """Progress: the first byte once, and "written" when all of it is in the store."""
     heard: list[tuple[str, int, int]] = []
     store = FakeStore()
-    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
+    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
     ShardWriter(store, "run").write(
         what, NAME, CancelScope(SystemClock()), lambda phase, done, total: heard.append((phase, done, total))
     )
@@ -126,7 +128,7 @@ def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
     """No further object is begun; `Abandoned` says why."""
     store = WatchedStore()
     scope = CancelScope(SystemClock())
-    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(5)})
+    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(5)})
     ended: list[str] = []
 
     def save() -> None:
@@ -150,7 +152,7 @@ def test_what_moved_while_it_was_read_is_not_put() -> None:
     """Asked after each object's bytes were read, before they are put."""
     store = FakeStore()
     with pytest.raises(StateChanged, match="it moved"):
-        write(store, leaves(a=torch.zeros(10)), moved=lambda: "it moved")
+        write(store, state_tensors(a=torch.zeros(10)), moved=lambda: "it moved")
     assert store.objects == {}
 
 
@@ -169,7 +171,7 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
     writer.uploads.warm(1)
     for worker in writer.uploads.pool.workers:
         worker.buffer._streams = Streams()
-    what = leaves(a=torch.ones(1), b=torch.ones(2, device="cpu"))
+    what = state_tensors(a=torch.ones(1), b=torch.ones(2, device="cpu"))
 
     def moved() -> str:
         log.append("look")
@@ -185,7 +187,7 @@ def test_several_threads_fail_as_one() -> None:
     store = FakeStore()
     writer = ShardWriter(store, "run")
     store.faults = [Fault(n, error=lambda: DeniedError("no")) for n in range(8)]
-    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(4)})
+    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(4)})
     with pytest.raises(DeniedError, match="no"):
         writer.write(what, NAME, CancelScope(SystemClock()))
     assert len(store.calls) <= FakeStore().parallel
@@ -196,7 +198,7 @@ def test_several_threads_fail_as_one() -> None:
 def test_nothing_is_a_state_too() -> None:
     """No tensors, or only empty ones: no objects, and a manifest may follow."""
     store = FakeStore()
-    written = write(store, leaves(empty=torch.empty(0, 3)))
+    written = write(store, state_tensors(empty=torch.empty(0, 3)))
     assert written.objects == ()
     assert written.tensors[0].shape == (0, 3)
     assert write(store, []).tensors == ()
@@ -214,7 +216,7 @@ def test_the_store_is_handed_the_crc_of_each_object(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(FakeStore, "put", noted)
     many = {f"small{n}": torch.full((n % 7 + 1,), float(n)) for n in range(200)}
-    write(store, leaves(big=torch.rand(OBJECT_BYTES // 4 + 10), **many))
+    write(store, state_tensors(big=torch.rand(OBJECT_BYTES // 4 + 10), **many))
     assert len(store.objects) >= 2
     assert crcs == {key: zlib.crc32(data) for key, data in store.objects.items()}
 
@@ -223,7 +225,7 @@ def test_how_far_it_is_counts_what_left(folder: Path) -> None:
     """By pieces, not by objects: it never goes back, and ends with all of it."""
     told: list[tuple[str, int, int]] = []
     writer = ShardWriter(FileStore(folder), "run")
-    what = leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
+    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
     writer.write(what, NAME, CancelScope(SystemClock()), lambda *words: told.append(words))
     writer.uploads.close()
     assert [told[0][0], told[-1][0]] == ["first-byte", "written"]

@@ -23,7 +23,7 @@ from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
-from tests.hooks.save.commit.writes import NAME, leaves, write
+from tests.hooks.save.commit.writes import NAME, state_tensors, write
 
 pytestmark = pytest.mark.torch
 
@@ -32,7 +32,7 @@ def test_what_fails_for_now_is_asked_again_and_what_is_refused_is_not() -> None:
     """The same bytes under the same key, so asking again is safe."""
     store = FakeStore()
     store.faults = [Fault(0), Fault(1, after=True)]
-    written = write(store, leaves(a=torch.ones(4)))
+    written = write(store, state_tensors(a=torch.ones(4)))
     assert [verb for verb, _ in store.calls] == ["put"] * 3
     assert len({key for _, key in store.calls}) == 1
     assert len(written.objects) == 1
@@ -102,7 +102,7 @@ def test_a_put_that_lags_is_sent_again() -> None:
     store, clock = WatchedStore(), ManualClock()
     lame = Lame(store)
     writer = ShardWriter(lame, "run")
-    what = leaves(**{f"t{n}": torch.full((OBJECT_BYTES // 4,), float(n)) for n in range(5)})
+    what = state_tensors(**{f"t{n}": torch.full((OBJECT_BYTES // 4,), float(n)) for n in range(5)})
     ended: list[WrittenState] = []
     thread = threading.Thread(
         target=lambda: ended.append(writer.write(what, NAME, CancelScope(clock, 2000.0))), name="saving"
@@ -125,7 +125,7 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
     """The first put has come back while the second was copying: what was copied is another object's bytes."""
     store = FakeStore()
     writer = ShardWriter(store, "run")
-    what = leaves(a=torch.ones(4))
+    what = state_tensors(a=torch.ones(4))
     write_plan = writer.plans.of(what)
     work = Transfer(
         WriteProgress(write_plan), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, StoreLink()
@@ -135,7 +135,7 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
     late = work.starts(0, reused, crc32(right), StoredObject([0], NAME))
     writer.uploads.send_again(work, HostBuffer(size), late)
     assert store.calls == [], "nothing was sent"
-    assert not work.draft.stored
+    assert not work.write_progress.stored
     late.data = right
     writer.uploads.send_again(work, HostBuffer(size), late)
     assert list(store.objects.values()) == [bytes(right)]
@@ -148,7 +148,7 @@ def test_nobody_sends_twice_without_a_deadline() -> None:
     threading.Timer(0.3, lame.go.set).start()
     writer = ShardWriter(lame, "run")
     writer.write(
-        leaves(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}),
+        state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}),
         NAME,
         CancelScope(SystemClock()),
     )
@@ -162,9 +162,9 @@ def test_bytes_that_arrive_damaged_are_sent_again(failures: int, ends: bool) -> 
     store = FakeStore()
     store.faults = [Fault(at, ("put",), error=lambda: CorruptError("BadDigest")) for at in range(failures)]
     if ends:
-        write(store, leaves(a=torch.ones(3)))
+        write(store, state_tensors(a=torch.ones(3)))
         assert len(store.objects) == 1
     else:
         with pytest.raises(CorruptError):
-            write(store, leaves(a=torch.ones(3)))
+            write(store, state_tensors(a=torch.ones(3)))
         assert not store.objects

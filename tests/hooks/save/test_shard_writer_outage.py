@@ -16,7 +16,7 @@ from spotguard.providers.errors import StoreError, ThrottledError, UnavailableEr
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried
 from tests.fakes.store import FakeStore
-from tests.hooks.save.commit.writes import NAME, leaves
+from tests.hooks.save.commit.writes import NAME, state_tensors
 
 pytestmark = pytest.mark.torch
 
@@ -46,15 +46,17 @@ class Away:
         self.store = CalledStore(self.below, self._before)
         self.writer = ShardWriter(self.store, "run")
         self.writer.uploads.width.object_bytes = OBJECT
-        self.leaves = leaves(**{f"t{n}": torch.full((OBJECT // 8,), float(n)) for n in range(2 * COUNT)})
-        self.draft = WriteProgress(self.writer.plans.of(self.leaves))
+        self.state_tensors = state_tensors(
+            **{f"t{n}": torch.full((OBJECT // 8,), float(n)) for n in range(2 * COUNT)}
+        )
+        self.write_progress = WriteProgress(self.writer.plans.of(self.state_tensors))
         self._at, self._error = at, error
         #: Whether the draft took all for there, at each listing.
         self.had_all: list[bool] = []
 
     def _before(self, request: Request) -> None:
         if request.verb == "list":
-            self.had_all.append(self.draft.has(ALL))
+            self.had_all.append(self.write_progress.has(ALL))
         number = self.asked(request.verb) - 1
         if (meanwhile := self._at.pop((request.verb, number), None)) is not None:
             meanwhile(self.below.objects)
@@ -65,7 +67,9 @@ class Away:
 
     def save(self, scope: CancelScope | None = None) -> None:
         """All that its manifest would name is there, and nothing else."""
-        written = self.writer.write(self.leaves, NAME, scope or CancelScope(Hurried()), draft=self.draft)
+        written = self.writer.write(
+            self.state_tensors, NAME, scope or CancelScope(Hurried()), write_progress=self.write_progress
+        )
         named = {checkpoint_prefix("run", NAME) + each.name: each.size for each in written.objects}
         assert named == {key: len(data) for key, data in self.below.objects.items()}
 
@@ -127,7 +131,7 @@ def test_an_outage_at_the_last_object_is_seen_to_before_the_end(
     away: Callable[..., Away], parallel: int
 ) -> None:
     """Nothing else is missing by then, and not all is taken for there."""
-    last = len(away({}).draft.missing()) - 1
+    last = len(away({}).write_progress.missing()) - 1
     one = away({("put", last): dict.clear}, parallel=parallel)
     one.save()
     assert one.had_all[0] is False
@@ -144,6 +148,6 @@ def test_what_an_outage_left_in_doubt_is_put_again_by_the_next_part(away: Callab
     one = away({("put", 5): withdrawn})
     with pytest.raises(Abandoned):
         one.save(scope)
-    assert not one.draft.has(ALL)
+    assert not one.write_progress.has(ALL)
     one.save()
     assert one.asked("list") == 0

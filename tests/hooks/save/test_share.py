@@ -25,17 +25,17 @@ class Quick(ShardWriter):
     """All is in the store before anybody looks."""
 
     def start(self, *args: Any, **kwargs: Any) -> TransferHandle:
-        going = super().start(*args, **kwargs)
+        handle = super().start(*args, **kwargs)
         never = threading.Event()
-        while not going._work.over():
+        while not handle._work.over():
             never.wait(0.01)
-        return going
+        return handle
 
 
 def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> None:
     """Another rank's moments may not be, and its machine be taken."""
     writer = Quick(WatchedStore(), "run")
-    leaves = [StateTensor("w", torch.ones(8)), StateTensor("m", torch.ones(8), tier=Tier.MOMENTS)]
+    state_tensors = [StateTensor("w", torch.ones(8)), StateTensor("m", torch.ones(8), tier=Tier.MOMENTS)]
     did: list[str] = []
     share = RankShare(
         writer,
@@ -47,7 +47,7 @@ def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> Non
         look=str,
     )
     try:
-        _, level, why = share.run(leaves, WriteProgress(writer.plans.of(leaves)))
+        _, level, why = share.run(state_tensors, WriteProgress(writer.plans.of(state_tensors)))
     finally:
         writer.uploads.close()
     assert (level, why) == ("full", "")

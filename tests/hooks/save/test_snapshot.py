@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 MIB = 2**20
 
 
-def leaves(mib: int = 4) -> tuple[StateTensor, ...]:
+def state_tensors(mib: int = 4) -> tuple[StateTensor, ...]:
     """A weight and its moment, half of it each."""
     halves = [torch.arange(mib * MIB // 8, dtype=torch.float32) + number for number in range(2)]
     return StateTensor("model/w", halves[0]), StateTensor("optimizer/w/exp_avg", halves[1], tier=Tier.MOMENTS)
@@ -43,8 +43,8 @@ def scope() -> CancelScope:
 
 def test_a_copy_is_the_state_of_that_instant() -> None:
     """Bit for bit and tier for tier; what training does next does not reach it."""
-    live = leaves()
-    before = [leaf.tensor.clone() for leaf in live]
+    live = state_tensors()
+    before = [state_tensor.tensor.clone() for state_tensor in live]
     copies = Snapshot().take(live, scope())
     live[0].tensor.add_(1)
     assert all(torch.equal(copy.tensor, was) for copy, was in zip(copies, before, strict=True))
@@ -59,17 +59,17 @@ def test_the_containers_limit_counts(tmp_path: Path, used: int, reclaimable: int
     """Of 1000 MiB: 4 for the copy, and 512 for others. Without them nothing is copied, and none is held."""
     snapshot = within(tmp_path, 1000, used, reclaimable)
     if fits:
-        snapshot.take(leaves(), scope())
+        snapshot.take(state_tensors(), scope())
         return
     with pytest.raises(CheckpointError, match=r"needs 4 MiB .* and 515 MiB are free: .*--every off"):
-        snapshot.take(leaves(), scope())
+        snapshot.take(state_tensors(), scope())
     assert snapshot._held == {}
 
 
 def test_what_it_holds_already_needs_no_memory(tmp_path: Path) -> None:
     """The second copy goes where the first one lay, however full the host is by then."""
     snapshot = within(tmp_path, 1000, 400)
-    live = leaves()
+    live = state_tensors()
     first = snapshot.take(live, scope())
     (tmp_path / "memory.current").write_text(f"{1000 * MIB}\n")
     live[0].tensor.mul_(2)
@@ -77,7 +77,7 @@ def test_what_it_holds_already_needs_no_memory(tmp_path: Path) -> None:
     assert [a.tensor.data_ptr() for a in first] == [b.tensor.data_ptr() for b in second]
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(live, second, strict=True))
     with pytest.raises(CheckpointError, match="needs 4 MiB"):
-        snapshot.take(leaves(8), scope())
+        snapshot.take(state_tensors(8), scope())
 
 
 def test_a_notice_ends_it_before_the_next_tensor() -> None:
@@ -85,4 +85,4 @@ def test_a_notice_ends_it_before_the_next_tensor() -> None:
     called_off = scope()
     called_off.abandon("a notice came")
     with pytest.raises(Abandoned, match="a notice came"):
-        Snapshot().take(leaves(), called_off)
+        Snapshot().take(state_tensors(), called_off)

@@ -12,7 +12,7 @@ from torch import nn
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.state.changes.change_detector import ChangeDetector
-from spotguard.hooks.state.memory_access import gap
+from spotguard.hooks.state.memory_access import unreadable
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.clock import ManualClock
@@ -70,18 +70,18 @@ def freed(*shape: int) -> torch.Tensor:
 )
 def test_plain_tensors_have_their_bytes(tensor: torch.Tensor) -> None:
     """Views, expanded ones and ones of no elements are as good as any."""
-    assert gap(tensor) == ""
-    assert gap(nn.Parameter(tensor)) == ""
+    assert unreadable(tensor) == ""
+    assert unreadable(nn.Parameter(tensor)) == ""
 
 
 def test_what_has_no_bytes_is_told_from_what_has() -> None:
     """A wrapper is named by its class, a freed tensor by its bytes."""
-    assert "Hollow" in gap(Hollow(torch.ones(3)))
-    assert "needs 12 bytes of a storage that holds 0" in gap(freed(3))
+    assert "Hollow" in unreadable(Hollow(torch.ones(3)))
+    assert "needs 12 bytes of a storage that holds 0" in unreadable(freed(3))
     short = torch.ones(4)
     short.untyped_storage().resize_(8)
-    assert "needs 16 bytes" in gap(short)
-    assert gap(torch.ones(3, device="meta"))
+    assert "needs 16 bytes" in unreadable(short)
+    assert unreadable(torch.ones(3, device="meta"))
 
 
 def test_what_has_no_bytes_is_refused_at_register(folder: Path) -> None:

@@ -57,14 +57,16 @@ def chunk(tensor: torch.Tensor) -> Chunk:
 def goes_on(saved: Sequence[Rank], here: Rank) -> list[str]:
     """Restore what these ranks have; returns the warnings."""
     collected = [each.state.collect() for each in saved]
-    tensors = {leaf.name: leaf.tensor for each in collected for leaf in each.leaves}
+    tensors = {
+        state_tensor.name: state_tensor.tensor for each in collected for state_tensor in each.state_tensors
+    }
     entries = {
         name: MergedTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), "", [(0, chunk(t))])
         for name, t in tensors.items()
     }
     restoring = here.state.targets([each.trees for each in collected], entries)
-    for name, leaf in restoring.into.items():
-        leaf.tensor.copy_(tensors[name])
+    for name, state_tensor in restoring.into.items():
+        state_tensor.tensor.copy_(tensors[name])
     return here.state.put_back(restoring)
 
 

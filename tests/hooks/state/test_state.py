@@ -324,7 +324,7 @@ def test_a_module_that_was_replaced_in_a_dict_of_names() -> None:
     """The same value under two names is saved under each: nothing depends on which came first."""
     model = nn.Linear(2, 2)
     state = State({"a": model, "b": model}, lambda frame: None)
-    names = sorted(leaf.name for leaf in state.collect().leaves)
+    names = sorted(state_tensor.name for state_tensor in state.collect().state_tensors)
     assert {name.partition("/")[0] for name in names} >= {"a", "b"}
 
 

@@ -113,7 +113,7 @@ def test_the_window_is_the_cloud_s_newest_word_of_this_machine_unless_the_user_h
     assert life.value("spotguard_reserve_seconds") == 12
     assert life.value("spotguard_expected_slack_seconds", "r", "0", "0") == 8
     assert life.value("spotguard_fits_window", "r", "0", "0") == 1
-    life.facts = replace(life.facts, window=45.0, said=True)
+    life.facts = replace(life.facts, window=45.0, window_given=True)
     assert life.value("spotguard_window_seconds") == 45
     assert life.value("spotguard_reserve_seconds") == 4.5
 

@@ -73,7 +73,7 @@ def _noticed(life: Life, event: dict[str, Any]) -> None:
     assert guard is not None
     until(lambda: guard._saver.alarmed)
     if event.get("shut"):
-        until(lambda: guard._gate.place.shut is not Shut.OPEN or life.leaves())
+        until(lambda: guard._gate.place.shut is not Shut.OPEN or life.state_tensors())
 
 
 def _agreed(life: Life, event: dict[str, Any]) -> None:
@@ -116,7 +116,9 @@ def _told_to_leave(life: Life, event: dict[str, Any]) -> None:
     saver, clock = guard._saver, guard._clock
     until(
         lambda: (
-            (alarm := saver._alarm) is not None and alarm.deadline < clock.monotonic() and not saver.saving
+            (preemption := saver._alarm) is not None
+            and preemption.deadline < clock.monotonic()
+            and not saver.saving
         )
     )
     _hear(life, protocol.Leave(event["id"], 75))

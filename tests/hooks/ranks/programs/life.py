@@ -155,11 +155,11 @@ class Life:
             if event["what"] not in BESIDE:
                 other.join(PATIENCE)
             if event["what"] == "stuck":
-                until(self.leaves)
+                until(self.state_tensors)
             if event["what"] == "sleeps":
                 time.sleep(3600.0)  # in C, where no notice reaches it
 
-    def leaves(self) -> bool:
+    def state_tensors(self) -> bool:
         return self.guard is not None and self.guard._gate._leave is not None
 
     def end(self) -> None:

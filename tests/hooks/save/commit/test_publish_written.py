@@ -44,7 +44,7 @@ WORLD = 4
 WEIGHT, MOMENT, ROWS = torch.rand(900, 1000), torch.rand(1800, 1000), torch.rand(10, 1000)
 
 
-def leaves(rank: int, world: int) -> list[StateTensor]:
+def state_tensors(rank: int, world: int) -> list[StateTensor]:
     everyone, rows = tuple(range(world)), -(-10 // world)
     first, last = min(rows * rank, 10), min(rows * (rank + 1), 10)
     return [
@@ -66,14 +66,14 @@ class Rank:
     clock: Clock = field(default_factory=SystemClock)
     roles: RankRoles = ALL_STAY
     hopeless: Callable[[int], str] = lambda rank: ""
-    draft: WriteProgress | None = None
+    write_progress: WriteProgress | None = None
 
     def __call__(self, seconds: float | None = 30.0) -> Published:
         with closing(ShardWriter(self.store, "run", self.rank, self.world)) as writer:
             scope = CancelScope(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
-            held = leaves(self.rank, self.world)
-            self.draft = WriteProgress(writer.plans.of(held), roles=self.roles)
-            written = writer.write(held, NAME, scope, draft=self.draft)
+            held = state_tensors(self.rank, self.world)
+            self.write_progress = WriteProgress(writer.plans.of(held), roles=self.roles)
+            written = writer.write(held, NAME, scope, write_progress=self.write_progress)
             assert writer.unchanged(held, written, scope) == ""
             manifest = RankManifest(
                 "run", 10, 1, 0, self.rank, self.world, written.objects, written.tensors, incarnation="nonce"
@@ -96,7 +96,7 @@ def test_four_ranks_write_one_checkpoint(folder: Path, departing: set[int]) -> N
     assert verify(store, whole) == []
     state = sum(each.nbytes for each in (WEIGHT, MOMENT, ROWS)) + 8 * 4 + WORLD * 16 * 8
     assert state < whole.nbytes < state + 2**15
-    puts = [rank.draft.put_of(ALL) for rank in ranks if rank.draft is not None]
+    puts = [rank.write_progress.put_of(ALL) for rank in ranks if rank.write_progress is not None]
     if departing == {1}:
         assert puts[1] < 20_000
         assert max(puts) - min(puts[0], *puts[2:]) < 2**20 + 2**15
@@ -159,10 +159,10 @@ def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) 
     roles, manifests = RankRoles(frozenset({1})), []
     for rank in range(2):
         with closing(ShardWriter(store, "run", rank, 2)) as writer:
-            draft = WriteProgress(writer.plans.of(held), roles=roles)
-            assert (draft.share() == 0) == (rank == 1)
-            written = writer.write(held, NAME, scope, draft=draft)
-            assert (writer.second_look(held, draft.write_plan, roles) == 0) == (rank == 1)
+            write_progress = WriteProgress(writer.plans.of(held), roles=roles)
+            assert (write_progress.share() == 0) == (rank == 1)
+            written = writer.write(held, NAME, scope, write_progress=write_progress)
+            assert (writer.second_look(held, write_progress.write_plan, roles) == 0) == (rank == 1)
             manifests.append(RankManifest("run", 10, 1, 0, rank, 2, written.objects, written.tensors))
     assert manifests[1].objects == ()
     put_manifest(store, manifests[0])
@@ -178,7 +178,7 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
     the manifest there."""
     files, store = Stage(folder, "run"), FakeStore()
     scope = CancelScope(SystemClock(), SystemClock().monotonic() + 30)
-    held, roles = leaves(1, WORLD), RankRoles(frozenset({0, 3}))
+    held, roles = state_tensors(1, WORLD), RankRoles(frozenset({0, 3}))
     with closing(ShardWriter(store, "run", 1, WORLD)) as writer:
         stager = StageWriter(files, writer)
         manifests: list[RankManifest] = []
@@ -189,13 +189,21 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
         write_plan = writer.plans.of(held)
         staged = stager.hold(held, write_plan, NAME, scope, str, commit, roles)
         assert staged is not None
-        assert set(staged.draft.stored) == set(staged.draft.mine) != set(range(len(write_plan.objects)))
-        direct = writer.write((), NAME, scope, draft=WriteProgress(write_plan, roles=roles), fill=staged.fill)
+        assert (
+            set(staged.write_progress.stored)
+            == set(staged.write_progress.mine)
+            != set(range(len(write_plan.objects)))
+        )
+        direct = writer.write(
+            (), NAME, scope, write_progress=WriteProgress(write_plan, roles=roles), fill=staged.fill
+        )
         objects = dict(store.objects)
-        assert len(objects) == len(staged.draft.mine)
+        assert len(objects) == len(staged.write_progress.mine)
         store.objects.clear()
         found = stager.left_behind(manifests[0], scope)
-        again = writer.write((), NAME, scope, draft=WriteProgress(found.draft.write_plan), fill=found.fill)
+        again = writer.write(
+            (), NAME, scope, write_progress=WriteProgress(found.write_progress.write_plan), fill=found.fill
+        )
         stager.writer.uploads.close()
     assert store.objects == objects
     assert again.objects == direct.objects == manifests[0].objects

@@ -18,7 +18,7 @@ from tests.fakes.store import FakeStore
 NAME = CheckpointName(1, 5, 0)
 
 
-def leaves(**tensors: torch.Tensor) -> list[StateTensor]:
+def state_tensors(**tensors: torch.Tensor) -> list[StateTensor]:
     return [StateTensor(name, tensor) for name, tensor in tensors.items()]
 
 

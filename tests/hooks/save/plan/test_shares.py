@@ -37,7 +37,7 @@ class Spread:
     kind: str
     holders: tuple[int, ...]
 
-    def leaf(self, rank: int, world: int) -> StateTensor | None:
+    def state_tensor(self, rank: int, world: int) -> StateTensor | None:
         if self.kind == "own":
             return self._leaf(self.shape, name=private_name(rank, self.name))
         if self.kind == "first":
@@ -91,31 +91,35 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[Spread], set[int]]:
 
 
 def draft_of(rank: int, world: int, held: list[Spread], roles: RankRoles) -> WriteProgress:
-    leaves = [leaf for spread in held if (leaf := spread.leaf(rank, world)) is not None]
-    random.Random(rank).shuffle(leaves)
-    return WriteProgress(WritePlan.of(leaves, 2**20, rank, world, apart=roles.whole_each), roles=roles)
+    state_tensors = [
+        state_tensor for spread in held if (state_tensor := spread.state_tensor(rank, world)) is not None
+    ]
+    random.Random(rank).shuffle(state_tensors)
+    return WriteProgress(WritePlan.of(state_tensors, 2**20, rank, world, apart=roles.whole_each), roles=roles)
 
 
-def land(draft: WriteProgress, name: CheckpointName = NAME, most: int = 10**6) -> None:
+def land(write_progress: WriteProgress, name: CheckpointName = NAME, most: int = 10**6) -> None:
     """Put what is missing of it, as far as so many objects go; a CRC tells what its bytes are."""
-    write_plan = draft.write_plan
-    for index in draft.missing()[:most]:
+    write_plan = write_progress.write_plan
+    for index in write_progress.missing()[:most]:
         crcs = [
             zlib.crc32(repr((write_plan.items[piece.item].name, piece.offsets, piece.sizes)).encode())
             for piece in write_plan.objects[index].pieces
         ]
-        draft.stored[index] = StoredObject(crcs, name)
+        write_progress.stored[index] = StoredObject(crcs, name)
 
 
-def manifest(draft: WriteProgress, name: CheckpointName = NAME, *, full: bool = True) -> RankManifest:
-    written = draft.written(name, ALL if full else WEIGHTS)
+def manifest(
+    write_progress: WriteProgress, name: CheckpointName = NAME, *, full: bool = True
+) -> RankManifest:
+    written = write_progress.written(name, ALL if full else WEIGHTS)
     return RankManifest(
         "run",
         name.step,
         name.attempt,
         name.save,
-        draft.write_plan.rank,
-        draft.write_plan.world,
+        write_progress.write_plan.rank,
+        write_progress.write_plan.world,
         written.objects,
         written.tensors,
         level="full" if full else "weights",
@@ -145,11 +149,13 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
     drafts = [draft_of(rank, world, held, RankRoles(frozenset(departing))) for rank in range(world)]
     loads: dict[tuple[tuple[int, ...], bool], dict[int, int]] = {}
     largest: dict[tuple[int, ...], int] = {}
-    for rank, draft in enumerate(drafts):
-        assert draft.share() == sum(draft.write_plan.objects[index].size for index in draft.mine)
-        for index in draft.mine:
-            planned = draft.write_plan.objects[index]
-            assert planned.size <= draft.write_plan.size
+    for rank, write_progress in enumerate(drafts):
+        assert write_progress.share() == sum(
+            write_progress.write_plan.objects[index].size for index in write_progress.mine
+        )
+        for index in write_progress.mine:
+            planned = write_progress.write_plan.objects[index]
+            assert planned.size <= write_progress.write_plan.size
             if not planned.holders or planned.tier is Tier.FROZEN:
                 continue
             assert rank not in departing or departing.issuperset(planned.holders)
@@ -162,10 +168,10 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
             nbytes for rank, nbytes in dealt.items() if rank not in departing or departing.issuperset(group)
         ]
         assert max(busy) - min(busy) <= largest[group]
-    for draft in drafts:
-        land(draft)
+    for write_progress in drafts:
+        land(write_progress)
     for full in (True, False):
-        manifests = [manifest(draft, full=full) for draft in drafts]
+        manifests = [manifest(write_progress, full=full) for write_progress in drafts]
         once(manifests)
         for gone in manifests:
             with pytest.raises(CheckpointError, match="missing"):
@@ -180,16 +186,16 @@ def test_a_notice_in_its_middle_shares_the_rest_anew(
     """What has landed stays in the folder it is in, and is never put again by who keeps it."""
     world, held, departing = job
     drafts = [draft_of(rank, world, held, ALL_STAY) for rank in range(world)]
-    for draft in drafts:
-        land(draft, NAME, before)
-    later = [draft.with_roles(RankRoles(frozenset(departing))) for draft in drafts]
+    for write_progress in drafts:
+        land(write_progress, NAME, before)
+    later = [write_progress.with_roles(RankRoles(frozenset(departing))) for write_progress in drafts]
     for first, second in zip(drafts, later, strict=True):
         kept = [index for index in first.stored if index in second.mine]
         land(second, NEXT)
         assert [second.stored[index].at for index in kept] == [NAME] * len(kept)
         assert set(first.stored) <= set(second.stored)
         assert len(first.stored) == min(before, len(first.mine))
-    once([manifest(draft, NEXT) for draft in later])
+    once([manifest(write_progress, NEXT) for write_progress in later])
 
 
 @settings(deadline=None, max_examples=30)
@@ -207,7 +213,7 @@ def test_ranks_that_rely_on_nobody_write_all_that_they_hold(
         drafts.append(draft_of(rank, world, [*held, *more], roles))
         land(drafts[-1])
         assert len(drafts[-1].mine) == len(drafts[-1].write_plan.objects)
-    assert "odd" in coverage([manifest(draft) for draft in drafts]).tensors
+    assert "odd" in coverage([manifest(write_progress) for write_progress in drafts]).tensors
 
 
 @settings(deadline=None, max_examples=30)
@@ -222,9 +228,9 @@ def test_the_others_can_do_without_a_rank_whose_state_they_hold(
     roles = RankRoles(frozenset(departing), absent=frozenset({gone}))
     drafts = [draft_of(rank, world, held, roles) for rank in range(world)]
     assert not drafts[gone].mine
-    for draft in drafts:
-        land(draft)
-    manifests = [manifest(draft) for draft in drafts]
+    for write_progress in drafts:
+        land(write_progress)
+    manifests = [manifest(write_progress) for write_progress in drafts]
     manifests[gone] = manifest(draft_of(gone, world, [], roles))
     once(manifests)
 
@@ -236,27 +242,27 @@ def test_a_part_without_elements_is_listed_and_written_by_nobody() -> None:
         Spread("b", (8,), Tier.WEIGHTS, "first", ()),
     ]
     drafts = [draft_of(rank, 4, held, ALL_STAY) for rank in range(4)]
-    for draft in drafts:
-        land(draft)
+    for write_progress in drafts:
+        land(write_progress)
     written = drafts[3].written(NAME)
     assert {(entry.name, entry.shape, entry.chunks) for entry in written.tensors} == {
         ("t", (2, 8), ()),
         ("b", (8,), ()),
     }
     assert written.objects == ()
-    once([manifest(draft) for draft in drafts])
+    once([manifest(write_progress) for write_progress in drafts])
 
 
 def test_what_is_anothers_share_counts_for_nothing() -> None:
     """Not what is left of it, and not what has landed of it before it was another's."""
     held = [Spread(f"t{index}", (512, 1024), Tier(index % 3), "replica", (0, 1)) for index in range(12)]
-    alone, draft = (draft_of(0, 2, held, roles) for roles in (RankRoles(frozenset({1})), ALL_STAY))
+    alone, write_progress = (draft_of(0, 2, held, roles) for roles in (RankRoles(frozenset({1})), ALL_STAY))
     assert alone.left() == alone.share()
-    assert draft.left() == draft.share() < alone.share()
+    assert write_progress.left() == write_progress.share() < alone.share()
     land(alone)
     given_back = alone.with_roles(ALL_STAY)
     assert given_back.left() == 0
     assert given_back.has(ALL)
-    assert given_back.bytes_of(ALL) == given_back.put_of(ALL) == draft.share()
+    assert given_back.bytes_of(ALL) == given_back.put_of(ALL) == write_progress.share()
     given_back.spared = set(given_back.stored)
     assert given_back.put_of(ALL) == 0

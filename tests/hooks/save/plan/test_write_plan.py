@@ -25,9 +25,9 @@ def write_plan(rounded: bool = False) -> WritePlan:
     return WritePlan.of(LEAVES, SIZE, 0, 1, rounded)
 
 
-def land(draft: WriteProgress, index: int, at: CheckpointName) -> None:
-    pieces = draft.write_plan.objects[index].pieces
-    draft.stored[index] = StoredObject([0] * len(pieces), at)
+def land(write_progress: WriteProgress, index: int, at: CheckpointName) -> None:
+    pieces = write_progress.write_plan.objects[index].pieces
+    write_progress.stored[index] = StoredObject([0] * len(pieces), at)
 
 
 def test_the_lower_level_is_planned_alike_rounded_or_not() -> None:
@@ -45,86 +45,86 @@ def test_the_lower_level_is_planned_alike_rounded_or_not() -> None:
 
 def test_what_is_left_is_what_has_not_left_for_the_store() -> None:
     """In the store, on its way, or only referred to: none of that is left."""
-    draft = WriteProgress(write_plan())
-    sizes = [planned.size for planned in draft.write_plan.objects]
-    assert draft.left() == sum(sizes)
-    land(draft, 0, FIRST)
-    draft.leaving = {1: 100}
-    assert draft.left() == sum(sizes) - sizes[0] - 100
-    frozen = {i for i, planned in enumerate(draft.write_plan.objects) if planned.tier is Tier.FROZEN}
-    assert draft.left(WEIGHTS, frozen) == draft.left((Tier.WEIGHTS,))
+    write_progress = WriteProgress(write_plan())
+    sizes = [planned.size for planned in write_progress.write_plan.objects]
+    assert write_progress.left() == sum(sizes)
+    land(write_progress, 0, FIRST)
+    write_progress.leaving = {1: 100}
+    assert write_progress.left() == sum(sizes) - sizes[0] - 100
+    frozen = {i for i, planned in enumerate(write_progress.write_plan.objects) if planned.tier is Tier.FROZEN}
+    assert write_progress.left(WEIGHTS, frozen) == write_progress.left((Tier.WEIGHTS,))
 
 
 def test_what_is_referred_to_was_not_put() -> None:
     """It is in the store, and no byte of it is this save's."""
-    draft = WriteProgress(write_plan())
-    land(draft, 0, FIRST)
-    land(draft, 1, SECOND)
-    draft.spared.add(0)
-    assert draft.bytes_of(ALL) == sum(draft.write_plan.objects[i].size for i in (0, 1))
-    assert draft.put_of(ALL) == draft.write_plan.objects[1].size
-    assert draft.put_of((Tier.MOMENTS,)) == 0
+    write_progress = WriteProgress(write_plan())
+    land(write_progress, 0, FIRST)
+    land(write_progress, 1, SECOND)
+    write_progress.spared.add(0)
+    assert write_progress.bytes_of(ALL) == sum(write_progress.write_plan.objects[i].size for i in (0, 1))
+    assert write_progress.put_of(ALL) == write_progress.write_plan.objects[1].size
+    assert write_progress.put_of((Tier.MOMENTS,)) == 0
 
 
 def test_moments_wait_for_the_weights_when_they_are_told_to() -> None:
     """Until the last of them has landed, and no longer."""
-    draft = WriteProgress(write_plan())
-    assert not draft.holds_back(Tier.MOMENTS)
-    draft.weights_first = True
-    for index in draft.missing(WEIGHTS):
-        assert draft.holds_back(Tier.MOMENTS)
-        assert not draft.holds_back(Tier.WEIGHTS)
-        land(draft, index, FIRST)
-    assert not draft.holds_back(Tier.MOMENTS)
+    write_progress = WriteProgress(write_plan())
+    assert not write_progress.holds_back(Tier.MOMENTS)
+    write_progress.weights_first = True
+    for index in write_progress.missing(WEIGHTS):
+        assert write_progress.holds_back(Tier.MOMENTS)
+        assert not write_progress.holds_back(Tier.WEIGHTS)
+        land(write_progress, index, FIRST)
+    assert not write_progress.holds_back(Tier.MOMENTS)
 
 
 def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
     """Nobody waits for the store's answer, and what is on its way goes on."""
-    draft = WriteProgress(write_plan())
-    assert not draft.waits(Tier.MOMENTS)
-    draft.weights_ahead = True
-    *others, last = draft.missing(WEIGHTS)
+    write_progress = WriteProgress(write_plan())
+    assert not write_progress.waits(Tier.MOMENTS)
+    write_progress.weights_ahead = True
+    *others, last = write_progress.missing(WEIGHTS)
     for index in others:
-        land(draft, index, FIRST)
-        assert draft.waits(Tier.MOMENTS)
-        assert not draft.waits(Tier.WEIGHTS)
-        assert not draft.holds_back(Tier.MOMENTS)
-    size = draft.write_plan.objects[last].size
-    draft.leaving = {last: size - 1}
-    assert draft.waits(Tier.MOMENTS)
-    draft.leaving = {last: size}
-    assert not draft.waits(Tier.MOMENTS)
+        land(write_progress, index, FIRST)
+        assert write_progress.waits(Tier.MOMENTS)
+        assert not write_progress.waits(Tier.WEIGHTS)
+        assert not write_progress.holds_back(Tier.MOMENTS)
+    size = write_progress.write_plan.objects[last].size
+    write_progress.leaving = {last: size - 1}
+    assert write_progress.waits(Tier.MOMENTS)
+    write_progress.leaving = {last: size}
+    assert not write_progress.waits(Tier.MOMENTS)
 
 
 def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> None:
     """A copy of it for other roles doubts by itself."""
-    draft = WriteProgress(write_plan())
-    for index in draft.missing():
-        land(draft, index, FIRST)
-    (moments,) = draft.write_plan.indices_of(Tier.MOMENTS)[:1]
-    draft.doubted.add(moments)
-    assert draft.has(WEIGHTS)
-    assert not draft.has(ALL)
-    assert draft.missing() == []
-    copy = draft.with_roles(draft.roles)
+    write_progress = WriteProgress(write_plan())
+    for index in write_progress.missing():
+        land(write_progress, index, FIRST)
+    (moments,) = write_progress.write_plan.indices_of(Tier.MOMENTS)[:1]
+    write_progress.doubted.add(moments)
+    assert write_progress.has(WEIGHTS)
+    assert not write_progress.has(ALL)
+    assert write_progress.missing() == []
+    copy = write_progress.with_roles(write_progress.roles)
     assert copy.anew() == [moments]
-    assert draft.doubted == {moments}
-    assert draft.anew(WEIGHTS) == []
-    assert draft.missing() == [moments]
+    assert write_progress.doubted == {moments}
+    assert write_progress.anew(WEIGHTS) == []
+    assert write_progress.missing() == [moments]
 
 
 def test_a_manifest_of_either_level_comes_from_one_draft() -> None:
     """The lower one names nothing of the moments; the full one, of the next name, refers to where the rest lies."""
-    draft = WriteProgress(write_plan())
-    for index in draft.missing(WEIGHTS):
-        land(draft, index, FIRST)
-    lower = draft.written(FIRST, WEIGHTS)
+    write_progress = WriteProgress(write_plan())
+    for index in write_progress.missing(WEIGHTS):
+        land(write_progress, index, FIRST)
+    lower = write_progress.written(FIRST, WEIGHTS)
     assert {tensor.name for tensor in lower.tensors} == {"model/weight", "model/base"}
     assert {entry.checkpoint for entry in lower.objects} == {""}
-    for index in draft.missing():
-        land(draft, index, SECOND)
-    full = draft.written(SECOND)
-    assert {tensor.name for tensor in full.tensors} == {leaf.name for leaf in LEAVES}
+    for index in write_progress.missing():
+        land(write_progress, index, SECOND)
+    full = write_progress.written(SECOND)
+    assert {tensor.name for tensor in full.tensors} == {state_tensor.name for state_tensor in LEAVES}
     assert [entry.checkpoint for entry in full.objects[: len(lower.objects)]] == [str(FIRST)] * len(
         lower.objects
     )

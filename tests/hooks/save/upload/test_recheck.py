@@ -50,11 +50,11 @@ def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
     """Its bytes are those of a boundary; a part of it that moved has all of it looked at a second time."""
     writer, scope = ShardWriter(FakeStore(), "run"), CancelScope(SystemClock())
     what = [*adapted(), StateTensor("other", torch.zeros(8), tier=Tier.FROZEN)]
-    base, adapter, other = [leaf.tensor for leaf in what]
-    draft = WriteProgress(write_plan := writer.plans.of(what))
-    assert writer.write(what, NAME, scope, draft=draft).as_before == frozenset()
+    base, adapter, other = [state_tensor.tensor for state_tensor in what]
+    write_progress = WriteProgress(write_plan := writer.plans.of(what))
+    assert writer.write(what, NAME, scope, write_progress=write_progress).as_before == frozenset()
     assert writer.second_look(what, write_plan) == (base.nbytes + other.nbytes + adapter.nbytes) / 1e9
-    writer.plans.committed(draft)
+    writer.plans.committed(write_progress)
     assert writer.second_look(what, write_plan) == adapter.nbytes / 1e9
     written = writer.write(what, CheckpointName(1, 6, 1), scope)
     assert written.as_before == {"base", "other"}
@@ -75,21 +75,21 @@ def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: b
     store = FakeStore()
     writer, scope = ShardWriter(store, "run"), CancelScope(SystemClock())
     base = StateTensor("base", torch.arange(OBJECT_BYTES / 4), tier=Tier.FROZEN)
-    draft = WriteProgress(writer.plans.of(what := [StateTensor("cache", torch.zeros(3)), base]))
-    writer.write(what, NAME, scope, draft=draft)
-    writer.plans.committed(draft)
+    write_progress = WriteProgress(writer.plans.of(what := [StateTensor("cache", torch.zeros(3)), base]))
+    writer.write(what, NAME, scope, write_progress=write_progress)
+    writer.plans.committed(write_progress)
     what[0] = StateTensor("cache", torch.zeros(OBJECT_BYTES // 2 if moves else 4))
-    draft = WriteProgress(write_plan := writer.plans.of(what))
-    written = writer.write(what, name := CheckpointName(1, 6, 1), scope, draft=draft)
-    assert draft.spared == (set() if moves else set(write_plan.indices_of(Tier.FROZEN)))
+    write_progress = WriteProgress(write_plan := writer.plans.of(what))
+    written = writer.write(what, name := CheckpointName(1, 6, 1), scope, write_progress=write_progress)
+    assert write_progress.spared == (set() if moves else set(write_plan.indices_of(Tier.FROZEN)))
     for entry in written.objects:
         folder = CheckpointName.parse(entry.checkpoint) if entry.checkpoint else name
         assert folder is not None
         assert len(store.objects[checkpoint_prefix("run", folder) + entry.name]) == entry.size
     base.tensor[7] = -1.0
-    draft = WriteProgress(write_plan)
-    writer.write(what, CheckpointName(1, 7, 2), scope, draft=draft)
-    assert len(draft.spared) == (0 if moves else len(write_plan.indices_of(Tier.FROZEN)) - 1)
+    write_progress = WriteProgress(write_plan)
+    writer.write(what, CheckpointName(1, 7, 2), scope, write_progress=write_progress)
+    assert len(write_progress.spared) == (0 if moves else len(write_plan.indices_of(Tier.FROZEN)) - 1)
     writer.uploads.close()
 
 
@@ -123,13 +123,13 @@ def test_hashing_what_is_not_sent_is_not_the_link_s_time() -> None:
         buffer.write(0, planned.header + bytes(planned.size - len(planned.header)))
         return [zlib.crc32(bytes(piece.end - piece.start)) for piece in planned.pieces]
 
-    draft = WriteProgress(write_plan)
-    writer.write(what, NAME, CancelScope(clock), draft=draft, fill=fill)
-    writer.plans.committed(draft)
+    write_progress = WriteProgress(write_plan)
+    writer.write(what, NAME, CancelScope(clock), write_progress=write_progress, fill=fill)
+    writer.plans.committed(write_progress)
     writer.uploads.link = StoreLink()
-    draft = WriteProgress(write_plan)
-    writer.write(what, CheckpointName(1, 6, 1), CancelScope(clock), draft=draft, fill=fill)
-    assert draft.spared == set(write_plan.indices_of(Tier.FROZEN))
+    write_progress = WriteProgress(write_plan)
+    writer.write(what, CheckpointName(1, 6, 1), CancelScope(clock), write_progress=write_progress, fill=fill)
+    assert write_progress.spared == set(write_plan.indices_of(Tier.FROZEN))
     assert (known := writer.uploads.link.rate(clock.monotonic())) is not None
     assert known.expected == pytest.approx(4 * 2**20, rel=0.01)
     writer.uploads.close()

@@ -70,7 +70,7 @@ def test_the_threads_of_a_save_are_there_before_it() -> None:
     putting: set[threading.Thread] = set()
     store = CalledStore(FakeStore(), lambda _: putting.add(threading.current_thread()))
     with writer_of(store) as writer:
-        writer.uploads.warm(sum(leaf.tensor.nbytes for leaf in BIG))
+        writer.uploads.warm(sum(state_tensor.tensor.nbytes for state_tensor in BIG))
         before = set(threading.enumerate())
         for save in range(2):
             writer.write(BIG, CheckpointName(1, 5, save), CancelScope(SystemClock()))

@@ -29,9 +29,9 @@ class Audited:
     def __init__(self, *tensors: Any) -> None:
         self.clock = ManualClock()
         self.said: list[str] = []
-        self.leaves = [StateTensor(f"model/{i}", tensor) for i, tensor in enumerate(tensors)]
+        self.state_tensors = [StateTensor(f"model/{i}", tensor) for i, tensor in enumerate(tensors)]
         self.audit = Audit(self.clock.monotonic, self.said.append)
-        self.audit.follow(self.leaves, tensors)
+        self.audit.follow(self.state_tensors, tensors)
 
     def reference(self) -> Reference:
         self.audit.take(lambda: False)
@@ -243,11 +243,13 @@ def test_a_reference_names_what_differs_in_live_memory_and_in_a_copy() -> None:
     live = [torch.zeros(1000, 8), torch.zeros(3 * MIB)]
     job = Audited(*live)
     reference = job.reference()
-    copies = [StateTensor(leaf.name, leaf.tensor.clone()) for leaf in job.leaves]
-    assert reference.differs(job.leaves, no_pause) == reference.differs(copies, no_pause) == ""
+    copies = [
+        StateTensor(state_tensor.name, state_tensor.tensor.clone()) for state_tensor in job.state_tensors
+    ]
+    assert reference.differs(job.state_tensors, no_pause) == reference.differs(copies, no_pause) == ""
     live[1].numpy()[-1] = 5
     assert reference.differs(copies, no_pause) == ""
-    assert reference.differs(job.leaves, no_pause).startswith("model/1 was changed in place")
+    assert reference.differs(job.state_tensors, no_pause).startswith("model/1 was changed in place")
     assert len(job.said) == 1
 
 
@@ -256,9 +258,9 @@ def test_a_large_reference_is_the_same_by_many_threads(monkeypatch: pytest.Monke
     monkeypatch.setattr(audits, "MOST", MIB)
     job = Audited(live)
     reference = job.reference()
-    assert reference.differs(job.leaves, no_pause) == ""
+    assert reference.differs(job.state_tensors, no_pause) == ""
     live[4 * MIB + 17] = 0
-    assert reference.differs(job.leaves, no_pause) != ""
+    assert reference.differs(job.state_tensors, no_pause) != ""
     job.audit.close()
 
 
@@ -289,7 +291,7 @@ def test_a_comparison_is_called_off_before_the_next_piece() -> None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        reference.differs(job.leaves, pause)
+        reference.differs(job.state_tensors, pause)
     assert job.said == []
 
 
@@ -336,6 +338,6 @@ def test_a_large_reference_of_a_device_is_launched_by_the_thread_that_trains(
 
     monkeypatch.setattr(change_detector._Rows, "read", noted)
     job = Audited(torch.zeros(1000), torch.zeros(MIB))
-    assert job.reference().differs(job.leaves, no_pause) == ""
+    assert job.reference().differs(job.state_tensors, no_pause) == ""
     job.audit.close()
     assert threads == {threading.get_ident()}

@@ -158,8 +158,8 @@ def job(
     return state, made, list(model.parameters())
 
 
-def where(leaf: StateTensor) -> tuple[Any, ...]:
-    return leaf.offsets, leaf.shape, leaf.tensor.shape
+def where(state_tensor: StateTensor) -> tuple[Any, ...]:
+    return state_tensor.offsets, state_tensor.shape, state_tensor.tensor.shape
 
 
 @dataclass
@@ -167,27 +167,33 @@ class Saved:
     ranks: list[CollectedState]
 
     @property
-    def leaves(self) -> list[StateTensor]:
-        return [leaf for each in self.ranks for leaf in each.leaves]
+    def state_tensors(self) -> list[StateTensor]:
+        return [state_tensor for each in self.ranks for state_tensor in each.state_tensors]
 
     @property
     def entries(self) -> dict[str, MergedTensor]:
         found = {}
-        for leaf in self.leaves:
-            dtype = str(leaf.tensor.dtype).removeprefix("torch.")
-            found[leaf.name] = MergedTensor(leaf.name, dtype, tuple(leaf.shape or leaf.tensor.shape), "", [])
+        for state_tensor in self.state_tensors:
+            dtype = str(state_tensor.tensor.dtype).removeprefix("torch.")
+            found[state_tensor.name] = MergedTensor(
+                state_tensor.name, dtype, tuple(state_tensor.shape or state_tensor.tensor.shape), "", []
+            )
         return found
 
     def fill(self, state: State) -> None:
         """Restore it, with the bytes of what is whole, or cut as it was."""
         restoring = state.targets([each.trees for each in self.ranks], self.entries)
         for into in restoring.into.values():
-            for leaf in self.leaves:
-                if leaf.name == into.name and where(leaf) == where(into):
-                    into.tensor.copy_(leaf.tensor)
-                elif leaf.name == into.name and leaf.offsets is None and into.offsets is not None:
+            for state_tensor in self.state_tensors:
+                if state_tensor.name == into.name and where(state_tensor) == where(into):
+                    into.tensor.copy_(state_tensor.tensor)
+                elif (
+                    state_tensor.name == into.name
+                    and state_tensor.offsets is None
+                    and into.offsets is not None
+                ):
                     rows = zip(into.offsets, into.tensor.shape, strict=True)
-                    into.tensor.copy_(leaf.tensor[tuple(slice(at, at + size) for at, size in rows)])
+                    into.tensor.copy_(state_tensor.tensor[tuple(slice(at, at + size) for at, size in rows)])
         state.put_back(restoring)
 
 

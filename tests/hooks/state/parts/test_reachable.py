@@ -386,7 +386,9 @@ def test_every_reachable_tensor_is_in_what_a_save_reads(kind: str, folder: Path)
         step_on(guard, job, 0, 1, 2, 3)
         guard.save()
         state = guard._state
-        read = {leaf.tensor.untyped_storage().data_ptr() for leaf in state.collect().leaves}
+        read = {
+            state_tensor.tensor.untyped_storage().data_ptr() for state_tensor in state.collect().state_tensors
+        }
         trees = [t for part in state.parts for t in tensors_in(part.tree())]
     grads = {id(p.grad) for p in job.values["model"].parameters()}
     scratch = {id(getattr(job.values["optimizer"], "_dummy_overflow_buf", None))}

@@ -44,18 +44,18 @@ def stepped(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def leaves(make: Way, rank: int, world: int) -> dict[str, StateTensor]:
+def state_tensors(make: Way, rank: int, world: int) -> dict[str, StateTensor]:
     with rank_of(rank, world):
         model = make(Model(), world)
         values = {"model": model, "optimizer": stepped(model)}
         state = State(values, lambda frame: None, rank=rank, world=world)
         state.at_boundary()
         assert state.broken() == ""
-        return {leaf.name: leaf for leaf in state.collect().leaves}
+        return {state_tensor.name: state_tensor for state_tensor in state.collect().state_tensors}
 
 
-def where(leaf: StateTensor) -> tuple[Any, ...]:
-    return tuple(leaf.tensor.shape), leaf.offsets, leaf.shape, leaf.holders
+def where(state_tensor: StateTensor) -> tuple[Any, ...]:
+    return tuple(state_tensor.tensor.shape), state_tensor.offsets, state_tensor.shape, state_tensor.holders
 
 
 def test_ddp_holds_replicas_and_one_rank_its_buffers() -> None:
@@ -64,7 +64,7 @@ def test_ddp_holds_replicas_and_one_rank_its_buffers() -> None:
         model.last.weight.requires_grad_(False)
         return ddp(model, world)
 
-    found = leaves(partly_frozen, 1, 4)
+    found = state_tensors(partly_frozen, 1, 4)
     assert (found["model/last.weight"].tier, found["model/last.weight"].holders) == (
         Tier.FROZEN,
         (0, 1, 2, 3),
@@ -78,7 +78,7 @@ def test_ddp_holds_replicas_and_one_rank_its_buffers() -> None:
 
 
 def test_what_ddp_does_not_broadcast_is_each_ranks_own() -> None:
-    found = leaves(lambda model, _: DistributedDataParallel(model, broadcast_buffers=False), 1, 2)
+    found = state_tensors(lambda model, _: DistributedDataParallel(model, broadcast_buffers=False), 1, 2)
     assert where(found["@00001/model/norm.running_mean"]) == ((7,), None, None, ())
 
     def ignoring(model: nn.Module, world: int) -> nn.Module:
@@ -86,7 +86,7 @@ def test_what_ddp_does_not_broadcast_is_each_ranks_own() -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
         return DistributedDataParallel(model)
 
-    found = leaves(ignoring, 1, 2)
+    found = state_tensors(ignoring, 1, 2)
     assert {"@00001/model/norm.running_mean", "model/norm.running_var"} < set(found)
     assert where(found["@00001/model/last.weight"]) == ((1, 7), None, None, ())
     assert "@00001/optimizer/state/model/last.weight/exp_avg" in found
@@ -97,7 +97,7 @@ def test_a_wrapper_inside_and_a_compiled_one_declare_as_much() -> None:
         model.first = DistributedDataParallel(model.first)
         return model
 
-    found = leaves(inside, 1, 2)
+    found = state_tensors(inside, 1, 2)
     assert where(found["model/first.module.weight"])[-1] == (0, 1)
     assert "@00001/model/last.weight" in found
 
@@ -108,14 +108,14 @@ def test_a_wrapper_inside_and_a_compiled_one_declare_as_much() -> None:
         return DistributedDataParallel(torch.compile(model))
 
     for compiled in (outside, within):
-        assert where(leaves(compiled, 1, 2)["model/first.weight"])[-1] == (0, 1)
+        assert where(state_tensors(compiled, 1, 2)["model/first.weight"])[-1] == (0, 1)
 
 
 @pytest.mark.parametrize("world", [2, 4, 6])
 def test_fully_shard_cuts_rows_also_uneven_and_to_nothing(world: int) -> None:
     rows = -(-7 // world)
     for rank in range(world):
-        found = leaves(fsdp, rank, world)
+        found = state_tensors(fsdp, rank, world)
         at, end = min(7, rank * rows), min(7, (rank + 1) * rows)
         sizes, offsets, shape, holders = where(found["model/first.weight"])
         assert (sizes, shape, holders) == ((end - at, 5), (7, 5), ())
@@ -128,7 +128,7 @@ def test_fully_shard_cuts_rows_also_uneven_and_to_nothing(world: int) -> None:
 
 
 def test_a_mesh_of_copies_says_who_holds_the_same_shard() -> None:
-    holders = [where(leaves(hsdp, rank, 4)["model/first.weight"]) for rank in range(4)]
+    holders = [where(state_tensors(hsdp, rank, 4)["model/first.weight"]) for rank in range(4)]
     assert holders == [
         ((4, 5), (0, 0), (7, 5), (0, 2)),
         ((3, 5), (4, 0), (7, 5), (1, 3)),
@@ -138,7 +138,7 @@ def test_a_mesh_of_copies_says_who_holds_the_same_shard() -> None:
 
 
 def test_tensor_parallel_cuts_columns_and_leaves_the_rest_to_each_rank() -> None:
-    found = leaves(tp, 1, 2)
+    found = state_tensors(tp, 1, 2)
     assert where(found["model/first.weight"]) == ((3, 5), (4, 0), (7, 5), ())
     assert where(found["model/last.weight"]) == ((1, 3), (0, 4), (1, 7), ())
     assert where(found["@00001/model/norm.weight"]) == ((7,), None, None, ())
@@ -146,7 +146,7 @@ def test_tensor_parallel_cuts_columns_and_leaves_the_rest_to_each_rank() -> None
 
 def test_both_ways_at_once() -> None:
     """Rows are cut by tensor parallel first: rank 2 of a 2 by 2 mesh has the second half of the first half."""
-    found = [leaves(tp_fsdp, rank, 4) for rank in range(4)]
+    found = [state_tensors(tp_fsdp, rank, 4) for rank in range(4)]
     assert [where(each["model/first.weight"])[:2] for each in found] == [
         ((2, 5), (0, 0)),
         ((2, 5), (4, 0)),
@@ -159,9 +159,11 @@ def test_both_ways_at_once() -> None:
 
 def test_what_lies_on_a_part_of_the_modules_ranks_bears_their_number() -> None:
     """Each tensor rank has a norm of its own, cut among the data ranks: nobody declares that they are the same."""
-    names = [next(n for n in leaves(tp_fsdp, r, 4) if n.endswith("model/norm.weight")) for r in range(4)]
+    names = [
+        next(n for n in state_tensors(tp_fsdp, r, 4) if n.endswith("model/norm.weight")) for r in range(4)
+    ]
     assert names == [f"@{first:05d}/model/norm.weight" for first in (0, 1, 0, 1)]
-    found = leaves(tp_fsdp, 3, 4)
+    found = state_tensors(tp_fsdp, 3, 4)
     assert where(found["@00001/model/norm.weight"]) == ((3,), (4,), (7,), ())
     assert where(found["@00001/optimizer/state/model/norm.weight/step"])[-1] == (1, 3)
 
@@ -174,7 +176,7 @@ def test_a_bare_dtensor_is_a_shard_small_or_large() -> None:
         same = distribute_tensor(torch.zeros(3), mesh, [Replicate()])
         state = State({"small": small, "large": large, "same": same}, lambda frame: None, rank=1, world=2)
         state.at_boundary()
-        found = {leaf.name: leaf for leaf in state.collect().leaves}
+        found = {state_tensor.name: state_tensor for state_tensor in state.collect().state_tensors}
         assert where(found["small"]) == ((3,), (3,), (6,), ())
         assert where(found["large"]) == ((4 * 2**20,), (4 * 2**20,), (8 * 2**20,), ())
         assert where(found["same"]) == ((3,), None, None, (0, 1))
@@ -222,13 +224,13 @@ def test_a_module_that_nobody_shares_is_said_once(caplog: pytest.LogCaptureFixtu
     """And each rank's copy has the rank's name."""
     with rank_of(1, 2):
         state = State({"model": Model(), "notes": {"a": 1}}, lambda frame: None, rank=1, world=2)
-        assert all(leaf.name.startswith("@00001/") for leaf in state.collect().leaves)
+        assert all(state_tensor.name.startswith("@00001/") for state_tensor in state.collect().state_tensors)
         assert caplog.text.count("saves its own copy") == 1
         assert "model.first.weight and 4 more" in caplog.text
 
 
 def test_one_process_names_nothing_by_its_rank() -> None:
     state = State({"model": Model()}, lambda frame: None)
-    assert {leaf.name for leaf in state.collect().leaves if "rng" not in leaf.name} == {
-        f"model/{name}" for name in Model().state_dict()
-    }
+    assert {
+        state_tensor.name for state_tensor in state.collect().state_tensors if "rng" not in state_tensor.name
+    } == {f"model/{name}" for name in Model().state_dict()}

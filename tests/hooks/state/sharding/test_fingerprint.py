@@ -85,5 +85,7 @@ def test_replicas_that_drifted_apart_have_names() -> None:
 
 def test_a_digest_is_of_the_values_however_they_lie() -> None:
     turned = torch.arange(6.0).reshape(2, 3).mT
-    leaf, straight = (StateTensor("it", each, holders=(0, 1)) for each in (turned, turned.contiguous()))
-    assert digests([leaf], 0) == digests([straight], 0)
+    state_tensor, straight = (
+        StateTensor("it", each, holders=(0, 1)) for each in (turned, turned.contiguous())
+    )
+    assert digests([state_tensor], 0) == digests([straight], 0)

@@ -51,7 +51,15 @@ def aside(state: State, seen: list[Any]) -> Callable[..., None]:
 
     def look() -> None:
         try:
-            seen.append((state.broken(), [(leaf.name, id(leaf.tensor)) for leaf in state.collect().leaves]))
+            seen.append(
+                (
+                    state.broken(),
+                    [
+                        (state_tensor.name, id(state_tensor.tensor))
+                        for state_tensor in state.collect().state_tensors
+                    ],
+                )
+            )
         except BaseException as error:  # noqa: BLE001 - the test shows what it was
             seen.append(error)
 
@@ -90,12 +98,12 @@ def test_at_any_moment_of_a_step(options: dict[str, Any]) -> None:
             model(words)
         look()
         tensors = [(name, address) for name, address in seen[0][1] if "rng" not in name]
-        for broken, leaves in seen:
+        for broken, state_tensors in seen:
             assert broken == ""
-            assert [each for each in leaves if "rng" not in each[0]] == tensors
+            assert [each for each in state_tensors if "rng" not in each[0]] == tensors
         assert len(seen) == 5
         step()
-        found = {leaf.name: leaf for leaf in state.collect().leaves}
+        found = {state_tensor.name: state_tensor for state_tensor in state.collect().state_tensors}
         assert "model/last.weight" not in found  # tied: under its first name alone
         assert found["model/fixed.weight"].tier is Tier.FROZEN
         assert found["model/words.weight"].shape == (12, 8)
@@ -122,10 +130,18 @@ def test_what_optimizers_keep_beside_a_shard(make: Callable[[Any], torch.optim.O
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
         state = State({"model": model, "optimizer": optimizer}, lambda frame: None, rank=1, world=2)
-        kept = [leaf for leaf in state.collect().leaves if leaf.name.startswith("optimizer/")]
+        kept = [
+            state_tensor
+            for state_tensor in state.collect().state_tensors
+            if state_tensor.name.startswith("optimizer/")
+        ]
         assert kept
-        for leaf in kept:
-            if leaf.tensor.dim():
-                assert (leaf.offsets, leaf.shape, leaf.holders) == ((2, 0), (4, 6), ())
+        for state_tensor in kept:
+            if state_tensor.tensor.dim():
+                assert (state_tensor.offsets, state_tensor.shape, state_tensor.holders) == (
+                    (2, 0),
+                    (4, 6),
+                    (),
+                )
             else:
-                assert (leaf.offsets, leaf.holders) == (None, (0, 1))
+                assert (state_tensor.offsets, state_tensor.holders) == (None, (0, 1))

@@ -111,8 +111,10 @@ def full(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.
     return found
 
 
-def bytes_of(leaves: Sequence[StateTensor]) -> dict[str, bytes]:
-    return {leaf.name: leaf.tensor.detach().numpy().tobytes() for leaf in leaves}
+def bytes_of(state_tensors: Sequence[StateTensor]) -> dict[str, bytes]:
+    return {
+        state_tensor.name: state_tensor.tensor.detach().numpy().tobytes() for state_tensor in state_tensors
+    }
 
 
 def gathered(value: Any) -> list[Any]:
@@ -121,12 +123,18 @@ def gathered(value: Any) -> list[Any]:
     return everyone
 
 
-def put_together(leaves: Sequence[StateTensor], rank: int) -> dict[str, torch.Tensor]:
+def put_together(state_tensors: Sequence[StateTensor], rank: int) -> dict[str, torch.Tensor]:
     """Every tensor from the boxes of those who hold it. Two that say they hold the same do."""
     mine = [
-        (leaf.name, leaf.tensor.detach().clone(), leaf.offsets, leaf.shape, leaf.holders)
-        for leaf in leaves
-        if not leaf.holders or rank in leaf.holders
+        (
+            state_tensor.name,
+            state_tensor.tensor.detach().clone(),
+            state_tensor.offsets,
+            state_tensor.shape,
+            state_tensor.holders,
+        )
+        for state_tensor in state_tensors
+        if not state_tensor.holders or rank in state_tensor.holders
     ]
     found: dict[str, torch.Tensor] = {}
     filled: dict[str, torch.Tensor] = {}
@@ -158,7 +166,7 @@ def save(way: str, rank: int) -> Kept:
     with no_collective():
         collected = state.collect()
         assert state.broken() == ""
-    saved = Saved(put_together(collected.leaves, rank), gathered(dict(collected.trees)))
+    saved = Saved(put_together(collected.state_tensors, rank), gathered(dict(collected.trees)))
     expected = full(model, optimizer)
     mid_forward(way, rank, model, state)
     with torch.no_grad():
@@ -166,7 +174,7 @@ def save(way: str, rank: int) -> Kept:
     with no_collective():
         state.take_again()
         now = state.collect()
-    assert set(bytes_of(now.leaves)) == set(bytes_of(collected.leaves))
+    assert set(bytes_of(now.state_tensors)) == set(bytes_of(collected.state_tensors))
     return Kept(saved, expected, step(plain_model, plain_optimizer, batch(way, rank, STEPS)))
 
 
@@ -177,17 +185,20 @@ def save_alone() -> Saved:
     step(model, optimizer, batch("alone", 0, 0))
     state.at_boundary()
     collected = state.collect()
-    return Saved({leaf.name: leaf.tensor.clone() for leaf in collected.leaves}, [dict(collected.trees)])
+    return Saved(
+        {state_tensor.name: state_tensor.tensor.clone() for state_tensor in collected.state_tensors},
+        [dict(collected.trees)],
+    )
 
 
 def mid_forward(way: str, rank: int, model: nn.Module, state: State) -> None:
     """Another thread sees the same state from within forward and backward."""
-    expected = bytes_of(state.collect().leaves)
+    expected = bytes_of(state.collect().state_tensors)
     seen: list[object] = []
 
     def look() -> None:
         try:
-            seen.append((state.broken(), bytes_of(state.collect().leaves) == expected))
+            seen.append((state.broken(), bytes_of(state.collect().state_tensors) == expected))
         except BaseException as error:  # noqa: BLE001 - the thread that joins says what it was
             seen.append(error)
 
@@ -207,13 +218,15 @@ def mid_forward(way: str, rank: int, model: nn.Module, state: State) -> None:
 
 def fill(into: Mapping[str, StateTensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """As the reader does: the box of each tensor."""
-    for name, leaf in into.items():
+    for name, state_tensor in into.items():
         part = tensors[name]
-        if leaf.offsets is not None:
-            assert leaf.shape == tuple(part.shape)
-            for dim, (offset, size) in enumerate(zip(leaf.offsets, leaf.tensor.shape, strict=True)):
+        if state_tensor.offsets is not None:
+            assert state_tensor.shape == tuple(part.shape)
+            for dim, (offset, size) in enumerate(
+                zip(state_tensor.offsets, state_tensor.tensor.shape, strict=True)
+            ):
                 part = part.narrow(dim, offset, size)
-        leaf.tensor.detach().copy_(part)
+        state_tensor.tensor.detach().copy_(part)
 
 
 def restore(way: str, rank: int, world: int, saved: Saved) -> tuple[dict[str, torch.Tensor], float]:
