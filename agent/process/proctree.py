@@ -21,7 +21,7 @@ from ..ipc.process_stat import ProcessStat, stat_of
 
 def below(top: int) -> dict[int, ProcessStat]:
     """Return all descendants of a live process. The children of a process that has ended are no descendants any more."""
-    stats = {pid: stat for pid in _pids() if (stat := _living(pid)) is not None}
+    stats = {pid: stat for pid in pids() if (stat := _living(pid)) is not None}
     descendants: dict[int, ProcessStat] = {}
     above: Set[int] = {top}
     while above:
@@ -34,7 +34,7 @@ def below(top: int) -> dict[int, ProcessStat]:
 def kill(them: Mapping[int, ProcessStat]) -> None:
     """Send SIGKILL to those of these processes that still live."""
     for pid, stat in them.items():
-        _signal(pid, signal.SIGKILL, partial(_is, pid, stat.born))
+        signal_checked(pid, signal.SIGKILL, partial(_is, pid, stat.born))
 
 
 def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, bool]:
@@ -49,7 +49,7 @@ def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, 
         Whether a process lives in the command's group, and whether one lives that an ended training process left behind.
     """
     in_group = left_behind = False
-    for pid in _pids():
+    for pid in pids():
         if (stat := _living(pid)) is None:
             continue
         in_group = in_group or 0 < group == stat.group
@@ -61,9 +61,9 @@ def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, 
 
 def send(signum: int, orphaned: Set[int], env: Mapping[str, str]) -> None:
     """Send this signal to every process that these ended training processes left behind."""
-    for pid in _pids():
+    for pid in pids():
         if _ours(pid, orphaned, env):
-            _signal(pid, signum, partial(_ours, pid, orphaned, env))
+            signal_checked(pid, signum, partial(_ours, pid, orphaned, env))
 
 
 def record_of(pid: int, env: Mapping[str, str]) -> str:
@@ -96,7 +96,7 @@ def inherited(record: str, env: Mapping[str, str]) -> int | None:
     """
     if not record.endswith(f" {env[PARENT]}"):
         return None
-    return recorded(record) or (0 if any(_is_marked(pid, env) for pid in _pids()) else None)
+    return recorded(record) or (0 if any(is_marked(pid, _mark(env)) for pid in pids()) else None)
 
 
 def _living(pid: int) -> ProcessStat | None:
@@ -114,11 +114,13 @@ def _name(pid: int) -> str | None:
     return None if (stat := _living(pid)) is None else f"{pid} {stat.born} {boot}"
 
 
-def _pids() -> Iterator[int]:
+def pids() -> Iterator[int]:
+    """Yield the pids of all processes."""
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _signal(pid: int, signum: int, still: Callable[[], bool]) -> None:
+def signal_checked(pid: int, signum: int, still: Callable[[], bool]) -> None:
+    """Send a signal to a process if `still` says, of the process that gets it, that it is the one that is meant."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -149,9 +151,10 @@ def _ours(pid: int, orphaned: Set[int], env: Mapping[str, str], stat: ProcessSta
         return False
 
 
-def _is_marked(pid: int, env: Mapping[str, str]) -> bool:
+def is_marked(pid: int, mark: bytes) -> bool:
+    """Return whether the process has this variable, as `NAME=value`, in its environment."""
     try:
-        return _mark(env) in _environment(pid).split(b"\0")
+        return mark in _environment(pid).split(b"\0")
     except OSError:  # it has just ended, or belongs to another user
         return False
 

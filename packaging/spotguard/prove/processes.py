@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spotguard.agent.process import proctree
 from spotguard.providers.clock import Clock
 
 #: The last line of a traceback, with or without a rank before it. torchrun's own (ChildFailedError) only says that there was
@@ -106,24 +107,7 @@ class Processes:
         self.ended_at = self._clock.monotonic()
 
     def _alive(self) -> set[int]:
-        return {int(entry) for entry in os.listdir("/proc") if entry.isdigit() and self._is_mine(int(entry))}
-
-    def _is_mine(self, pid: int) -> bool:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False  # gone meanwhile, or another user's
-        return self._mark in environment.split(b"\0")
+        return {pid for pid in proctree.pids() if proctree.is_marked(pid, self._mark)}
 
     def _signal(self, pid: int, signum: signal.Signals) -> None:
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return  # ended by itself
-        try:
-            if self._is_mine(pid):  # checked again: another process may have the pid now
-                signal.pidfd_send_signal(handle, signum)
-        except ProcessLookupError:
-            pass  # the process ended by itself between the check and the signal
-        finally:
-            os.close(handle)
+        proctree.signal_checked(pid, signum, lambda: proctree.is_marked(pid, self._mark))

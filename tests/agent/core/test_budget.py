@@ -58,7 +58,9 @@ def test_where_a_commit_alone_takes_too_long_no_rate_would_do() -> None:
         ("none", 90.0, 90.0),
     ],
 )
-def test_the_window_is_the_clouds_or_what_was_said(cloud: str, configured: float | None, window: float) -> None:
+def test_the_window_is_the_clouds_or_what_was_said(
+    cloud: str, configured: float | None, window: float
+) -> None:
     assert expected_window(cloud, configured) == window
 
 
@@ -72,14 +74,21 @@ def test_the_reserve_leaves_time_to_save() -> None:
 @cases("seconds", [0.5, 2.0, 4.0, 27.0, 35.0, 60.0, 100.0, 107.9, 110.0, 5000.0])
 def test_the_window_that_would_be_enough_is_enough(seconds: float, configured: float | None) -> None:
     """With the reserve of such a window, which grows with it; and a little less is too little."""
-    enough = Fit(int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, configured), configured=configured).enough
+    enough = Fit(
+        int(seconds * 1000), 1000.0, 30.0, reserve_of(30.0, configured), configured=configured
+    ).enough
     assert enough is not None
     for window, fits in ((enough + 0.01, True), (enough - 0.01, False)):
-        there = Fit(int(seconds * 1000), 1000.0, window, reserve_of(window, configured), configured=configured)
+        there = Fit(
+            int(seconds * 1000), 1000.0, window, reserve_of(window, configured), configured=configured
+        )
         assert there.fits is fits, window
 
 
 def test_a_tiny_state_needs_next_to_nothing() -> None:
     configured = Fit(198 * 1024, GIB, window=25.0, reserve=3.0).verdict()
-    assert configured == "198.0 KiB in 22.0 s needs less than 0.01 GiB/s; measured 1.00: fits with 22.0 s to spare"
+    assert (
+        configured
+        == "198.0 KiB in 22.0 s needs less than 0.01 GiB/s; measured 1.00: fits with 22.0 s to spare"
+    )
     assert Fit(192 * 2**20, GIB, window=25.0, reserve=3.0).verdict().startswith("192.0 MiB in 22.0 s needs ")
