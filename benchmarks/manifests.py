@@ -11,6 +11,7 @@ collector goes on, as a rank commits for all others.
 from __future__ import annotations
 
 import pickle
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,8 +21,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from spotguard.hooks.checkpoint.format.codec import decode_manifests, encode_manifest, open_manifest
-from spotguard.hooks.checkpoint.format.coverage import StreamingCoverage, coverage
+from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_manifests, encode_manifest
+from spotguard.hooks.checkpoint.format.columns import ColumnCache
+from spotguard.hooks.checkpoint.format.coverage import coverage
 from spotguard.hooks.checkpoint.format.keys import object_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 
@@ -54,10 +56,8 @@ def measure(scale: Scale) -> Iterator[Row]:
 
 
 def _commit(files: list[tuple[str, bytes]]) -> None:
-    merging = StreamingCoverage()
-    for key, data in files:
-        merging.add(*open_manifest(data, key, merging.known))
-    merging.check()
+    cache = ColumnCache()
+    coverage([decode_manifest(data, key, cache) for key, data in files])
 
 
 def _on_a_thread(call: Callable[[], float]) -> float:
@@ -80,7 +80,7 @@ def _manifest(rank: int, world: int, tensors: int) -> bytes:
                     i // per_object,
                     _HEADER + i % per_object * size,
                     _HEADER + (i % per_object + 1) * size,
-                    i * 7919 % 2**32,
+                    zlib.crc32(b"%d %d" % (rank, i)),
                 ),
             ),
         )

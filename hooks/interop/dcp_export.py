@@ -127,7 +127,7 @@ class _Planner(SavePlanner):
         entry = self._whole.tensors[self.names.tensors[name]]
         assert write_item.index.index is not None
         assert write_item.tensor_data is not None
-        part = ReadTarget.of(self._merged, entry, write_item.index.index)
+        part = ReadTarget.of(self._merged, entry, *entry.chunks[write_item.index.index])
         sizes = part.wanted.chunk.sizes
         tensor = torch.empty(sizes, dtype=write_item.tensor_data.properties.dtype, device="cpu")
         part.copies.append((Box((0,) * len(sizes), sizes), tensor))

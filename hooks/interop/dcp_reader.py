@@ -161,7 +161,7 @@ class StorageReader(storage.StorageReader):
         for item in tensors:
             target = planner.resolve_tensor(item)
             entry = whole.tensors[self._flat.tensors[item.storage_index.fqn]]
-            part = ReadTarget.of(merged, entry, _chunk(entry, item))
+            part = ReadTarget.of(merged, entry, *entry.chunks[_chunk(entry, item)])
             box = Box(tuple(item.storage_offsets), tuple(item.lengths))
             part.copies.append((box, target.detach()))
             parts.append(part)

@@ -21,6 +21,7 @@ from ...providers.stores.base import BlobStore
 from ..checkpoint.format.boxes import Box, common
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, torch_dtype
+from ..checkpoint.format.manifest import Chunk
 from ..checkpoint.format.safetensors_header import check_headers
 from ..state.host_buffer import HostBuffer, box
 from ..state.tensor_item import StateTensor
@@ -76,13 +77,8 @@ class ReadTarget:
     copies: list[tuple[Box, torch.Tensor]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, whole: Coverage, tensor: MergedTensor, index: int) -> ReadTarget:
-        """Return the target for one chunk of a merged tensor, with nothing to copy yet.
-
-        Args:
-            index: index of the chunk in `tensor.chunks`.
-        """
-        rank, chunk = tensor.chunks[index]
+    def of(cls, whole: Coverage, tensor: MergedTensor, rank: int, chunk: Chunk) -> ReadTarget:
+        """Return the target for one chunk of a merged tensor, which this rank wrote, with nothing to copy yet."""
         dtype = tensor.stored or tensor.dtype
         key = whole.manifests[rank].object_key(chunk.object)
         return cls(WantedChunk(key, chunk, ITEMSIZE[dtype], tensor.name), torch_dtype(dtype))
@@ -124,12 +120,9 @@ def parts_of(whole: Coverage, tensor: MergedTensor, state_tensor: StateTensor) -
     if shape != tensor.shape:
         raise ValueError(f"memory for a {shape} is given to {tensor.name}, which is {tensor.shape}")
     parts, filled = [], 0
-    for index, (_, chunk) in enumerate(tensor.chunks):
-        written = Box(chunk.offsets, chunk.sizes)
-        if (met := common(own, written)) is None:
-            continue
-        part = ReadTarget.of(whole, tensor, index)
-        part.copies.append((met.inside(written), box(memory, *met.inside(own))))
+    for rank, chunk, met in tensor.meeting(own):
+        part = ReadTarget.of(whole, tensor, rank, chunk)
+        part.copies.append((met.inside(Box(chunk.offsets, chunk.sizes)), box(memory, *met.inside(own))))
         parts.append(part)
         filled += met.numel
     # The chunks tile the tensor (`coverage`), so they tile each box in it. Checked before the first request.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...providers.clock import Clock
 from ..checkpoint.format.keys import CheckpointName
-from ..checkpoint.format.manifest import Level, RankManifest, format_of, lacks, named
+from ..checkpoint.format.manifest import Level, RankManifest, lacks, named
 from ..state.sharding.fingerprint import drifted
 from .commit.publish import IncompleteError, Published, publish, publish_together, put_own
 from .plan.write_plan import WrittenState
@@ -157,7 +157,6 @@ class Committer:
             created=self._clock.time(),
             digests=save.digests,
             missing=tuple(sorted(save.agreed.roles.absent)),
-            format=format_of(recorded),
         )
 
 

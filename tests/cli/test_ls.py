@@ -212,7 +212,7 @@ def test_each_command_says_what_a_checkpoint_lacks(root: Path, capsys: pytest.Ca
         assert main.main([command, root.as_uri(), "--json"]) == 0
         said[command] = json.loads(capsys.readouterr().out)
     inspected, verified = said["inspect"], said["verify"]["checkpoints"][0]
-    assert (inspected["level"], inspected["missing"], inspected["format"]) == ("partial-extras", [2], 2)
+    assert (inspected["level"], inspected["missing"], inspected["format"]) == ("partial-extras", [2], 3)
     assert (verified["level"], verified["lacks"]) == ("partial-extras", "the extras of rank 2")
 
 

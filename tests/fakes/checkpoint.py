@@ -17,7 +17,6 @@ from spotguard.hooks.checkpoint.format.manifest import (
     ObjectEntry,
     RankManifest,
     TensorEntry,
-    format_of,
     private_name,
 )
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
@@ -122,7 +121,7 @@ class Save:
             objects=tuple(objects), tensors=tuple(entries),
             state={"scheduler": {"last_epoch": self.step}, "seed": {"$": "tensor", "name": own.name}},
             environment={"torch": "2.13.0"}, level=self.level, kind=self.kind, incarnation="nonce", created=1.0,
-            missing=self.missing, format=format_of(self.level),
+            missing=self.missing
         )  # fmt: skip
 
     def _share(self, name: str, rank: int) -> PlannedTensor | None:

@@ -19,16 +19,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ....providers.errors import CheckpointError
+from .columns import ColumnCache, TensorColumns, columns_in, columns_out, pack
 from .entries import (
-    DescribedTensor,
     InvalidField,
-    each_tensor_in,
     integer,
     objects_in,
     objects_out,
     seconds,
     tensors_in,
-    tensors_out,
     text,
     typed,
     word,
@@ -41,16 +39,16 @@ from .manifest import (
     AttemptRecord,
     CommitMarker,
     Level,
+    ObjectEntry,
     RankManifest,
-    TensorEntry,
     collector_at_rest,
     format_of,
 )
 
 _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
-#: Delimiters of the list of tensors as the encoder writes it: between the objects and the state.
-_TENSORS, _AFTER_TENSORS = b'"tensors":[', b'],"state":'
+#: The format from which on tensors are columns.
+_COLUMNS = 3
 
 T = TypeVar("T")
 
@@ -65,7 +63,12 @@ class _Newer(InvalidField):
 
 def encode_manifest(manifest: RankManifest) -> bytes:
     """Return the bytes of a rank's manifest."""
-    parts = {"objects": objects_out(manifest.objects), "tensors": tensors_out(manifest.tensors)}
+    parts = {
+        "format": max(manifest.format, _COLUMNS),
+        "objects": objects_out(manifest.objects),
+        "tensors": columns_out(manifest.tensors),
+        "state": {name: pack(value) for name, value in manifest.state.items()},
+    }
     return _seal("manifest", manifest, parts)
 
 
@@ -79,44 +82,26 @@ def encode_attempt(record: AttemptRecord) -> bytes:
     return _seal("attempt", record, {})
 
 
-def decode_manifest(data: bytes, key: str) -> RankManifest:
+def decode_manifest(data: bytes, key: str, cache: ColumnCache | None = None) -> RankManifest:
     """Return the manifest in the object at `key`.
-
-    Raises:
-        CheckpointError: the manifest is damaged, has a newer format, or contradicts itself.
-    """
-    return next(_decoded([(key, data)]))
-
-
-def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
-    """Return many manifests, given as (key, bytes), at the speed that 128 ranks need."""
-    with collector_at_rest():
-        return list(_decoded(files))
-
-
-def _decoded(files: Iterable[tuple[str, bytes]]) -> Iterator[RankManifest]:
-    known: dict[str, DescribedTensor] = {}
-    for key, data in files:
-        yield _open(data, key, "manifest", lambda raw: _manifest(raw, known))
-
-
-def open_manifest(
-    data: bytes, key: str, known: dict[str, DescribedTensor] | None = None
-) -> tuple[RankManifest, Iterator[TensorEntry]]:
-    """Return the manifest without its tensors, and an iterator over these that keeps none of them.
 
     Args:
         data: the bytes of the object.
         key: the key of the object, for errors.
-        known: as in `entries.tensors_in`.
+        cache: what earlier manifests of the same checkpoint had. It makes many manifests fast, and grows.
 
     Raises:
-        CheckpointError: as for `decode_manifest`; the iterator raises errors of its tensors.
+        CheckpointError: the manifest is damaged, has a newer format, or contradicts itself.
     """
-    with _of(key):
-        raw, tensors = _apart(_unseal(data, "manifest"))
-        manifest = _manifest(raw, {})
-    return manifest, _each(key, each_tensor_in(tensors, manifest.objects, {} if known is None else known))
+    known = ColumnCache() if cache is None else cache
+    return _open(data, key, "manifest", lambda raw: _manifest(raw, known))
+
+
+def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
+    """Return the manifests of one checkpoint, given as (key, bytes)."""
+    cache = ColumnCache()
+    with collector_at_rest():
+        return [decode_manifest(data, key, cache) for key, data in files]
 
 
 def decode_marker(data: bytes, key: str) -> CommitMarker:
@@ -153,50 +138,6 @@ def _of(key: str) -> Iterator[None]:
         raise CheckpointError(f"{key}: {error}") from error
 
 
-def _each(key: str, tensors: Iterator[TensorEntry]) -> Iterator[TensorEntry]:
-    with _of(key):
-        yield from tensors
-
-
-def _apart(body: bytes) -> tuple[dict[str, Any], Iterator[Any]]:
-    """Return the manifest with an empty list of tensors, and an iterator that parses the list on demand.
-
-    The position of the list follows from the encoder's form: a quote inside a string has a backslash. A manifest in
-    another form is parsed as a whole.
-    """
-    first = body.find(_TENSORS) + len(_TENSORS)
-    last = body.find(_AFTER_TENSORS, first)
-    if body.count(_TENSORS) == 1 and last >= 0:
-        try:
-            raw = _value(body[:first] + body[last:])
-        except _Newer:
-            raise
-        except InvalidField:
-            pass  # the match was not the list of tensors: parse the whole
-        else:
-            if raw.get("tensors") == []:
-                return raw, _parsed(body[first:last].decode("ascii", "replace"))
-    raw = _value(body)
-    tensors, raw["tensors"] = typed(raw, "tensors", list), []
-    return raw, iter(tensors)
-
-
-def _parsed(text: str) -> Iterator[Any]:
-    """Yield the values of a JSON list without its brackets."""
-    at = 0
-    while at < len(text) or at:
-        try:
-            value, at = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise InvalidField("not JSON inside") from error
-        yield value
-        if at == len(text):
-            return
-        if text[at] != ",":
-            raise InvalidField("not JSON inside")
-        at += 1
-
-
 def _unseal(data: bytes, kind: str) -> bytes:
     head = _HEAD.match(data)
     if head is None or head[2] != kind.encode() or not data.endswith(_TAIL):
@@ -224,14 +165,11 @@ def _no_constants(constant: str) -> float:
     raise InvalidField(f"{constant} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constants)
-
-
 def _name(raw: dict[str, Any]) -> CheckpointName:
     return CheckpointName(*(integer(raw, part, 0, MAX_NUMBER - 1) for part in ("attempt", "step", "save")))
 
 
-def _manifest(raw: dict[str, Any], known: dict[str, DescribedTensor]) -> RankManifest:
+def _manifest(raw: dict[str, Any], cache: ColumnCache) -> RankManifest:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
     rank = integer(raw, "rank", 0, world - 1)
@@ -245,8 +183,8 @@ def _manifest(raw: dict[str, Any], known: dict[str, DescribedTensor]) -> RankMan
         rank=rank,
         world=world,
         objects=objects,
-        tensors=tensors_in(typed(raw, "tensors", list), objects, known),
-        state=typed(raw, "state", dict),
+        tensors=_tensors(raw, objects, cache),
+        state=_state(raw, cache),
         environment=typed(raw, "environment", dict),
         level=level,
         kind=word(raw, "kind", KINDS),
@@ -256,6 +194,17 @@ def _manifest(raw: dict[str, Any], known: dict[str, DescribedTensor]) -> RankMan
         missing=missing,
         format=raw["format"],
     )
+
+
+def _tensors(raw: dict[str, Any], objects: tuple[ObjectEntry, ...], cache: ColumnCache) -> TensorColumns:
+    if raw["format"] >= _COLUMNS:
+        return columns_in(raw.get("tensors"), objects, cache)
+    return TensorColumns.of(tensors_in(typed(raw, "tensors", list), objects), cache)
+
+
+def _state(raw: dict[str, Any], cache: ColumnCache) -> dict[str, Any]:
+    state = typed(raw, "state", dict)
+    return {name: cache.value(text) for name, text in state.items()} if raw["format"] >= _COLUMNS else state
 
 
 def _level(raw: dict[str, Any], world: int) -> tuple[Level, tuple[int, ...]]:

@@ -1,15 +1,14 @@
-"""Objects and tensors of a manifest, its long part, to JSON and back.
+"""Objects of a manifest to JSON and back, and the tensors of manifests of formats 1 and 2 (`columns` has those of format 3).
 
 A tensor is an object with named fields. Each of its chunks is an array in the order of `Chunk`'s fields:
-`[[offsets], [sizes], object, start, end, crc32]`. (Named fields for chunks too would make the manifests of 128
-ranks 58 MB instead of 45. Parsing them would then be the slowest part of a restore's start.)
+`[[offsets], [sizes], object, start, end, crc32]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from .dtypes import ITEMSIZE
 from .keys import CheckpointName, parse_object_name
@@ -17,8 +16,6 @@ from .manifest import Chunk, ObjectEntry, TensorEntry
 
 _MAX_DIMS = 64  # torch's own limit
 _MAX_NAME = 4096
-
-_INT = {int}
 
 #: The constructor of a NamedTuple is a Python function that makes this call, and takes three times as long.
 _new = tuple.__new__
@@ -31,17 +28,6 @@ def objects_out(objects: tuple[ObjectEntry, ...]) -> list[dict[str, Any]]:
         fields = {name: getattr(entry, name) for name in entry.__dataclass_fields__}
         if not entry.checkpoint:
             del fields["checkpoint"]
-        raw.append(fields)
-    return raw
-
-
-def tensors_out(tensors: tuple[TensorEntry, ...]) -> list[dict[str, Any]]:
-    """Return the JSON form that `tensors_in` takes."""
-    raw = []
-    for entry in tensors:
-        fields = entry._asdict()
-        if not entry.stored:
-            del fields["stored"]
         raw.append(fields)
     return raw
 
@@ -90,35 +76,8 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
         )
 
 
-class DescribedTensor(NamedTuple):
-    """Checked description of a tensor: first as in the JSON, then as values."""
-
-    dtype: str
-    stored: str
-    sizes: list[int]
-    name: str
-    shape: tuple[int, ...]
-    itemsize: int
-
-
-def tensors_in(
-    raw: list[Any], objects: tuple[ObjectEntry, ...], known: dict[str, DescribedTensor]
-) -> tuple[TensorEntry, ...]:
-    """Return the tensors, each chunk inside its shape and its bytes inside their object.
-
-    Args:
-        raw: the JSON list.
-        objects: the objects of the same manifest.
-        known: descriptions of tensors from the manifests of other ranks, by name; it grows. An equal description is
-            neither checked nor kept again. In all manifests but the first, nearly all are equal.
-    """
-    return tuple(each_tensor_in(raw, objects, known))
-
-
-def each_tensor_in(
-    raw: Iterable[Any], objects: tuple[ObjectEntry, ...], known: dict[str, DescribedTensor]
-) -> Iterator[TensorEntry]:
-    """Yield the same tensors one after the other."""
+def tensors_in(raw: list[Any], objects: tuple[ObjectEntry, ...]) -> Iterator[TensorEntry]:
+    """Yield the tensors of formats 1 and 2, each chunk inside its shape and its bytes inside their object."""
     seen: set[str] = set()
     bounds = [(entry.header, entry.size) for entry in objects]
     for fields in raw:
@@ -127,34 +86,27 @@ def each_tensor_in(
             stored = fields.get("stored", "")
         except (TypeError, KeyError, AttributeError) as error:
             raise InvalidField(f"tensors[{len(seen)}] is not a tensor's entry ({error})") from error
-        if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
-            raise InvalidField(f"tensors[{len(seen)}] has no usable name")
+        check_name(name, len(seen))
         if name in seen:
             raise InvalidField(f"tensor {name!r} is listed twice")
         seen.add(name)
         if type(shape) is not list or type(chunks) is not list:
             raise InvalidField(f"tensor {name!r} has no list of sizes and of chunks")
-        described = known.get(name)
-        if (
-            described is None
-            or (described.dtype, described.stored, described.sizes) != (dtype, stored, shape)
-            or not _plain(shape)
-        ):
-            itemsize = _itemsize(name, dtype, stored)
-            described = known[name] = DescribedTensor(
-                dtype, stored, shape, name, _shape(name, shape, itemsize), itemsize
-            )
-        _, _, _, name, box, itemsize = described
+        itemsize = itemsize_of(name, dtype, stored)
+        check_shape(name, shape, itemsize)
+        box = tuple(shape)
         made = tuple([_chunk(chunk, name, box, itemsize, bounds) for chunk in chunks])
-        yield _new(TensorEntry, (name, described.dtype, box, made, described.stored))
+        yield _new(TensorEntry, (name, dtype, box, made, stored))
 
 
-def _plain(sizes: list[Any]) -> bool:
-    """Whether sizes that equal others are also of the same type: True and 1.0 equal 1, but are refused here."""
-    return set(map(type, sizes)) <= _INT
+def check_name(name: Any, index: int) -> None:
+    """Refuse what is no name of a tensor."""
+    if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
+        raise InvalidField(f"tensors[{index}] has no usable name")
 
 
-def _itemsize(name: str, dtype: Any, stored: Any) -> int:
+def itemsize_of(name: str, dtype: Any, stored: Any) -> int:
+    """Return the bytes of one element as stored; refuse a dtype that is unknown to this version."""
     try:
         if dtype in ITEMSIZE and type(stored) is str:
             return ITEMSIZE[stored or dtype]
@@ -163,20 +115,20 @@ def _itemsize(name: str, dtype: Any, stored: Any) -> int:
     raise InvalidField(f"tensor {name!r} has dtype {str(stored or dtype)[:40]!r}, unknown to this version")
 
 
-def _shape(name: str, shape: list[Any], itemsize: int) -> tuple[int, ...]:
+def check_shape(name: str, shape: Any, itemsize: int) -> None:
+    """Refuse what is no shape of a tensor that can exist."""
+    if type(shape) not in (list, tuple):
+        raise InvalidField(f"tensor {name!r} has no list of sizes")
     for size in shape:
         if type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise InvalidField(f"tensor {name!r} has a dimension of {str(size)[:40]}")
     if len(shape) > _MAX_DIMS or prod(shape) * itemsize > MAX_SIZE:
         raise InvalidField(f"tensor {name!r} is too large to exist")
-    return tuple(shape)
 
 
 def _chunk(
     raw: Any, name: str, shape: tuple[int, ...], itemsize: int, bounds: list[tuple[int, int]]
 ) -> Chunk:
-    # 128 ranks have a quarter of a million chunks. So a correct chunk passes in plain comparisons, and only a wrong
-    # one costs a message.
     try:
         offsets, sizes, index, start, end, crc32 = raw
         volume, dims = itemsize, len(shape)

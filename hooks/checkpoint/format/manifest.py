@@ -6,6 +6,7 @@ This module holds the values alone. `codec` turns them into bytes and back, and 
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from .keys import CheckpointName, checkpoint_prefix
 
 #: Newest format that this version reads. Increase it when a reader of the old format would misread the new one. A
 #: new field needs no new format, because readers skip unknown fields.
-FORMAT = 2
+FORMAT = 3
 
 #: "full" continues bit for bit. "partial-extras" lacks the own state of ranks that were gone. "weights" lacks the
 #: optimizer's moments. `checkpoint.ranking` decides when a restore takes one that is not full.
@@ -26,7 +27,7 @@ LEVELS: tuple[Level, ...] = ("full", "partial-extras", "weights")
 
 
 def format_of(level: Level) -> int:
-    """Return the lowest format whose readers understand this level: an older spotguard may read the same store."""
+    """Return the format of a marker of this level: the lowest whose readers understand it."""
     return 2 if level == "partial-extras" else 1
 
 
@@ -50,6 +51,9 @@ _MOST_TENSORS = 2**20
 _TENSOR_BYTES = 512
 #: Bytes of the plain values, and of one rank number in `missing`.
 _MOST_STATE, _RANK_BYTES = 64 * 2**20, 8
+
+#: Prefix of a private name, as `private_name` writes it.
+_PRIVATE = re.compile(r"\A@\d{5,}/", re.ASCII)
 
 #: Occasion of a save. It is shown to people and decides nothing.
 Kind = Literal["emergency", "background", "manual"]
@@ -117,7 +121,8 @@ class RankManifest:
     rank: int
     world: int
     objects: tuple[ObjectEntry, ...] = ()
-    tensors: tuple[TensorEntry, ...] = ()
+    #: A tuple by a writer, `columns.TensorColumns` from a store.
+    tensors: Sequence[TensorEntry] = ()
     #: Encoded values (`values.encoder.encode`) by registered name.
     state: Mapping[str, Any] = field(default_factory=dict)
     #: Versions of torch and Python, device, threads: plain JSON, for a warning and for people.
@@ -133,7 +138,7 @@ class RankManifest:
     digests: Mapping[str, int] = field(default_factory=dict)
     #: Ranks that were gone, in order. The own state of each (generators, loaders, dicts) is in no manifest.
     missing: tuple[int, ...] = ()
-    format: int = 1
+    format: int = FORMAT
 
     @property
     def checkpoint(self) -> CheckpointName:
@@ -235,6 +240,16 @@ def private_name(rank: int, name: str) -> str:
     The rank is part of the name, because equal names of several ranks are one tensor.
     """
     return f"@{rank:05d}/{name}"
+
+
+def is_private(name: str) -> bool:
+    """Return whether `private_name` made the name."""
+    return _PRIVATE.match(name) is not None
+
+
+def own_name(name: str) -> str:
+    """Return the name that `private_name` was given; any other name as it is."""
+    return _PRIVATE.sub("", name)
 
 
 # Pause of the cyclic garbage collector, for code that makes millions of values of which none is garbage.

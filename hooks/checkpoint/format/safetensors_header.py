@@ -9,7 +9,6 @@ forbids holes between tensors.)
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
@@ -18,7 +17,7 @@ from typing import Any
 from ....providers.errors import CheckpointError
 from .crc import crc32
 from .dtypes import safetensors_form
-from .manifest import RankManifest
+from .manifest import RankManifest, own_name
 
 #: The only name that safetensors reserves.
 _RESERVED = "__metadata__"
@@ -92,8 +91,6 @@ def label(name: str, shape: Sequence[int], offsets: Sequence[int], sizes: Sequen
 # Both rules are part of the format. A writer that makes other headers, or lists a tensor that its state does not
 # name, needs a new format number.
 
-#: Prefix of a private name, as `manifest.private_name` writes it.
-_PRIVATE = re.compile(r"\A@\d{5,}/", re.ASCII)
 #: Types of encoded values that name a tensor.
 _TENSORS = frozenset({"tensor", "parameter", "numpy.ndarray"})
 
@@ -171,14 +168,14 @@ def check_names(manifest: RankManifest) -> None:
 
 def _owner(name: str, parts: Collection[str]) -> str | None:
     """Return the registered name with which a tensor's name begins."""
-    name = _PRIVATE.sub("", name)
+    name = own_name(name)
     ends = [at for at, letter in enumerate(name) if letter in "/#"]
     return next((name[:end] for end in [len(name), *reversed(ends)] if name[:end] in parts), None)
 
 
 def _after(name: str, parts: Collection[str]) -> str:
     """Return the rest of a tensor's name after its registered name."""
-    return _PRIVATE.sub("", name).removeprefix(_owner(name, parts) or "")
+    return own_name(name).removeprefix(_owner(name, parts) or "")
 
 
 def _named(tree: Any) -> Iterator[str]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ....providers.errors import NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
-from ...checkpoint.format.codec import open_manifest
-from ...checkpoint.format.coverage import StreamingCoverage
+from ...checkpoint.format.codec import decode_manifest
+from ...checkpoint.format.columns import ColumnCache
+from ...checkpoint.format.coverage import coverage
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.marker import is_marked
@@ -41,7 +42,9 @@ class PeerManifests:
     lost: str = ""
     #: Ranks whose manifests are missing, as far as this rank has seen: the next to poll comes first.
     missing: list[int] = field(init=False)
-    _merging: StreamingCoverage = field(default_factory=StreamingCoverage)
+    #: The manifests that were read, by rank, without their state: only a restore needs that.
+    _read: dict[int, RankManifest] = field(default_factory=dict)
+    _cache: ColumnCache = field(default_factory=ColumnCache)
     #: Ranks whose manifests are to be fetched.
     _next: deque[int] = field(default_factory=deque)
     #: Fetched manifests that are not merged yet, by rank.
@@ -58,12 +61,12 @@ class PeerManifests:
 
     @property
     def fetched(self) -> bool:
-        return len(self._merging.manifests) == self.world
+        return len(self._read) == self.world
 
     @property
     def manifests(self) -> list[RankManifest]:
-        """The merged manifests, without their tensors."""
-        return [*self._merging.manifests.values()]
+        """The manifests that were read."""
+        return [*self._read.values()]
 
     def whose(self) -> str:
         """Return which ranks are missing, as text for a person."""
@@ -76,11 +79,10 @@ class PeerManifests:
 
     def begin(self) -> None:
         """List the manifests to fetch. Call this before `fetch`."""
-        merged = self._merging.manifests
         self._next = deque(
             rank
             for rank in range(self.world)
-            if rank not in merged and rank not in self._data and rank != self.mine.rank
+            if rank not in self._read and rank not in self._data and rank != self.mine.rank
         )
 
     def fetch(self, left: float | None) -> None:
@@ -99,12 +101,12 @@ class PeerManifests:
                 raise
 
     def take(self, left: float | None) -> None:
-        """Merge the fetched manifests in the order of ranks, up to the first that was not fetched."""
+        """Read the fetched manifests in the order of ranks, up to the first that was not fetched."""
         for rank in range(self.world):
-            if rank in self._merging.manifests:
+            if rank in self._read:
                 continue
             if rank == self.mine.rank:
-                self._merging.add(self.mine, self.mine.tensors)
+                self._read[rank] = self.mine
             elif not self._take(rank):
                 self._misses(rank)
                 return
@@ -125,22 +127,22 @@ class PeerManifests:
                 return
 
     def check(self, left: float | None) -> None:
-        """Check that the merged manifests make a complete checkpoint.
+        """Check that the manifests that were read make a complete checkpoint.
 
         Raises:
             CheckpointError: they do not.
         """
-        self._merging.check()
+        coverage(self._read.values())
 
     def _take(self, rank: int) -> bool:
         if (data := self._data.pop(rank, None)) is None:
             return False
-        theirs, tensors = open_manifest(data, self._key(rank), self._merging.known)
+        theirs = decode_manifest(data, self._key(rank), self._cache)
         if theirs.incarnation != self.mine.incarnation:
             # Another start of the job got the same attempt number: its manifest is not part of this checkpoint.
             self._strange.add(rank)
             return False
-        self._merging.add(theirs, tensors)
+        self._read[rank] = replace(theirs, state={})
         self._strange.discard(rank)
         self._finds(rank)
         return True
@@ -149,7 +151,7 @@ class PeerManifests:
         """Return whether the manifest is in the store, from a request for one byte of it."""
         try:
             if rank in self._strange:
-                theirs, _ = open_manifest(self.store.get(self._key(rank), timeout=left), self._key(rank))
+                theirs = decode_manifest(self.store.get(self._key(rank), timeout=left), self._key(rank))
                 return theirs.incarnation == self.mine.incarnation
             self.store.read_into(self._key(rank), 0, memoryview(bytearray(1)), timeout=left)
         except NotFoundError:

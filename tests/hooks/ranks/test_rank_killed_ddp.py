@@ -55,7 +55,6 @@ def test_what_lacks_a_dead_rank_s_extras_is_a_level_of_its_own(gang: Gang, folde
     whole = newest(store)
     assert whole is not None
     assert (whole.name.step, whole.level, whole.missing) == (4, "partial-extras", (2,)), gang.errors()
-    assert {each.format for each in whole.manifests} == {2}
     assert whole.manifests[2].state == {}
     (record,) = outcomes(store).values()
     assert (record["committed"], record["step"], record["level"]) == (True, 4, "partial-extras")

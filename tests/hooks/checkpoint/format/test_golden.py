@@ -27,9 +27,10 @@ from tests.golden.make_v1 import RUN, STATE, TENSORS, content
 FOLDER = Path(__file__).parents[3] / "golden"
 
 
-@pytest.fixture
-def store() -> FileStore:
-    return FileStore(FOLDER / "v1")
+@pytest.fixture(params=["v1", "v3"])
+def store(request: pytest.FixtureRequest) -> FileStore:
+    """Of formats 1 and 3: the same run; that of format 3 goes on with a checkpoint that lacks extras."""
+    return FileStore(FOLDER / request.param)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_the_newest_whole_one_is_found(store: FileStore) -> None:
     """Step 10 lacks a manifest; step 9 has no marker and counts."""
     assert [whole.name.step for whole in whole_checkpoints(store, RUN)] == [9, 8, 5]
     for deep in (False, True):
-        lines = list_checkpoints(store, RUN, deep=deep)
+        lines = [each for each in list_checkpoints(store, RUN, deep=deep) if each.level != "partial-extras"]
         assert [(line.name.step, line.status, line.marked) for line in lines] == [
             (10, "partial", False), (9, "whole", False), (8, "whole", True), (5, "whole", True),
         ]  # fmt: skip
@@ -86,12 +87,13 @@ def test_the_state_is_what_was_saved(store: FileStore) -> None:
         for name, value in STATE.items():
             assert same(value, decode(manifest.state[name], give)) == ""
         assert decode(manifest.state["rng"], give) == f"@{manifest.rank:05d}/rng"
-        assert (manifest.format, manifest.kind, manifest.level) == (1, "emergency", "full")
+        assert f"v{manifest.format}" == store.url.rpartition("/")[2]
+        assert (manifest.kind, manifest.level) == ("emergency", "full")
 
 
 def test_attempts_are_read(store: FileStore) -> None:
     """And counted on from."""
-    assert newest_attempt(store, RUN) == 2
+    assert newest_attempt(store, RUN) == (2 if store.url.endswith("v1") else 3)
     record = decode_attempt(store.get(attempt_key(RUN, 2)), "k")
     assert (record.info, record.incarnation, record.world) == ({"host": "a"}, "nonce-2", 2)
 
@@ -133,3 +135,19 @@ def test_every_byte_of_format_2_is_what_was_written(second: FileStore, step: int
         assert (merged.dtype, merged.stored, merged.shape) == (dtype, stored, shape)
         assert read(second, whole, name) == content(name, step)
     assert (whole.manifests[1].state == {}) == (step != 5)
+
+
+def test_one_of_format_3_that_lacks_extras_is_read_too() -> None:
+    """With the columns of a rank that holds nothing."""
+    third = FileStore(FOLDER / "v3")
+    whole = find_whole(third, RUN, step=12, levels=LEVELS)
+    assert whole is not None
+    assert verify(third, whole) == []
+    assert (whole.level, whole.missing, {each.format for each in whole.manifests}) == (
+        "partial-extras",
+        (1,),
+        {3},
+    )
+    assert [len(each.tensors) for each in whole.manifests] == [len(TENSORS) + 1, 0]
+    for name in TENSORS:
+        assert read(third, whole, name) == content(name, 12)

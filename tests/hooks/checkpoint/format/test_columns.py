@@ -1,0 +1,230 @@
+"""Tensors as columns: what is packed comes back, what ranks have in common is kept once, and what is not valid is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest
+from spotguard.hooks.checkpoint.format.columns import ColumnCache, TensorColumns, pack, pack_numbers
+from spotguard.hooks.checkpoint.format.coverage import coverage
+from spotguard.hooks.checkpoint.format.manifest import (
+    Chunk,
+    ObjectEntry,
+    RankManifest,
+    TensorEntry,
+    private_name,
+)
+from spotguard.providers.errors import CheckpointError
+from tests.fakes.checkpoint import Save
+from tests.fakes.store import FakeStore
+
+OBJECT = ObjectEntry("00001-of-00002/0000.safetensors", 4096, 96, 7)
+
+
+def manifest(*tensors: TensorEntry) -> RankManifest:
+    return RankManifest("run", 1, 0, 0, 1, 2, objects=(OBJECT,), tensors=tensors)
+
+
+def tensor(name: str, shape: tuple[int, ...] = (4, 2), *boxes: tuple[int, int]) -> TensorEntry:
+    """Of int8; each box is some of its rows, and lies in the object behind the box before it."""
+    at, chunks = 96, []
+    for row, rows in boxes:
+        nbytes = rows * shape[1]
+        chunks.append(Chunk((row, 0), (rows, shape[1]), 0, at, at + nbytes, zlib.crc32(name.encode())))
+        at += nbytes
+    return TensorEntry(name, "int8", shape, tuple(chunks))
+
+
+SOME = manifest(
+    tensor("a", (4, 2), (0, 2), (2, 2)),
+    TensorEntry("scalar", "float32", (), (Chunk((), (), 0, 200, 204, 2**32 - 1),)),
+    TensorEntry("moment", "float32", (2,), (Chunk((0,), (2,), 0, 204, 208, 5),), "bfloat16"),
+    TensorEntry(private_name(1, "rng"), "uint8", (3,), (Chunk((0,), (3,), 0, 208, 211, 0),)),
+    TensorEntry("elsewhere", "int64", (9, 0, 3), ()),
+)
+
+
+def raw(value: RankManifest = SOME) -> dict[str, Any]:
+    whole: dict[str, Any] = json.loads(encode_manifest(value))["manifest"]
+    return whole
+
+
+def opened(body: dict[str, Any]) -> RankManifest:
+    """The manifest of this JSON, whose CRC is right."""
+    data = json.dumps(body, separators=(",", ":")).encode()
+    return decode_manifest(b'{"crc32":%d,"manifest":' % zlib.crc32(data) + data + b"}\n", "the/key")
+
+
+def test_each_tensor_comes_back_by_its_place_and_in_order() -> None:
+    """With several chunks, with none, without a dimension, rounded, and of one rank alone."""
+    columns = decode_manifest(encode_manifest(SOME), "k").tensors
+    assert isinstance(columns, TensorColumns)
+    assert tuple(columns) == SOME.tensors
+    assert [columns[at] for at in range(len(columns))] == list(SOME.tensors)
+    assert (columns[-1], columns[1:3]) == (SOME.tensors[-1], SOME.tensors[1:3])
+    assert TensorColumns.of(columns) is columns
+    assert columns != SOME.tensors[1:]
+
+
+@given(st.data())
+def test_any_tensors_come_back(data: st.DataObject) -> None:
+    """Rows of some of them, in any number of boxes."""
+    entries = []
+    for name in data.draw(st.lists(st.text(min_size=1, max_size=5), unique=True, max_size=6)):
+        rows = data.draw(st.integers(1, 9))
+        box = st.tuples(st.integers(0, rows - 1), st.integers(0, 1))
+        entries.append(tensor(name, (rows, 3), *data.draw(st.lists(box, max_size=3))))
+    whole = manifest(*entries)
+    read = decode_manifest(encode_manifest(whole), "k")
+    assert read == whole
+    assert encode_manifest(read) == encode_manifest(whole)
+
+
+def test_a_reader_with_a_newer_writers_fields_reads_what_it_knows() -> None:
+    """More columns, more fields, another order of them, and white space where the encoder puts none."""
+    body = raw()
+    body["tensors"]["more"] = "AAAA"
+    assert opened({"aside": 1, **dict(reversed(body.items()))}).tensors == SOME.tensors
+
+
+def test_what_ranks_have_in_common_is_kept_once() -> None:
+    """Names, shapes, sizes and objects are the same Python objects in all manifests that were read with one cache."""
+    first, second = Save(world=2).write(FakeStore(), marker=False)
+    cache = ColumnCache()
+    one, other = (
+        decode_manifest(encode_manifest(replace(each, rank=each.rank)), "k", cache).tensors
+        for each in (first, second)
+    )
+    assert isinstance(one, TensorColumns)
+    assert isinstance(other, TensorColumns)
+    assert {*one.layout.forms} & {*other.layout.forms}
+    assert decode_manifest(encode_manifest(first), "k", cache).tensors == first.tensors
+    assert decode_manifest(encode_manifest(second), "k").tensors == other
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "match"),
+    [
+        ("forms", None, "tensors are no columns"),
+        ("forms", [7], "a column is int, not text"),
+        ("forms", [pack({})], "no four columns"),
+        ("forms", [pack([["a"], ["int8"], [""], []])], "different lengths"),
+        ("forms", [pack([[""], ["int8"], [""], [[1]]])], "no usable name"),
+        ("forms", [pack([["a"], ["int9"], [""], [[1]]])], "unknown to this version"),
+        ("forms", [pack([["a"], ["int8"], [""], [[True]]])], "a dimension of True"),
+        ("forms", [pack([["a"], ["int8"], [""], [[2**40, 2**40]]])], "too large to exist"),
+        ("forms", [pack([["a", "a"], ["int8"] * 2, [""] * 2, [[1]] * 2])], "1 chunks|2 tensors|twice"),
+        ("forms", ["?"], "not compressed text"),
+        ("forms", [base64.b64encode(zlib.compress(b"[")).decode()], "not JSON inside"),
+        ("forms", [base64.b64encode(zlib.compress(b"NaN")).decode()], "NaN is not a JSON number"),
+        ("forms", [base64.b64encode(zlib.compress(b"[]")[:-1]).decode()], "cut short"),
+        ("counts", pack_numbers("I", [1]), "chunks, and 1 are counted|1 numbers of chunks"),
+        ("counts", pack_numbers("I", [5, 0, 0, 0, 0]), "different lengths"),
+        ("counts", base64.b64encode(zlib.compress(b"abc")).decode(), "a column of numbers is cut short"),
+        ("offsets", pack_numbers("q", [0]), "different lengths"),
+        ("offsets", pack_numbers("q", [0, 0, 3, 0, 0, 0]), "tensor 'a' lies outside its shape"),
+        ("offsets", pack_numbers("q", [0, 0, 2, 0, -1, 0]), "tensor 'moment' lies outside its shape"),
+        ("sizes", pack_numbers("q", [2, 2, 2, 2, 2, -1]), "'@00001/rng' lies outside its shape"),
+        ("objects", pack_numbers("I", [0, 0, 0, 1, 0]), "in object 1 of 1"),
+        ("objects", pack_numbers("I", [0]), "different lengths"),
+        ("starts", pack_numbers("q", [95, 0, 0, 0, 0]), "bytes 95 to 99 lies outside"),
+        ("starts", pack_numbers("q", [4094, 0, 0, 0, 0]), "bytes 4094 to 4098 lies outside"),
+        ("starts", pack_numbers("q", [2**62, 2**62, 0, 0, 0]), "beyond the largest size"),
+        ("crc32", pack_numbers("I", [1]), "different lengths"),
+        ("crc32", None, "a column is NoneType, not text"),
+    ],
+)
+def test_a_column_that_is_not_valid_is_refused_with_the_key_and_the_reason(
+    column: str, value: Any, match: str
+) -> None:
+    """Never something else than a `CheckpointError`, whatever the bytes say."""
+    body = raw()
+    body["tensors"][column] = value
+    with pytest.raises(CheckpointError, match=f"the/key: .*({match})"):
+        opened(body)
+
+
+def test_text_that_grows_without_end_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gigabyte of zeros is a megabyte of text."""
+    monkeypatch.setattr("spotguard.hooks.checkpoint.format.columns._MOST", 1000)
+    body = raw()
+    body["tensors"]["starts"] = pack_numbers("q", [0] * 1000)
+    with pytest.raises(CheckpointError, match="has more than 1000 bytes"):
+        opened(body)
+
+
+def test_a_state_that_is_no_packed_json_is_refused() -> None:
+    """By its key too."""
+    body = raw(replace(SOME, state={"scheduler": {"$": "tuple", "items": [1]}}))
+    assert opened(body).state == {"scheduler": {"$": "tuple", "items": [1]}}
+    for wrong in (7, "?", {"plain": 1}):
+        with pytest.raises(CheckpointError, match=r"the/key: a column is"):
+            opened({**body, "state": {"scheduler": wrong}})
+
+
+# --- what the columns of several ranks prove ---
+
+
+def proves(*boxes: tuple[tuple[int, int], tuple[int, int]], crc32: Callable[[int], int] = int) -> str:
+    """Why these boxes of a 4 × 3 tensor, one of each rank, are no checkpoint; "" if they are."""
+    manifests = [
+        RankManifest(
+            "run", 1, 0, 0, rank, len(boxes),
+            tensors=(TensorEntry("w", "int8", (4, 3), (Chunk(*box, 0, 0, box[1][0] * box[1][1], crc32(rank)),)),),
+        )
+        for rank, box in enumerate(boxes)
+    ]  # fmt: skip
+    try:
+        coverage(manifests)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_any_two_boxes_tile_if_each_element_is_in_one() -> None:
+    """Of few sizes and places, counted element by element; whole rows are told by a way of their own."""
+    places = [
+        ((row, column), (rows, columns))
+        for row, column, rows, columns in product((0, 2, 3), (0, 1), (0, 2, 4), (2, 3))
+        if row + rows <= 4 and column + columns <= 3
+    ]
+    whole = 0
+    for pair in product(places, repeat=2):
+        held = [
+            (row + a, column + b)
+            for (row, column), (rows, columns) in {box for box in pair if 0 not in box[1]}
+            for a, b in product(range(rows), range(columns))
+        ]
+        tiles = sorted(held) == [*product(range(4), range(3))]
+        assert (proves(*pair, crc32=lambda _: 1) == "") == tiles, pair
+        whole += tiles
+    assert whole > 2
+
+
+def test_replicas_that_differ_are_no_checkpoint() -> None:
+    """The same box twice counts once, if its bytes are the same."""
+    whole = ((0, 0), (4, 3))
+    assert proves(whole, whole, crc32=lambda _: 9) == ""
+    assert "has other bytes from rank 1" in proves(whole, whole)
+
+
+def test_the_order_of_ranks_does_not_matter() -> None:
+    """A rank has its own manifest before all others."""
+    manifests = Save(world=5, target=600).write(FakeStore(), marker=False)
+    random.Random(3).shuffle(manifests)
+    merged = coverage(manifests)
+    assert [each.rank for each in merged.manifests] == [0, 1, 2, 3, 4]
+    assert {*merged.tensors} == {entry.name for each in manifests for entry in each.tensors}
