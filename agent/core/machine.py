@@ -10,15 +10,13 @@ sends TERM early in one case only: if no process that could save otherwise is re
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
-from ..actions import Action, Launch, Publish, SignalGroup
+from ..actions import Action, Launch, Publish
 from ..events import (
-    PASSED_ON,
     Asked,
     Closed,
     CommandEnded,
@@ -32,22 +30,16 @@ from ..events import (
     Signalled,
     Watching,
 )
-from .answers import Answers
 from .command import OUTLIVED, Command, CommandGroup, Restart
 from .delivery import Delivery
 from .notices import NoticeTracker, Upcoming
-from .peers import LauncherNotices, Peers
 from .preemption import EndState, Preemption
-from .restart_policy import BY_HAND, LINGER, RestartPolicy
+from .restart_policy import LINGER, RestartPolicy
 from .session import Session, Sessions
-from .shutdown import Service, Shutdown, sigterm
+from .session_messages import Answers, LauncherNotices, Peers
+from .shutdown import Service, Shutdown
+from .sigterm import RunSignals
 from .state import MachineState, Policy, Turn
-
-#: Seconds after a second SIGTERM, or a SIGINT, at which the command is killed.
-FORCE_GRACE = 5.0
-#: SIGTERMs within this many seconds count as one. At a preemption and at a time limit, Slurm sends two in a row (slurmd's
-#: `_rpc_timelimit`, then `_rpc_terminate_job`: seen). No person who wants a faster end is that fast.
-ONE_TERM = 2.0
 
 
 class Machine:
@@ -86,8 +78,7 @@ class Machine:
             self._turn, self._command, self._restart, self._delivery, self._peers, self._shutdown
         )
         self._service = Service(self._turn, self._sessions, self._delivery)
-        #: Monotonic seconds until which a SIGTERM counts as the first one.
-        self._first_term_until = 0.0
+        self._signals = RunSignals(self._turn, self._command, self._delivery)
 
     # --- events in, actions out ---
 
@@ -239,50 +230,6 @@ class Machine:
             self._service.stop()
             self._turn.exit(0)
 
-    def _signal_between_starts(self, event: Signalled) -> None:
-        if event.signum == signal.SIGTERM:
-            self._turn.exit(self.policy.exit_code)
-        elif event.signum in BY_HAND:  # with 75, a shell's loop would go on
-            self._turn.exit(128 + event.signum)
-
-    def _signal_to_run(self, event: Signalled) -> None:
-        signum = event.signum
-        if signum in PASSED_ON:
-            self._turn.do(SignalGroup(signum))
-        elif signum == signal.SIGTERM and self._turn.now < self._first_term_until:
-            self._turn.log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
-        elif signum == signal.SIGINT or self._turn.terms:
-            self._force(signum)
-        elif signum == signal.SIGTERM:
-            self._turn.terms += 1
-            self._first_term_until = self._turn.now + ONE_TERM
-            self._delivery.noticed(sigterm(self._turn))
-
-    def _force(self, signum: int) -> None:
-        """End the command at once: a person asked twice, or pressed Ctrl-C."""
-        if self._turn.stopping:
-            self._turn.log("asked again to end: SIGKILL to the command", logging.WARNING)
-            self._kill()
-            return
-        self._turn.stopping = True
-        self._turn.force_at = self._turn.now + FORCE_GRACE
-        name = signal.Signals(signum).name
-        self._turn.log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
-        p = self._delivery.active
-        if p is not None and not p.rehearsal:
-            p.end(EndState.TERMINATING, f"ended at once by {name}")
-            p.term_at = p.again_at = None
-            p.end_all()
-        self._command.signal(signum)
-
-    def _kill(self) -> None:
-        """Kill a command that was asked to end, and whose time is over."""
-        self._turn.force_at = None
-        p = self._delivery.active
-        if p is not None and not p.rehearsal:
-            p.then("killed")
-        self._command.kill_all()
-
     # --- due actions: the time has come, or every participant has answered ---
 
     def _watch(self, _: None = None) -> None:
@@ -290,7 +237,7 @@ class Machine:
 
     def _watch_command(self, _: None) -> None:
         self._watch()
-        self._kill_if_forced()
+        self._signals.kill_if_forced()
 
     def _rehearse(self, _: None = None) -> None:
         if (p := self._delivery.active) is not None:
@@ -299,24 +246,15 @@ class Machine:
 
     def _rehearse_with_command(self, _: None) -> None:
         self._rehearse()
-        self._kill_if_forced()
+        self._signals.kill_if_forced()
 
     def _save_with_command(self, _: None) -> None:
         if (p := self._delivery.active) is not None:
             self._delivery.await_return(p)
         self._watch()
-        self._kill_if_forced()
+        self._signals.kill_if_forced()
         if p is not None and self._command.running:
             self._shutdown.advance(p)
-
-    def _kill_if_forced(self) -> None:
-        if (
-            self._command.running
-            and self._turn.force_at is not None
-            and self._turn.now >= self._turn.force_at
-        ):
-            self._turn.log("the command did not end: SIGKILL", logging.WARNING)
-            self._kill()
 
     def _serve(self, _: None) -> None:
         if (p := self._delivery.active) is not None:
@@ -371,18 +309,27 @@ _ALWAYS: dict[type[Any], _Handler] = {
     GroupSeen: lambda m, e: m._command.group_seen(e),
 }
 
+
+def _signal(machine: Machine, event: Signalled) -> None:
+    machine._signals.received(event.signum)
+
+
+def _signal_between_starts(machine: Machine, event: Signalled) -> None:
+    machine._signals.between_starts(event.signum)
+
+
 #: The handlers of `spotguard run`, by state and event. NoneType: a due action, without an event.
 COMMAND: dict[MachineState, dict[type[Any], _Handler]] = {
-    MachineState.WATCHING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._watch_command},
+    MachineState.WATCHING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._watch_command},
     MachineState.REHEARSING: {
         **_ALWAYS,
-        Signalled: Machine._signal_to_run,
+        Signalled: _signal,
         NoneType: Machine._rehearse_with_command,
     },
-    MachineState.SAVING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._save_with_command},
-    MachineState.ENDING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._save_with_command},
-    MachineState.CLEARING: {**_ALWAYS, Signalled: Machine._signal_to_run, NoneType: Machine._clear},
-    MachineState.WAITING: {**_ALWAYS, Signalled: Machine._signal_between_starts, NoneType: Machine._wait},
+    MachineState.SAVING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._save_with_command},
+    MachineState.ENDING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._save_with_command},
+    MachineState.CLEARING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._clear},
+    MachineState.WAITING: {**_ALWAYS, Signalled: _signal_between_starts, NoneType: Machine._wait},
     MachineState.FINISHED: {},
 }
 

@@ -6,16 +6,16 @@ Pure, like all of `core`: events and the time come in, actions go out.
 from __future__ import annotations
 
 import logging
-import signal
 
 from ...providers.notice import NoticeKind
 from ...providers.text import span
 from ..actions import Launch, Rest
 from .command import OUTLIVED, Command, CommandGroup, Restart
 from .delivery import Delivery
-from .peers import Peers
 from .preemption import EndState, Preemption
+from .session_messages import Peers
 from .shutdown import Shutdown
+from .sigterm import BY_HAND
 from .state import Turn
 
 #: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
@@ -29,8 +29,6 @@ FIRST_LOOK = 10.0
 BEYOND_US = 78
 #: Kinds of notices that announce no machine's end.
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
-#: A command that a person ended at the terminal did not crash.
-BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 class RestartPolicy:

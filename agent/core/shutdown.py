@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ..actions import Look, Send, SignalOrphans, SignalSession
-from .budget import SIGTERM_WINDOW
 from .command import OUTLIVED, Command, CommandGroup
 from .delivery import Delivery
 from .preemption import EndState, Preemption
 from .session import Participant, Session, Sessions
+from .sigterm import sigterm_notice
 from .state import Turn
 
 #: Seconds for a script to end after its training has ended by itself, before the agent's signal announces the machine's end.
@@ -265,7 +265,7 @@ class Service:
         if (
             first and going_down and self._sessions.open
         ):  # a drill, or another machine's notice, is a smaller thing
-            self._delivery.noticed(sigterm(self._turn))
+            self._delivery.noticed(sigterm_notice(self._turn))
         if not (first and self._somebody_saves()):
             return True
         self._turn.log(
@@ -312,16 +312,3 @@ class Service:
                 part.leave_sent = True
                 leave = protocol.Leave(part.delivered_as, self._turn.policy.exit_code)
                 self._turn.do(Send(part.session.number, leave))
-
-
-def sigterm(turn: Turn) -> Notice:
-    """Return the notice for a SIGTERM to the agent."""
-    window = SIGTERM_WINDOW if turn.policy.window is None else turn.policy.window
-    return Notice(
-        id=f"sigterm-{turn.now:.6f}",
-        kind=NoticeKind.SIGNAL,
-        source="SIGTERM",
-        deadline=turn.now + window,
-        seen_at=turn.now,
-        window=window,
-    )

@@ -185,7 +185,7 @@ class MergedTensors(Mapping[str, MergedTensor]):
         """
         for run in self._runs:
             place = run.at_one_place()
-            rows = None if place is None else _Rows(run, *place)
+            rows = None if place is None else _RowTiling(run, *place)
             for index, name in enumerate(run.forms.names):
                 where = self._where[name]
                 if where[0][0] is not run:
@@ -250,7 +250,7 @@ class MergedTensors(Mapping[str, MergedTensor]):
         return len(self._where)
 
 
-class _Rows:
+class _RowTiling:
     """The check for the simplest and most common tiling: whole rows, rank after rank, from the first to the last.
 
     Args:

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from spotguard.agent.actions import Log, Send
-from spotguard.agent.core.peers import LATE, TOLD
+from spotguard.agent.core.session_messages import LATE, TOLD
 from spotguard.hooks.ipc.protocol import LAUNCHER, Committed, Delivered, Failed, Progress
 from tests.agent.core.telling import torchrun
 from tests.fakes.story import Story
