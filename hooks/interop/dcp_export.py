@@ -38,7 +38,7 @@ from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.boxes import Box
 from ..checkpoint.format.coverage import Coverage
 from ..restore.fetch import Progress
-from ..restore.reader import ReadTarget, fill
+from ..restore.resharding import ReadTarget, fill
 from .dcp_names import FlatCheckpoint, SavedTree, flat, values_of
 from .dcp_reader import metadata_of, saved_bytes
 

@@ -41,7 +41,7 @@ from ..state.restore_plan import RestorePlan
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
 from .progress import ReadProgress
-from .reader import read
+from .resharding import read
 
 log = logging.getLogger("spotguard")
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from ...providers.clock import Clock
-from ...providers.errors import CorruptError, SpotguardError, StoreError
+from ...providers.errors import SpotguardError
 
 
 class Abandoned(SpotguardError):
@@ -144,49 +144,3 @@ class CancelScope:
             raise Abandoned(self._reason)
         if self._deadline is not None and self._clock.monotonic() >= self._deadline:
             raise Abandoned("out of time")
-
-
-# --- retry ---
-
-#: Tries of an object that the store reports as corrupt: it received other bytes than were sent.
-_CORRUPT_TRIES = 3
-#: Seconds before the first retry of a request that failed transiently; doubled each time, up to the second number.
-_RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
-
-
-def retry(
-    scope: CancelScope,
-    ask: Callable[[float | None], object],
-    hear: Callable[[StoreError], None] = lambda error: None,
-) -> float:
-    """Make a request of a store, and retry while it fails transiently and the save may go on.
-
-    Args:
-        ask: the request, called with the seconds until the deadline.
-        hear: called with each transient failure.
-
-    Returns:
-        Seconds of the successful try.
-
-    Raises:
-        Abandoned: the save must not go on; the message has the store's last error.
-        StoreError: the store failed, and not transiently.
-    """
-    pause, tries = _RETRY_FIRST, _CORRUPT_TRIES
-    scope.check()
-    while True:
-        began = scope.now()
-        try:
-            ask(scope.left())
-            return scope.now() - began
-        except StoreError as error:
-            tries -= isinstance(error, CorruptError)  # most likely the bytes were corrupted on their way
-            if not (error.transient or (isinstance(error, CorruptError) and tries)):
-                raise
-            last = error
-        hear(last)
-        try:
-            scope.pause(pause)
-        except Abandoned as why:
-            raise Abandoned(f"{why}; the store said last: {last}") from last
-        pause = min(2 * pause, _RETRY_MOST)

@@ -9,11 +9,12 @@ import torch
 
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope, retry
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import StoredObject, WriteProgress, WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter
+from spotguard.hooks.save.upload.retry import retry
 from spotguard.hooks.save.upload.transfer import Transfer
 from spotguard.hooks.state.host_buffer import HostBuffer
 from spotguard.providers.clock import SystemClock

@@ -1,4 +1,6 @@
-"""The reader: it reads objects into tensors in parallel, through reused buffers, and verifies each chunk before it copies it.
+"""Which bytes a rank reads, for any number of ranks that wrote them: the chunks that meet its part of each tensor.
+
+Objects are read in parallel, through reused buffers, and each chunk is verified before it is copied.
 
 A chunk's bytes never reach a tensor unless their CRC32 is the manifest's (law 6). A wrong one raises `CheckpointError`. The
 caller then loads the next older whole checkpoint over everything, so training never starts from a mix.

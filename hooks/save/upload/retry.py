@@ -1,0 +1,91 @@
+"""A failed request of the store: when it is tried again, and what is checked after an outage.
+
+A store that went back to an earlier state after an outage has lost objects. One of the writer's threads lists the save's objects
+as soon as the store answers again, so that no manifest names a lost object.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from ....providers.errors import CorruptError, StoreError
+from ....providers.stores.base import BlobStore
+from ...checkpoint.format.keys import checkpoint_prefix, object_name
+from ..cancel_scope import Abandoned, CancelScope
+from ..plan.write_plan import StoredObject
+from .transfer import Transfer
+
+log = logging.getLogger("spotguard")
+
+#: Tries of an object that the store reports as corrupt: it received other bytes than were sent.
+_CORRUPT_TRIES = 3
+#: Seconds before the first retry of a request that failed transiently; doubled each time, up to the second number.
+_RETRY_FIRST, _RETRY_MOST = 0.1, 2.0
+#: Seconds for one listing. A listing that hangs is tried again.
+_LISTING = 5.0
+
+
+def retry(
+    scope: CancelScope,
+    ask: Callable[[float | None], object],
+    hear: Callable[[StoreError], None] = lambda error: None,
+) -> float:
+    """Make a request of a store, and retry while it fails transiently and the save may go on.
+
+    Args:
+        ask: the request, called with the seconds until the deadline.
+        hear: called with each transient failure.
+
+    Returns:
+        Seconds of the successful try.
+
+    Raises:
+        Abandoned: the save must not go on; the message has the store's last error.
+        StoreError: the store failed, and not transiently.
+    """
+    pause, tries = _RETRY_FIRST, _CORRUPT_TRIES
+    scope.check()
+    while True:
+        began = scope.now()
+        try:
+            ask(scope.left())
+            return scope.now() - began
+        except StoreError as error:
+            tries -= isinstance(error, CorruptError)  # most likely the bytes were corrupted on their way
+            if not (error.transient or (isinstance(error, CorruptError) and tries)):
+                raise
+            last = error
+        hear(last)
+        try:
+            scope.pause(pause)
+        except Abandoned as why:
+            raise Abandoned(f"{why}; the store said last: {last}") from last
+        pause = min(2 * pause, _RETRY_MOST)
+
+
+def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[int, StoredObject]) -> None:
+    """List the `doubted` objects, and have the save put those again that are gone or have another size."""
+    write_plan = work.write_progress.write_plan
+    keys = {
+        index: checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)
+        for index, stored in doubted.items()
+    }
+    sizes: dict[str, int] = {}
+    outages = 0
+
+    def look(left: float | None) -> None:
+        nonlocal outages
+        outages = work.outages
+        sizes.clear()
+        for folder in {key.rpartition("/")[0] + "/" for key in keys.values()}:
+            listed = store.list(folder, timeout=_LISTING if left is None else min(left, _LISTING))
+            sizes.update((info.key, info.size) for info in listed)
+
+    retry(work.scope, look, work.hear)
+    lost = [index for index, key in keys.items() if sizes.get(key) != write_plan.objects[index].size]
+    if lost:
+        log.warning(
+            "the store was away and has lost %d objects of this save: they are uploaded again", len(lost)
+        )
+    work.looked(outages, lost)
