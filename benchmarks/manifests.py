@@ -1,19 +1,21 @@
-"""A commit's reading: the manifests of 128 ranks, 2,169 tensors each, decoded and proven to tile.
+"""Manifests of large jobs: read and checked as a commit does, and planned from as a restoring rank does.
 
-2,169 items a rank is about a model of 70 billion parameters with Adam. Each tensor is split among all ranks along
-its first dimension, as FSDP does, so 128 ranks make 277,632 chunks. Beside it: the global plan that
-`torch.distributed.checkpoint` makes on its coordinator from the same, with its unpickling of what ranks send.
+2,169 items a rank is about a model of 70 billion parameters with Adam. Each tensor is split among all ranks along its first
+dimension, as FSDP does, so 1,024 ranks make two million chunks. Everything runs on a thread beside the main thread, where the
+collector goes on, as in a job that trains. The memory is the most that it takes beyond the bytes of the manifests.
 
-Twice: all at once on the main thread, as a restore begins; and one after the other on a thread beside it, where the
-collector goes on, as a rank commits for all others.
+Beside it, for 128 ranks: the global plan that `torch.distributed.checkpoint` makes on its coordinator from the same, with its
+unpickling of what ranks send.
 """
 
 from __future__ import annotations
 
+import gc
 import pickle
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +23,15 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_manifests, encode_manifest
+from spotguard.hooks.checkpoint.format.boxes import Box
+from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest
 from spotguard.hooks.checkpoint.format.columns import ColumnCache
-from spotguard.hooks.checkpoint.format.coverage import coverage
+from spotguard.hooks.checkpoint.format.coverage import Coverage, coverage
 from spotguard.hooks.checkpoint.format.keys import object_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 
 from .rows import Row
+from .saving import resident
 from .scale import Scale
 from .timing import seconds
 
@@ -35,32 +39,66 @@ _WIDTH = 64
 _HEADER = 4096
 
 
+#: Ranks; how often it is measured; and the figures: seconds to read and check, and to plan.
+_WORLDS = ((128, 5, 0.5, 1.0), (1024, 3, 2.0, 3.0), (4096, 1, 8.0, 12.0))
+#: MiB that a commit, or a restore, may take.
+_MEMORY = 256.0
+
+
 def measure(scale: Scale) -> Iterator[Row]:
-    world, tensors, times = scale.of((128, 2169, 5), (4, 20, 1))
-    files = [(f"rank {rank}", _manifest(rank, world, tensors)) for rank in range(world)]
-    merged = [seconds(lambda: coverage(decode_manifests(files)).tensors) for _ in range(times)]
-    plans = [pickle.dumps(_plan(rank, world, tensors)) for rank in range(world)]
-    planned = sorted(seconds(lambda: _planned(plans)) for _ in range(min(times, 2)))
-    yield Row(
-        f"manifests of {world} ranks × {tensors:,} tensors read, merged and checked",
-        "s",
-        tuple(merged),
-        figure=2.0,
-        peer=planned[len(planned) // 2],
-        peer_name="DCP's global plan",
-    )
-    committed = [_on_a_thread(lambda: seconds(lambda: _commit(files))) for _ in range(times)]
-    yield Row(
-        "  the same as a commit does it, on a thread beside training", "s", tuple(committed), figure=2.0
-    )
+    tensors, worlds = scale.of((2169, _WORLDS), (20, ((4, 1, 0.5, 1.0),)))
+    for index, (world, times, check, plan) in enumerate(worlds):
+        files = [(f"rank {rank}", _manifest(rank, world, tensors)) for rank in range(world)]
+        what = f"{world:,} ranks × {tensors:,} tensors"
+        yield Row(f"manifests of {what}: bytes of one", "kB", (len(files[0][1]) / 1e3,))
+        peer = _planned_by_dcp(world, tensors) if index == 0 else None
+        checked = [_on_a_thread(lambda: _measured(lambda: _commit(files))) for _ in range(times)]  # noqa: B023
+        yield Row(
+            f"manifests of {what}: read and checked",
+            "s",
+            tuple(seconds for seconds, _ in checked),
+            figure=check,
+            peer=peer,
+            peer_name="DCP's global plan",
+        )
+        yield Row(
+            f"manifests of {what}: memory of that", "MiB", tuple(mib for _, mib in checked), figure=_MEMORY
+        )
+        planned = [_on_a_thread(lambda: _measured(lambda: _plan_of(files, world))) for _ in range(times)]  # noqa: B023
+        yield Row(
+            f"manifests of {what}: read, checked, and one rank's reads planned",
+            "s",
+            tuple(seconds for seconds, _ in planned),
+            figure=plan,
+        )
 
 
-def _commit(files: list[tuple[str, bytes]]) -> None:
+def _measured(call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the call, and MiB of memory that it takes at its worst."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew: proc(5)
+    before = resident("VmRSS")
+    took = seconds(call)
+    return took, max(0, resident("VmHWM") - before) / 2**20
+
+
+def _commit(files: list[tuple[str, bytes]]) -> Coverage:
     cache = ColumnCache()
-    coverage([decode_manifest(data, key, cache) for key, data in files])
+    return coverage([decode_manifest(data, key, cache) for key, data in files])
 
 
-def _on_a_thread(call: Callable[[], float]) -> float:
+def _plan_of(files: list[tuple[str, bytes]], world: int) -> int:
+    """The chunks that one rank in the middle reads, as many ranks as saved."""
+    whole, wanted = _commit(files), Box((world // 2 * _WIDTH, 0), (_WIDTH, _WIDTH))
+    return sum(len([*tensor.meeting(wanted)]) for tensor in whole.tensors.values())
+
+
+def _planned_by_dcp(world: int, tensors: int) -> float:
+    plans = [pickle.dumps(_plan(rank, world, tensors)) for rank in range(world)]
+    return sorted(seconds(lambda: _planned(plans)) for _ in range(2))[0]
+
+
+def _on_a_thread(call: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result()
 

@@ -120,7 +120,10 @@ ROWS = {
             *["  not kept of what the window allows"] * bool(cloud.windows),
         )
     ],
-    "manifests": ["manifests of 4 ranks × 20 tensors", "  the same as a commit does it"],
+    "manifests": [
+        f"manifests of 4 ranks × 20 tensors: {what}"
+        for what in ("bytes of one", "read and checked", "memory of that", "read, checked, and one")
+    ],
     "ways": [
         f"files that {what} passes"
         for what in ("an emergency save of one process", "an agreed save of 4 ranks", "a restore")

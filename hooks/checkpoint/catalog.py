@@ -243,10 +243,11 @@ def list_checkpoints(
     folders = scan(store, run_id, timeout=timeout)
     checkpoints = [_describe(store, folder, folders, deep, timeout) for folder in folders]
     bare = [folder for folder in folders if not any(map(parse_manifest_name, folder.files))]
+    attempts = {folder.name.attempt for folder in bare}
     needed: set[str] = set()
     for each, folder in zip(checkpoints, folders, strict=True):
         refers = each.status == "whole" and each.nbytes > _objects(folder)[1]
-        if refers and any(other.name.attempt == each.name.attempt for other in bare):
+        if refers and each.name.attempt in attempts:
             with suppress(CheckpointError, NotFoundError):  # the next listing reports this one
                 needed |= referred(examine(store, folder, folders, timeout=timeout).manifests).keys()
     kept = {each.name for each in bare if {each.prefix + file for file in each.files} <= needed}
@@ -383,7 +384,9 @@ def _belongs(merged: Coverage, folder: CheckpointFolder) -> None:
 
 def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[CheckpointFolder]) -> None:
     """Check that every object that a manifest names is in the listing, with its size."""
-    elsewhere = {str(each.name): each.files for each in folders}
+    elsewhere: dict[str, Mapping[str, int]] = {}
+    if any(entry.checkpoint for manifest in merged.manifests for entry in manifest.objects):
+        elsewhere = {str(each.name): each.files for each in folders}
     for manifest in merged.manifests:
         for entry in manifest.objects:
             files = elsewhere.get(entry.checkpoint, {}) if entry.checkpoint else folder.files

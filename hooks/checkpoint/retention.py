@@ -17,6 +17,7 @@ attempt may still be uploading somewhere. It loses nothing, because a newer chec
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -224,11 +225,10 @@ def _milestones(
     earlier step leaves a branch behind. Checkpoints of that branch beyond that step are no milestones.
     """
     by_multiple: dict[int, list[CheckpointFolder]] = {}
+    resumed = _resumed_at(folders)
     for folder in older:
         name = folder.name
-        left_behind = any(
-            each.name.attempt > name.attempt and each.name.step <= name.step for each in folders
-        )
+        left_behind = name.step >= resumed[name.attempt]
         if name.step >= every and not left_behind:
             by_multiple.setdefault(name.step // every, []).append(folder)
     milestones = []
@@ -242,6 +242,19 @@ def _milestones(
                 milestones.append(whole)
                 break
     return sorted(milestones, key=lambda whole: whole.name, reverse=True)
+
+
+def _resumed_at(folders: list[CheckpointFolder]) -> dict[int, float]:
+    """Return for each attempt the earliest step of all newer attempts: training went back to a step before it."""
+    first: dict[int, float] = {}
+    for folder in folders:
+        name = folder.name
+        first[name.attempt] = min(name.step, first.get(name.attempt, math.inf))
+    resumed, earliest = {}, math.inf
+    for attempt in sorted(first, reverse=True):
+        resumed[attempt] = earliest
+        earliest = min(earliest, first[attempt])
+    return resumed
 
 
 def _of_newer_format(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> bool:
