@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -25,10 +28,22 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from spotguard.hooks.checkpoint.format.boxes import Box
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest
-from spotguard.hooks.checkpoint.format.columns import ColumnCache
 from spotguard.hooks.checkpoint.format.coverage import Coverage, coverage
-from spotguard.hooks.checkpoint.format.keys import object_name
-from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
+from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix, manifest_name, object_name
+from spotguard.hooks.checkpoint.format.manifest import (
+    Chunk,
+    ObjectEntry,
+    RankManifest,
+    TensorEntry,
+    private_name,
+)
+from spotguard.hooks.checkpoint.format.packing import PackedCache
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.commit.publish import publish_together
+from spotguard.hooks.save.shard_writer import ShardWriter
+from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import NotFoundError
+from spotguard.providers.stores.base import BlobStore
 
 from .rows import Row
 from .saving import resident
@@ -37,17 +52,20 @@ from .timing import seconds
 
 _WIDTH = 64
 _HEADER = 4096
+_MOMENTS = ("", "exp_avg", "exp_avg_sq")
 
 
-#: Ranks; how often it is measured; and the figures: seconds to read and check, and to plan.
-_WORLDS = ((128, 5, 0.5, 1.0), (1024, 3, 2.0, 3.0), (4096, 1, 8.0, 12.0))
+#: Ranks; how often it is measured; and the figures: seconds to read and check, to commit with the fetching, and to plan.
+_WORLDS = ((128, 5, 0.5, 1.0, 1.0), (1024, 3, 2.0, 6.0, 3.0), (4096, 1, 8.0, 24.0, 12.0))
+#: Seconds until the far store answers, and bytes a second of the link to it: 1 Gbit/s.
+_LATENCY, _LINK = 0.03, 125e6
 #: MiB that a commit, or a restore, may take.
 _MEMORY = 256.0
 
 
 def measure(scale: Scale) -> Iterator[Row]:
-    tensors, worlds = scale.of((2169, _WORLDS), (20, ((4, 1, 0.5, 1.0),)))
-    for index, (world, times, check, plan) in enumerate(worlds):
+    tensors, worlds = scale.of((2169, _WORLDS), (20, ((4, 1, 0.5, 1.0, 1.0),)))
+    for index, (world, times, check, whole, plan) in enumerate(worlds):
         files = [(f"rank {rank}", _manifest(rank, world, tensors)) for rank in range(world)]
         what = f"{world:,} ranks × {tensors:,} tensors"
         yield Row(f"manifests of {what}: bytes of one", "kB", (len(files[0][1]) / 1e3,))
@@ -64,6 +82,11 @@ def measure(scale: Scale) -> Iterator[Row]:
         yield Row(
             f"manifests of {what}: memory of that", "MiB", tuple(mib for _, mib in checked), figure=_MEMORY
         )
+        requests, took = _committed(files, world)
+        yield Row(
+            f"manifests of {what}: committed, the store 30 ms away at 1 Gbit/s", "s", (took,), figure=whole
+        )
+        yield Row(f"manifests of {what}: requests of that", "requests", (float(requests),))
         planned = [_on_a_thread(lambda: _measured(lambda: _plan_of(files, world))) for _ in range(times)]  # noqa: B023
         yield Row(
             f"manifests of {what}: read, checked, and one rank's reads planned",
@@ -71,6 +94,58 @@ def measure(scale: Scale) -> Iterator[Row]:
             tuple(seconds for seconds, _ in planned),
             figure=plan,
         )
+
+
+def _committed(files: list[tuple[str, bytes]], world: int) -> tuple[int, float]:
+    """Requests and seconds of the commit by the rank that comes last: its manifest, all others', the check and the marker."""
+    last = decode_manifest(files[-1][1], files[-1][0])
+    prefix = checkpoint_prefix(last.run_id, last.checkpoint)
+    store = _FarStore(
+        {prefix + manifest_name(rank, world): data for rank, (_, data) in enumerate(files[:-1])}
+    )
+    clock = SystemClock()
+    with closing(ShardWriter(cast(BlobStore, store), last.run_id, last.rank, world)) as writer:
+        writer.uploads.warm(0)
+        began = time.monotonic()
+        published = publish_together(writer.uploads, last, CancelScope(clock, None), clock)
+        took = time.monotonic() - began
+    assert published.marked
+    return store.requests, took
+
+
+class _FarStore:
+    """A store that answers after `_LATENCY`, over one link for all answers."""
+
+    url = "far://store"
+    parallel = 16
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self._objects = objects
+        self._lock = threading.Lock()
+        self._free = 0.0
+        self.requests = 0
+
+    def warm(self, *, timeout: float | None = None) -> None:
+        pass
+
+    def get(self, key: str, *, timeout: float | None = None) -> bytes:
+        data = self._objects.get(key)
+        self._travel(len(data or b""))
+        if data is None:
+            raise NotFoundError(key)
+        return data
+
+    def put(self, key: str, data: memoryview, **_: object) -> None:
+        self._travel(len(data))
+        self._objects[key] = bytes(data)
+
+    def _travel(self, nbytes: int) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self.requests += 1
+            self._free = max(self._free, now + _LATENCY) + nbytes / _LINK
+            there = self._free
+        time.sleep(there - now)
 
 
 def _measured(call: Callable[[], object]) -> tuple[float, float]:
@@ -83,14 +158,15 @@ def _measured(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def _commit(files: list[tuple[str, bytes]]) -> Coverage:
-    cache = ColumnCache()
+    cache = PackedCache()
     return coverage([decode_manifest(data, key, cache) for key, data in files])
 
 
 def _plan_of(files: list[tuple[str, bytes]], world: int) -> int:
     """The chunks that one rank in the middle reads, as many ranks as saved."""
     whole, wanted = _commit(files), Box((world // 2 * _WIDTH, 0), (_WIDTH, _WIDTH))
-    return sum(len([*tensor.meeting(wanted)]) for tensor in whole.tensors.values())
+    tensors = (tensor for tensor in whole.tensors.values() if len(tensor.shape) == len(wanted.sizes))
+    return sum(len([*tensor.meeting(wanted)]) for tensor in tensors)
 
 
 def _planned_by_dcp(world: int, tensors: int) -> float:
@@ -104,11 +180,20 @@ def _on_a_thread(call: Callable[[], tuple[float, float]]) -> tuple[float, float]
 
 
 def _manifest(rank: int, world: int, tensors: int) -> bytes:
-    """One rank's manifest: its 1/world of every tensor, 64 rows of 64 float32 each, in objects of 100 tensors."""
+    """One rank's manifest: its 1/world of every tensor, 64 rows of 64 float32 each, in objects of 100 tensors.
+
+    A third are weights and the rest moments, which the optimizer's tree names; the generator's state is the rank's own.
+    """
     size, per_object = _WIDTH * _WIDTH * 4, 100
+    names = [
+        f"model/layers.{i // 3}.weight"
+        if i % 3 == 0
+        else f"optimizer/state/model/layers.{i // 3}.weight/{_MOMENTS[i % 3]}"
+        for i in range(tensors)
+    ]
     entries = [
         TensorEntry(
-            f"model/layers.{i}.weight",
+            name,
             "float32",
             (world * _WIDTH, _WIDTH),
             (
@@ -122,14 +207,31 @@ def _manifest(rank: int, world: int, tensors: int) -> bytes:
                 ),
             ),
         )
-        for i in range(tensors)
+        for i, name in enumerate(names)
     ]
-    objects = tuple(
+    objects = [
         ObjectEntry(object_name(rank, world, i), _HEADER + per_object * size, _HEADER, 1)
         for i in range(-(-tensors // per_object))
-    )
+    ]
+    own = private_name(rank, "rng#0")
+    last = Chunk((0,), (5056,), len(objects), 80, 80 + 5056, rank)
+    entries.append(TensorEntry(own, "uint8", (5056,), (last,)))
+    objects.append(ObjectEntry(object_name(rank, world, len(objects)), 80 + 5056, 80, 1))
+    state = {
+        "model": {name: {"$": "tensor", "name": name} for name in names[::3]},
+        "optimizer": {
+            weight: {
+                moment: {"$": "tensor", "name": f"optimizer/state/{weight}/{moment}"}
+                for moment in _MOMENTS[1:]
+            }
+            for weight in names[::3]
+        },
+        "rng": {"torch": {"$": "tensor", "name": own}},
+    }
     return encode_manifest(
-        RankManifest("bench", 1, 0, 0, rank, world, objects=objects, tensors=tuple(entries))
+        RankManifest(
+            "bench", 1, 0, 0, rank, world, objects=tuple(objects), tensors=tuple(entries), state=state
+        )
     )
 
 

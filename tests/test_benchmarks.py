@@ -122,7 +122,14 @@ ROWS = {
     ],
     "manifests": [
         f"manifests of 4 ranks × 20 tensors: {what}"
-        for what in ("bytes of one", "read and checked", "memory of that", "read, checked, and one")
+        for what in (
+            "bytes of one",
+            "read and checked",
+            "memory of that",
+            "committed, the store",
+            "requests of that",
+            "read, checked, and one",
+        )
     ],
     "ways": [
         f"files that {what} passes"

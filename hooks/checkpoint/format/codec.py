@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ....providers.errors import CheckpointError
-from .columns import ColumnCache, TensorColumns, columns_in, columns_out, pack
+from .columns import TensorColumns
 from .entries import (
     InvalidField,
     integer,
@@ -44,6 +44,7 @@ from .manifest import (
     collector_at_rest,
     format_of,
 )
+from .packing import PackedCache, columns_in, columns_out, pack
 
 _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
@@ -82,7 +83,7 @@ def encode_attempt(record: AttemptRecord) -> bytes:
     return _seal("attempt", record, {})
 
 
-def decode_manifest(data: bytes, key: str, cache: ColumnCache | None = None) -> RankManifest:
+def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> RankManifest:
     """Return the manifest in the object at `key`.
 
     Args:
@@ -93,13 +94,13 @@ def decode_manifest(data: bytes, key: str, cache: ColumnCache | None = None) -> 
     Raises:
         CheckpointError: the manifest is damaged, has a newer format, or contradicts itself.
     """
-    known = ColumnCache() if cache is None else cache
+    known = PackedCache() if cache is None else cache
     return _open(data, key, "manifest", lambda raw: _manifest(raw, known))
 
 
 def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
     """Return the manifests of one checkpoint, given as (key, bytes)."""
-    cache = ColumnCache()
+    cache = PackedCache()
     with collector_at_rest():
         return [decode_manifest(data, key, cache) for key, data in files]
 
@@ -169,7 +170,7 @@ def _name(raw: dict[str, Any]) -> CheckpointName:
     return CheckpointName(*(integer(raw, part, 0, MAX_NUMBER - 1) for part in ("attempt", "step", "save")))
 
 
-def _manifest(raw: dict[str, Any], cache: ColumnCache) -> RankManifest:
+def _manifest(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
     rank = integer(raw, "rank", 0, world - 1)
@@ -196,13 +197,13 @@ def _manifest(raw: dict[str, Any], cache: ColumnCache) -> RankManifest:
     )
 
 
-def _tensors(raw: dict[str, Any], objects: tuple[ObjectEntry, ...], cache: ColumnCache) -> TensorColumns:
+def _tensors(raw: dict[str, Any], objects: tuple[ObjectEntry, ...], cache: PackedCache) -> TensorColumns:
     if raw["format"] >= _COLUMNS:
         return columns_in(raw.get("tensors"), objects, cache)
     return TensorColumns.of(tensors_in(typed(raw, "tensors", list), objects), cache)
 
 
-def _state(raw: dict[str, Any], cache: ColumnCache) -> dict[str, Any]:
+def _state(raw: dict[str, Any], cache: PackedCache) -> dict[str, Any]:
     state = typed(raw, "state", dict)
     return {name: cache.value(text) for name, text in state.items()} if raw["format"] >= _COLUMNS else state
 

@@ -5,32 +5,23 @@ A job of 1,024 ranks with 2,169 tensors each has two million chunks. One object 
 
 What ranks have in common is read once. Names, dtypes and shapes (`TensorForms`) are equal on most ranks, and so are the sizes
 of shards and their objects. Equal texts in two manifests become the same object (`ColumnCache`).
-
-In JSON a column is the base64 text of its numbers in little-endian order, compressed by zlib. (Compression is why names that
-all ranks repeat cost next to nothing: a rank's 2,169 tensors take 30 kB, where format 2 took 282.)
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import sys
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from math import prod
-from operator import add, le, sub
+from operator import add, le
 from typing import Any, overload
 
 from .entries import InvalidField, check_name, check_shape, itemsize_of
 from .manifest import Chunk, ObjectEntry, TensorEntry, is_private
 
-#: Most bytes of one column, decompressed: as many as the largest manifest of format 2 has for its tensors.
-_MOST = 2**29
-#: Texts that a cache keeps. The texts that ranks have in common are some dozens.
-_KEPT = 256
+#: Texts that a cache keeps beside those that manifests repeat.
+KEPT = 256
 #: The constructor of a NamedTuple is a Python function that makes this call, and takes three times as long.
 _new = tuple.__new__
 
@@ -65,6 +56,9 @@ class TensorForms:
             itemsizes.append(itemsize_of(name, dtype, kept))
             check_shape(name, shape, itemsizes[-1])
         self.names: tuple[str, ...] = tuple(names)
+        if len({*self.names}) != len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise InvalidField(f"tensor {twice!r} is listed twice")
         self.dtypes: tuple[str, ...] = tuple(dtypes)
         self.stored: tuple[str, ...] = tuple(stored)
         self.shapes: tuple[tuple[int, ...], ...] = tuple(map(tuple, shapes))
@@ -72,20 +66,18 @@ class TensorForms:
 
 
 class ChunkLayout:
-    """Where the numbers of each tensor and chunk are in the columns.
+    """Where the numbers of each tensor and chunk of a run are in its columns.
 
     Args:
-        forms: the runs of tensors, in order.
+        forms: the tensors of the run.
         counts: the number of chunks of each tensor.
     """
 
-    __slots__ = ("first", "forms", "itemsizes", "limits", "nbytes", "place", "starts")
+    __slots__ = ("_nbytes", "first", "forms", "itemsizes", "limits", "place")
 
-    def __init__(self, forms: tuple[TensorForms, ...], counts: Sequence[int]) -> None:
+    def __init__(self, forms: TensorForms, counts: Sequence[int]) -> None:
         self.forms = forms
-        #: Index of the first tensor of each run.
-        self.starts = [*accumulate((len(each.names) for each in forms), initial=0)]
-        shapes = [*chain.from_iterable(each.shapes for each in forms)]
+        shapes = forms.shapes
         if len(counts) != len(shapes):
             raise InvalidField(f"{len(counts)} numbers of chunks for {len(shapes)} tensors")
         #: Index of the first chunk of each tensor, and behind the last.
@@ -95,26 +87,24 @@ class ChunkLayout:
         self.place = array("I", accumulate(dims, initial=0))
         #: For each offset the size of its tensor in that dimension.
         self.limits = array("q", chain.from_iterable(chain.from_iterable(map(repeat, shapes, counts))))
-        itemsizes = chain.from_iterable(each.itemsizes for each in forms)
-        self.itemsizes = bytes(chain.from_iterable(map(repeat, itemsizes, counts)))
+        self.itemsizes = bytes(chain.from_iterable(map(repeat, forms.itemsizes, counts)))
         #: Bytes of each chunk, by the identity of the column of sizes that they follow from.
-        self.nbytes: dict[int, tuple[array[int], array[int]]] = {}
+        self._nbytes: dict[int, tuple[array[int], array[int]]] = {}
 
     def bytes_of(self, sizes: array[int]) -> array[int]:
         """Return the bytes of each chunk. Columns of sizes that are one object are computed once."""
-        known = self.nbytes.get(id(sizes))
+        known = self._nbytes.get(id(sizes))
         if known is None or known[0] is not sizes:
-            ends = pairwise(self.place)
-            sized = zip(ends, self.itemsizes, strict=True)
-            volumes = array("q", [prod(sizes[a:b]) * size for (a, b), size in sized])
-            if len(self.nbytes) >= _KEPT:
-                self.nbytes.clear()
-            known = self.nbytes[id(sizes)] = (sizes, volumes)
+            boxes = zip(pairwise(self.place), self.itemsizes, strict=True)
+            volumes = array("q", [prod(sizes[a:b]) * size for (a, b), size in boxes])
+            if len(self._nbytes) >= KEPT:
+                self._nbytes.clear()
+            known = self._nbytes[id(sizes)] = (sizes, volumes)
         return known[1]
 
 
-class TensorColumns(Sequence[TensorEntry]):
-    """The tensors of one rank. Each item is made when it is asked for.
+class TensorRun:
+    """The columns of one rank for a run of tensors.
 
     Args:
         layout: where the numbers are.
@@ -143,32 +133,6 @@ class TensorColumns(Sequence[TensorEntry]):
         self.starts = starts
         self.crc32s = crc32s
 
-    @classmethod
-    def of(cls, tensors: Iterable[TensorEntry], cache: ColumnCache | None = None) -> TensorColumns:
-        """Return the columns of these tensors. They must be valid: their boxes and bytes are not checked."""
-        if isinstance(tensors, TensorColumns):
-            return tensors
-        cache = ColumnCache() if cache is None else cache
-        entries = [*tensors]
-        forms = tuple(
-            cache.forms(
-                tuple(each.name for each in run),
-                tuple(each.dtype for each in run),
-                tuple(each.stored for each in run),
-                tuple(each.shape for each in run),
-            )
-            for run in ([*run] for _, run in groupby(entries, key=lambda each: is_private(each.name)))
-        )
-        chunks = [*chain.from_iterable(each.chunks for each in entries)]
-        return cls(
-            cache.layout(forms, array("I", [len(each.chunks) for each in entries])),
-            array("q", chain.from_iterable(chunk.offsets for chunk in chunks)),
-            array("q", chain.from_iterable(chunk.sizes for chunk in chunks)),
-            array("I", [chunk.object for chunk in chunks]),
-            array("q", [chunk.start for chunk in chunks]),
-            array("I", [chunk.crc32 for chunk in chunks]),
-        )
-
     def chunk(self, index: int) -> Chunk:
         """Return one chunk, by its index in the columns."""
         layout = self.layout
@@ -184,6 +148,15 @@ class TensorColumns(Sequence[TensorEntry]):
                 start + layout.bytes_of(self.sizes)[index],
                 self.crc32s[index],
             ),
+        )
+
+    def tensor(self, index: int) -> TensorEntry:
+        """Return one tensor, by its index in the run."""
+        forms, first = self.layout.forms, self.layout.first
+        chunks = tuple([self.chunk(each) for each in range(first[index], first[index + 1])])
+        return _new(
+            TensorEntry,
+            (forms.names[index], forms.dtypes[index], forms.shapes[index], chunks, forms.stored[index]),
         )
 
     def check(self, objects: Sequence[ObjectEntry]) -> None:
@@ -210,8 +183,11 @@ class TensorColumns(Sequence[TensorEntry]):
         if not all(map(le, first, self.starts)) or not all(map(le, ends, last)):
             self._refuse_bytes(objects)
 
+    def _tensors(self) -> Iterator[TensorEntry]:
+        return map(self.tensor, range(len(self.layout.forms.names)))
+
     def _refuse_box(self) -> None:
-        for entry in self:
+        for entry in self._tensors():
             for chunk in entry.chunks:
                 box = zip(chunk.offsets, chunk.sizes, entry.shape, strict=True)
                 if any(a < 0 or n < 0 or a + n > limit for a, n, limit in box):
@@ -220,7 +196,7 @@ class TensorColumns(Sequence[TensorEntry]):
                     )
 
     def _refuse_bytes(self, objects: Sequence[ObjectEntry]) -> None:
-        for entry in self:
+        for entry in self._tensors():
             for chunk in entry.chunks:
                 at = objects[chunk.object]
                 if not at.header <= chunk.start <= chunk.end <= at.size:
@@ -229,18 +205,35 @@ class TensorColumns(Sequence[TensorEntry]):
                         f"object's {at.header} to {at.size}"
                     )
 
+
+class TensorColumns(Sequence[TensorEntry]):
+    """The tensors of one rank. Each item is made when it is asked for.
+
+    Args:
+        runs: the tensors in runs. Those of the rank alone are in runs of their own, since their names differ on each rank.
+    """
+
+    __slots__ = ("runs", "starts")
+
+    def __init__(self, runs: tuple[TensorRun, ...]) -> None:
+        self.runs = runs
+        #: Index of the first tensor of each run, and behind the last.
+        self.starts = [*accumulate((len(run.layout.forms.names) for run in runs), initial=0)]
+
+    @classmethod
+    def of(cls, tensors: Iterable[TensorEntry], cache: ColumnCache | None = None) -> TensorColumns:
+        """Return the columns of these tensors. They must be valid: their boxes and bytes are not checked."""
+        if isinstance(tensors, TensorColumns):
+            return tensors
+        cache = ColumnCache() if cache is None else cache
+        runs = groupby(tensors, key=lambda each: is_private(each.name))
+        return cls(tuple([_run_of([*run], cache) for _, run in runs]))
+
     def __len__(self) -> int:
-        return len(self.layout.first) - 1
+        return self.starts[-1]
 
     def __iter__(self) -> Iterator[TensorEntry]:
-        first, at = self.layout.first, 0
-        for forms in self.layout.forms:
-            for name, dtype, stored, shape in zip(
-                forms.names, forms.dtypes, forms.stored, forms.shapes, strict=True
-            ):
-                chunks = tuple([self.chunk(index) for index in range(first[at], first[at + 1])])
-                yield _new(TensorEntry, (name, dtype, shape, chunks, stored))
-                at += 1
+        return chain.from_iterable(map(TensorRun._tensors, self.runs))
 
     @overload
     def __getitem__(self, index: int) -> TensorEntry: ...
@@ -250,11 +243,8 @@ class TensorColumns(Sequence[TensorEntry]):
         if isinstance(index, slice):
             return tuple(self)[index]
         at = range(len(self))[index]
-        run = bisect_right(self.layout.starts, at) - 1
-        forms, own = self.layout.forms[run], at - self.layout.starts[run]
-        first = self.layout.first
-        chunks = tuple([self.chunk(each) for each in range(first[at], first[at + 1])])
-        return TensorEntry(forms.names[own], forms.dtypes[own], forms.shapes[own], chunks, forms.stored[own])
+        run = bisect_right(self.starts, at) - 1
+        return self.runs[run].tensor(at - self.starts[run])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -263,13 +253,30 @@ class TensorColumns(Sequence[TensorEntry]):
         return hash(tuple(self))
 
 
+def _run_of(entries: Sequence[TensorEntry], cache: ColumnCache) -> TensorRun:
+    forms = cache.forms(
+        tuple(each.name for each in entries),
+        tuple(each.dtype for each in entries),
+        tuple(each.stored for each in entries),
+        tuple(each.shape for each in entries),
+    )
+    chunks = [*chain.from_iterable(each.chunks for each in entries)]
+    return TensorRun(
+        cache.layout(forms, array("I", [len(each.chunks) for each in entries])),
+        array("q", chain.from_iterable(chunk.offsets for chunk in chunks)),
+        array("q", chain.from_iterable(chunk.sizes for chunk in chunks)),
+        array("I", [chunk.object for chunk in chunks]),
+        array("q", [chunk.start for chunk in chunks]),
+        array("I", [chunk.crc32 for chunk in chunks]),
+    )
+
+
 class ColumnCache:
-    """Decoded columns by their text, so that what several manifests repeat is decoded, checked and kept once."""
+    """What manifests of one checkpoint have in common, kept once."""
 
     def __init__(self) -> None:
-        self._texts: dict[tuple[str, str], Any] = {}
         self._forms: dict[tuple[tuple[Any, ...], ...], TensorForms] = {}
-        self._layouts: dict[tuple[tuple[int, ...], bytes], ChunkLayout] = {}
+        self._layouts: dict[tuple[int, bytes], ChunkLayout] = {}
 
     def forms(
         self,
@@ -284,169 +291,10 @@ class ColumnCache:
             known = self._forms[key] = TensorForms(names, dtypes, stored, shapes)
         return known
 
-    def packed_forms(self, text: Any) -> TensorForms:
-        """Return the forms that `pack` has packed, the same object for equal texts."""
-        known: TensorForms | None = self._known("forms", text)
-        if known is None:
-            value = self.value(text, repeated=False)
-            if type(value) is not list or len(value) != 4 or not all(type(each) is list for each in value):
-                raise InvalidField("the forms of tensors are no four columns")
-            known = TensorForms(*value)
-            self._keep("forms", text, known)
-        return known
-
-    def layout(self, forms: tuple[TensorForms, ...], counts: array[int]) -> ChunkLayout:
-        """Return the layout of these tensors, the same object for equal ones.
-
-        Raises:
-            InvalidField: a tensor is listed twice.
-        """
-        key = (tuple(map(id, forms)), counts.tobytes())
-        if (known := self._layouts.get(key)) is None:
-            names = [*chain.from_iterable(each.names for each in forms)]
-            if len({*names}) != len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise InvalidField(f"tensor {twice!r} is listed twice")
+    def layout(self, forms: TensorForms, counts: array[int]) -> ChunkLayout:
+        """Return the layout of these tensors, the same object for equal ones."""
+        key = (id(forms), counts.tobytes())
+        known = self._layouts.get(key)
+        if known is None or known.forms is not forms:
             known = self._layouts[key] = ChunkLayout(forms, counts)
         return known
-
-    def value(self, text: Any, *, repeated: bool = True) -> Any:
-        """Return the JSON value that `pack` has packed. Callers must not change it.
-
-        Args:
-            text: the text.
-            repeated: other ranks are likely to have the same text.
-        """
-        if (known := self._known("json", text)) is None:
-            try:
-                known = json.loads(_unpack(text), parse_constant=_no_constant)
-            except (ValueError, RecursionError) as error:
-                raise InvalidField("a packed value is not JSON inside") from error
-            if repeated:
-                self._keep("json", text, known)
-        return known
-
-    def numbers(self, text: Any, code: str, *, repeated: bool = True) -> array[int]:
-        """Return the numbers that `pack_numbers` has packed.
-
-        Args:
-            text: the text.
-            code: type code of `array`.
-            repeated: other ranks are likely to have the same text.
-        """
-        known: array[int] | None = self._known(code, text) if repeated else None
-        if known is None:
-            raw, known = _unpack(text), array(code)
-            if len(raw) % known.itemsize:
-                raise InvalidField("a column of numbers is cut short")
-            known.frombytes(raw)
-            if sys.byteorder == "big":
-                known.byteswap()
-            if repeated:
-                self._keep(code, text, known)
-        return known
-
-    def _known(self, kind: str, text: Any) -> Any:
-        return self._texts.get((kind, text)) if type(text) is str else None
-
-    def _keep(self, kind: str, text: str, value: Any) -> None:
-        if len(self._texts) >= _KEPT:
-            self._texts.clear()
-        self._texts[kind, text] = value
-
-
-def columns_out(tensors: Sequence[TensorEntry]) -> dict[str, Any]:
-    """Return the JSON form that `columns_in` takes."""
-    columns = TensorColumns.of(tensors)
-    layout = columns.layout
-    return {
-        "forms": [pack([each.names, each.dtypes, each.stored, each.shapes]) for each in layout.forms],
-        "counts": pack_numbers("I", map(sub, layout.first[1:], layout.first)),
-        "offsets": pack_numbers("q", columns.offsets),
-        "sizes": pack_numbers("q", columns.sizes),
-        "objects": pack_numbers("I", columns.objects),
-        # Differences, because chunks of one size follow each other, and equal numbers compress to nothing.
-        "starts": pack_numbers("q", map(sub, columns.starts, chain([0], columns.starts))),
-        "crc32": pack_numbers("I", columns.crc32s),
-    }
-
-
-def columns_in(raw: Any, objects: Sequence[ObjectEntry], cache: ColumnCache) -> TensorColumns:
-    """Return the tensors, each chunk inside its shape and its bytes inside their object.
-
-    Args:
-        raw: the JSON object.
-        objects: the objects of the same manifest.
-        cache: what earlier manifests of the same checkpoint had; it grows.
-
-    Raises:
-        InvalidField: the columns are not valid.
-    """
-    if type(raw) is not dict or type(raw.get("forms")) is not list:
-        raise InvalidField("tensors are no columns")
-    runs = tuple([cache.packed_forms(text) for text in raw["forms"]])
-    starts = cache.numbers(raw.get("starts"), "q", repeated=False)
-    counts = cache.numbers(raw.get("counts"), "I")
-    if sum(counts) != len(starts):
-        raise InvalidField(f"{len(starts)} chunks, and {sum(counts)} are counted")
-    columns = TensorColumns(
-        cache.layout(runs, counts),
-        _narrow(cache.numbers(raw.get("offsets"), "q", repeated=False)),
-        cache.numbers(raw.get("sizes"), "q"),
-        cache.numbers(raw.get("objects"), "I"),
-        _summed(starts),
-        cache.numbers(raw.get("crc32"), "I", repeated=False),
-    )
-    columns.check(objects)
-    return columns
-
-
-def _narrow(numbers: array[int]) -> array[int]:
-    """Return the numbers in half of the memory, if none needs more than 32 bits."""
-    try:
-        return array("I", numbers)
-    except OverflowError:
-        return numbers
-
-
-def _summed(differences: array[int]) -> array[int]:
-    try:
-        return _narrow(array("q", accumulate(differences)))
-    except OverflowError as error:
-        raise InvalidField("a chunk begins beyond the largest size") from error
-
-
-def pack(value: Any) -> str:
-    """Return a JSON value as compressed text."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
-
-
-def pack_numbers(code: str, numbers: Iterable[int]) -> str:
-    """Return numbers as compressed text, in little-endian order.
-
-    Args:
-        code: type code of `array`, which says how many bits each has.
-        numbers: the numbers.
-    """
-    column = array(code, numbers)
-    if sys.byteorder == "big":
-        column.byteswap()
-    return base64.b64encode(zlib.compress(column.tobytes(), 6)).decode("ascii")
-
-
-def _unpack(text: Any) -> bytes:
-    if type(text) is not str:
-        raise InvalidField(f"a column is {type(text).__name__}, not text")
-    inflate = zlib.decompressobj()
-    try:
-        raw = inflate.decompress(base64.b64decode(text, validate=True), _MOST)
-    except (ValueError, zlib.error) as error:
-        raise InvalidField("a column is not compressed text") from error
-    if not inflate.eof or inflate.unused_data:
-        raise InvalidField(f"a column is cut short, or has more than {_MOST} bytes")
-    return raw
-
-
-def _no_constant(constant: str) -> float:
-    raise InvalidField(f"{constant} is not a JSON number")

@@ -8,7 +8,7 @@ of one rank among 1,024 needs a thousandth of them.
 
 from __future__ import annotations
 
-from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -17,11 +17,13 @@ from typing import TypeAlias, overload
 
 from ....providers.errors import CheckpointError
 from .boxes import Box, common
-from .columns import ChunkLayout, TensorColumns, TensorForms
+from .columns import ChunkLayout, TensorColumns, TensorForms, TensorRun
 from .manifest import Chunk, RankManifest
 
-#: A chunk, its rank, and its index in the rank's columns.
-_Placed: TypeAlias = tuple[Chunk, int, int]
+#: The rank of a chunk, the columns that it is in, and its index there.
+_Place: TypeAlias = tuple[int, TensorRun, int]
+#: A chunk with its place.
+_Placed: TypeAlias = tuple[Chunk, int, TensorRun, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,36 +86,21 @@ class MergedTensor:
 
     def meeting(self, box: Box) -> Iterator[tuple[int, Chunk, Box]]:
         """Yield the chunks that have elements in this box, each with its rank and with the box of these elements."""
-        chunks = self.chunks.near(box) if isinstance(self.chunks, ColumnChunks) else self.chunks
-        for rank, chunk in chunks:
+        for rank, chunk in self.chunks.near(box) if isinstance(self.chunks, _Chunks) else self.chunks:
             if (met := common(box, Box(chunk.offsets, chunk.sizes))) is not None:
                 yield rank, chunk, met
 
 
-class ColumnChunks(Sequence[tuple[int, Chunk]]):
-    """The chunks of one tensor, each made when it is asked for.
+class _Chunks(Sequence[tuple[int, Chunk]]):
+    """The chunks of one tensor, each made when it is asked for. Subclasses say where each is."""
 
-    Args:
-        columns: the columns of all ranks.
-        places: rank and index of each chunk.
-    """
-
-    def __init__(self, columns: Sequence[TensorColumns], places: Sequence[tuple[int, int]]) -> None:
-        self._columns = columns
-        self._places = places
+    def place(self, index: int) -> _Place:
+        """Return where the chunk at this index is."""
+        raise NotImplementedError
 
     def near(self, box: Box) -> Iterator[tuple[int, Chunk]]:
-        """Yield the chunks whose rows meet those of this box."""
-        first = box.offsets[0] if box.sizes else 0
-        end = first + box.sizes[0] if box.sizes else 0
-        for rank, index in self._places:
-            columns = self._columns[rank]
-            if box.sizes:
-                at = columns.layout.place[index]
-                row = columns.offsets[at]
-                if row >= end or row + columns.sizes[at] <= first:
-                    continue
-            yield rank, columns.chunk(index)
+        """Yield the chunks that may have elements in this box: all that do, and perhaps others."""
+        raise NotImplementedError
 
     @overload
     def __getitem__(self, index: int) -> tuple[int, Chunk]: ...
@@ -121,12 +108,9 @@ class ColumnChunks(Sequence[tuple[int, Chunk]]):
     def __getitem__(self, index: slice) -> list[tuple[int, Chunk]]: ...
     def __getitem__(self, index: int | slice) -> tuple[int, Chunk] | list[tuple[int, Chunk]]:
         if isinstance(index, slice):
-            return [(rank, self._columns[rank].chunk(at)) for rank, at in self._places[index]]
-        rank, at = self._places[index]
-        return rank, self._columns[rank].chunk(at)
-
-    def __len__(self) -> int:
-        return len(self._places)
+            return [self[at] for at in range(*index.indices(len(self)))]
+        rank, columns, at = self.place(range(len(self))[index])
+        return rank, columns.chunk(at)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]
@@ -134,19 +118,76 @@ class ColumnChunks(Sequence[tuple[int, Chunk]]):
     __hash__ = None  # type: ignore[assignment]
 
 
+class ListedChunks(_Chunks):
+    """Chunks anywhere in the tensor.
+
+    Args:
+        places: the place of each.
+    """
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def place(self, index: int) -> _Place:
+        return self._places[index]
+
+    def near(self, box: Box) -> Iterator[tuple[int, Chunk]]:
+        first = box.offsets[0] if box.sizes else 0
+        end = first + box.sizes[0] if box.sizes else 0
+        for rank, columns, index in self._places:
+            if box.sizes:
+                at = columns.layout.place[index]
+                row = columns.offsets[at]
+                if row >= end or row + columns.sizes[at] <= first:
+                    continue
+            yield rank, columns.chunk(index)
+
+
+class RowChunks(_Chunks):
+    """Chunks of whole rows, rank after rank.
+
+    Args:
+        run: the tensors of which it is one. All ranks have the same layout.
+        index: its index in the run.
+    """
+
+    def __init__(self, run: _Run, index: int) -> None:
+        self._run = run
+        self._chunk = run.columns[0].layout.first[index]
+        self._at = run.columns[0].layout.place[self._chunk]
+
+    def __len__(self) -> int:
+        return len(self._run.ranks)
+
+    def place(self, index: int) -> _Place:
+        return self._run.ranks[index], self._run.columns[index], self._chunk
+
+    def near(self, box: Box) -> Iterator[tuple[int, Chunk]]:
+        columns, at, first = self._run.columns, self._at, box.offsets[0]
+        # The last chunk that begins at the box's first row or before it, by as many steps as 4,096 has bits.
+        index = bisect_right(columns, first, key=lambda each: each.offsets[at]) - 1
+        while index < len(columns) and columns[index].offsets[at] < first + box.sizes[0]:
+            yield self[index]
+            index += 1
+
+
 @dataclass(slots=True)
 class _Run:
     """A run of tensors that several ranks describe in the same words."""
 
     forms: TensorForms
-    #: Columns of each rank that has the run, the rank, and the index of the run's first tensor in its columns.
-    members: list[tuple[TensorColumns, int, int]] = field(default_factory=list)
+    #: The ranks that have the run, in order, and the columns of each.
+    ranks: list[int] = field(default_factory=list)
+    columns: list[TensorRun] = field(default_factory=list)
 
-    def at_one_place(self) -> tuple[ChunkLayout, int] | None:
-        """Return the layout and the index of the first tensor that all members have; None if they differ."""
-        columns, _, at = self.members[0]
-        same = all(other.layout is columns.layout and first == at for other, _, first in self.members)
-        return (columns.layout, at) if same else None
+    @property
+    def layout(self) -> ChunkLayout | None:
+        """The layout that all ranks have; None if they differ."""
+        first = self.columns[0].layout
+        return first if all(columns.layout is first for columns in self.columns) else None
 
 
 class MergedTensors(Mapping[str, MergedTensor]):
@@ -154,17 +195,15 @@ class MergedTensors(Mapping[str, MergedTensor]):
 
     Args:
         manifests: a full set, in order of ranks.
-
-    Raises:
-        CheckpointError: two ranks describe a tensor differently.
     """
 
     def __init__(self, manifests: Sequence[RankManifest]) -> None:
-        self._columns = [TensorColumns.of(manifest.tensors) for manifest in manifests]
         runs: dict[TensorForms, _Run] = {}
-        for rank, columns in enumerate(self._columns):
-            for forms, at in zip(columns.layout.forms, columns.layout.starts, strict=False):
-                runs.setdefault(forms, _Run(forms)).members.append((columns, rank, at))
+        for rank, manifest in enumerate(manifests):
+            for columns in TensorColumns.of(manifest.tensors).runs:
+                run = runs.setdefault(columns.layout.forms, _Run(columns.layout.forms))
+                run.ranks.append(rank)
+                run.columns.append(columns)
         self._runs = [*runs.values()]
         #: For each tensor the runs that have it, with its index in the run.
         self._where: dict[str, list[tuple[_Run, int]]] = {}
@@ -173,8 +212,10 @@ class MergedTensors(Mapping[str, MergedTensor]):
                 self._where.setdefault(name, []).append((run, index))
         #: The tensor that was asked for last: callers ask for one several times.
         self._last: MergedTensor | None = None
-        #: Rank and index of each chunk, for tensors whose chunks are not simply those of the ranks in order.
-        self._order: dict[str, tuple[array[int], array[int]]] = {}
+        #: The tensors that `RowChunks` describes.
+        self._in_rows: set[str] = set()
+        #: The chunks of tensors that are not simply those of the ranks in order: without duplicates, by their offsets.
+        self._sorted: dict[str, list[_Place]] = {}
 
     def prove(self) -> None:
         """Prove that the chunks cover each tensor. Each element must be covered once, or several times with the same bytes.
@@ -184,60 +225,51 @@ class MergedTensors(Mapping[str, MergedTensor]):
                 the same.
         """
         for run in self._runs:
-            place = run.at_one_place()
-            rows = None if place is None else _RowTiling(run, *place)
+            layout = run.layout
+            rows = None if layout is None else _RowTiling(run, layout)
             for index, name in enumerate(run.forms.names):
                 where = self._where[name]
                 if where[0][0] is not run:
                     continue  # proved with the first run that has it
                 if len(where) > 1:
-                    self._agree(name, where)
-                elif rows is not None and rows.tile(index):
+                    _agree(name, where)
+                elif rows is not None and rows.holds(index):
+                    self._in_rows.add(name)
                     continue
                 self._prove(name)
-
-    def _agree(self, name: str, where: list[tuple[_Run, int]]) -> None:
-        first, at = where[0]
-        one = first.forms.dtypes[at], first.forms.stored[at], first.forms.shapes[at]
-        for run, index in where[1:]:
-            forms, rank = run.forms, run.members[0][1]
-            other = forms.dtypes[index], forms.stored[index], forms.shapes[index]
-            if other != one:
-                raise CheckpointError(
-                    f"tensor {name!r} is {other[0]}{list(other[2])} for rank {rank}, {one[0]}{list(one[2])} for another"
-                )
 
     def _prove(self, name: str) -> None:
         run, index = self._where[name][0]
         shape = run.forms.shapes[index]
-        placed = [(self._columns[rank].chunk(at), rank, at) for rank, at in self._places(name)]
-        kept = _distinct(name, placed)
+        places = self._places(name)
+        kept = _distinct(name, [(columns.chunk(at), rank, columns, at) for rank, columns, at in places])
         whole = prod(shape)
-        covered = sum([prod(chunk.sizes) for chunk, _, _ in kept])
+        covered = sum([prod(chunk.sizes) for chunk, *_ in kept])
         if covered < whole:
             raise CheckpointError(f"tensor {name!r} has {whole - covered} of {whole} elements in no chunk")
-        if covered > whole or (len(kept) > 1 and _overlap(kept)):
+        if covered > whole or (len(kept) > 1 and _overlap([chunk for chunk, *_ in kept])):
             raise CheckpointError(f"tensor {name!r} has chunks that overlap without being the same")
-        if kept != placed:
-            ranks, indices = array("I", [each[1] for each in kept]), array("I", [each[2] for each in kept])
-            self._order[name] = ranks, indices
+        if (ordered := [(rank, columns, at) for _, rank, columns, at in kept]) != places:
+            self._sorted[name] = ordered
 
-    def _places(self, name: str) -> list[tuple[int, int]]:
-        """Return the rank and the index of each chunk, in order of ranks or as `prove` has put them."""
-        if (order := self._order.get(name)) is not None:
-            return [*zip(*order, strict=True)]
+    def _places(self, name: str) -> list[_Place]:
+        """Return the place of each chunk, in order of ranks or as `prove` has put them."""
+        if (known := self._sorted.get(name)) is not None:
+            return known
+        where = self._where[name]
         places = [
-            (rank, chunk)
-            for run, index in self._where[name]
-            for columns, rank, at in run.members
-            for chunk in range(columns.layout.first[at + index], columns.layout.first[at + index + 1])
+            (rank, columns, chunk)
+            for run, index in where
+            for rank, columns in zip(run.ranks, run.columns, strict=True)
+            for chunk in range(columns.layout.first[index], columns.layout.first[index + 1])
         ]
-        return places if len(self._where[name]) == 1 else sorted(places)
+        return places if len(where) == 1 else sorted(places, key=lambda place: place[0])
 
     def __getitem__(self, name: str) -> MergedTensor:
         if (last := self._last) is None or last.name != name:
             run, index = self._where[name][0]
-            forms, chunks = run.forms, ColumnChunks(self._columns, self._places(name))
+            forms = run.forms
+            chunks = RowChunks(run, index) if name in self._in_rows else ListedChunks(self._places(name))
             last = self._last = MergedTensor(
                 name, forms.dtypes[index], forms.shapes[index], forms.stored[index], chunks
             )
@@ -250,30 +282,40 @@ class MergedTensors(Mapping[str, MergedTensor]):
         return len(self._where)
 
 
+def _agree(name: str, where: list[tuple[_Run, int]]) -> None:
+    first, at = where[0]
+    one = first.forms.dtypes[at], first.forms.stored[at], first.forms.shapes[at]
+    for run, index in where[1:]:
+        forms, rank = run.forms, run.ranks[0]
+        other = forms.dtypes[index], forms.stored[index], forms.shapes[index]
+        if other != one:
+            raise CheckpointError(
+                f"tensor {name!r} is {other[0]}{list(other[2])} for rank {rank}, {one[0]}{list(one[2])} for another"
+            )
+
+
 class _RowTiling:
     """The check for the simplest and most common tiling: whole rows, rank after rank, from the first to the last.
 
     Args:
         run: tensors that several ranks have.
         layout: the layout of their columns.
-        at: index of the first tensor in the columns.
     """
 
-    def __init__(self, run: _Run, layout: ChunkLayout, at: int) -> None:
-        self._shapes = run.forms.shapes
+    def __init__(self, run: _Run, layout: ChunkLayout) -> None:
         self._layout = layout
-        self._at = at
-        self._offsets = [columns.offsets for columns, _, _ in run.members]
-        self._sizes = [columns.sizes for columns, _, _ in run.members]
+        self._offsets = [columns.offsets for columns in run.columns]
+        self._sizes = [columns.sizes for columns in run.columns]
         #: Columns that are not one object: ranks whose shards have the same sizes have the same column.
         self._unlike = [*{id(sizes): sizes for sizes in self._sizes}.values()]
 
-    def tile(self, index: int) -> bool:
-        """Return whether the tensor at this index is tiled so. Its chunks are in order then."""
-        shape, chunk = self._shapes[index], self._layout.first[self._at + index]
-        if not shape or self._layout.first[self._at + index + 1] != chunk + 1:
+    def holds(self, index: int) -> bool:
+        """Return whether the tensor at this index of the run is tiled so. Its chunks are in order then."""
+        layout = self._layout
+        shape, chunk = layout.forms.shapes[index], layout.first[index]
+        if not shape or layout.first[index + 1] != chunk + 1:
             return False
-        place = self._layout.place[chunk]
+        place = layout.place[chunk]
         for dim in range(1, len(shape)):
             if max([offsets[place + dim] for offsets in self._offsets]):
                 return False
@@ -295,7 +337,7 @@ def _distinct(name: str, placed: Sequence[_Placed]) -> list[_Placed]:
     # A stable sort of the tuples themselves: by offsets first.
     last: Chunk | None = None
     for each in sorted(placed, key=_offsets_and_sizes):
-        chunk, rank, _ = each
+        chunk, rank = each[:2]
         if 0 in chunk.sizes:
             continue
         if last is not None and last.offsets == chunk.offsets and last.sizes == chunk.sizes:
@@ -313,13 +355,13 @@ def _offsets_and_sizes(placed: _Placed) -> tuple[int, ...] | tuple[tuple[int, ..
     return placed[0][:2]
 
 
-def _overlap(chunks: Sequence[_Placed]) -> bool:
+def _overlap(chunks: Sequence[Chunk]) -> bool:
     """Whether two boxes share an element.
 
     The sweep runs along the dimension with the most distinct offsets. (A 0-d tensor has one box: all of them are
     the same.)
     """
-    boxes = [(chunk.offsets, chunk.sizes) for chunk, _, _ in chunks]
+    boxes = [(chunk.offsets, chunk.sizes) for chunk in chunks]
     spread = [len({offsets[dim] for offsets, _ in boxes}) for dim in range(len(boxes[0][0]))]
     dim = spread.index(max(spread))
     boxes.sort(key=lambda box: box[0][dim])

@@ -6,20 +6,23 @@ Each poll is a few requests, for any number of ranks. Only the rank that merges 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from ....providers.errors import NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format.codec import decode_manifest
-from ...checkpoint.format.columns import ColumnCache
 from ...checkpoint.format.coverage import coverage
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import RankManifest
+from ...checkpoint.format.packing import PackedCache
 from ...checkpoint.marker import is_marked
 
 #: Ranks whose manifests one poll asks for, with a request for one byte each; and the number of ranks that an error names.
 AT_ONCE, _NAMED = 8, 8
+#: Manifests whose bytes are in memory at once: as JSON they take more of it than as columns.
+_TOGETHER = 256
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ class PeerManifests:
     missing: list[int] = field(init=False)
     #: The manifests that were read, by rank, without their state: only a restore needs that.
     _read: dict[int, RankManifest] = field(default_factory=dict)
-    _cache: ColumnCache = field(default_factory=ColumnCache)
+    _cache: PackedCache = field(default_factory=PackedCache)
     #: Ranks whose manifests are to be fetched.
     _next: deque[int] = field(default_factory=deque)
     #: Fetched manifests that are not merged yet, by rank.
@@ -63,6 +66,10 @@ class PeerManifests:
     def fetched(self) -> bool:
         return len(self._read) == self.world
 
+    def has_read(self, ranks: Sequence[int]) -> bool:
+        """Return whether the manifests of these ranks were read."""
+        return all(rank in self._read for rank in ranks)
+
     @property
     def manifests(self) -> list[RankManifest]:
         """The manifests that were read."""
@@ -77,13 +84,11 @@ class PeerManifests:
         one = len(self.missing) == 1
         return f"rank{'' if one else 's'} {ranks} of {self.world} {'has' if one else 'have'} put no manifest"
 
-    def begin(self) -> None:
-        """List the manifests to fetch. Call this before `fetch`."""
-        self._next = deque(
-            rank
-            for rank in range(self.world)
-            if rank not in self._read and rank not in self._data and rank != self.mine.rank
-        )
+    def begin(self) -> list[int]:
+        """List the next manifests to fetch, and return whose they are. Call this before `fetch`."""
+        wanted = (rank for rank in range(self.world) if rank not in self._read and rank != self.mine.rank)
+        self._next = deque(rank for rank in islice(wanted, _TOGETHER) if rank not in self._data)
+        return [*self._next]
 
     def fetch(self, left: float | None) -> None:
         """Fetch the bytes of the listed manifests, up to one that is missing. Several threads may do this at once."""
@@ -101,7 +106,7 @@ class PeerManifests:
                 raise
 
     def take(self, left: float | None) -> None:
-        """Read the fetched manifests in the order of ranks, up to the first that was not fetched."""
+        """Read the fetched manifests in the order of ranks, up to the first that was not fetched. Their bytes are dropped."""
         for rank in range(self.world):
             if rank in self._read:
                 continue

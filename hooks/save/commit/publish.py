@@ -183,11 +183,15 @@ def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bo
 
 
 def _fetch(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> float:
-    """Fetch and merge the others' manifests, up to the first that is missing. Return the seconds of the answers."""
+    """Fetch and read the others' manifests, up to the first that is missing. Return the seconds of the answers."""
     workers = min(uploads.store.parallel, -(-others.world // _FOR_EACH), _FETCHERS)
-    others.begin()
-    seconds = uploads.ask(others.fetch, scope, workers=workers)
-    return seconds + uploads.ask(others.take, scope)
+    seconds = 0.0
+    while True:
+        if listed := others.begin():
+            seconds += uploads.ask(others.fetch, scope, workers=workers)
+        seconds += uploads.ask(others.take, scope)
+        if others.fetched or not listed or not others.has_read(listed):
+            return seconds
 
 
 def _mark(

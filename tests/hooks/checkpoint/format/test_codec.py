@@ -207,7 +207,7 @@ def test_what_is_lacking_is_said_to_people() -> None:
 def test_what_a_newer_writer_says_beside_is_skipped() -> None:
     """Saying more is free within a format."""
     value = raw() | {"digest": "x"}
-    value["tensors"]["digest"] = "y"
+    value["tensors"][0]["digest"] = "y"
     value["objects"][0]["digest"] = "z"
     assert decode_manifest(sealed(value), "k") == MANIFEST
 

@@ -79,6 +79,27 @@ def test_many_manifests_are_fetched_by_several_threads(folder: Path) -> None:
     assert find_whole(store, "run") is not None
 
 
+@pytest.mark.parametrize("mine", [0, 3, 4, 10])
+def test_the_bytes_of_a_few_manifests_are_in_memory_at_once(
+    mine: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is asked for once all the same, whichever rank comes last; and a missing one ends the reading, wherever it is."""
+    monkeypatch.setattr("spotguard.hooks.save.commit.peer_manifests._TOGETHER", 4)
+    store, save = FakeStore(), Save(world=11)
+    manifests = [save.write_objects(store, rank) for rank in range(11)]
+    for manifest in manifests:
+        if manifest.rank not in (mine, 9):
+            put_manifest(store, manifest)
+    with pytest.raises(IncompleteError, match="rank 9 of 11 has put no manifest"):
+        publish(store, manifests[mine])
+    assert save.prefix + MARKER not in store.objects
+    put_manifest(store, manifests[9])
+    store.calls.clear()
+    assert publish(store, manifests[mine]).marked
+    fetched = [key.removeprefix(save.prefix) for verb, key in store.calls if verb == "get"]
+    assert sorted(fetched) == [manifest_name(rank, 11) for rank in range(11) if rank != mine]
+
+
 def test_who_was_earlier_waits_for_the_marker_and_merges_nothing() -> None:
     """Of a manifest that comes later it reads one byte."""
     store, save = FakeStore(), Save(world=3)
