@@ -38,6 +38,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
     private_name,
 )
 from spotguard.hooks.checkpoint.format.packing import PackedCache
+from spotguard.hooks.checkpoint.index import IndexBuilder, decode_index
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import publish_together
 from spotguard.hooks.save.shard_writer import ShardWriter
@@ -87,9 +88,14 @@ def measure(scale: Scale) -> Iterator[Row]:
             f"manifests of {what}: committed, the store 30 ms away at 1 Gbit/s", "s", (took,), figure=whole
         )
         yield Row(f"manifests of {what}: requests of that", "requests", (float(requests),))
-        planned = [_on_a_thread(lambda: _measured(lambda: _plan_of(files, world))) for _ in range(times)]  # noqa: B023
+        joined = _index(files)
+        yield Row(f"manifests of {what}: what a machine reads to restore", "MB", (len(joined) / 1e6,))
+        planned = [
+            _on_a_thread(lambda: _measured(lambda: _plan_of(joined, files)))  # noqa: B023
+            for _ in range(times)
+        ]
         yield Row(
-            f"manifests of {what}: read, checked, and one rank's reads planned",
+            f"manifests of {what}: its index read and checked, and one rank's reads planned",
             "s",
             tuple(seconds for seconds, _ in planned),
             figure=plan,
@@ -162,9 +168,18 @@ def _commit(files: list[tuple[str, bytes]]) -> Coverage:
     return coverage([decode_manifest(data, key, cache) for key, data in files])
 
 
-def _plan_of(files: list[tuple[str, bytes]], world: int) -> int:
+def _index(files: list[tuple[str, bytes]]) -> bytes:
+    builder = IndexBuilder()
+    for key, data in files:
+        builder.add(data, key)
+    return builder.encode()
+
+
+def _plan_of(index: bytes, files: list[tuple[str, bytes]]) -> int:
     """The chunks that one rank in the middle reads, as many ranks as saved."""
-    whole, wanted = _commit(files), Box((world // 2 * _WIDTH, 0), (_WIDTH, _WIDTH))
+    sizes = {rank: len(data) for rank, (_, data) in enumerate(files)}
+    whole = coverage(decode_index(index, "index", sizes))
+    wanted = Box((len(files) // 2 * _WIDTH, 0), (_WIDTH, _WIDTH))
     tensors = (tensor for tensor in whole.tensors.values() if len(tensor.shape) == len(wanted.sizes))
     return sum(len([*tensor.meeting(wanted)]) for tensor in tensors)
 

@@ -128,7 +128,8 @@ ROWS = {
             "memory of that",
             "committed, the store",
             "requests of that",
-            "read, checked, and one",
+            "what a machine reads",
+            "its index read",
         )
     ],
     "ways": [

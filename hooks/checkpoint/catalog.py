@@ -20,6 +20,7 @@ from ...providers.stores.base import BlobStore, ObjectInfo
 from .format.codec import NewerFormatError, decode_manifests, decode_marker
 from .format.coverage import Coverage, MergedTensor, coverage
 from .format.keys import (
+    INDEX,
     MARKER,
     CheckpointName,
     checkpoint_prefix,
@@ -29,6 +30,7 @@ from .format.keys import (
     parse_object_name,
 )
 from .format.manifest import CommitMarker, Kind, Level, RankManifest, most_bytes, referred
+from .index import decode_index
 
 log = logging.getLogger("spotguard")
 
@@ -131,9 +133,17 @@ def examine(
     folder: CheckpointFolder,
     folders: list[CheckpointFolder],
     *,
+    indexed: bool = False,
     timeout: float | None = None,
 ) -> WholeCheckpoint:
     """Read a checkpoint's manifests and compare them with the listing.
+
+    Args:
+        store: the store that holds it.
+        folder: the checkpoint.
+        folders: all checkpoints of its run, as it may refer to their objects.
+        indexed: whether to read the index in place of the manifests if there is one.
+        timeout: seconds for each request.
 
     Raises:
         PartialCheckpoint: a rank's manifest is missing; `CheckpointGone` if the listing had it.
@@ -148,7 +158,9 @@ def examine(
     for name in names:
         check_size(folder, name, world)
     try:
-        manifests = _fetch(store, [folder.prefix + name for name in names], timeout)
+        manifests = _indexed(store, folder, names, timeout) if indexed else None
+        if manifests is None:
+            manifests = _fetch(store, [folder.prefix + name for name in names], timeout)
     except NotFoundError as error:
         raise CheckpointGone(f"it went away while it was read ({error})") from error
     merged = coverage(manifests)
@@ -171,6 +183,7 @@ def whole_checkpoints(
     *,
     step: int | None = None,
     levels: tuple[Level, ...] = ("full",),
+    indexed: bool = False,
     skipped: Callable[[CheckpointName, CheckpointError], None] | None = None,
     timeout: float | None = None,
 ) -> Iterator[WholeCheckpoint]:
@@ -183,6 +196,7 @@ def whole_checkpoints(
         run_id: the run.
         step: only checkpoints of this step.
         levels: the levels that may be restored.
+        indexed: as in `examine`.
         skipped: called for each checkpoint that is not whole, with the reason. The default is `passed_over`.
         timeout: seconds for each request.
 
@@ -195,7 +209,7 @@ def whole_checkpoints(
         if step is not None and folder.name.step != step:
             continue
         try:
-            whole = examine(store, folder, folders, timeout=timeout)
+            whole = examine(store, folder, folders, indexed=indexed, timeout=timeout)
         except NewerFormatError:
             raise
         except CheckpointError as error:
@@ -330,6 +344,22 @@ def _world(folder: CheckpointFolder) -> int:
 def _fetch(store: ReadableStore, keys: list[str], timeout: float | None) -> list[RankManifest]:
     objects = side_by_side(lambda key: store.get(key, timeout=timeout), keys)
     return decode_manifests(zip(keys, objects, strict=True))
+
+
+def _indexed(
+    store: ReadableStore, folder: CheckpointFolder, names: list[str], timeout: float | None
+) -> list[RankManifest] | None:
+    """Return the manifests from the checkpoint's index, or None if the manifests themselves must be read."""
+    sizes = {rank: folder.files[name] for rank, name in enumerate(names)}
+    # The index has each text of the manifests once, so it is never much larger than they are.
+    if not 0 < folder.files.get(INDEX, 0) <= 2 * sum(sizes.values()):
+        return None
+    key = folder.prefix + INDEX
+    try:
+        return decode_index(store.get(key, timeout=timeout), key, sizes)
+    except (CheckpointError, NotFoundError) as error:
+        log.debug("the manifests are read one by one: %s", error)
+        return None
 
 
 def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes]:

@@ -8,8 +8,9 @@ from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.stores.base import BlobStore
 from .format.codec import decode_marker, encode_manifest, encode_marker
 from .format.coverage import coverage
-from .format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
+from .format.keys import INDEX, MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from .format.manifest import CommitMarker, RankManifest, most_bytes
+from .index import IndexBuilder
 
 
 def put_manifest(
@@ -51,6 +52,13 @@ def put_marker(
     key = checkpoint_prefix(marker.run_id, marker.checkpoint) + MARKER
     store.put(key, memoryview(encode_marker(marker)), timeout=timeout)
     return marker
+
+
+def put_index(
+    store: BlobStore, run_id: str, name: CheckpointName, index: IndexBuilder, *, timeout: float | None = None
+) -> None:
+    """Put the index of a checkpoint that is complete."""
+    store.put(checkpoint_prefix(run_id, name) + INDEX, memoryview(index.encode()), timeout=timeout)
 
 
 def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: float | None = None) -> bool:

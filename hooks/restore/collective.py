@@ -302,4 +302,4 @@ def _examine(store: ReadableStore, run_id: str, name: CheckpointName) -> WholeCh
     folder = next((each for each in folders if each.name == name), None)
     if folder is None:
         raise NotFoundError(f"checkpoint {name} of run {run_id} is not in {store.url}")
-    return examine(store, folder, folders)
+    return examine(store, folder, folders, indexed=True)

@@ -256,7 +256,7 @@ def _all(
             damages.add(name, str(error))
         passed_over(run_id, name, error)
 
-    return whole_checkpoints(store, run_id, step=step, levels=LEVELS, skipped=skipped)
+    return whole_checkpoints(store, run_id, step=step, levels=LEVELS, indexed=True, skipped=skipped)
 
 
 def let_go(error: BaseException | None) -> None:

@@ -95,7 +95,7 @@ def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> 
         CheckpointError: the manifest is damaged, has a newer format, or contradicts itself.
     """
     known = PackedCache() if cache is None else cache
-    return _open(data, key, "manifest", lambda raw: _manifest(raw, known))
+    return _open(data, key, "manifest", lambda raw: manifest_of(raw, known))
 
 
 def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
@@ -118,18 +118,32 @@ def decode_attempt(data: bytes, key: str) -> AttemptRecord:
 def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: Mapping[str, Any]) -> bytes:
     names = ["format", *(name for name in value.__dataclass_fields__ if name != "format")]
     fields = {name: parts[name] if name in parts else getattr(value, name) for name in names}
+    return seal(kind, fields)
+
+
+def seal(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file of this kind."""
     # ASCII, so that JSON escapes a lone surrogate in a string; UTF-8 could not encode it.
     body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii")
     return b'{"crc32":%d,"%s":' % (zlib.crc32(body), kind.encode()) + body + _TAIL
 
 
 def _open(data: bytes, key: str, kind: str, parse: Callable[[dict[str, Any]], T]) -> T:
-    with _of(key):
+    with in_file(key):
         return parse(_value(_unseal(data, kind)))
 
 
+def open_file(data: bytes, key: str, kind: str) -> dict[str, Any]:
+    """Return the fields of a file of this kind, whose CRC is right and whose format is not newer.
+
+    Raises:
+        CheckpointError: the file is damaged, or has a newer format.
+    """
+    return _open(data, key, kind, lambda raw: raw)
+
+
 @contextmanager
-def _of(key: str) -> Iterator[None]:
+def in_file(key: str) -> Iterator[None]:
     """Translate an `InvalidField` inside into an error that names the key."""
     try:
         yield
@@ -156,10 +170,14 @@ def _value(body: bytes) -> dict[str, Any]:
         raise InvalidField("not JSON inside") from error
     if type(value) is not dict:
         raise InvalidField(f"holds {type(value).__name__}, not an object")
-    version = integer(value, "format", 1)
-    if version > FORMAT:
-        raise _Newer(f"format version {version} is newer than {FORMAT}: read it with a newer spotguard")
+    check_format(value)
     return value
+
+
+def check_format(raw: dict[str, Any]) -> None:
+    """Refuse fields of a newer format."""
+    if (version := integer(raw, "format", 1)) > FORMAT:
+        raise _Newer(f"format version {version} is newer than {FORMAT}: read it with a newer spotguard")
 
 
 def _no_constants(constant: str) -> float:
@@ -170,7 +188,8 @@ def _name(raw: dict[str, Any]) -> CheckpointName:
     return CheckpointName(*(integer(raw, part, 0, MAX_NUMBER - 1) for part in ("attempt", "step", "save")))
 
 
-def _manifest(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
+def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
+    """Return the manifest with these fields."""
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
     rank = integer(raw, "rank", 0, world - 1)

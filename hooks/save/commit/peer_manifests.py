@@ -12,11 +12,12 @@ from itertools import islice
 
 from ....providers.errors import NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
-from ...checkpoint.format.codec import decode_manifest
+from ...checkpoint.format.codec import decode_manifest, encode_manifest
 from ...checkpoint.format.coverage import coverage
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.format.packing import PackedCache
+from ...checkpoint.index import INDEXED, IndexBuilder
 from ...checkpoint.marker import is_marked
 
 #: Ranks whose manifests one poll asks for, with a request for one byte each; and the number of ranks that an error names.
@@ -48,6 +49,8 @@ class PeerManifests:
     #: The manifests that were read, by rank, without their state: only a restore needs that.
     _read: dict[int, RankManifest] = field(default_factory=dict)
     _cache: PackedCache = field(default_factory=PackedCache)
+    #: The index of all manifests that were read; None if the job is too small for one.
+    index: IndexBuilder | None = field(init=False)
     #: Ranks whose manifests are to be fetched.
     _next: deque[int] = field(default_factory=deque)
     #: Fetched manifests that are not merged yet, by rank.
@@ -57,6 +60,7 @@ class PeerManifests:
 
     def __post_init__(self) -> None:
         self.missing = [rank for rank in range(self.world) if rank != self.mine.rank]
+        self.index = IndexBuilder() if self.world >= INDEXED else None
 
     @property
     def world(self) -> int:
@@ -112,6 +116,8 @@ class PeerManifests:
                 continue
             if rank == self.mine.rank:
                 self._read[rank] = self.mine
+                if self.index is not None:
+                    self.index.add(encode_manifest(self.mine), self._key(rank))
             elif not self._take(rank):
                 self._misses(rank)
                 return
@@ -148,6 +154,8 @@ class PeerManifests:
             self._strange.add(rank)
             return False
         self._read[rank] = replace(theirs, state={})
+        if self.index is not None:
+            self.index.add(data, self._key(rank))
         self._strange.discard(rank)
         self._finds(rank)
         return True
