@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from spotguard.hooks.checkpoint.format.boxes import Box
-from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest
+from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.coverage import Coverage, coverage
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix, manifest_name, object_name
 from spotguard.hooks.checkpoint.format.manifest import (
@@ -171,7 +171,7 @@ def _commit(files: list[tuple[str, bytes]]) -> Coverage:
 def _index(files: list[tuple[str, bytes]]) -> bytes:
     builder = IndexBuilder()
     for key, data in files:
-        builder.add(data, key)
+        builder.add(open_file(data, key, "manifest"), len(data))
     return builder.encode()
 
 

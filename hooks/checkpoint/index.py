@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...providers.errors import CheckpointError
 from .format.codec import check_format, in_file, manifest_of, open_file, seal
 from .format.entries import InvalidField, integer, typed
 from .format.manifest import FORMAT, RankManifest, collector_at_rest
@@ -31,15 +30,14 @@ class IndexBuilder:
         self._texts: dict[str, int] = {}
         self._manifests: dict[int, tuple[int, dict[str, Any]]] = {}
 
-    def add(self, data: bytes, key: str) -> None:
-        """Add the bytes of a manifest that was read and is valid.
+    def add(self, raw: dict[str, Any], size: int) -> None:
+        """Add a manifest.
 
-        Raises:
-            CheckpointError: it is not valid after all.
+        Args:
+            raw: the fields of its file, which were found valid.
+            size: the bytes of its file.
         """
-        raw = open_file(data, key, "manifest")
-        with in_file(key):
-            self._manifests[raw["rank"]] = len(data), _with_texts(raw, self._number)
+        self._manifests[raw["rank"]] = size, _with_texts(raw, self._number)
 
     def encode(self) -> bytes:
         """Return the bytes of the index."""
@@ -88,7 +86,7 @@ def decode_index(data: bytes, key: str, sizes: Mapping[int, int]) -> list[RankMa
         if raw.get("sizes") != [sizes.get(manifest.rank) for manifest in manifests] or len(manifests) != len(
             sizes
         ):
-            raise CheckpointError(f"{key}: the index is not of the manifests that are there")
+            raise InvalidField("the index is not of the manifests that are there")
     return manifests
 
 

@@ -98,6 +98,13 @@ def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> 
     return _open(data, key, "manifest", lambda raw: manifest_of(raw, known))
 
 
+def read_manifest(data: bytes, key: str, cache: PackedCache) -> tuple[RankManifest, dict[str, Any]]:
+    """Return the manifest as `decode_manifest` does, and the fields of its file."""
+    with in_file(key):
+        raw = _value(_unseal(data, "manifest"))
+        return manifest_of(raw, cache), raw
+
+
 def decode_manifests(files: Iterable[tuple[str, bytes]]) -> list[RankManifest]:
     """Return the manifests of one checkpoint, given as (key, bytes)."""
     cache = PackedCache()

@@ -64,6 +64,16 @@ class TensorForms:
         self.shapes: tuple[tuple[int, ...], ...] = tuple(map(tuple, shapes))
         self.itemsizes = tuple(itemsizes)
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, TensorForms)
+            and (self.names, self.dtypes, self.stored, self.shapes)
+            == (other.names, other.dtypes, other.stored, other.shapes)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
 
 class ChunkLayout:
     """Where the numbers of each tensor and chunk of a run are in its columns.

@@ -12,7 +12,7 @@ from itertools import islice
 
 from ....providers.errors import NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
-from ...checkpoint.format.codec import decode_manifest, encode_manifest
+from ...checkpoint.format.codec import decode_manifest, encode_manifest, open_file, read_manifest
 from ...checkpoint.format.coverage import coverage
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import RankManifest
@@ -117,7 +117,8 @@ class PeerManifests:
             if rank == self.mine.rank:
                 self._read[rank] = self.mine
                 if self.index is not None:
-                    self.index.add(encode_manifest(self.mine), self._key(rank))
+                    data = encode_manifest(self.mine)
+                    self.index.add(open_file(data, self._key(rank), "manifest"), len(data))
             elif not self._take(rank):
                 self._misses(rank)
                 return
@@ -148,14 +149,14 @@ class PeerManifests:
     def _take(self, rank: int) -> bool:
         if (data := self._data.pop(rank, None)) is None:
             return False
-        theirs = decode_manifest(data, self._key(rank), self._cache)
+        theirs, raw = read_manifest(data, self._key(rank), self._cache)
         if theirs.incarnation != self.mine.incarnation:
             # Another start of the job got the same attempt number: its manifest is not part of this checkpoint.
             self._strange.add(rank)
             return False
         self._read[rank] = replace(theirs, state={})
         if self.index is not None:
-            self.index.add(data, self._key(rank))
+            self.index.add(raw, len(data))
         self._strange.discard(rank)
         self._finds(rank)
         return True

@@ -82,7 +82,7 @@ _FIRST, _MOST, _PART = 0.05, 1.0, 0.1
 #: take 2 s to check, and a fiftieth of a second each to fetch.
 _MERGE, _MERGE_EACH = 2.0, 0.05
 #: Number of manifests that justify one more thread with its connection to fetch them.
-_FOR_EACH = 16
+_FOR_EACH = 8
 #: The most of these threads. 1,024 manifests in 30 ms each then take 2 s.
 _FETCHERS = 16
 #: Seconds that a rank without a deadline waits for a manifest that is not hopeless: longer than the upload of any share

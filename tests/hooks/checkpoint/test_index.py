@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.checkpoint.catalog import find_whole, whole_checkpoints
-from spotguard.hooks.checkpoint.format.codec import encode_manifest
+from spotguard.hooks.checkpoint.format.codec import encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.keys import INDEX, MARKER, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, RankManifest
 from spotguard.hooks.checkpoint.index import INDEXED, IndexBuilder, decode_index
@@ -47,7 +47,8 @@ def indexed(store: FakeStore, save: Save) -> list[RankManifest]:
     manifests = save.write(store)
     index = IndexBuilder()
     for manifest in reversed(manifests):
-        index.add(encode_manifest(manifest), "k")
+        data = encode_manifest(manifest)
+        index.add(open_file(data, "k", "manifest"), len(data))
     put_index(store, "run", manifests[0].checkpoint, index)
     return manifests
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest
 from spotguard.hooks.checkpoint.format.columns import TensorColumns
-from spotguard.hooks.checkpoint.format.coverage import coverage
+from spotguard.hooks.checkpoint.format.coverage import RowChunks, coverage
 from spotguard.hooks.checkpoint.format.manifest import (
     Chunk,
     ObjectEntry,
@@ -193,6 +193,18 @@ def test_a_state_that_is_no_packed_json_is_refused() -> None:
 
 
 # --- what the columns of several ranks prove ---
+
+
+def test_ranks_that_say_the_same_are_one_run_whoever_read_them() -> None:
+    """A rank that commits has its own manifest as tuples, and the others' from the store: the quick proof holds for them too."""
+    own, *others = Save(world=4).write(FakeStore(), marker=False)
+    cache = PackedCache()
+    read = [decode_manifest(encode_manifest(each), "k", cache) for each in others]
+    alone = decode_manifest(encode_manifest(own), "k")
+    for first in (own, alone):
+        merged = coverage([first, *read])
+        assert isinstance(merged.tensors["model.embed.weight"].chunks, RowChunks)
+        assert [rank for rank, _ in merged.tensors["model.embed.weight"].chunks] == [0, 1, 2, 3]
 
 
 def proves(*boxes: tuple[tuple[int, int], tuple[int, int]], crc32: Callable[[int], int] = int) -> str:
