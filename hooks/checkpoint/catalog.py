@@ -22,6 +22,7 @@ from .format.coverage import Coverage, MergedTensor, coverage
 from .format.keys import (
     INDEX,
     MARKER,
+    SAVING,
     CheckpointName,
     checkpoint_prefix,
     checkpoints_prefix,
@@ -57,11 +58,20 @@ class CheckpointFolder:
     name: CheckpointName
     #: Size of each file by its name inside the folder.
     files: Mapping[str, int]
+    #: When its emergency save was announced, in Unix seconds by the store's clock; 0 if it was not.
+    announced: float = 0.0
 
     @property
     def prefix(self) -> str:
         """Prefix of the keys of its objects."""
         return checkpoint_prefix(self.run_id, self.name)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the manifests of all ranks are listed."""
+        manifests = {parsed for name in self.files if (parsed := parse_manifest_name(name))}
+        worlds = {world for _, world in manifests}
+        return len(worlds) == 1 and len(manifests) == worlds.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +131,17 @@ def scan(store: ReadableStore, run_id: str, *, timeout: float | None = None) -> 
     """Return all checkpoints of a run, newest first, from one listing."""
     prefix = checkpoints_prefix(run_id)
     sizes: dict[CheckpointName, dict[str, int]] = {}
+    announced: dict[CheckpointName, float] = {}
     for info in store.list(prefix, timeout=timeout):
         folder, _, rest = info.key[len(prefix) :].partition("/")
         if rest and (name := CheckpointName.parse(folder)) is not None:
             sizes.setdefault(name, {})[rest] = info.size
-    return [CheckpointFolder(run_id, name, sizes[name]) for name in sorted(sizes, reverse=True)]
+            if rest == SAVING:
+                announced[name] = info.modified
+    return [
+        CheckpointFolder(run_id, name, sizes[name], announced.get(name, 0.0))
+        for name in sorted(sizes, reverse=True)
+    ]
 
 
 def examine(
@@ -185,6 +201,7 @@ def whole_checkpoints(
     levels: tuple[Level, ...] = ("full",),
     indexed: bool = False,
     skipped: Callable[[CheckpointName, CheckpointError], None] | None = None,
+    waited: Callable[[list[CheckpointFolder]], bool] = lambda folders: False,
     timeout: float | None = None,
 ) -> Iterator[WholeCheckpoint]:
     """Yield whole checkpoints, newest first. A restore falls back along this order.
@@ -198,6 +215,7 @@ def whole_checkpoints(
         levels: the levels that may be restored.
         indexed: as in `examine`.
         skipped: called for each checkpoint that is not whole, with the reason. The default is `passed_over`.
+        waited: called with the listing. It returns whether it has waited for a save in flight, so that the listing is old.
         timeout: seconds for each request.
 
     Raises:
@@ -205,6 +223,8 @@ def whole_checkpoints(
             one without being asked would throw its steps away.
     """
     folders = scan(store, run_id, timeout=timeout)
+    while waited(folders):
+        folders = scan(store, run_id, timeout=timeout)
     for folder in folders:
         if step is not None and folder.name.step != step:
             continue

@@ -27,7 +27,7 @@ from ...providers.stores.base import BlobStore
 from .attempts import newest_claim
 from .catalog import CheckpointFolder, PartialCheckpoint, WholeCheckpoint, check_size, examine, scan
 from .format.codec import NewerFormatError, decode_manifest
-from .format.keys import INDEX, MARKER, CheckpointName, parse_manifest_name, parse_object_name
+from .format.keys import INDEX, MARKER, SAVING, CheckpointName, parse_manifest_name, parse_object_name
 from .format.manifest import RankManifest, referred
 
 log = logging.getLogger("spotguard")
@@ -76,10 +76,10 @@ class Pruning:
     def steps(self) -> Iterator[list[str]]:
         """Yield groups of keys to delete. Delete a group only when all groups before it are gone.
 
-        The groups are all markers and indexes, then all manifests, then all objects. The order is not checkpoint by checkpoint,
+        The groups are all markers, indexes and announcements, then all manifests, then all objects. The order is not checkpoint by checkpoint,
         because one doomed checkpoint may refer to the objects of another.
         """
-        for ours in ((MARKER, INDEX).__contains__, parse_manifest_name, parse_object_name):
+        for ours in ((MARKER, INDEX, SAVING).__contains__, parse_manifest_name, parse_object_name):
             keys = [
                 folder.prefix + name
                 for folder in self.departing

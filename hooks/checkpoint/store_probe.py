@@ -91,6 +91,10 @@ class StoreProbe:
                 "checkpoint; use a store whose listings are consistent"
             )
 
+    def time(self) -> float:
+        """Return when the object was put, in Unix seconds by the store's clock; 0 if the store does not say."""
+        return max((info.modified for info in self._store.list(self.key, timeout=self._timeout)), default=0.0)
+
     def miss(self) -> None:
         """Read a missing object, which must give "not found".
 

@@ -31,6 +31,7 @@ from ..consensus.channel import Channel
 from ..consensus.store import StoreSilent
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
+from .in_flight import SavesInFlight
 from .manifest_cache import ManifestCache, own_folder
 from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, refused_all, said_of
 
@@ -85,6 +86,7 @@ def restore_together(
     must: bool,
     extras_worth: int = EXTRAS_WORTH,
     anew: bool = False,
+    in_flight: SavesInFlight | None = None,
 ) -> Restored:
     """Load one checkpoint on all ranks at once, by the rules of `restore.restore`. If one rank raises, all of them do.
 
@@ -96,7 +98,7 @@ def restore_together(
     """
     failed, refused, damages = "", "", DamagedCheckpoints(store, run_id, allowed=anew)
     with _shelf(channel, store) as shelf:
-        pick = _Pick(shelf, run_id, step, damages, extras_worth)
+        pick = _Pick(shelf, run_id, step, damages, extras_worth, in_flight)
         while True:
             picked = of_the_first(channel, pick.next)
             if picked == _AGAIN:
@@ -181,9 +183,10 @@ class _Pick:
         step: int | None,
         damages: DamagedCheckpoints,
         extras_worth: int,
+        in_flight: SavesInFlight | None,
     ) -> None:
         self._store, self._run_id, self._step = store, run_id, step
-        self._damages, self._extras_worth = damages, extras_worth
+        self._damages, self._extras_worth, self._in_flight = damages, extras_worth, in_flight
         self._looks = 0
         self._tried: set[CheckpointName] = set()
         self._gone: list[CheckpointName] = []
@@ -199,7 +202,13 @@ class _Pick:
             self._gone = []
             self._looks += 1
             self._found = candidates(
-                self._store, self._run_id, self._step, self._gone, self._damages, self._extras_worth
+                self._store,
+                self._run_id,
+                self._step,
+                self._gone,
+                self._damages,
+                self._extras_worth,
+                self._in_flight,
             )
         for whole in self._found:
             if whole.name not in self._tried:

@@ -61,9 +61,9 @@ class ManifestCache:
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
         name = f"list {prefix}"  # no key has a space, so this is no key
         if not self.keeps and (cached := self._take(name)) is not None:
-            return iter([ObjectInfo(key, size) for key, size in json.loads(cached)])
+            return iter([ObjectInfo(*each) for each in json.loads(cached)])
         listed = [*self._store.list(prefix, timeout=timeout)]
-        self._lay(name, json.dumps([(info.key, info.size) for info in listed]).encode())
+        self._lay(name, json.dumps([(info.key, info.size, info.modified) for info in listed]).encode())
         return iter(listed)
 
     def forget(self, prefix: str) -> None:

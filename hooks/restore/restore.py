@@ -40,6 +40,7 @@ from ..state.parts.values import error_text
 from ..state.restore_plan import RestorePlan
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
+from .in_flight import SavesInFlight
 from .progress import ReadProgress
 from .resharding import read
 
@@ -73,6 +74,7 @@ def restore(
     stage: Stage | None = None,
     extras_worth: int = EXTRAS_WORTH,
     anew: bool = False,
+    in_flight: SavesInFlight | None = None,
 ) -> Restored:
     """Load the newest whole checkpoint of a run, or that of `step`.
 
@@ -85,6 +87,7 @@ def restore(
         stage: this run's stage on this machine, if it has one.
         extras_worth: steps that a dead rank's extras are worth, as in `worth_it`.
         anew: whether `--begin-anew` was passed.
+        in_flight: the saves to wait for, before the newest checkpoint is chosen.
 
     Raises:
         NewerFormatError: this version cannot read the newest checkpoint, which may be good.
@@ -99,7 +102,9 @@ def restore(
     tried: set[tuple[type[WholeCheckpoint], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
-        for whole in _in_order(_near_and_far(store, run_id, step, stage, gone, damages), step, extras_worth):
+        for whole in _in_order(
+            _near_and_far(store, run_id, step, stage, gone, damages, in_flight), step, extras_worth
+        ):
             if gone and look < LOOKS:
                 break  # perhaps pruned for a newer one, so older ones may be gone as well: list again
             if (key := (type(whole), whole.name)) in tried:
@@ -209,14 +214,16 @@ def candidates(
     gone: list[CheckpointName],
     damages: DamagedCheckpoints,
     extras_worth: int = EXTRAS_WORTH,
+    in_flight: SavesInFlight | None = None,
 ) -> Iterator[WholeCheckpoint]:
     """Yield the checkpoints to try, in order.
 
     Args:
         gone: receives the names that went away before they could be examined.
         damages: receives the checkpoints that the examination finds damaged.
+        in_flight: the saves to wait for, if `step` is None.
     """
-    found = _all(store, run_id, step, gone, damages)
+    found = _all(store, run_id, step, gone, damages, in_flight)
     return _in_order(found if step is not None else damages.sound(found), step, extras_worth)
 
 
@@ -227,9 +234,10 @@ def _near_and_far(
     stage: Stage | None,
     gone: list[CheckpointName],
     damages: DamagedCheckpoints,
+    in_flight: SavesInFlight | None,
 ) -> Iterator[WholeCheckpoint]:
     """Yield the checkpoints of the store and of this machine's stage, in the order to try them in."""
-    found = _all(store, run_id, step, gone, damages)
+    found = _all(store, run_id, step, gone, damages, in_flight)
     found = found if step is not None else damages.sound(found)
     return found if stage is None else newest_first(stage.wholes(store, step=step), found)
 
@@ -246,6 +254,7 @@ def _all(
     step: int | None = None,
     gone: list[CheckpointName] | None = None,
     damages: DamagedCheckpoints | None = None,
+    in_flight: SavesInFlight | None = None,
 ) -> Iterator[WholeCheckpoint]:
     """Yield the whole checkpoints of every level, newest first."""
 
@@ -256,7 +265,11 @@ def _all(
             damages.add(name, str(error))
         passed_over(run_id, name, error)
 
-    return whole_checkpoints(store, run_id, step=step, levels=LEVELS, indexed=True, skipped=skipped)
+    waits = in_flight is not None and step is None
+    waited = in_flight.wait if in_flight is not None and waits else lambda folders: False
+    return whole_checkpoints(
+        store, run_id, step=step, levels=LEVELS, indexed=True, skipped=skipped, waited=waited
+    )
 
 
 def let_go(error: BaseException | None) -> None:

@@ -24,6 +24,7 @@ from ..consensus.channel import Channel
 from ..consensus.shared_names import refuse_namesakes
 from ..state.state import State
 from .collective import restore_together, see_the_same
+from .in_flight import SavesInFlight
 from .restore import Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
 
@@ -100,6 +101,7 @@ class Startup:
         other = run_id != self._run_id
         if other:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
+        in_flight = SavesInFlight(store, run_id, self._clock)
         if self._channel is not None:
             return restore_together(
                 self._channel,
@@ -110,6 +112,7 @@ class Startup:
                 must=other,
                 extras_worth=self._extras_worth,
                 anew=self._anew,
+                in_flight=in_flight,
             )
         return restore(
             store,
@@ -120,6 +123,7 @@ class Startup:
             stage=None if other else self.stage,
             extras_worth=self._extras_worth,
             anew=self._anew,
+            in_flight=in_flight,
         )
 
     def _ask(self, what: Callable[[], int]) -> int:

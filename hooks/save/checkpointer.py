@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -103,8 +104,12 @@ class Checkpointer:
 
     def promotes(self, step: int, deadline: float) -> str:
         """Return why the save that is `uploading` is worth more, by `deadline`, than a new save of `step`; "" if it is not."""
-        upload = self._upload
-        return "" if upload is None else upload.promotes(step, deadline, self._known())
+        if (upload := self._upload) is None:
+            return ""
+        if (why := upload.promotes(step, deadline, self._known())) and not upload.announced:
+            upload.announced = True
+            self.requests.announce(upload.name, deadline - self._clock.monotonic())
+        return why
 
     def _known(self) -> EarlierCheckpoint | None:
         last = self.last
@@ -277,7 +282,7 @@ class Checkpointer:
             save = replace(save, digests=save.state.digests(state_tensors, save.scope.check))
             self.cleanup.see_referred(save.scope)
         if not save.in_place:
-            self._upload = BackgroundUpload(self._writer, self._clock, write_progress, save.step, started)
+            self._upload = BackgroundUpload(self._writer, self._clock, write_progress, name, started)
         try:
             self._writer.write(
                 state_tensors,
@@ -418,7 +423,13 @@ class Checkpointer:
         return self._write_plan
 
     def _name(self, save: SaveContext) -> CheckpointName:
-        return CheckpointName(self.attempt, save.step, next(save.numbers))
+        """Return the name of the save's next checkpoint. If it is an emergency save, one of its ranks announces it."""
+        name = CheckpointName(self.attempt, save.step, next(save.numbers))
+        if save.kind == "emergency" and (self._world == 1 or save.agreed.speaks):
+            until = min(save.scope.deadline, save.agreed.departing_until)
+            if until < math.inf:
+                self.requests.announce(name, until - self._clock.monotonic())
+        return name
 
     def _saved(
         self,

@@ -9,6 +9,7 @@ Each small request has a few seconds and uses an open connection. No save waits 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from ...providers.clock import Clock
@@ -17,6 +18,7 @@ from ..checkpoint.attempts import attempt_starts
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.marker import is_complete
 from ..checkpoint.retention import Keep, Pruning, plan_pruning
+from ..checkpoint.saving import put_saving
 from .cancel_scope import Abandoned, CancelScope
 from .plan.write_plan import WritePlanCache
 from .upload.uploader import Uploader
@@ -137,6 +139,8 @@ class Cleanup:
 _HISTORY = 2.0
 #: Seconds for checking whether a checkpoint is complete: the agent waits for the result, before its reserve.
 _GLANCE = 1.0
+#: Seconds for announcing an emergency save.
+_ANNOUNCING = 5.0
 
 
 class SmallRequests:
@@ -174,6 +178,24 @@ class SmallRequests:
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("whether %s is committed by now is not known: %s", name, error)
         return any(results)
+
+    def announce(self, name: CheckpointName, left: float) -> None:
+        """Tell a start that comes early that this checkpoint may be complete in `left` seconds.
+
+        A thread of its own sends the request: neither the first object nor the manifest waits for it, however slow the store is.
+        """
+        store = self._uploads.store
+
+        def put() -> None:
+            try:
+                put_saving(store, self._run_id, name, left, timeout=min(left, _ANNOUNCING))
+            except Exception as error:  # noqa: BLE001 - a start that comes early does not wait then
+                log.debug("the save of step %d is not announced: %s", name.step, error)
+
+        try:
+            threading.Thread(target=put, name="spotguard-announcement", daemon=True).start()
+        except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
+            log.debug("the save of step %d is not announced: %s", name.step, error)
 
     def put(self, key: str, data: memoryview, seconds: float) -> None:
         """Put an object beside the checkpoints, and try only once.

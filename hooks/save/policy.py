@@ -323,19 +323,30 @@ class BackgroundUpload:
     The caller asks `promotes` at the notice, when the deadline moves, and as bytes leave.
 
     Args:
-        draft: its progress in the store.
+        write_progress: its progress in the store.
         began: monotonic seconds at which its state was taken.
     """
 
     def __init__(
-        self, writer: ShardWriter, clock: Clock, write_progress: WriteProgress, step: int, began: float
+        self,
+        writer: ShardWriter,
+        clock: Clock,
+        write_progress: WriteProgress,
+        name: CheckpointName,
+        began: float,
     ) -> None:
         self._writer = writer
         self._clock = clock
         self._draft = write_progress
-        self.step = step
+        self.name = name
+        #: A start that comes early was told of it.
+        self.announced = False
         self._began = began
         self._plan: BudgetPlan | None = None
+
+    @property
+    def step(self) -> int:
+        return self.name.step
 
     def promotes(self, step: int, deadline: float, last: EarlierCheckpoint | None) -> str:
         """Return why this upload is worth more, by `deadline`, than a new save of `step`; "" if it is not.

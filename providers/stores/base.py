@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ..errors import UsageError
@@ -29,7 +29,10 @@ Sent = Callable[[int], None]
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     key: str
-    size: int  # bytes
+    #: Bytes.
+    size: int
+    #: Unix seconds at which it was put, by the store's own clock; 0 if the store does not say.
+    modified: float = field(compare=False)
 
 
 def is_segment(name: str) -> bool:

@@ -125,7 +125,7 @@ class FileStore:
         folder, _, name = check_prefix(prefix).rpartition("/")
         with _mapped(f"list {self._named(prefix)}"):
             objects = sorted(self._walk(folder, name))
-        return iter([ObjectInfo(key, size) for key, size in objects])
+        return iter([ObjectInfo(*each) for each in objects])
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
         """Delete objects, and folders that are then empty; a missing key is not an error."""
@@ -226,8 +226,8 @@ class FileStore:
                 )
             at += got
 
-    def _walk(self, folder: str, name: str) -> Iterator[tuple[str, int]]:
-        """Yield (key, size) of all objects in `folder` whose next segment begins with `name`."""
+    def _walk(self, folder: str, name: str) -> Iterator[tuple[str, int, float]]:
+        """Yield (key, size, date) of all objects in `folder` whose next segment begins with `name`."""
         path = os.path.join(self._root, folder) if folder else self._root
         try:
             entries = os.scandir(path)
@@ -243,7 +243,8 @@ class FileStore:
                     yield from self._walk(key, "")
                 elif entry.is_file():
                     with suppress(FileNotFoundError):  # deleted since scandir
-                        yield key, entry.stat().st_size
+                        status = entry.stat()
+                        yield key, status.st_size, status.st_mtime
 
     # --- sweeping ---
 

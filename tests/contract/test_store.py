@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,16 @@ def test_what_is_put_is_got(store: BlobStore) -> None:
     """Bytes come back as they went in, and the listing knows their number."""
     store.put("run/a.bin", memoryview(b"hello"))
     assert store.get("run/a.bin") == b"hello"
-    assert list(store.list("")) == [ObjectInfo("run/a.bin", 5)]
+    assert list(store.list("")) == [ObjectInfo("run/a.bin", 5, 0.0)]
+
+
+def test_the_listing_has_the_date_of_each_object(store: BlobStore) -> None:
+    """By the store's own clock, in Unix seconds: a later put is not earlier. Some stores count whole seconds."""
+    store.put("run/1", memoryview(b"first"))
+    store.put("run/2", memoryview(b"second"))
+    first, second = (info.modified for info in store.list("run/"))
+    assert first <= second <= first + 60
+    assert abs(first - time.time()) < 60
 
 
 def test_it_says_how_many_requests_make_sense(store: BlobStore) -> None:
@@ -81,7 +91,7 @@ def test_an_empty_object_is_an_object(store: BlobStore) -> None:
     """No bytes, but a name: it is listed, got, and read from."""
     store.put("run/empty", memoryview(b""))
     assert store.get("run/empty") == b""
-    assert list(store.list("run")) == [ObjectInfo("run/empty", 0)]
+    assert list(store.list("run")) == [ObjectInfo("run/empty", 0, 0.0)]
     store.read_into("run/empty", 0, memoryview(bytearray()))
 
 
@@ -354,5 +364,5 @@ def test_every_store_is_a_dict_of_bytes(opener: Opener, data: st.DataObject) -> 
         elif at in model:
             assert store.get(at) == model[at]
     prefix = data.draw(st.sampled_from(["", "a", "b/", "a/"]))
-    expected = [ObjectInfo(at, len(model[at])) for at in sorted(model) if at.startswith(prefix)]
+    expected = [ObjectInfo(at, len(model[at]), 0.0) for at in sorted(model) if at.startswith(prefix)]
     assert list(store.list(prefix)) == expected

@@ -83,6 +83,11 @@ def encode_attempt(record: AttemptRecord) -> bytes:
     return _seal("attempt", record, {})
 
 
+def encode_saving(left: float) -> bytes:
+    """Return the bytes of SAVING.json, for a save that has `left` seconds."""
+    return seal("saving", {"format": 1, "seconds": round(left, 1)})
+
+
 def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> RankManifest:
     """Return the manifest in the object at `key`.
 
@@ -120,6 +125,11 @@ def decode_marker(data: bytes, key: str) -> CommitMarker:
 def decode_attempt(data: bytes, key: str) -> AttemptRecord:
     """Return the attempt's record in the object at `key`; raise `CheckpointError` as `decode_manifest` does."""
     return _open(data, key, "attempt", _attempt)
+
+
+def decode_saving(data: bytes, key: str) -> float:
+    """Return the seconds that a save had at its start; raise `CheckpointError` as `decode_manifest` does."""
+    return _open(data, key, "saving", lambda raw: seconds(raw, "seconds"))
 
 
 def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: Mapping[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from ....providers.run_id import RUN_ID, is_run_id
 
 MARKER = "COMMIT.json"
 INDEX = "INDEX.json"
+SAVING = "SAVING.json"
 
 #: Largest world, and bound of attempt, step and save. Ranks are five digits wide by convention, and an integer from
 #: a store is bounded.

@@ -17,6 +17,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from typing import Any, TypeVar
 
 from azure.core.exceptions import HttpResponseError
@@ -123,7 +124,7 @@ class AzureBlobStore:
                 name_starts_with=self._at.key(prefix), results_per_page=_PAGE, include=["metadata"]
             )
             return [
-                ObjectInfo(each.name[start:], each.size)
+                ObjectInfo(each.name[start:], each.size, _seconds(each.last_modified))
                 for each in blobs
                 if (each.metadata or {}).get("hdi_isfolder") != "true"
             ]
@@ -252,3 +253,7 @@ class AzureBlobStore:
 
     def _whole(self, name: str) -> str:
         return f"az://{self._at.bucket}/{name}"
+
+
+def _seconds(date: datetime | None) -> float:
+    return date.timestamp() if date is not None else 0.0

@@ -25,6 +25,7 @@ import google_crc32c
 import requests
 from google.api_core.exceptions import GoogleAPICallError, from_http_response
 
+from ...dates import parse_iso
 from ...errors import CorruptError, UnavailableError, UsageError
 from ..base import Credentials, ObjectInfo, Sent, check_key, check_prefix
 from ..http import CONNECTIONS, fill, remaining, within
@@ -165,13 +166,13 @@ class GCSStore:
         asked = {
             "prefix": self._at.key(prefix),
             "maxResults": str(self._page),
-            "fields": "items(name,size),nextPageToken",
+            "fields": "items(name,size,updated),nextPageToken",
         }
         while True:
             with within(remains()), answered(doing, LIST):
                 objects, more = _page(doing, self._ask("GET", f"/storage/v1/b/{self._at.bucket}/o", asked))
-            for name, size in objects:
-                yield ObjectInfo(name.removeprefix(self._at.prefix), size)
+            for name, size, modified in objects:
+                yield ObjectInfo(name.removeprefix(self._at.prefix), size, modified)
             if not more:
                 return
             asked["pageToken"] = more
@@ -312,13 +313,15 @@ def _sums(response: requests.Response) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in words)}
 
 
-def _page(doing: str, response: requests.Response) -> tuple[list[tuple[str, int]], str]:
-    """Return the page's names and sizes, and the token of the next page."""
+def _page(doing: str, response: requests.Response) -> tuple[list[tuple[str, int, float]], str]:
+    """Return the page's names, sizes and dates, and the token of the next page."""
     try:
         page = response.json()
-        return [(str(each["name"]), int(each["size"])) for each in page.get("items", ())], page.get(
-            "nextPageToken", ""
-        )
+        objects = [
+            (str(each["name"]), int(each["size"]), parse_iso(each.get("updated")) or 0.0)
+            for each in page.get("items", ())
+        ]
+        return objects, page.get("nextPageToken", "")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnavailableError(f"{doing}: this is no answer to a listing: {_PROXY}") from error
 

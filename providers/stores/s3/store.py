@@ -194,11 +194,18 @@ class S3Store:
         while True:
             with within(remains()), _mapped(doing):
                 page = self._ask("list_objects_v2", Prefix=self._at.key(prefix), **more)
-                objects = [(each["Key"], each["Size"]) for each in page.get("Contents", ())]
+                objects = [
+                    (
+                        each["Key"],
+                        each["Size"],
+                        each["LastModified"].timestamp() if "LastModified" in each else 0.0,
+                    )
+                    for each in page.get("Contents", ())
+                ]
                 # Every real listing tells whether there is more. A proxy's page does not, and would look like an empty listing.
                 more = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
-            for name, size in objects:
-                yield ObjectInfo(name.removeprefix(self._at.prefix), size)
+            for name, size, modified in objects:
+                yield ObjectInfo(name.removeprefix(self._at.prefix), size, modified)
             if not more:
                 return
 

@@ -18,19 +18,21 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest
+from spotguard.hooks.checkpoint.saving import put_saving
 from spotguard.hooks.consensus.agree_on import of_the_first
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.store import JobStore, StoreSilent
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.collective import cannot_begin, restore_together, see_the_same
+from spotguard.hooks.restore.in_flight import SavesInFlight
 from spotguard.hooks.restore.startup import Startup
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state import State
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import SpotguardError, StateError, UsageError
-from tests.fakes.clock import ManualClock
+from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -81,19 +83,23 @@ def saved(store: FakeStore, step: int) -> str:
     return checkpoint_prefix("run", name)
 
 
-def restored(store: FakeStore, machines: Sequence[str], refuses: Sequence[int] = ()) -> list[Any]:
+def restored(
+    store: FakeStore, machines: Sequence[str], refuses: Sequence[int] = (), clock: Clock | None = None
+) -> list[Any]:
     """What each rank has then, or why it has nothing.
 
     Args:
         refuses: steps that an object of rank 2 does not take.
+        clock: by which saves in flight are waited for.
     """
+    in_flight = None if clock is None else SavesInFlight(store, "run", clock)
     met = cast(JobStore, HashStore())
 
     def one(rank: int) -> Any:
         here = state(rank, -1, Fussy(0, refuses if rank == 2 else ()))
         channel = Channel.join(met, rank, WORLD, machines[rank], SystemClock(), meet=lambda _: b"life")
         try:
-            done = restore_together(channel, store, "run", here, step=None, must=False)
+            done = restore_together(channel, store, "run", here, step=None, must=False, in_flight=in_flight)
             here.at_boundary()
             return done.step, here.parts[0].tree()["a"].tolist()
         except SpotguardError as error:
@@ -157,6 +163,26 @@ def test_what_an_object_of_one_rank_refuses_sends_all_to_the_older_one() -> None
     for step in (7, 8):
         saved(store, step)
     assert restored(store, "abcd", refuses=[8]) == [(7, [70 + rank] * 3) for rank in range(WORLD)]
+
+
+def test_all_ranks_wait_for_a_save_in_flight() -> None:
+    """The last rank's manifest comes while the first one waits, and they go on from that step."""
+    store, clock = FakeStore(), Impatient()
+    saved(store, 1)
+    prefix = saved(store, 2)
+    last = store.objects.pop(prefix + manifest_name(3, WORLD))
+    put_saving(store, "run", CheckpointName(1, 2, 0), 60)
+    wait = clock.wait
+
+    def then(event: threading.Event, timeout: float) -> bool:
+        store.objects[prefix + manifest_name(3, WORLD)] = last
+        return wait(event, timeout)
+
+    clock.wait = then  # type: ignore[method-assign]
+    assert restored(store, ["a", "a", "b", "b"], clock=clock) == [
+        (2, [20.0 + rank] * 3) for rank in range(WORLD)
+    ]
+    assert len(clock.waits) == 1
 
 
 def test_an_object_that_refuses_every_checkpoint_is_another_one_than_was_saved(

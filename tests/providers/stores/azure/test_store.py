@@ -108,7 +108,11 @@ def test_a_listing_goes_on_to_its_end(opened: Opened) -> None:
     with AnsweringServer(lambda asked: pages[asked.query.get("marker", "")]) as server:
         found = list(opened(server.url).list("a"))
         assert [asked.query["prefix"] for asked in server.asked] == ["prefix/a"] * 2
-    assert found == [ObjectInfo("a-b.bin", 14), ObjectInfo("a/z.bin", 14), ObjectInfo("a/zz.bin", 15)]
+    assert found == [
+        ObjectInfo("a-b.bin", 14, 0.0),
+        ObjectInfo("a/z.bin", 14, 0.0),
+        ObjectInfo("a/zz.bin", 15, 0.0),
+    ]
 
 
 def test_a_listing_that_breaks_off_is_none(opened: Opened) -> None:
