@@ -24,7 +24,7 @@ from ...providers.stores.file import FileStore
 from .catalog import CheckpointFolder, WholeCheckpoint, scan, whole_checkpoints
 from .format.codec import NewerFormatError
 from .format.keys import CheckpointName, attempt_key
-from .retention import Pruning, plan_pruning
+from .retention import deletions, plan_pruning
 from .store_probe import probe
 
 log = logging.getLogger("spotguard")
@@ -168,7 +168,7 @@ class Stage:
 
     def _remove(self, folders: Iterable[CheckpointFolder]) -> None:
         departing = tuple(folders)
-        for keys in Pruning((), departing, frozenset()).steps():
+        for keys in deletions(departing):
             self.files.delete(keys)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.stores.base import BlobStore
-from .format.codec import decode_marker, encode_manifest, encode_marker
+from .format.codec import decode_manifest, decode_marker, encode_manifest, encode_marker
 from .format.coverage import coverage
 from .format.keys import INDEX, MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from .format.manifest import CommitMarker, RankManifest, most_bytes
@@ -90,11 +90,13 @@ def is_complete(
 def mark_alone(
     store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
 ) -> CommitMarker:
-    """Prove that this manifest is a whole checkpoint, and mark it, in a job of one process.
+    """Prove that this manifest can be read back and is a whole checkpoint, and mark it, in a job of one process.
 
     Call it after `put_manifest`. `hooks.save.commit` does the same for several ranks.
 
     Raises:
         CheckpointError: the manifest is not a whole checkpoint; nothing is marked.
     """
-    return put_marker(store, coverage([mine]).manifests, created=created, timeout=timeout)
+    key = checkpoint_prefix(mine.run_id, mine.checkpoint) + manifest_name(mine.rank, mine.world)
+    readable = decode_manifest(encode_manifest(mine), key)
+    return put_marker(store, coverage([readable]).manifests, created=created, timeout=timeout)

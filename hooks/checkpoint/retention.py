@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
@@ -63,6 +63,9 @@ class Pruning:
     """Decision about which checkpoints to keep and which to delete, made before the first deletion."""
 
     kept: tuple[CheckpointName, ...]
+    #: The newest full checkpoint that stays (the newest of all, if the run has no full one): merged from its manifests, and held
+    #: against the listing. A marker or an index proves nothing here. If it is None, nothing is deleted.
+    checked: CheckpointName | None
     #: Checkpoints to delete, the oldest first.
     departing: tuple[CheckpointFolder, ...]
     #: Keys in doomed folders that a kept checkpoint refers to.
@@ -74,20 +77,27 @@ class Pruning:
     fenced_by: int = 0
 
     def steps(self) -> Iterator[list[str]]:
-        """Yield groups of keys to delete. Delete a group only when all groups before it are gone.
+        """Yield groups of keys to delete, as `deletions` does."""
+        return deletions(self.departing, self.protected)
 
-        The groups are all markers, indexes and announcements, then all manifests, then all objects. The order is not checkpoint by checkpoint,
-        because one doomed checkpoint may refer to the objects of another.
-        """
-        for ours in ((MARKER, INDEX, SAVING).__contains__, parse_manifest_name, parse_object_name):
-            keys = [
-                folder.prefix + name
-                for folder in self.departing
-                for name in sorted(folder.files)
-                if ours(name)
-            ]
-            if keys := [key for key in keys if key not in self.protected]:
-                yield keys
+
+def deletions(
+    folders: Iterable[CheckpointFolder], protected: Container[str] = frozenset()
+) -> Iterator[list[str]]:
+    """Yield groups of keys to delete. Delete a group only when all groups before it are gone.
+
+    The groups are all markers, indexes and announcements, then all manifests, then all objects. The order is not checkpoint by
+    checkpoint, because one doomed checkpoint may refer to the objects of another.
+
+    Args:
+        folders: the checkpoints to delete.
+        protected: keys that stay.
+    """
+    listed = [*folders]
+    for ours in ((MARKER, INDEX, SAVING).__contains__, parse_manifest_name, parse_object_name):
+        keys = [folder.prefix + name for folder in listed for name in sorted(folder.files) if ours(name)]
+        if keys := [key for key in keys if key not in protected]:
+            yield keys
 
 
 def prune(
@@ -145,12 +155,13 @@ def plan_pruning(
     # checkpoints.
     if attempt is not None and (newest := _newest(store, run_id, folders, timeout)) > attempt:
         log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
-        return Pruning((), (), frozenset(), fenced_by=newest)
+        return Pruning((), None, (), frozenset(), fenced_by=newest)
     damaged: dict[CheckpointName, str] = {}
     kept, light, newer, older = _sort(store, folders, keep, timeout, damaged)
     names = tuple(whole.name for whole in (*light, *kept))
-    if not kept and not older:
-        return Pruning(names, (), frozenset(), damaged)
+    checked = next((whole.name for whole in (*kept, *light)), None)
+    if checked is None or not older:
+        return Pruning(names, checked, (), frozenset(), damaged)
     if every:
         kept += _milestones(store, folders, older, every, timeout)
         names = tuple(whole.name for whole in (*light, *kept))
@@ -161,7 +172,7 @@ def plan_pruning(
     manifests = [manifest for whole in (*light, *kept) for manifest in whole.manifests]
     for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
         manifests += _readable(store, folder, timeout)
-    return Pruning(names, tuple(reversed(departing)), frozenset(referred(manifests)), damaged)
+    return Pruning(names, checked, tuple(reversed(departing)), frozenset(referred(manifests)), damaged)
 
 
 def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder], timeout: float | None) -> int:

@@ -187,7 +187,7 @@ def test_prune_keeps_the_newest(capsys: pytest.CaptureFixture[str], store: Path)
     """First it only says so."""
     names = [path.name for path in checkpoints(store)]
     dry = told(capsys, "prune", store.as_uri(), "--keep", "1", "--dry-run")["runs"][0]
-    assert (dry["kept"], dry["deleted"]) == (names[:1], names[:0:-1])
+    assert (dry["kept"], dry["checked"], dry["deleted"]) == (names[:1], names[0], names[:0:-1])
     assert len(told(capsys, "ls", store.as_uri())["checkpoints"]) == 3
     assert "deleted 2 checkpoints" in said(capsys, "prune", store.as_uri(), "--keep", "1")
     assert [each["step"] for each in told(capsys, "ls", store.as_uri())["checkpoints"]] == [6]

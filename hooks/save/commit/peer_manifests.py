@@ -12,7 +12,7 @@ from itertools import islice
 
 from ....providers.errors import NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
-from ...checkpoint.format.codec import decode_manifest, encode_manifest, open_file, read_manifest
+from ...checkpoint.format.codec import decode_manifest, encode_manifest, read_manifest
 from ...checkpoint.format.coverage import coverage
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import RankManifest
@@ -115,11 +115,9 @@ class PeerManifests:
             if rank in self._read:
                 continue
             if rank == self.mine.rank:
-                self._read[rank] = self.mine
-                if self.index is not None:
-                    data = encode_manifest(self.mine)
-                    self.index.add(open_file(data, self._key(rank), "manifest"), len(data))
-            elif not self._take(rank):
+                # Read like the others': a restore must be able to read this one too.
+                self._data[rank] = encode_manifest(self.mine)
+            if not self._take(rank):
                 self._misses(rank)
                 return
 

@@ -64,6 +64,7 @@ def _prune(meant: Target, run_id: str, keep: Keep, *, dry: bool) -> dict[str, An
     return {
         "run_id": run_id,
         "kept": [str(name) for name in plan.kept],
+        "checked": None if plan.checked is None else str(plan.checked),
         "deleted": [str(folder.name) for folder in plan.departing],
         "bytes": _bytes(plan),
     }
