@@ -14,8 +14,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from math import prod
-from operator import add, le
-from typing import Any, overload
+from operator import add, le, sub
+from typing import Any, NamedTuple, overload
 
 from .entries import InvalidField, check_name, check_shape, itemsize_of
 from .manifest import Chunk, ObjectEntry, TensorEntry, is_private
@@ -83,7 +83,7 @@ class ChunkLayout:
         counts: the number of chunks of each tensor.
     """
 
-    __slots__ = ("_nbytes", "first", "forms", "itemsizes", "limits", "place")
+    __slots__ = ("_follows", "_groups", "first", "forms", "itemsizes", "limits", "place")
 
     def __init__(self, forms: TensorForms, counts: Sequence[int]) -> None:
         self.forms = forms
@@ -98,19 +98,51 @@ class ChunkLayout:
         #: For each offset the size of its tensor in that dimension.
         self.limits = array("q", chain.from_iterable(chain.from_iterable(map(repeat, shapes, counts))))
         self.itemsizes = bytes(chain.from_iterable(map(repeat, forms.itemsizes, counts)))
-        #: Bytes of each chunk, by the identity of the column of sizes that they follow from.
-        self._nbytes: dict[int, tuple[array[int], array[int]]] = {}
+        #: What follows from a column of sizes, by its identity: ranks have few different ones.
+        self._follows: dict[int, _Follows] = {}
+        self._groups: dict[int, tuple[array[int], list[tuple[int, int, int]]]] = {}
 
-    def bytes_of(self, sizes: array[int]) -> array[int]:
-        """Return the bytes of each chunk. Columns of sizes that are one object are computed once."""
-        known = self._nbytes.get(id(sizes))
-        if known is None or known[0] is not sizes:
-            boxes = zip(pairwise(self.place), self.itemsizes, strict=True)
-            volumes = array("q", [prod(sizes[a:b]) * size for (a, b), size in boxes])
-            if len(self._nbytes) >= KEPT:
-                self._nbytes.clear()
-            known = self._nbytes[id(sizes)] = (sizes, volumes)
+    def in_objects(self, objects: array[int]) -> Sequence[tuple[int, int, int]]:
+        """Return each group of neighbouring chunks in one object: the object, the first chunk, and the one behind the last.
+
+        Columns of objects that are one object are looked through once.
+        """
+        known = self._groups.get(id(objects))
+        if known is None or known[0] is not objects:
+            groups, at = [], 0
+            for index, group in groupby(objects):
+                end = at + sum(1 for _ in group)
+                groups.append((index, at, end))
+                at = end
+            if len(self._groups) >= KEPT:
+                self._groups.clear()
+            known = self._groups[id(objects)] = (objects, groups)
         return known[1]
+
+    def follows(self, sizes: array[int]) -> _Follows:
+        """Return what follows from a column of sizes. It is computed once for columns that are one object."""
+        known = self._follows.get(id(sizes))
+        if known is None or known.sizes is not sizes:
+            boxes = zip(pairwise(self.place), self.itemsizes, strict=True)
+            nbytes = [prod(sizes[a:b]) * size for (a, b), size in boxes]
+            valid = min(sizes, default=0) >= 0 and all(map(le, sizes, self.limits))
+            known = _Follows(sizes, valid, [*map(sub, self.limits, sizes)], nbytes)
+            if len(self._follows) >= KEPT:
+                self._follows.clear()
+            self._follows[id(sizes)] = known
+        return known
+
+
+class _Follows(NamedTuple):
+    """What follows from a column of sizes."""
+
+    sizes: array[int]
+    #: No size is negative, or larger than its tensor.
+    valid: bool
+    #: The largest offset in each dimension of each chunk, with which it is inside its tensor.
+    last: list[int]
+    #: Bytes of each chunk.
+    nbytes: list[int]
 
 
 class TensorRun:
@@ -155,7 +187,7 @@ class TensorRun:
                 tuple(self.sizes[a:b]),
                 self.objects[index],
                 start,
-                start + layout.bytes_of(self.sizes)[index],
+                start + layout.follows(self.sizes).nbytes[index],
                 self.crc32s[index],
             ),
         )
@@ -180,18 +212,19 @@ class TensorRun:
             raise InvalidField("the columns of chunks have different lengths")
         if not len(self.offsets) == len(self.sizes) == len(layout.limits):
             raise InvalidField("the columns of offsets and sizes have different lengths")
-        ends = map(add, self.offsets, self.sizes)
-        least = min(min(self.offsets, default=0), min(self.sizes, default=0))
-        if least < 0 or not all(map(le, ends, layout.limits)):
+        known = layout.follows(self.sizes)
+        # A column of unsigned numbers has no negative one.
+        signed = self.offsets.typecode != "I"
+        if not known.valid or (signed and min(self.offsets, default=0) < 0):
+            self._refuse_box()
+        if not all(map(le, self.offsets, known.last)):
             self._refuse_box()
         if max(self.objects, default=-1) >= len(objects):
             raise InvalidField(f"a chunk is in object {max(self.objects)} of {len(objects)}")
-        heads, tails = [each.header for each in objects], [each.size for each in objects]
-        first = map(heads.__getitem__, self.objects)
-        last = map(tails.__getitem__, self.objects)
-        ends = map(add, self.starts, layout.bytes_of(self.sizes))
-        if not all(map(le, first, self.starts)) or not all(map(le, ends, last)):
-            self._refuse_bytes(objects)
+        ends = [*map(add, self.starts, known.nbytes)]
+        for index, a, b in layout.in_objects(self.objects):
+            if min(self.starts[a:b]) < objects[index].header or max(ends[a:b]) > objects[index].size:
+                self._refuse_bytes(objects)
 
     def _tensors(self) -> Iterator[TensorEntry]:
         return map(self.tensor, range(len(self.layout.forms.names)))

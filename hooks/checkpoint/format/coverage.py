@@ -302,6 +302,8 @@ class _RowTiling:
         self._layouts = [columns.layout for columns in run.columns]
         self._offsets = [columns.offsets for columns in run.columns]
         self._sizes = [columns.sizes for columns in run.columns]
+        #: Columns of sizes without repetitions: most ranks have the same one.
+        self._different = [*{id(sizes): sizes for sizes in self._sizes}.values()]
         one = self._layouts[0]
         #: The layout of all ranks; None if some write tensors that others do not.
         self._layout = one if all(each is one or each.first == one.first for each in self._layouts) else None
@@ -311,15 +313,21 @@ class _RowTiling:
         shape = self._shapes[index]
         if not shape or (places := self._places(index)) is None:
             return False
-        rows = [sizes[place] for sizes, place in zip(self._sizes, places)]  # noqa: B905 - twice as fast
-        firsts = [offsets[place] for offsets, place in zip(self._offsets, places)]  # noqa: B905
+        firsts = [offsets[place] for offsets, place in zip(self._offsets, places)]  # noqa: B905 - twice as fast
+        if self._layout is not None and len(self._different) == 1:
+            rows = [self._different[0][places[0]]] * len(places)
+        else:
+            rows = [sizes[place] for sizes, place in zip(self._sizes, places)]  # noqa: B905
         ends = [*accumulate(rows)]
         if firsts[0] or firsts[1:] != ends[:-1] or ends[-1] != shape[0] or not all(rows):
             return False
         for dim in range(1, len(shape)):
             if max([offsets[place + dim] for offsets, place in zip(self._offsets, places)]):  # noqa: B905
                 return False
-            widths = {sizes[place + dim] for sizes, place in zip(self._sizes, places)}  # noqa: B905
+            if self._layout is not None:
+                widths = {sizes[places[0] + dim] for sizes in self._different}
+            else:
+                widths = {sizes[place + dim] for sizes, place in zip(self._sizes, places, strict=True)}
             if widths != {shape[dim]}:
                 return False
         return True
