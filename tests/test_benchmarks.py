@@ -66,7 +66,19 @@ ROWS = {
         for way in ("run", "agent")
         for what in ("resident", "its proportional", "CPU")
     ],
-    "agreement": ["call to decision, 2 ranks"],
+    "agreement": [
+        "call to decision, 2 ranks",
+        *(
+            f"simulated, 8 ranks with {kind} state: {what}"
+            for kind in ("sharded", "replicated")
+            for what in (
+                "call to decision",
+                "operations of the store",
+                "operations of one rank, at most",
+                "the store works",
+            )
+        ),
+    ],
     "rate": [
         f"{verb} in memory (tmpfs){what}: spotguard"
         for verb in ("save", "restore")

@@ -62,9 +62,10 @@ class Channel:
         self._keys = Keys(f"spotguard/{incarnation}", world)
         self._numbers = itertools.count(1)
         self._tellings, self._gatherings = itertools.count(1), itertools.count(1)
-        self._mailbox, self._caller, self._agreement = (
-            StoreConnection(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller", "agreement")
+        self._mailbox, self._caller = (
+            StoreConnection(f"spotguard-{name}", store, clock) for name in ("mailbox", "caller")
         )
+        self._agreement = StoreConnection("spotguard-agreement", store, clock, first=c10d.first_pause(world))
         self._meeting = StoreConnection("spotguard-meeting", store, clock, longest=_GLANCE)
         self._lines = [self._mailbox, self._caller, self._agreement, self._meeting]
         #: The newest epoch that this rank has voted in.

@@ -80,7 +80,8 @@ def listen(keys: Keys, rank: int) -> Saying[None]:
             return
         yield Hear(epoch, _one((yield Get((keys.call(epoch),)))))
         # No rank rings the bell before this one again: entry e + 1 is there, and the rank that claims e + 2 rings for e + 1.
-        yield Drop((keys.bell(rank, epoch - 1),))
+        if epoch > 1:
+            yield Drop((keys.bell(rank, epoch - 1),))
 
 
 def agree(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:

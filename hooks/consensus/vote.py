@@ -10,9 +10,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from ...providers.errors import ProtocolError
+from ..checkpoint.format.keys import MAX_WORLD
 from ..checkpoint.format.manifest import named
 from ..ipc import typed_json
 
@@ -71,15 +73,17 @@ class Vote:
     last: int = -1
     #: Its replica groups.
     plan: tuple[ReplicaGroup, ...] = ()
-    #: Ranks that hold nothing which this rank does not hold too.
-    covers: tuple[int, ...] = ()
+    #: Ranks that hold nothing which this rank does not hold too, as `ranges` of them. With DDP they are all ranks of the job.
+    covers: tuple[range, ...] = ()
     #: The rank is parked at its boundary until it has saved. A rank that is not parked goes on to its next change.
     parks: bool = False
     #: A restore would take its weights alone, and its moments need some seconds more.
     early: bool = False
 
     def encode(self) -> str:
-        return typed_json.encode(dataclasses.asdict(self))
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plan = [dataclasses.asdict(each) for each in self.plan]
+        return typed_json.encode({**fields, "plan": plan, "covers": _as_pairs(self.covers)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,33 @@ class Decision:
     stands: int = -1
 
     def encode(self) -> str:
-        return typed_json.encode(dataclasses.asdict(self))
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return typed_json.encode({**fields, "ranks": _as_pairs(ranges(self.ranks))})
+
+
+def ranges(ranks: Iterable[int]) -> tuple[range, ...]:
+    """Return ranks, in order, as ranges of neighbours: 10,000 of them are sent in 8 bytes and not in 59,000."""
+    found: list[range] = []
+    for rank in ranks:
+        if found and found[-1].stop == rank:
+            found[-1] = range(found[-1].start, rank + 1)
+        else:
+            found.append(range(rank, rank + 1))
+    return tuple(found)
+
+
+def _as_pairs(found: Sequence[range]) -> list[list[int]]:
+    return [[each.start, each.stop] for each in found]
+
+
+def _as_ranges(body: dict[str, Any], name: str) -> tuple[range, ...]:
+    pairs = body.get(name)
+    if not isinstance(pairs, list) or not all(
+        isinstance(each, list) and [*map(type, each)] == [int, int] and 0 <= each[0] < each[1] <= MAX_WORLD
+        for each in pairs
+    ):
+        raise ProtocolError(f"{name} must be a list of ranges of ranks, not {str(pairs)[:40]!r}")
+    return tuple(range(*each) for each in pairs)
 
 
 def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
@@ -127,7 +157,8 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
     if not steps:
         return nothing(f"none of {world} ranks has answered in time")
     if silent:
-        lost = [rank for rank in silent if all(rank not in offer.covers for offer in offers)]
+        held = {each for offer in offers for each in offer.covers}
+        lost = [rank for rank in silent if not any(rank in each for each in held)]
         last = max(offer.last for offer in offers)
         if last >= max(steps):
             return replace(nothing(it_stands(late, last)), stands=last)
@@ -162,7 +193,7 @@ def read_offer(raw: bytes | str) -> Vote:
         raise ProtocolError(f"plan must be a list of objects, not {str(plan)[:40]!r}")
     parsed = {
         "plan": tuple(typed_json.build(ReplicaGroup, each) for each in plan),
-        "covers": typed_json.integers(body, "covers"),
+        "covers": _as_ranges(body, "covers"),
     }
     return typed_json.build(Vote, {**body, **parsed})
 
@@ -176,7 +207,8 @@ def read_decision(raw: bytes | str) -> Decision:
     body: dict[str, Any] = typed_json.decode(raw)
     if body.get("level") not in get_args(Level):
         raise ProtocolError(f"level is {str(body.get('level'))[:40]!r}")
-    return typed_json.build(Decision, {**body, "ranks": typed_json.integers(body, "ranks")})
+    ranks = tuple(chain.from_iterable(_as_ranges(body, "ranks")))
+    return typed_json.build(Decision, {**body, "ranks": ranks})
 
 
 def it_stands(late: str, step: int) -> str:

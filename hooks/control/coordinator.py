@@ -29,7 +29,7 @@ from ..consensus.events import (
 )
 from ..consensus.job_state import JobState
 from ..consensus.topology import Host, gather_holdings, holding
-from ..consensus.vote import Decision, Vote, shared
+from ..consensus.vote import Decision, Vote, ranges, shared
 from ..ipc import protocol
 from ..ipc.notice import BY_HAND, PreemptionNotice, alarm_of
 from ..save.cancel_scope import Abandoned
@@ -386,7 +386,7 @@ class Coordinator:
             left=job.scope.left() if rank in roles.departing else None,
             last=last.step if last is not None and last.level == "full" else -1,
             plan=shared(self._state.fingerprint()),
-            covers=tuple(sorted(self._covered())),
+            covers=ranges(sorted(self._covered())),
             parks=parks,
             early=step is not None
             and counts(step, self._checkpointer.complete)
@@ -394,8 +394,7 @@ class Coordinator:
         )
 
     def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
-        everybody = range(self.channel.world)
-        absent = frozenset(rank for rank in everybody if rank not in decision.ranks)
+        absent = frozenset(range(self.channel.world)) - frozenset(decision.ranks)
         going = {self.channel.machines[rank] for rank in job.departing}
         with self._lock:
             self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}

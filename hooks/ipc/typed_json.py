@@ -91,15 +91,3 @@ def build(cls: type[T], body: dict[str, Any], name: str = "") -> T:
             raise ProtocolError(f"{name}.{each.name} must be {each.type}, not {type(value).__name__}")
         values[each.name] = float(value) if "float" in str(each.type) and isinstance(value, int) else value
     return cls(**values)
-
-
-def integers(body: dict[str, Any], name: str) -> tuple[int, ...]:
-    """Return a list of integers as a tuple.
-
-    Raises:
-        ProtocolError: the field is something else.
-    """
-    value = body.get(name)
-    if not isinstance(value, list) or any(type(each) is not int for each in value):
-        raise ProtocolError(f"{name} must be a list of integers, not {str(value)[:40]!r}")
-    return tuple(value)

@@ -17,7 +17,7 @@ from typing import Any
 
 from spotguard.hooks.consensus.events import BoundaryEvent
 from spotguard.hooks.consensus.protocol import Answer, Claim, Get, Keys, Set, Wait, Waited
-from spotguard.hooks.consensus.vote import Decision, Vote
+from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.control.gate_rule import Shut
 from tests.hooks.consensus.sayings import Sayings, Violation, perform
 from tests.hooks.consensus.worlds import (
@@ -218,7 +218,7 @@ class Exploration:
             step,
             boundary=at_boundary and step != place.completed,
             parks=at_boundary,
-            covers=everybody if self.scene.replicas else (index,),
+            covers=ranges(everybody if self.scene.replicas else (index,)),
         )
         saying = self.sayings.begin((epoch, offer), lambda: self.scene.agree(self.keys, epoch, offer))
         return placed(rank, place)._replace(phase="agreeing", epoch=epoch, saying=saying, decision=None)

@@ -25,7 +25,7 @@ from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import VERSION, BackgroundEvent, LogEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.store import JobStore, StoreSilent
-from spotguard.hooks.consensus.vote import Decision, Vote
+from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.ipc import typed_json
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -182,10 +182,10 @@ def test_replicas_save_without_one_that_is_silent() -> None:
         ranks[0].channel.call(NOTICE, within(PATIENCE))
         for rank in ranks:
             rank.hears(1)
-        early = together(*(lambda r=r: r.agree(1, 3, 0.5, covers=(0, 1, 2)) for r in ranks[:2]))
+        early = together(*(lambda r=r: r.agree(1, 3, 0.5, covers=ranges((0, 1, 2))) for r in ranks[:2]))
         assert early[0] == early[1]
         assert (early[0].step, early[0].ranks) == (3, (0, 1))
-        assert ranks[2].agree(1, 4, covers=(0, 1, 2)) == early[0]
+        assert ranks[2].agree(1, 4, covers=ranges((0, 1, 2))) == early[0]
 
 
 def test_a_call_that_supersedes_ends_the_waiting() -> None:

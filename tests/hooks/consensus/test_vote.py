@@ -12,6 +12,7 @@ from spotguard.hooks.consensus.vote import (
     ReplicaGroup,
     Vote,
     decide,
+    ranges,
     read_decision,
     read_offer,
     shared,
@@ -38,12 +39,12 @@ def test_who_has_no_state_ends_it_for_all() -> None:
 def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
     """And only where nobody would have to train to get there."""
     replica = (0, 1, 2)
-    there = [Vote(0, 6, covers=replica), Vote(2, 6, covers=replica)]
+    there = [Vote(0, 6, covers=ranges(replica)), Vote(2, 6, covers=ranges(replica))]
     decision = decide(1, 3, there)
     assert (decision.step, decision.ranks) == (6, (0, 2))
     assert "rank 1 of 3" in decision.why
     for instead in (
-        [Vote(0, 6, covers=(0,)), Vote(2, 6, covers=(2,))],
+        [Vote(0, 6, covers=ranges((0,))), Vote(2, 6, covers=ranges((2,)))],
         [there[0], replace(there[1], step=7)],
         [there[0], replace(there[1], boundary=True)],
         [],
@@ -55,7 +56,7 @@ def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
 def test_a_complete_checkpoint_as_new_is_worth_more_than_one_without_the_silent() -> None:
     """Whoever knows of it. One that is older is not; and where all answer, each saves: who asks may want its own."""
     replica = (0, 1, 2)
-    there = [Vote(0, 6, last=4, covers=replica), Vote(2, 6, last=6, covers=replica)]
+    there = [Vote(0, 6, last=4, covers=ranges(replica)), Vote(2, 6, last=6, covers=ranges(replica))]
     decision = decide(1, 3, there)
     assert (decision.step, decision.stands, decision.ranks) == (None, 6, (0, 2))
     assert decision.why == (
@@ -73,9 +74,9 @@ def test_a_shard_that_is_gone_matters_not_where_the_step_is_complete() -> None:
 
 def test_one_that_covers_the_silent_is_enough() -> None:
     """Two groups of replicas of which each has lost one; and one that has lost both."""
-    there = [Vote(0, 6, covers=(0, 2)), Vote(3, 6, covers=(1, 3))]
+    there = [Vote(0, 6, covers=ranges((0, 2))), Vote(3, 6, covers=ranges((1, 3)))]
     assert decide(1, 4, there).ranks == (0, 3)
-    gone = [Vote(0, 6, covers=(0, 2)), Vote(2, 6, covers=(0, 2))]
+    gone = [Vote(0, 6, covers=ranges((0, 2))), Vote(2, 6, covers=ranges((0, 2)))]
     assert "state of ranks 1, 3" in decide(1, 4, gone).why
 
 
@@ -114,7 +115,7 @@ def test_who_sees_differently_what_is_shared_is_not_relied_on() -> None:
 def test_a_silent_rank_makes_nobody_differ() -> None:
     """Its plan is simply not there."""
     plan = shared({(0, 1): "x"})
-    decision = decide(1, 2, [Vote(0, 1, plan=plan, covers=(0, 1))])
+    decision = decide(1, 2, [Vote(0, 1, plan=plan, covers=ranges((0, 1)))])
     assert decision.step == 1
     assert not decision.whole_each
 
@@ -127,8 +128,8 @@ def test_many_ranks_are_not_all_named() -> None:
 
 def test_who_is_held_at_boundaries_hears_of_others_that_are_not() -> None:
     """These wait for it in the next step. Of one that is silent nobody knows, and it waits for nobody."""
-    held = [Vote(rank, 1, parks=True, covers=(2,)) for rank in range(2)]
-    free = Vote(2, 1, covers=(0, 1, 2))
+    held = [Vote(rank, 1, parks=True, covers=ranges((2,))) for rank in range(2)]
+    free = Vote(2, 1, covers=ranges((0, 1, 2)))
     assert decide(1, 3, [*held, free]).some_park
     assert not decide(1, 2, held).some_park
     assert not decide(1, 1, [Vote(0, 1)]).some_park
@@ -137,7 +138,9 @@ def test_who_is_held_at_boundaries_hears_of_others_that_are_not() -> None:
 
 def test_offers_and_decisions_cross_the_wire() -> None:
     """With all that they say."""
-    offer = Vote(3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (ReplicaGroup("g", 2, "d"),), (3, 4), True, True)
+    offer = Vote(
+        3, None, True, 5, 6, 7.5, 0.25, 30.0, 12, (ReplicaGroup("g", 2, "d"),), ranges((3, 4, 6)), True, True
+    )
     assert read_offer(offer.encode()) == offer
     decision = Decision(3, 9, "why", (0, 2), "weights-first", True, True, 8)
     assert read_decision(decision.encode().encode()) == decision
@@ -154,6 +157,11 @@ def test_offers_and_decisions_cross_the_wire() -> None:
         ("plan", [3]),
         ("plan", [{"group": "g"}]),
         ("covers", ["a"]),
+        ("covers", [[3, 3]]),
+        ("covers", [[-1, 3]]),
+        ("covers", [[0, 2.0]]),
+        ("covers", [[0, 10**9]]),
+        ("covers", [[0, 1, 2]]),
     ],
 )
 def test_what_is_no_offer_is_refused(field: str, value: object) -> None:
@@ -161,6 +169,18 @@ def test_what_is_no_offer_is_refused(field: str, value: object) -> None:
     body = {**json.loads(Vote(0, 1).encode()), field: value}
     with pytest.raises(ProtocolError):
         read_offer(json.dumps(body))
+
+
+def test_what_ten_thousand_ranks_say_is_short() -> None:
+    """With replicas each covers all: spelt out, the votes would have 600 MB, and the decision 59 kB for each rank."""
+    everybody = range(10_000)
+    assert ranges(everybody) == (everybody,)
+    vote, decision = Vote(5, 7, covers=ranges(everybody)), Decision(1, 7, ranks=tuple(everybody))
+    assert len(vote.encode()) < 300
+    assert len(decision.encode()) < 300
+    assert read_offer(vote.encode()) == vote
+    assert read_decision(decision.encode()) == decision
+    assert ranges(rank for rank in everybody if rank != 4000) == (range(4000), range(4001, 10_000))
 
 
 def test_a_level_of_another_world_is_refused() -> None:
