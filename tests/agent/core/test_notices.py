@@ -57,6 +57,19 @@ def test_an_earlier_deadline_is_told_again_with_fewer_seconds() -> None:
     assert story.killed
 
 
+def test_an_earlier_deadline_never_gives_a_save_more_time() -> None:
+    """Half of the seconds that are left is less than the reserve of the first notice: the kill stays where that one put it."""
+    story = Story(reserve=10.0)
+    story.opens()
+    story.notice(21, id="a")
+    story.until(9)
+    story.notice(11.5, id="b")
+    story.until(10.99)
+    assert not story.killed
+    story.until(11)
+    assert story.killed
+
+
 def test_a_later_deadline_is_not_believed() -> None:
     """Earliest wins, also between two notices."""
     story = Story()

@@ -148,6 +148,9 @@ def test_of_replicas_one_is_kept_and_of_empty_boxes_none() -> None:
     assert [chunk.offsets for _, chunk in merged.chunks] == [(0, 0), (0, 3)]
     merged = coverage([manifest(boxes=[((0, 0), (0, 6)), ((0, 0), (4, 6))])]).tensors["w"]
     assert [chunk.sizes for _, chunk in merged.chunks] == [(4, 6)]
+    rows = [((0, 0), (2, 6)), ((2, 0), (0, 6)), ((2, 0), (2, 6))]
+    merged = coverage([manifest(rank, 3, [box]) for rank, box in enumerate(rows)]).tensors["w"]
+    assert [rank for rank, _ in merged.chunks] == [0, 2]
     scalar = coverage([manifest(rank, 2, [((), ())], shape=()) for rank in range(2)]).tensors["w"]
     assert len(scalar.chunks) == 1
 
