@@ -15,13 +15,21 @@ import train  # type: ignore[import-not-found]  # the script beside this one
 from spotguard.providers.stores.factory import open_store
 
 
+def _line() -> bytes | None:
+    """The next line from where the last reader was killed; None where no more come."""
+    line = b""
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return line if line or byte else None
+
+
 def main(steps: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     train.leave_the_compiler_out()
     open_store(os.environ["SPOTGUARD_STORE"])  # sends nothing, and starts no thread
-    while (said := train.read_line()) in (["again"], ["free"]):
-        if said == ["free"]:
-            continue  # it was told to a life that had ended before it could hear it
+    while (said := _line()) is not None:
+        if said != b"again":
+            continue  # "free", or its rest: it was told to a life that was killed before it had read it to the end
         if not (pid := os.fork()):
             train.train(steps)
             sys.stdout.flush()
