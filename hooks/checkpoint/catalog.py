@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.run_id import is_run_id
@@ -275,7 +275,7 @@ def list_checkpoints(
         timeout: seconds for each request.
     """
     folders = scan(store, run_id, timeout=timeout)
-    checkpoints = [_describe(store, folder, folders, deep, timeout) for folder in folders]
+    checkpoints = side_by_side(lambda folder: _describe(store, folder, folders, deep, timeout), folders)
     bare = [folder for folder in folders if not any(map(parse_manifest_name, folder.files))]
     attempts = {folder.name.attempt for folder in bare}
     needed: set[str] = set()
@@ -382,8 +382,16 @@ def _indexed(
         return None
 
 
-def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes]:
-    """Return the objects of these keys, in order, fetched by several threads; the caller is one of them.
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+#: Has `busy` set on a thread of `side_by_side`.
+_here = threading.local()
+
+
+def side_by_side(get: Callable[[_K], _V], keys: Sequence[_K]) -> list[_V]:
+    """Return what `get` returns for these keys, in order. Several threads call it; the caller is one of them.
+
+    A call inside `get` starts no threads: sixteen requests at once are enough for a store.
 
     No thread pool: at interpreter exit a pool takes no work, and Python 3.12 starts no thread either
     (python/cpython#104690). The caller then fetches all objects alone. That matters because the last checkpoint of
@@ -393,10 +401,13 @@ def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes
         Exception: the error of `get` for the first key in order that failed.
     """
     waiting = deque(enumerate(keys))
-    got: dict[int, bytes] = {}
+    got: dict[int, _V] = {}
     failed: dict[int, Exception] = {}
 
+    inside = getattr(_here, "busy", False)
+
     def work() -> None:
+        _here.busy = True
         while not failed:
             try:
                 at, key = waiting.popleft()
@@ -409,7 +420,7 @@ def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes
 
     helpers: list[threading.Thread] = []
     try:
-        for number in range(1, min(_FETCHERS, len(keys))):
+        for number in range(1, 1 if inside else min(_FETCHERS, len(keys))):
             helper = threading.Thread(target=work, name=f"spotguard-manifest-{number}", daemon=True)
             try:
                 helper.start()
@@ -418,6 +429,7 @@ def side_by_side(get: Callable[[str], bytes], keys: Sequence[str]) -> list[bytes
             helpers.append(helper)
         work()
     finally:
+        _here.busy = inside
         waiting.clear()  # Ctrl-C: start no further request
         for helper in helpers:
             helper.join()

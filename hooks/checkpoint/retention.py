@@ -19,16 +19,17 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
 from ...providers.stores.base import BlobStore
 from .attempts import newest_claim
-from .catalog import CheckpointFolder, PartialCheckpoint, WholeCheckpoint, check_size, examine, scan
+from .catalog import CheckpointFolder, PartialCheckpoint, check_size, examine, scan
 from .format.codec import NewerFormatError, decode_manifest
 from .format.keys import INDEX, MARKER, SAVING, CheckpointName, parse_manifest_name, parse_object_name
-from .format.manifest import RankManifest, referred
+from .format.manifest import Level, RankManifest, referred
 
 log = logging.getLogger("spotguard")
 
@@ -100,6 +101,65 @@ def deletions(
             yield keys
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedCheckpoint:
+    """A whole checkpoint: it was merged from its manifests and held against the listing."""
+
+    name: CheckpointName
+    level: Level
+    #: Digest of its folder's names and sizes.
+    listing: bytes
+    #: Sizes of the objects in other folders that it refers to, by key.
+    refers: Mapping[str, int]
+
+
+class CheckedCheckpoints:
+    """The checkpoints that this process has merged, each once, and held against every listing since.
+
+    A run that keeps a hundred milestones of 1,024 ranks would else read 100,000 manifests at each commit.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[CheckpointName, CheckedCheckpoint] = {}
+
+    def check(
+        self,
+        store: BlobStore,
+        folder: CheckpointFolder,
+        folders: list[CheckpointFolder],
+        timeout: float | None,
+    ) -> CheckedCheckpoint:
+        """Check one checkpoint.
+
+        Raises:
+            CheckpointError: as in `examine`.
+        """
+        listing = sha256(repr(sorted(folder.files.items())).encode()).digest()
+        known = self._known.get(folder.name)
+        if known is None or known.listing != listing or not _are_listed(known.refers, folders):
+            whole = examine(store, folder, folders, timeout=timeout)
+            known = CheckedCheckpoint(whole.name, whole.level, listing, referred(whole.manifests))
+            self._known[folder.name] = known
+        return known
+
+    def forget(self, listed: Iterable[CheckpointFolder]) -> None:
+        """Forget the checkpoints that are not listed any more."""
+        names = {folder.name for folder in listed}
+        self._known = {name: known for name, known in self._known.items() if name in names}
+
+
+def _are_listed(objects: Mapping[str, int], folders: list[CheckpointFolder]) -> bool:
+    if not objects:
+        return True
+    sizes = {folder.prefix: folder.files for folder in folders}
+    for key, size in objects.items():
+        # A key ends with the object's name, which has one slash.
+        prefix, name = "/".join(key.split("/")[:-2]) + "/", "/".join(key.split("/")[-2:])
+        if sizes.get(prefix, {}).get(name) != size:
+            return False
+    return True
+
+
 def prune(
     store: BlobStore,
     run_id: str,
@@ -131,6 +191,7 @@ def plan_pruning(
     every: int = 0,
     attempt: int | None = None,
     protect: Iterable[CheckpointName] = (),
+    known: CheckedCheckpoints | None = None,
     timeout: float | None = None,
 ) -> Pruning:
     """Decide what to prune; delete nothing.
@@ -143,6 +204,7 @@ def plan_pruning(
         attempt: the attempt that prunes. If a newer attempt has claimed its number, nothing is deleted. None: a
             person asks.
         protect: checkpoints whose objects the caller is about to refer to.
+        known: the checkpoints that earlier calls have merged.
         timeout: seconds for each request.
 
     Raises:
@@ -157,22 +219,28 @@ def plan_pruning(
         log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
         return Pruning((), None, (), frozenset(), fenced_by=newest)
     damaged: dict[CheckpointName, str] = {}
-    kept, light, newer, older = _sort(store, folders, keep, timeout, damaged)
+    known = CheckedCheckpoints() if known is None else known
+    known.forget(folders)
+
+    def check(folder: CheckpointFolder) -> CheckedCheckpoint:
+        return known.check(store, folder, folders, timeout)
+
+    kept, light, newer, older = _sort(folders, keep, check, damaged)
     names = tuple(whole.name for whole in (*light, *kept))
     checked = next((whole.name for whole in (*kept, *light)), None)
     if checked is None or not older:
         return Pruning(names, checked, (), frozenset(), damaged)
     if every:
-        kept += _milestones(store, folders, older, every, timeout)
+        kept += _milestones(folders, older, every, check)
         names = tuple(whole.name for whole in (*light, *kept))
     stay = {whole.name for whole in kept}
     older = [f for f in older if f.name not in stay and not _of_newer_format(store, f, timeout)]
     spared = set(protect)
     departing = [folder for folder in older if folder.name not in spared]
-    manifests = [manifest for whole in (*light, *kept) for manifest in whole.manifests]
+    protected = {key for whole in (*light, *kept) for key in whole.refers}
     for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
-        manifests += _readable(store, folder, timeout)
-    return Pruning(names, checked, tuple(reversed(departing)), frozenset(referred(manifests)), damaged)
+        protected |= referred(_readable(store, folder, timeout)).keys()
+    return Pruning(names, checked, tuple(reversed(departing)), frozenset(protected), damaged)
 
 
 def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder], timeout: float | None) -> int:
@@ -181,12 +249,11 @@ def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder], time
 
 
 def _sort(
-    store: BlobStore,
     folders: list[CheckpointFolder],
     keep: int,
-    timeout: float | None,
+    check: Callable[[CheckpointFolder], CheckedCheckpoint],
     damaged: dict[CheckpointName, str],
-) -> tuple[list[WholeCheckpoint], list[WholeCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
+) -> tuple[list[CheckedCheckpoint], list[CheckedCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
     """Sort the folders into four lists: kept, light, newer, older.
 
     - kept: the whole full checkpoints that stay.
@@ -197,8 +264,8 @@ def _sort(
     A run whose optimizer is not saved makes no full checkpoints. So no more of each lower level stay than of full
     ones. None of them takes the place of a checkpoint that lacks less.
     """
-    kept: list[WholeCheckpoint] = []
-    light: list[WholeCheckpoint] = []
+    kept: list[CheckedCheckpoint] = []
+    light: list[CheckedCheckpoint] = []
     newer: list[CheckpointFolder] = []
     older: list[CheckpointFolder] = []
     for folder in folders:
@@ -206,7 +273,7 @@ def _sort(
             older.append(folder)
             continue
         try:
-            whole = examine(store, folder, folders, timeout=timeout)
+            whole = check(folder)
         except NewerFormatError:
             continue  # this version cannot judge it: it stays
         except CheckpointError as error:
@@ -224,12 +291,11 @@ def _sort(
 
 
 def _milestones(
-    store: BlobStore,
     folders: list[CheckpointFolder],
     older: list[CheckpointFolder],
     every: int,
-    timeout: float | None,
-) -> list[WholeCheckpoint]:
+    check: Callable[[CheckpointFolder], CheckedCheckpoint],
+) -> list[CheckedCheckpoint]:
     """Return the older checkpoints that `every` keeps, newest first.
 
     These are the first whole full checkpoints at or after each multiple of `every`. A run that goes back to an
@@ -246,7 +312,7 @@ def _milestones(
     for candidates in by_multiple.values():
         for folder in sorted(candidates, key=lambda each: each.name.step):
             try:
-                whole = examine(store, folder, folders, timeout=timeout)
+                whole = check(folder)
             except CheckpointError:
                 continue
             if whole.level == "full":

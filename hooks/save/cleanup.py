@@ -17,7 +17,7 @@ from ...providers.errors import CheckpointError, SpotguardError, StoreError
 from ..checkpoint.attempts import attempt_starts
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.marker import is_complete
-from ..checkpoint.retention import Keep, Pruning, plan_pruning
+from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, plan_pruning
 from ..checkpoint.saving import put_saving
 from .cancel_scope import Abandoned, CancelScope
 from .plan.write_plan import WritePlanCache
@@ -38,6 +38,7 @@ class Cleanup:
         self._run_id = run_id
         self._uploads = uploads
         self._plans = plans
+        self._checked = CheckedCheckpoints()
         #: The attempts that a newer attempt has overtaken.
         self._overtaken: set[int] = set()
 
@@ -76,7 +77,14 @@ class Cleanup:
 
         def look(left: float | None) -> None:
             results.append(
-                plan_pruning(self._store, self._run_id, keep=keep.newest, every=keep.every, attempt=attempt)
+                plan_pruning(
+                    self._store,
+                    self._run_id,
+                    keep=keep.newest,
+                    every=keep.every,
+                    attempt=attempt,
+                    known=self._checked,
+                )
             )
 
         try:

@@ -1,6 +1,6 @@
 """The checkpoint that the next start restores, by the rule of restore itself.
 
-The prediction reads the manifests and not every byte.
+The prediction reads the index or the manifests, and not every byte.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def next_start(store: BlobStore, run_id: str) -> Start:
         UsageError: SPOTGUARD_EXTRAS_WORTH is not a number.
     """
     passed: dict[CheckpointName, CheckpointError] = {}
-    candidates = whole_checkpoints(store, run_id, levels=LEVELS, skipped=passed.__setitem__)
+    candidates = whole_checkpoints(store, run_id, levels=LEVELS, indexed=True, skipped=passed.__setitem__)
     return Start(next(worth_it(candidates, extras_worth()), None), passed)

@@ -15,7 +15,7 @@ from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, LEVELS, Level
 from spotguard.hooks.checkpoint.marker import put_manifest
-from spotguard.hooks.checkpoint.retention import Keep, plan_pruning, prune
+from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, Keep, plan_pruning, prune
 from spotguard.hooks.restore.verify import verify
 from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.file import FileStore
@@ -153,6 +153,42 @@ def test_what_is_referred_to_stays() -> None:
     prune(store, "run", keep=1, attempt=1)
     assert steps(store) == [30]
     assert not [key for key in store.objects if key.startswith(base.prefix)]
+
+
+def fetched(store: FakeStore) -> list[str]:
+    """The manifests that were read since the last time, each by its step."""
+    keys = [key for verb, key in store.calls if verb == "get" and key.endswith("of-00002.json")]
+    store.calls.clear()
+    return [key.split("/")[2][:9].lstrip("0") for key in keys]
+
+
+def test_a_checkpoint_is_merged_once_and_held_against_every_listing() -> None:
+    """A run that keeps milestones would else read all of them again at each commit."""
+    store, known = many(10, 20, 30, 40), CheckedCheckpoints()
+    plan_pruning(store, "run", keep=2, every=10, known=known)
+    assert sorted(fetched(store)) == sorted(["10", "20", "30", "40"] * 2)
+    assert len(plan_pruning(store, "run", keep=2, every=10, known=known).kept) == 4
+    assert fetched(store) == []
+    gone = next(key for key in store.objects if "/000000020-" in key and key.endswith(".safetensors"))
+    del store.objects[gone]
+    pruning = plan_pruning(store, "run", keep=2, every=10, known=known)
+    assert [name.step for name in pruning.kept] == [40, 30, 10]
+    assert set(fetched(store)) == {"20"}
+
+
+def test_a_checkpoint_whose_objects_elsewhere_went_is_merged_again() -> None:
+    """Its own folder is as it was: what it refers to is held against the listing too."""
+    store, base, known = FakeStore(), Save(step=10), CheckedCheckpoints()
+    manifests = base.write(store)
+    Save(step=20, save=1, base=manifests).write(store)
+    assert plan_pruning(store, "run", keep=1, known=known).checked == CheckpointName(1, 20, 1)
+    key = manifests[0].object_key(0)
+    data = store.objects.pop(key)
+    assert plan_pruning(store, "run", keep=1, known=known).checked is None
+    store.objects[key] = data[:-1]
+    assert plan_pruning(store, "run", keep=1, known=known).checked is None
+    store.objects[key] = data
+    assert plan_pruning(store, "run", keep=1, known=known).checked == CheckpointName(1, 20, 1)
 
 
 def test_what_a_save_under_way_refers_to_stays() -> None:

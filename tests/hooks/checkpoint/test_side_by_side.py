@@ -32,6 +32,23 @@ def test_the_answers_are_in_the_order_of_the_keys() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("spotguard-manifest")]
 
 
+def test_a_call_inside_a_call_starts_no_threads() -> None:
+    """A list of a thousand runs would else make 256 requests at once."""
+    threads: set[int] = set()
+
+    def inner(key: str) -> str:
+        threads.add(threading.get_ident())
+        return key
+
+    assert side_by_side(lambda key: side_by_side(inner, KEYS), KEYS) == [KEYS] * len(KEYS)
+    assert len(threads) <= 16
+    meeting = threading.Barrier(2)
+    assert side_by_side(lambda key: meeting.wait(20) >= 0, KEYS[:2]) == [
+        True,
+        True,
+    ]  # and the next one does again
+
+
 def test_where_no_thread_starts_the_caller_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of three ranks is found whole at interpreter exit."""
     store = FakeStore()

@@ -9,7 +9,12 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.checkpoint.catalog import Checkpoint, PartialCheckpoint, list_checkpoints
+from spotguard.hooks.checkpoint.catalog import (
+    Checkpoint,
+    PartialCheckpoint,
+    list_checkpoints,
+    side_by_side,
+)
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
@@ -47,12 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     meant = target(arguments)
-    lines = [
-        line
-        for run_id in meant.runs()
-        for line in lines_of(meant.store, run_id)
-        if meant.means(line.each.name)
-    ]
+    runs = side_by_side(lambda run_id: lines_of(meant.store, run_id), meant.runs())
+    lines = [line for each in runs for line in each if meant.means(line.each.name)]
     if arguments.json:
         print_json({"store": meant.store.url, "checkpoints": [as_json(line) for line in lines]})
         return 0

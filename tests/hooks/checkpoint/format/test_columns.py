@@ -139,6 +139,8 @@ def test_what_ranks_have_in_common_is_kept_once(monkeypatch: pytest.MonkeyPatch)
         ("offsets", pack_numbers("q", [0, 0, 3, 0, 0]), "tensor 'a' lies outside its shape"),
         ("offsets", pack_numbers("q", [0, 0, 2, 0, -1]), "tensor 'moment' lies outside its shape"),
         ("sizes", pack_numbers("q", [2, 2, 2, 2, 3]), "tensor 'moment' lies outside its shape"),
+        ("sizes", pack_numbers("q", [2, 2, 2, 2, -1]), "tensor 'moment' lies outside its shape"),
+        ("sizes", pack_numbers("q", [2, 2, 2**62, 2**62, 1]), "lies outside its shape"),
         ("objects", pack_numbers("I", [0, 0, 0, 1]), "in object 1 of 1"),
         ("objects", pack_numbers("I", [0]), "different lengths"),
         ("starts", pack_numbers("q", [95, 0, 0, 0]), "bytes 95 to 99 lies outside"),
