@@ -31,6 +31,7 @@ NAMES = (
     "early",
     "trace",
     "manifests",
+    "listing",
     "ways",
 )
 

@@ -4,8 +4,9 @@
 dimension, as FSDP does, so 1,024 ranks make two million chunks. Everything runs on a thread beside the main thread, where the
 collector goes on, as in a job that trains. The memory is the most that it takes beyond the bytes of the manifests.
 
-Beside it, for 128 ranks: the global plan that `torch.distributed.checkpoint` makes on its coordinator from the same, with its
-unpickling of what ranks send.
+Beside it, up to 1,024 ranks: the global plan that `torch.distributed.checkpoint` makes on its coordinator from the same, with its
+unpickling of what ranks send; and the metadata that each of its ranks reads and plans from. `python -m benchmarks.growth` draws the
+newest full run.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from spotguard.hooks.checkpoint.format.boxes import Box
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest, open_file
@@ -62,22 +67,24 @@ _WORLDS = ((128, 5, 0.5, 1.0, 1.0), (1024, 3, 2.0, 6.0, 3.0), (4096, 1, 8.0, 24.
 _LATENCY, _LINK = 0.03, 125e6
 #: MiB that a commit, or a restore, may take.
 _MEMORY = 256.0
+#: Most ranks for which DCP is measured: of 1,024 it takes two minutes and 6 GB.
+_DCP_MOST = 1024
 
 
 def measure(scale: Scale) -> Iterator[Row]:
     tensors, worlds = scale.of((2169, _WORLDS), (20, ((4, 1, 0.5, 1.0, 1.0),)))
-    for index, (world, times, check, whole, plan) in enumerate(worlds):
+    for world, times, check, whole, plan in worlds:
         files = [(f"rank {rank}", _manifest(rank, world, tensors)) for rank in range(world)]
         what = f"{world:,} ranks × {tensors:,} tensors"
         yield Row(f"manifests of {what}: bytes of one", "kB", (len(files[0][1]) / 1e3,))
-        peer = _planned_by_dcp(world, tensors) if index == 0 else None
+        peer = _by_dcp(world, tensors) if world <= _DCP_MOST else None
         checked = [_on_a_thread(lambda: _measured(lambda: _commit(files))) for _ in range(times)]  # noqa: B023
         yield Row(
             f"manifests of {what}: read and checked",
             "s",
             tuple(seconds for seconds, _ in checked),
             figure=check,
-            peer=peer,
+            peer=peer.plan if peer else None,
             peer_name="DCP's global plan",
         )
         yield Row(
@@ -89,7 +96,13 @@ def measure(scale: Scale) -> Iterator[Row]:
         )
         yield Row(f"manifests of {what}: requests of that", "requests", (float(requests),))
         joined = _index(files)
-        yield Row(f"manifests of {what}: what a machine reads to restore", "MB", (len(joined) / 1e6,))
+        yield Row(
+            f"manifests of {what}: what a machine reads to restore",
+            "MB",
+            (len(joined) / 1e6,),
+            peer=peer.metadata / 1e6 if peer else None,
+            peer_name="DCP's .metadata",
+        )
         planned = [
             _on_a_thread(lambda: _measured(lambda: _plan_of(joined, files)))  # noqa: B023
             for _ in range(times)
@@ -99,6 +112,8 @@ def measure(scale: Scale) -> Iterator[Row]:
             "s",
             tuple(seconds for seconds, _ in planned),
             figure=plan,
+            peer=peer.read if peer else None,
+            peer_name="DCP's metadata and read items",
         )
 
 
@@ -184,9 +199,48 @@ def _plan_of(index: bytes, files: list[tuple[str, bytes]]) -> int:
     return sum(len([*tensor.meeting(wanted)]) for tensor in tensors)
 
 
-def _planned_by_dcp(world: int, tensors: int) -> float:
-    plans = [pickle.dumps(_plan(rank, world, tensors)) for rank in range(world)]
-    return sorted(seconds(lambda: _planned(plans)) for _ in range(2))[0]
+@dataclass(frozen=True)
+class _Dcp:
+    """What `torch.distributed.checkpoint` takes for the same ranks and tensors."""
+
+    #: Seconds of the coordinator's global plan, with the unpickling of what ranks send.
+    plan: float
+    #: Bytes of `.metadata`, which every rank reads.
+    metadata: int
+    #: Seconds in which a rank unpickles it and makes its read items.
+    read: float
+
+
+def _by_dcp(world: int, tensors: int) -> _Dcp:
+    """In a process of its own: it takes gigabytes, and here they would stay."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measured_dcp, world, tensors).result()
+
+
+def _measured_dcp(world: int, tensors: int) -> _Dcp:
+    sent = [pickle.dumps(_plan(rank, world, tensors)) for rank in range(world)]
+    began = time.monotonic()
+    plans, metadata = _planned(sent)
+    plan = time.monotonic() - began
+    # As `FileSystemWriter.finish` does it: the place of each chunk.
+    size = _WIDTH * _WIDTH * 4
+    metadata.storage_data = {
+        item.index: _StorageInfo(f"__{rank}_0.distcp", at * size, size)
+        for rank, each in enumerate(plans)
+        for at, item in enumerate(each.items)
+    }
+    raw = pickle.dumps(metadata)
+    del plans, metadata, sent
+    began = time.monotonic()
+    read = pickle.loads(raw)
+    mine = ChunkStorageMetadata(torch.Size([world // 2 * _WIDTH, 0]), torch.Size([_WIDTH, _WIDTH]))
+    items = [
+        create_read_items_for_chunk_list(name, tensor, [mine])
+        for name, tensor in read.state_dict_metadata.items()
+    ]
+    if len(items) != tensors:
+        raise RuntimeError(f"{len(items)} tensors were planned of {tensors}")
+    return _Dcp(plan, len(raw), time.monotonic() - began)
 
 
 def _on_a_thread(call: Callable[[], tuple[float, float]]) -> tuple[float, float]:

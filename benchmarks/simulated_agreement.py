@@ -28,8 +28,8 @@ from spotguard.hooks.consensus.vote import ReplicaGroup, Vote, ranges
 _ROUND_TRIP = 0.0005
 #: Seconds in which one thread of a rank wakes another.
 _WAKE = 0.0001
-#: Operations and keys by which a service time is measured.
-_OPERATIONS, _KEYS = 5000, 2000
+#: Operations and keys by which a service time is measured, and how often.
+_OPERATIONS, _KEYS, _BATCHES = 2000, 2000, 5
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,20 @@ def service_times() -> ServiceTimes:
     store = cast(JobStore, TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
 
     def took(times: int, what: Callable[[], object]) -> float:
-        before = _cpu(pid)
-        for _ in range(times):
-            what()
-        return (_cpu(pid) - before) / times
+        spent = []
+        for _ in range(_BATCHES):  # the least of them: a machine that others share slows some
+            before = _cpu(pid)
+            for _ in range(times):
+                what()
+            spent.append((_cpu(pid) - before) / times)
+        return min(spent)
 
     names = [f"key/{each}" for each in range(_KEYS)]
+
+    def set_many() -> None:
+        store.multi_set(names, ["1"] * _KEYS)
+        store.check(["key/1"])  # a set is not answered: the operation behind it is
+
     store.multi_set(names, ["x" * 300] * _KEYS)
     store.multi_set(["large"], ["x" * 100_000])
     counter = itertools.count()
@@ -84,9 +92,9 @@ def service_times() -> ServiceTimes:
             took(_OPERATIONS, lambda: store.multi_get(["key/1"])),
             took(_OPERATIONS, lambda: store.compare_set(f"claim/{next(counter)}", "", "value")),
         ),
-        key_set=took(50, lambda: store.multi_set(names, ["1"] * _KEYS)) / _KEYS,
-        key_get=took(50, lambda: store.multi_get(names)) / _KEYS,
-        byte=took(2000, lambda: store.multi_get(["large"])) / 100_000,
+        key_set=took(10, set_many) / _KEYS,
+        key_get=took(10, lambda: store.multi_get(names)) / _KEYS,
+        byte=took(400, lambda: store.multi_get(["large"])) / 100_000,
     )
     os.kill(pid, 9)
     os.waitpid(pid, 0)

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 # The root is on sys.path for these two lines only: left there, `import hooks` would make a second class of each name.
 sys.path.append(root := str(Path(__file__).parent.parent))
-from benchmarks import charts
+from benchmarks import charts, growth
 from benchmarks.__main__ import NAMES, run
 from benchmarks.link_rows import RAW, Sample
 from benchmarks.plots import draw
@@ -132,6 +132,17 @@ ROWS = {
             *["  not kept of what the window allows"] * bool(cloud.windows),
         )
     ],
+    "listing": [
+        f"4 {what}{more}"
+        for what in (
+            "runs, a checkpoint each: ls",
+            "checkpoints of one run: ls",
+            "checkpoints of one run: the first prune of a process, every tenth stays",
+            "checkpoints of one run: each prune after it",
+            "checkpoints of one run: the choice of a restore",
+        )
+        for more in ("", ", requests", ", seconds ÷ those at 2")
+    ],
     "manifests": [
         f"manifests of 4 ranks × 20 tensors: {what}"
         for what in (
@@ -237,6 +248,28 @@ def test_the_pictures_show_every_way_and_no_raw_socket_among_the_times(tmp_path:
     texts = [each.text for each in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
     assert [texts.count(way) for way in ways] == [3, 3, 1]
     assert "27.00" not in texts
+
+
+def test_the_picture_of_growth_has_a_line_for_each_way_and_its_last_figure() -> None:
+    """A peer that was not measured at the largest size ends where it was."""
+    rows = [
+        {"what": f"manifests of {ranks:,} ranks × 2,169 tensors: {what}", "median": ranks / 500, "peer": peer}
+        for ranks in (128, 1024, 4096)
+        for what, peer in (
+            ("read and checked", ranks / 10 if ranks < 4096 else None),
+            ("committed, the store 30 ms away at 1 Gbit/s", None),
+            ("its index read and checked, and one rank's reads planned", None),
+            ("bytes of one", None),
+        )
+    ]
+    picture = growth.draw("2026-11-25", rows)
+    texts = [
+        each.text or "" for each in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert sum(text.endswith(": 8.19 s") for text in texts) == 3
+    assert "DCP: the coordinator's global plan: 102 s" in texts
+    assert picture.count("<polyline") == 4
+    assert "var(" not in picture
 
 
 def test_a_chart_shows_each_line_and_breaks_where_nothing_was_recorded() -> None:
