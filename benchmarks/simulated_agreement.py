@@ -28,8 +28,8 @@ from spotguard.hooks.consensus.vote import ReplicaGroup, Vote, ranges
 _ROUND_TRIP = 0.0005
 #: Seconds in which one thread of a rank wakes another.
 _WAKE = 0.0001
-#: Operations and keys by which a service time is measured, and how often.
-_OPERATIONS, _KEYS, _BATCHES = 2000, 2000, 5
+#: Operations and keys by which a service time is measured, and clients at once.
+_OPERATIONS, _KEYS, _CLIENTS = 5000, 2000, 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ class Simulated:
 
 
 def service_times() -> ServiceTimes:
-    """Measure a real store: the seconds of its process, by the kernel's count."""
+    """Measure a real store: the seconds of its process, by the kernel's count, while several clients keep it busy.
+
+    A store that sleeps between two operations takes seven times as long for each: to wake is most of it.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -65,40 +68,50 @@ def service_times() -> ServiceTimes:
         signal.pause()  # until it is ended
         os._exit(0)
     port = int.from_bytes(os.read(reading, 2))
-    store = cast(JobStore, TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
-
-    def took(times: int, what: Callable[[], object]) -> float:
-        spent = []
-        for _ in range(_BATCHES):  # the least of them: a machine that others share slows some
-            before = _cpu(pid)
-            for _ in range(times):
-                what()
-            spent.append((_cpu(pid) - before) / times)
-        return min(spent)
-
     names = [f"key/{each}" for each in range(_KEYS)]
-
-    def set_many() -> None:
-        store.multi_set(names, ["1"] * _KEYS)
-        store.check(["key/1"])  # a set is not answered: the operation behind it is
-
+    store = _connected(port)
     store.multi_set(names, ["x" * 300] * _KEYS)
     store.multi_set(["large"], ["x" * 100_000])
-    counter = itertools.count()
+
+    def took(times: int, what: Callable[[JobStore, str], object]) -> float:
+        began = _cpu(pid)
+        clients = [_client(port, times, what) for _ in range(_CLIENTS)]
+        if any(os.waitpid(each, 0)[1] for each in clients):
+            raise RuntimeError("a client of the store has failed")
+        return (_cpu(pid) - began) / (times * _CLIENTS)
+
+    def set_many(store: JobStore, name: str) -> None:
+        store.multi_set([f"bell/{each}" for each in names], ["1"] * _KEYS)
+        store.check(["key/1"])  # a set is not answered: the operation behind it is
+
     times = ServiceTimes(
         operation=max(
-            took(_OPERATIONS, lambda: store.add("counter", 1)),
-            took(_OPERATIONS, lambda: store.check(["missing"])),
-            took(_OPERATIONS, lambda: store.multi_get(["key/1"])),
-            took(_OPERATIONS, lambda: store.compare_set(f"claim/{next(counter)}", "", "value")),
+            took(_OPERATIONS, lambda store, name: store.add("counter", 1)),
+            took(_OPERATIONS, lambda store, name: store.check(["missing"])),
+            took(_OPERATIONS, lambda store, name: store.multi_get(["key/1"])),
+            took(_OPERATIONS, lambda store, name: store.compare_set(name, "", "value")),
         ),
-        key_set=took(10, set_many) / _KEYS,
-        key_get=took(10, lambda: store.multi_get(names)) / _KEYS,
-        byte=took(400, lambda: store.multi_get(["large"])) / 100_000,
+        key_set=took(20, set_many) / _KEYS,
+        key_get=took(20, lambda store, name: store.multi_get(names)) / _KEYS,
+        byte=took(500, lambda store, name: store.multi_get(["large"])) / 100_000,
     )
-    os.kill(pid, 9)
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return times
+
+
+def _client(port: int, times: int, what: Callable[[JobStore, str], object]) -> int:
+    """Fork a process that does so many operations, and return its pid."""
+    if pid := os.fork():
+        return pid
+    store = _connected(port)
+    for each in range(times):
+        what(store, f"claim/{os.getpid()}/{each}")
+    os._exit(0)
+
+
+def _connected(port: int) -> JobStore:
+    return cast(JobStore, TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
 
 
 def _cpu(pid: int) -> float:
