@@ -12,24 +12,15 @@ newest full run.
 from __future__ import annotations
 
 import gc
-import pickle
+import json
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from typing import cast
 
 from spotguard.hooks.checkpoint.format.boxes import Box
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest, open_file
@@ -51,12 +42,14 @@ from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import NotFoundError
 from spotguard.providers.stores.base import BlobStore
 
+from .children import child, lines
+from .dcp import WIDTH as _WIDTH
+from .dcp import Dcp
 from .rows import Row
 from .saving import resident
 from .scale import Scale
 from .timing import seconds
 
-_WIDTH = 64
 _HEADER = 4096
 _MOMENTS = ("", "exp_avg", "exp_avg_sq")
 
@@ -77,7 +70,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         files = [(f"rank {rank}", _manifest(rank, world, tensors)) for rank in range(world)]
         what = f"{world:,} ranks × {tensors:,} tensors"
         yield Row(f"manifests of {what}: bytes of one", "kB", (len(files[0][1]) / 1e3,))
-        peer = _by_dcp(world, tensors) if world <= _DCP_MOST else None
+        peer = _by_dcp(scale, world, tensors) if world <= _DCP_MOST else None
         checked = [_on_a_thread(lambda: _measured(lambda: _commit(files))) for _ in range(times)]  # noqa: B023
         yield Row(
             f"manifests of {what}: read and checked",
@@ -199,48 +192,11 @@ def _plan_of(index: bytes, files: list[tuple[str, bytes]]) -> int:
     return sum(len([*tensor.meeting(wanted)]) for tensor in tensors)
 
 
-@dataclass(frozen=True)
-class _Dcp:
-    """What `torch.distributed.checkpoint` takes for the same ranks and tensors."""
-
-    #: Seconds of the coordinator's global plan, with the unpickling of what ranks send.
-    plan: float
-    #: Bytes of `.metadata`, which every rank reads.
-    metadata: int
-    #: Seconds in which a rank unpickles it and makes its read items.
-    read: float
-
-
-def _by_dcp(world: int, tensors: int) -> _Dcp:
+def _by_dcp(scale: Scale, world: int, tensors: int) -> Dcp:
     """In a process of its own: it takes gigabytes, and here they would stay."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measured_dcp, world, tensors).result()
-
-
-def _measured_dcp(world: int, tensors: int) -> _Dcp:
-    sent = [pickle.dumps(_plan(rank, world, tensors)) for rank in range(world)]
-    began = time.monotonic()
-    plans, metadata = _planned(sent)
-    plan = time.monotonic() - began
-    # As `FileSystemWriter.finish` does it: the place of each chunk.
-    size = _WIDTH * _WIDTH * 4
-    metadata.storage_data = {
-        item.index: _StorageInfo(f"__{rank}_0.distcp", at * size, size)
-        for rank, each in enumerate(plans)
-        for at, item in enumerate(each.items)
-    }
-    raw = pickle.dumps(metadata)
-    del plans, metadata, sent
-    began = time.monotonic()
-    read = pickle.loads(raw)
-    mine = ChunkStorageMetadata(torch.Size([world // 2 * _WIDTH, 0]), torch.Size([_WIDTH, _WIDTH]))
-    items = [
-        create_read_items_for_chunk_list(name, tensor, [mine])
-        for name, tensor in read.state_dict_metadata.items()
-    ]
-    if len(items) != tensors:
-        raise RuntimeError(f"{len(items)} tensors were planned of {tensors}")
-    return _Dcp(plan, len(raw), time.monotonic() - began)
+    with child(["-m", "benchmarks.dcp", str(world), str(tensors)], cwd=scale.folder, answers=True) as process:
+        (line,) = lines(process)
+    return Dcp(**json.loads(line))
 
 
 def _on_a_thread(call: Callable[[], tuple[float, float]]) -> tuple[float, float]:
@@ -302,28 +258,3 @@ def _manifest(rank: int, world: int, tensors: int) -> bytes:
             "bench", 1, 0, 0, rank, world, objects=tuple(objects), tensors=tuple(entries), state=state
         )
     )
-
-
-def _plan(rank: int, world: int, tensors: int) -> SavePlan:
-    """What one rank sends to DCP's coordinator for the same state."""
-    full, box = torch.Size([world * _WIDTH, _WIDTH]), torch.Size([_WIDTH, _WIDTH])
-    offsets = torch.Size([rank * _WIDTH, 0])
-    properties = TensorProperties(dtype=torch.float32)
-    names = [f"model.layers.{i}.weight" for i in range(tensors)]
-    return SavePlan(
-        [
-            WriteItem(
-                index=MetadataIndex(name, offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(ChunkStorageMetadata(offsets, box), properties, full),
-            )
-            for name in names
-        ],
-        planner_data={name: (name,) for name in names},
-    )
-
-
-def _planned(plans: list[bytes]) -> Any:
-    planner = DefaultSavePlanner()
-    planner.set_up_planner({}, is_coordinator=True)
-    return planner.create_global_plan([pickle.loads(plan) for plan in plans])
