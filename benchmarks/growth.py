@@ -16,16 +16,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 560.0, 84.0, 384.0
 
 #: Each line: its name, how its row ends, whether its figure is the peer's, and its class.
 _LINES = (
-    ("commit: manifests read and checked", "read and checked", False, "check"),
+    ("commit: manifests read, checked", "read and checked", False, "check"),
     (
-        "commit: the same, fetched from a store 30 ms away",
+        "commit: fetched too, 30 ms away",
         "committed, the store 30 ms away at 1 Gbit/s",
         False,
         "whole",
     ),
-    ("restore: index read, a rank's reads planned", "one rank's reads planned", False, "plan"),
+    ("restore: index read, reads planned", "one rank's reads planned", False, "plan"),
     ("DCP: the coordinator's global plan", "read and checked", True, "other"),
-    ("DCP: .metadata read, a rank's reads planned", "one rank's reads planned", True, "other"),
+    ("DCP: .metadata read, reads planned", "one rank's reads planned", True, "other"),
 )
 
 #: Colours are written where they are used: a renderer that knows no variables of CSS paints black.
@@ -48,7 +48,7 @@ def newest() -> tuple[str, list[dict[str, object]]]:
     """The day and the rows of the newest run that has all sizes."""
     for path in sorted(_RESULTS.glob("*.json"), reverse=True):
         for run in reversed(json.loads(path.read_text())):
-            if any("4,096 ranks" in row["what"] for row in run["rows"]):
+            if any(row["what"].startswith("manifests of 4,096 ranks") for row in run["rows"]):
                 return path.stem, run["rows"]
     raise SystemExit("no full run of `python -m benchmarks manifests` is recorded on this machine")
 
