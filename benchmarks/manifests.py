@@ -25,7 +25,13 @@ from typing import cast
 from spotguard.hooks.checkpoint.format.boxes import Box
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.coverage import Coverage, coverage
-from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix, manifest_name, object_name
+from spotguard.hooks.checkpoint.format.keys import (
+    INDEX,
+    MARKER,
+    checkpoint_prefix,
+    manifest_name,
+    object_name,
+)
 from spotguard.hooks.checkpoint.format.manifest import (
     Chunk,
     ObjectEntry,
@@ -65,7 +71,7 @@ _DCP_MOST = 1024
 
 
 def measure(scale: Scale) -> Iterator[Row]:
-    tensors, worlds = scale.of((2169, _WORLDS), (20, ((4, 1, 0.5, 1.0, 1.0),)))
+    tensors, worlds = scale.of((2169, _WORLDS), (20, ((17, 1, 0.5, 1.0, 1.0),)))
     for world, times, check, whole, plan in worlds:
         files = [(f"rank {rank}", _manifest(rank, world, tensors)) for rank in range(world)]
         what = f"{world:,} ranks × {tensors:,} tensors"
@@ -83,10 +89,12 @@ def measure(scale: Scale) -> Iterator[Row]:
         yield Row(
             f"manifests of {what}: memory of that", "MiB", tuple(mib for _, mib in checked), figure=_MEMORY
         )
-        requests, took = _committed(files, world)
+        requests, took, phases = _committed(files, world)
         yield Row(
             f"manifests of {what}: committed, the store 30 ms away at 1 Gbit/s", "s", (took,), figure=whole
         )
+        for phase, share in phases.items():
+            yield Row(f"manifests of {what}:   of that, {phase}", "s", (share,))
         yield Row(f"manifests of {what}: requests of that", "requests", (float(requests),))
         joined = _index(files)
         yield Row(
@@ -110,8 +118,11 @@ def measure(scale: Scale) -> Iterator[Row]:
         )
 
 
-def _committed(files: list[tuple[str, bytes]], world: int) -> tuple[int, float]:
-    """Requests and seconds of the commit by the rank that comes last: its manifest, all others', the check and the marker."""
+def _committed(files: list[tuple[str, bytes]], world: int) -> tuple[int, float, dict[str, float]]:
+    """Requests and seconds of the commit by the rank that comes last: its manifest, all others', the check, marker and index.
+
+    The seconds of its phases are as the store sees them: what is read while others are fetched counts as fetching.
+    """
     last = decode_manifest(files[-1][1], files[-1][0])
     prefix = checkpoint_prefix(last.run_id, last.checkpoint)
     store = _FarStore(
@@ -124,7 +135,17 @@ def _committed(files: list[tuple[str, bytes]], world: int) -> tuple[int, float]:
         published = publish_together(writer.uploads, last, CancelScope(clock, None), clock)
         took = time.monotonic() - began
     assert published.marked
-    return store.requests, took
+    own, marker, index = (
+        next(times for key, times in store.puts.items() if key.endswith(end))
+        for end in (manifest_name(world - 1, world), MARKER, INDEX)
+    )
+    phases = {
+        "until the last manifest is there": store.last_get - own[1],
+        "from there to the marker: the check": marker[0] - store.last_get,
+        "the marker": marker[1] - marker[0],
+        "the index": index[1] - marker[1],
+    }
+    return store.requests, took, phases
 
 
 class _FarStore:
@@ -138,6 +159,9 @@ class _FarStore:
         self._lock = threading.Lock()
         self._free = 0.0
         self.requests = 0
+        #: When each put began and ended, and the last get ended, in monotonic seconds.
+        self.puts: dict[str, tuple[float, float]] = {}
+        self.last_get = 0.0
 
     def warm(self, *, timeout: float | None = None) -> None:
         pass
@@ -145,13 +169,16 @@ class _FarStore:
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
         data = self._objects.get(key)
         self._travel(len(data or b""))
+        self.last_get = time.monotonic()
         if data is None:
             raise NotFoundError(key)
         return data
 
     def put(self, key: str, data: memoryview, **_: object) -> None:
+        began = time.monotonic()
         self._travel(len(data))
         self._objects[key] = bytes(data)
+        self.puts[key] = began, time.monotonic()
 
     def _travel(self, nbytes: int) -> None:
         now = time.monotonic()

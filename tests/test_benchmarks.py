@@ -144,12 +144,16 @@ ROWS = {
         for more in ("", ", requests", ", seconds ÷ those at 2")
     ],
     "manifests": [
-        f"manifests of 4 ranks × 20 tensors: {what}"
+        f"manifests of 17 ranks × 20 tensors: {what}"
         for what in (
             "bytes of one",
             "read and checked",
             "memory of that",
             "committed, the store",
+            "  of that, until the last",
+            "  of that, from there",
+            "  of that, the marker",
+            "  of that, the index",
             "requests of that",
             "what a machine reads",
             "its index read",

@@ -356,6 +356,7 @@ class Checkpointer:
         try:
             emergency.run(save.collected.state_tensors)
         finally:
+            self.requests.retract(emergency.committed[0] if emergency.committed is not None else None)
             if emergency.committed is not None:  # even if the save failed after that
                 name, level = emergency.committed
                 why, at = emergency.less, emergency.at

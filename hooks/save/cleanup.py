@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError, StoreError
 from ..checkpoint.attempts import attempt_starts
-from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
+from ..checkpoint.format.keys import SAVING, CheckpointName, checkpoint_prefix
 from ..checkpoint.marker import is_complete
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, plan_pruning
 from ..checkpoint.saving import put_saving
@@ -158,6 +158,8 @@ class SmallRequests:
         self._uploads = uploads
         self._run_id = run_id
         self._clock = clock
+        #: The thread of each announcement since the last `retract`; None if none could be started.
+        self._announced: dict[CheckpointName, threading.Thread | None] = {}
 
     def starts(self) -> list[float]:
         """Return when the last few attempts of this run began, in wall seconds; [] if the store does not answer in time."""
@@ -193,17 +195,27 @@ class SmallRequests:
         A thread of its own sends the request: neither the first object nor the manifest waits for it, however slow the store is.
         """
         store = self._uploads.store
+        seconds = min(left, _ANNOUNCING)
+        self._announced[name] = _beside(
+            lambda: put_saving(store, self._run_id, name, left, timeout=seconds), name
+        )
 
-        def put() -> None:
-            try:
-                put_saving(store, self._run_id, name, left, timeout=min(left, _ANNOUNCING))
-            except Exception as error:  # noqa: BLE001 - a start that comes early does not wait then
-                log.debug("the save of step %d is not announced: %s", name.step, error)
+    def retract(self, committed: CheckpointName | None) -> None:
+        """Remove the announcements since the last call, except that of the committed checkpoint: nothing is worth a wait."""
+        store = self._uploads.store
+        for name, announcing in self._announced.items():
+            if name == committed or announcing is None:
+                continue
 
-        try:
-            threading.Thread(target=put, name="spotguard-announcement", daemon=True).start()
-        except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
-            log.debug("the save of step %d is not announced: %s", name.step, error)
+            def remove(name: CheckpointName = name, announcing: threading.Thread = announcing) -> None:
+                announcing.join(_ANNOUNCING)
+                store.delete(
+                    [checkpoint_prefix(self._run_id, name) + SAVING],
+                    timeout=_ANNOUNCING,
+                )
+
+            _beside(remove, name)
+        self._announced.clear()
 
     def put(self, key: str, data: memoryview, seconds: float) -> None:
         """Put an object beside the checkpoints, and try only once.
@@ -224,3 +236,21 @@ class SmallRequests:
         # An SDK's own error that its store did not foresee: it must not cost a commit.
         except Exception as error:
             raise StoreError(f"{type(error).__name__}: {error}") from error
+
+
+def _beside(what: Callable[[], object], name: CheckpointName) -> threading.Thread | None:
+    """Run a request about an announcement on a thread of its own, and return the thread."""
+
+    def run() -> None:
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - at worst a start waits in vain, or does not wait
+            log.debug("the announcement of step %d: %s", name.step, error)
+
+    thread = threading.Thread(target=run, name="spotguard-announcement", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
+        log.debug("the announcement of step %d: %s", name.step, error)
+        return None
+    return thread

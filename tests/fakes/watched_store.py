@@ -66,6 +66,8 @@ class WatchedStore(FakeStore):
     def _delete(self, key: str, timeout: float | None) -> None:
         self._pass("delete", key)
         super()._delete(key, timeout)
+        with self._changed:
+            self._changed.notify_all()
 
     def _pass(self, verb: str, key: str) -> None:
         with self._changed:

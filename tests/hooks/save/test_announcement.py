@@ -11,6 +11,7 @@ from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError
 from tests.fakes.noticed import notice, trained
+from tests.fakes.store import Fault
 from tests.fakes.training import step_on
 from tests.fakes.two_guards import on_all, two_guards
 from tests.fakes.watched_store import WatchedStore, is_manifest
@@ -87,6 +88,26 @@ def test_no_save_fails_with_its_announcement(monkeypatch: pytest.MonkeyPatch) ->
         assert heard.wait(protocol.Committed).id == "n1"
     assert store.announcements == {}
     assert len(refused) == 1
+
+
+def test_a_save_that_fails_takes_its_announcement_back() -> None:
+    """Else the next start would wait to the deadline for nothing."""
+    store, came = WatchedStore(), []
+    put = store.put
+
+    def noted(key: str, data: memoryview, **options: object) -> None:
+        put(key, data, **options)  # type: ignore[arg-type]
+        came.extend([key] * key.endswith(SAVING))
+
+    store.put = noted  # type: ignore[method-assign]
+    with trained(store) as (guard, job, heard):
+        guard.save()
+        step_on(guard, job, 2)
+        store.faults = [Fault(at, verbs=("put",), error=lambda: DeniedError("no more")) for at in range(99)]
+        guard._agent.hear(notice())
+        heard.wait(protocol.Failed)
+        store.wait_for(lambda keys: bool(came) and not store.announcements)
+    assert [key.split("/")[2] for key in came] == ["000000003-0001-0001"]
 
 
 def test_one_of_several_ranks_announces_their_save() -> None:
