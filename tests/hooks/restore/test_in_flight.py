@@ -15,7 +15,7 @@ from spotguard.hooks.checkpoint.retention import prune
 from spotguard.hooks.checkpoint.saving import put_saving
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.in_flight import SavesInFlight
-from spotguard.providers.errors import UnavailableError
+from spotguard.providers.errors import DeniedError, UnavailableError
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.noticed import notice, trained
@@ -159,6 +159,15 @@ def test_a_store_that_fails_is_no_end_of_the_save() -> None:
     story.store.faults = [Fault(at, verbs=ALL, error=lambda: UnavailableError("away")) for at in range(1000)]
     with pytest.raises(UnavailableError):
         story.waits()
+
+
+def test_a_store_that_keeps_all_objects_is_waited_for_too() -> None:
+    """The object by which its clock was read stays there, and means nothing."""
+    story = Story()
+    story.announce(30)
+    story.store.faults = [Fault(0, verbs=("delete",), error=lambda: DeniedError("retained"))]
+    assert story.waits()
+    assert story.waited == 35
 
 
 def test_an_announcement_goes_with_its_checkpoint() -> None:
