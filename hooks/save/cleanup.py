@@ -9,7 +9,6 @@ Each small request has a few seconds and uses an open connection. No save waits 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from ...providers.clock import Clock
@@ -158,8 +157,8 @@ class SmallRequests:
         self._uploads = uploads
         self._run_id = run_id
         self._clock = clock
-        #: The thread of each announcement since the last `retract`; None if none could be started.
-        self._announced: dict[CheckpointName, threading.Thread | None] = {}
+        #: The checkpoints that were announced since the last `retract`.
+        self._announced: list[CheckpointName] = []
 
     def starts(self) -> list[float]:
         """Return when the last few attempts of this run began, in wall seconds; [] if the store does not answer in time."""
@@ -192,30 +191,21 @@ class SmallRequests:
     def announce(self, name: CheckpointName, left: float) -> None:
         """Tell a start that comes early that this checkpoint may be complete in `left` seconds.
 
-        A thread of its own sends the request: neither the first object nor the manifest waits for it, however slow the store is.
+        Neither the first object nor the manifest waits for the request, however slow the store is.
         """
-        store = self._uploads.store
-        seconds = min(left, _ANNOUNCING)
-        self._announced[name] = _beside(
-            lambda: put_saving(store, self._run_id, name, left, timeout=seconds), name
-        )
+        store, seconds = self._uploads.store, min(left, _ANNOUNCING)
+        self._announced.append(name)
+        self._uploads.aside(lambda: put_saving(store, self._run_id, name, left, timeout=seconds))
 
     def retract(self, committed: CheckpointName | None) -> None:
         """Remove the announcements since the last call, except that of the committed checkpoint: nothing is worth a wait."""
         store = self._uploads.store
-        for name, announcing in self._announced.items():
-            if name == committed or announcing is None:
-                continue
-
-            def remove(name: CheckpointName = name, announcing: threading.Thread = announcing) -> None:
-                announcing.join(_ANNOUNCING)
-                store.delete(
-                    [checkpoint_prefix(self._run_id, name) + SAVING],
-                    timeout=_ANNOUNCING,
-                )
-
-            _beside(remove, name)
+        keys = [
+            checkpoint_prefix(self._run_id, name) + SAVING for name in self._announced if name != committed
+        ]
         self._announced.clear()
+        if keys:
+            self._uploads.aside(lambda: store.delete(keys, timeout=_ANNOUNCING))
 
     def put(self, key: str, data: memoryview, seconds: float) -> None:
         """Put an object beside the checkpoints, and try only once.
@@ -236,21 +226,3 @@ class SmallRequests:
         # An SDK's own error that its store did not foresee: it must not cost a commit.
         except Exception as error:
             raise StoreError(f"{type(error).__name__}: {error}") from error
-
-
-def _beside(what: Callable[[], object], name: CheckpointName) -> threading.Thread | None:
-    """Run a request about an announcement on a thread of its own, and return the thread."""
-
-    def run() -> None:
-        try:
-            what()
-        except Exception as error:  # noqa: BLE001 - at worst a start waits in vain, or does not wait
-            log.debug("the announcement of step %d: %s", name.step, error)
-
-    thread = threading.Thread(target=run, name="spotguard-announcement", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
-        log.debug("the announcement of step %d: %s", name.step, error)
-        return None
-    return thread

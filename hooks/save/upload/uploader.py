@@ -70,6 +70,8 @@ class Uploader(Generic[B]):
         self.pool = pool if pool is not None else WorkerPool(make, self._keep_warm)
         #: Workers for requests that put no object, so that a manifest does not wait for the puts before it or around it.
         self.request_pool = WorkerPool(make, self._keep_warm)
+        #: One worker for requests that no save waits for.
+        self.aside_pool = WorkerPool(make, self._keep_warm)
         self.width = UploadWidth(store.parallel)
         #: The measured link to the store.
         self.link = StoreLink()
@@ -84,11 +86,13 @@ class Uploader(Generic[B]):
         size = self.object_size(nbytes)
         self.workers(-(-nbytes // size) + 1, size)  # one more for headers, and for pieces that leave gaps
         self.request_pool.ready(1, 1)
+        self.aside_pool.ready(1, 1)
 
     def close(self) -> None:
         """End the threads."""
         self.pool.dismiss()
         self.request_pool.dismiss()
+        self.aside_pool.dismiss()
 
     def start(
         self,
@@ -164,6 +168,22 @@ class Uploader(Generic[B]):
         request = StoreRequest(len(request_pool), scope)
         _give(request_pool, task, request)
         return max(took, default=0.0)
+
+    def aside(self, what: Callable[[], object]) -> None:
+        """Make a request that no save waits for, after those that were given before. It may fail, or be dropped."""
+
+        def task(_: B) -> None:
+            try:
+                what()
+            except Exception as error:  # noqa: BLE001 - nothing depends on it
+                log.debug("a request beside a save: %s", error)
+
+        try:
+            (worker,) = self.aside_pool.workers or self.aside_pool.ready(1, 1)
+        except (RuntimeError, MemoryError) as error:
+            log.debug("a request beside a save: %s", error)
+            return
+        worker.give(task, lambda: None)
 
     def workers(self, objects: int, size: int, scope: CancelScope | None = None) -> list[UploadWorker[B]]:
         """Return as many workers as `objects` of at most `size` bytes keep busy.
