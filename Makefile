@@ -34,6 +34,9 @@ SLOW := -m "slow and not soak and not bench"
 BOTH := -m "not soak and not bench"
 # More than cores: half of a whole-path test's time is waiting.
 JOBS ?= 5
+# A test file that needs torch must say so: on a Python without torch the others still run.
+COLLECT_WITHOUT_TORCH = $(BIN)/python -c 'import sys; sys.modules["torch"] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))' \
+	--collect-only -qqq -rN -p no:cacheprovider
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 
@@ -65,6 +68,7 @@ check: .venv/ready  ## lint, format, types, floors, layout
 	$(BIN)/mypy
 	PYTHONPATH=packaging $(BIN)/lint-imports --no-logo --no-cache  # its cache misses a module that is new
 	$(BIN)/python scripts/check-house
+	@$(COLLECT_WITHOUT_TORCH) --no-summary >/dev/null || $(COLLECT_WITHOUT_TORCH)
 
 bench: .venv/ready  ## measure, and print the table of benchmarks/
 	$(BIN)/python -m benchmarks

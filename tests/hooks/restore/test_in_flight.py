@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+pytest.importorskip("torch")
+
 from spotguard.hooks.checkpoint.catalog import scan
 from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.hooks.checkpoint.retention import prune

@@ -56,6 +56,7 @@ class Saving:
         self.done = 0
         self.train(2)
         self.phases: list[str] = []
+        self.checkpointer.warm()
         self.checkpointer.rehearse(self.state)
         if known:
             link = self.writer.uploads.link
