@@ -37,10 +37,12 @@ JOBS ?= 5
 # A test file that needs torch must say so: on a Python without torch the others still run.
 COLLECT_WITHOUT_TORCH = $(BIN)/python -c 'import sys; sys.modules["torch"] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))' \
 	--collect-only -qqq -rN -p no:cacheprovider
+# mkdocs-material advertises its successor on every build.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 
-.PHONY: help demo test test-slow times soak check bench wheel test-wheel test-pythons servers clean
+.PHONY: help demo docs test test-slow times soak check bench wheel test-wheel test-pythons servers clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -68,7 +70,11 @@ check: .venv/ready  ## lint, format, types, floors, layout
 	$(BIN)/mypy
 	PYTHONPATH=packaging $(BIN)/lint-imports --no-logo --no-cache  # its cache misses a module that is new
 	$(BIN)/python scripts/check-house
+	$(MKDOCS) build --strict --quiet
 	@$(COLLECT_WITHOUT_TORCH) --no-summary >/dev/null || $(COLLECT_WITHOUT_TORCH)
+
+docs: .venv/ready  ## serve the docs site on http://127.0.0.1:8000
+	$(MKDOCS) serve
 
 bench: .venv/ready  ## measure, and print the table of benchmarks/
 	$(BIN)/python -m benchmarks
@@ -100,7 +106,7 @@ endef
 
 .venv/ready: pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) --editable '.[dev,docs]'
 	@touch $@
 
 # No stale build/ and no older wheel: what lies in dist/ is this checkout.

@@ -1,4 +1,4 @@
-"""The picture of docs/metrics.md: `python -m benchmarks.charts` plays `watching`'s story and draws what was recorded of it.
+"""The picture of docs/reference/metrics.md: `python -m benchmarks.charts` plays `watching`'s story and draws what was recorded of it.
 
 Each chart is a panel of the dashboard that is shipped, with its own title, unit and queries, as Grafana would ask for them.
 """
@@ -20,7 +20,7 @@ from tests.e2e.promql import dashboard, filled
 from tests.servers.program import find
 from tests.servers.prometheus import Prometheus
 
-_DOCS = Path(__file__).parent.parent / "docs"
+_DOCS = Path(__file__).parent.parent / "docs" / "images"
 
 #: Panels of the dashboard, by title, in the order in which they are drawn.
 PANELS = (

@@ -1,4 +1,4 @@
-"""The picture of growth with ranks in docs/benchmarks.md: `python -m benchmarks.growth` draws the newest full run of `manifests`."""
+"""The picture of growth with ranks in docs/explanation/benchmarks.md: `python -m benchmarks.growth` draws the newest full run of `manifests`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from spotguard.demo.report.svg import Drawing, Scale
 
 _RESULTS = Path(__file__).parent / "results"
-_DOCS = Path(__file__).parent.parent / "docs"
+_DOCS = Path(__file__).parent.parent / "docs" / "images"
 _WIDTH, _HEIGHT = 880, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 560.0, 84.0, 384.0
 

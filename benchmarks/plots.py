@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks.md, from the newest full run of `links`: `python -m benchmarks.plots` draws them again.
+"""The pictures of docs/explanation/benchmarks.md, from the newest full run of `links`: `python -m benchmarks.plots` draws them again.
 
 One picture for each store: on the left how much longer a save takes than the bytes need, link by link; on the right
 what a gigabyte costs the processor. Bars of spotguard are coloured, those of the others grey.
@@ -15,7 +15,7 @@ from spotguard.demo.report.svg import Drawing, Scale
 from .contestants import OURS
 from .link_rows import RAW, UNSHAPED, Sample, newest
 
-_DOCS = Path(__file__).parent.parent / "docs"
+_DOCS = Path(__file__).parent.parent / "docs" / "images"
 
 _WIDTH, _BAR, _GAP, _LABEL = 880, 13, 12, 204
 _LEFT, _RIGHT, _LONGEST = 28, 484, 140

@@ -1,4 +1,4 @@
-"""From a notice being visible to the hook being told, in each scenario of what clouds do (docs/scenarios.md).
+"""From a notice being visible to the hook being told, in each scenario of what clouds do (tests/scenarios.md).
 
 Where something hides the notice, it is visible when that ends: what is measured is how soon it is found then. Several
 scenarios beside each other, each with several machines, whose notices come at their own places between two looks. Nothing

@@ -1,4 +1,4 @@
-"""The scenarios of docs/scenarios.md that have a notice: what happens, and from which instant the notice is visible."""
+"""The scenarios of tests/scenarios.md that have a notice: what happens, and from which instant the notice is visible."""
 
 from __future__ import annotations
 

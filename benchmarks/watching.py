@@ -1,7 +1,7 @@
 """A spot machine's day in three minutes, before a Prometheus: guarded, blind, drilled, preempted, and started again.
 
 Everything is real but the cloud: the service agent, the run, torch, the store in a folder, Prometheus with the shipped
-rules. What it recorded is what the charts of docs/metrics.md are drawn from, and what a soak test asks.
+rules. What it recorded is what the charts of docs/reference/metrics.md are drawn from, and what a soak test asks.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 #: Seconds of warning that a cloud gives by default: AWS's spot interruption notice, GCP without
-#: `--preemption-notice-duration`, Azure's Preempt event as documented (docs/notices-*.md).
+#: `--preemption-notice-duration`, Azure's Preempt event as documented (docs/how-to/clouds).
 USUAL_WINDOWS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
 #: Seconds that a SIGTERM leaves, the only notice without a cloud. Launchers kill after 30 s (Kubernetes; Docker's 10 is set by
 #: hand), some after 25.

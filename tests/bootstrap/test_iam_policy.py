@@ -61,8 +61,8 @@ def test_a_policy_of_azures_needs_no_account(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_policies_are_those_of_the_page() -> None:
-    """docs/stores.md shows what is shipped."""
-    page = (Path(__file__).parents[2] / "docs/stores.md").read_text()
+    """docs/reference/stores.md shows what is shipped."""
+    page = (Path(__file__).parents[2] / "docs/reference/stores.md").read_text()
     shown = json.loads(page.partition("```json\n")[2].partition("```")[0])
     shipped = (resources.files("spotguard.bootstrap") / "policies/aws.json").read_text()
     assert json.loads(shipped) == shown

@@ -241,7 +241,7 @@ def test_the_end_that_the_page_gives_a_group_switches_off_whatever_happened(
     ended: str, aws: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the job crashed, where the group could not be told, where the image has no `aws`."""
-    page = ROOT.joinpath("docs/bootstrap.md").read_text()
+    page = ROOT.joinpath("docs/how-to/launch/bootstrap.md").read_text()
     (then,) = re.findall(r"--then '([^']*set-desired-capacity[^']*)'", page)
     part = Part(tmp_path, capsys)
     told = tmp_path / "told"

@@ -16,7 +16,7 @@ from spotguard.cli.main import main
 from spotguard.deploy.slurm import batch_script
 
 TIMEOUT = 30.0
-PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "launch" / "slurm.md"
 
 #: In the place of Slurm's programs: they write down what they were told, and answer as they were asked to.
 FAKES = {

@@ -46,7 +46,7 @@ class Terminal:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "XDG_RUNTIME_DIR": str(runtime),
             "OMP_NUM_THREADS": "1",
-            # As said in docs/launchers.md: with many tests on one machine the first worker's port is taken meanwhile (seen).
+            # As said in docs/how-to/launch/torchrun.md: with many tests on one machine the first worker's port is taken meanwhile (seen).
             # What `run` gives torchrun where nobody says otherwise is tried in `tests/e2e`.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0",
             "PYTHONUNBUFFERED": "1",

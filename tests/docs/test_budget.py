@@ -9,7 +9,7 @@ from spotguard.hooks.save.plan.schedule import best_interval
 from spotguard.hooks.save.plan.throughput import LinkRate
 from tests.docs.pages import ROOT, section
 
-PAGE = ROOT / "docs" / "budget.md"
+PAGE = ROOT / "docs" / "explanation" / "budget.md"
 MIB = 2**20
 
 

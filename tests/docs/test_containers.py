@@ -24,8 +24,8 @@ from tests.docs.terminal import follows
 from tests.fakes.patient import options
 from tests.kubernetes import container, environment
 
-CONTAINERS = ROOT / "docs" / "containers.md"
-KUBERNETES = ROOT / "docs" / "kubernetes.md"
+CONTAINERS = ROOT / "docs" / "how-to" / "launch" / "containers.md"
+KUBERNETES = ROOT / "docs" / "how-to" / "launch" / "kubernetes.md"
 NAMES: dict[str, Cloud] = {"EKS": "aws", "GKE": "gcp", "AKS": "azure"}
 
 
@@ -58,7 +58,7 @@ def test_the_wait_of_those_that_stay_is_the_codes() -> None:
     for page, heading in (
         (KUBERNETES, "## How long the next pod waits"),
         (KUBERNETES, "## Several pods"),
-        (ROOT / "docs" / "launchers.md", "## The start after it"),
+        (ROOT / "docs" / "how-to" / "launch" / "torchrun.md", "## The start after it"),
     ):
         assert minutes in section(page, heading)
 

@@ -13,7 +13,7 @@ from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.docs.pages import ROOT, section
 from tests.fakes.patient import patient
 
-PAGE = ROOT / "docs" / "doctor.md"
+PAGE = ROOT / "docs" / "reference" / "doctor.md"
 
 
 def test_each_line_is_explained_and_no_other() -> None:

@@ -10,7 +10,11 @@ from tests.docs.messages import Message, messages, messages_in
 from tests.docs.pages import ROOT, prose, unmarked
 
 PAGES = " ".join(
-    prose(page) for page in (ROOT / "docs" / "errors.md", *sorted((ROOT / "docs").glob("notices-*.md")))
+    prose(page)
+    for page in (
+        ROOT / "docs" / "reference" / "errors.md",
+        *sorted((ROOT / "docs" / "how-to" / "clouds").glob("*.md")),
+    )
 )
 
 #: Where a message is wholly another's: what passes on a reason, or names a file and line.
@@ -42,6 +46,6 @@ def test_a_message_is_known_by_its_first_fixed_words() -> None:
 
 
 def test_every_state_and_every_reason_of_blindness_is_explained() -> None:
-    text = (ROOT / "docs" / "health.md").read_text()
+    text = (ROOT / "docs" / "reference" / "health.md").read_text()
     for word in (*Sight, *get_args(Reason)):
         assert not word or f"\n| `{word}` | " in text, word

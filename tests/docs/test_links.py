@@ -1,4 +1,4 @@
-"""No link of the documentation leads nowhere, and no page is out of reach."""
+"""No link of the documentation leads nowhere. (`mkdocs --strict`, in `make check`, refuses a page that the site does not list.)"""
 
 from __future__ import annotations
 
@@ -20,15 +20,5 @@ def test_every_relative_link_leads_to_something() -> None:
                 assert anchor in anchors(target), f"{page.name}: {link}"
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
-    reached, left = set[Path](), [ROOT / "README.md"]
-    while left:
-        page = left.pop()
-        if page not in reached:
-            reached.add(page)
-            left += [target for _, target, _ in _inside(page) if target.suffix == ".md"]
-    assert set(pages()) <= reached
-
-
 def test_the_picture_of_the_demo_is_there() -> None:
-    assert "docs/demo.svg" in links(ROOT / "README.md")
+    assert "docs/images/demo.svg" in links(ROOT / "README.md")

@@ -13,7 +13,7 @@ from spotguard.agent.telemetry.metrics.snapshot import PHASES, RESULTS, STAGES, 
 from spotguard.deploy.monitoring import FILES
 from tests.docs.pages import ROOT, section
 
-PAGE = ROOT / "docs" / "metrics.md"
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
 
 
 def _rows() -> list[str]:

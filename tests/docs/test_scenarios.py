@@ -1,4 +1,4 @@
-"""docs/scenarios.md names the tests of each scenario: they are there, they say so themselves, and none is left out."""
+"""tests/scenarios.md names the tests of each scenario: they are there, they say so themselves, and none is left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.cases import cases
 from tests.docs.pages import ROOT
 
-PAGE = ROOT / "docs" / "scenarios.md"
+PAGE = ROOT / "tests" / "scenarios.md"
 _ALL = set(range(1, 19))
 
 _SECTION = re.compile(r"^## S(\d+) .*\n((?:(?!^## ).*\n?)*)", re.MULTILINE)

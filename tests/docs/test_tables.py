@@ -18,8 +18,8 @@ from spotguard.providers.simulator.gcp import cli as gcp_cli
 from tests.cases import cases
 from tests.docs.pages import ROOT, section
 
-COMMANDS = ROOT / "docs" / "commands.md"
-CONFIGURATION = ROOT / "docs" / "configuration.md"
+COMMANDS = ROOT / "docs" / "reference" / "commands.md"
+CONFIGURATION = ROOT / "docs" / "reference" / "configuration.md"
 
 
 def _parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -92,7 +92,7 @@ def test_no_option_is_explained_that_is_not_there() -> None:
 @cases("name", [each.name for kind in (Outcome, SessionOutcome) for each in fields(kind)])
 def test_each_field_of_an_outcome_is_explained(name: str) -> None:
     if name != "seen_at":  # on no record: `seen` is
-        assert f"`{name}`" in section(ROOT / "docs" / "operations.md", "## Outcomes")
+        assert f"`{name}`" in section(ROOT / "docs" / "how-to" / "monitor.md", "## Outcomes")
 
 
 if __name__ == "__main__":  # the tables, to be pasted

@@ -57,7 +57,7 @@ def digests(folder: Path, *played: str) -> tuple[Digests, Digests]:
     ids=",".join,
 )
 def test_ranks_go_on_bit_for_bit(tmp_path: Path, played: tuple[str, ...]) -> None:
-    """Two as they are; and more as docs/ranks.md says: a pass that is thrown away before the restore, or buckets that never
+    """Two as they are; and more as docs/how-to/several-ranks.md says: a pass that is thrown away before the restore, or buckets that never
     change."""
     whole, parts = digests(tmp_path, *played)
     assert parts == whole

@@ -96,7 +96,7 @@ def test_docker_stop_is_a_notice_and_the_next_container_goes_on(engine: Engine, 
     else:
         (lines,) = [
             block.text
-            for block in blocks(ROOT / "docs/containers.md")
+            for block in blocks(ROOT / "docs/how-to/launch/containers.md")
             if block.notes.get("file") == "Dockerfile.train"
         ]
         context = engine.context("train", f"FROM {base}\nCOPY *.whl /wheels-of-the-index/\n{lines}")

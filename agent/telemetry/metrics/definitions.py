@@ -1,6 +1,6 @@
 """The table of an agent's metrics: for each one its name, type and meaning, and the function that reads it from a snapshot.
 
-Pure: of Prometheus it uses only the conventions (base units, `_total`). A test compares docs/metrics.md with this table.
+Pure: of Prometheus it uses only the conventions (base units, `_total`). A test compares docs/reference/metrics.md with this table.
 """
 
 from __future__ import annotations

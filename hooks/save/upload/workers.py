@@ -59,7 +59,7 @@ B = TypeVar("B", bound=Buffer)
 Task = Callable[[B], None]
 
 #: Seconds after which an idle thread checks its connection and the credentials: some stores close a connection that was
-#: idle for 20 s. That is 360 requests an hour for each thread: docs/stores.md gives their cost.
+#: idle for 20 s. That is 360 requests an hour for each thread: docs/reference/stores.md gives their cost.
 IDLE = 10.0
 
 #: Seconds to wait for an idle thread to end.

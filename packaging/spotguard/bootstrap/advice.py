@@ -38,7 +38,7 @@ _STAYS = (
 )
 _READ = "To read the script below: sed -n 's/^      //p' this-file | base64 -d | gunzip"
 #: How to end the machine, if `--then poweroff` is not enough: Azure bills a machine that was switched off from inside.
-_WAYS = {"azure": "a --then that deallocates it, as docs/bootstrap.md has it"}
+_WAYS = {"azure": "a --then that deallocates it, as docs/how-to/launch/bootstrap.md has it"}
 
 
 def advice(plan: BootstrapPlan, *, startup_script: bool = False) -> list[str]:

@@ -1,6 +1,6 @@
 """Monitoring files for operators: rules and a scrape for Prometheus, a dashboard for Grafana, an input for Filebeat.
 
-`docs/metrics.md` explains the purpose of each.
+`docs/reference/metrics.md` explains the purpose of each.
 """
 
 from __future__ import annotations

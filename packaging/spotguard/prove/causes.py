@@ -282,7 +282,7 @@ _RESUMED = (
         "workers",
         wording.holds(lambda facts: facts.workers and wording.differs_first_in("input")(facts)),
         "the loader's worker processes draw other random numbers after a restart",
-        'let the dataset give StatefulDataLoader its generator, as docs/concepts.md says under "What is not"',
+        'let the dataset give StatefulDataLoader its generator, as docs/explanation/concepts.md says under "What is not"',
     ),
     Row(
         "own-file",

@@ -8,7 +8,7 @@ Integrity: small objects (manifests, markers, attempts) carry their MD5, which t
 manifest's CRC32 is checked at restore (law 6). MD5 would cost 1.6 CPU-s/GB. The CRC64 that Azure also checks would cost 0.8
 with the only package that has it, which takes `bytes` only and keeps the GIL. The whole put may cost 1.0.
 
-Permissions: the role Storage Blob Data Contributor on the container, or less: docs/stores.md.
+Permissions: the role Storage Blob Data Contributor on the container, or less: docs/reference/stores.md.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def test_the_example_of_all_messages_and_pages_is_one_that_can_be_copied() -> No
     DeadlineSource(deadline("--deadline", f"{DEADLINE_EXAMPLE}Z"), ManualClock())
     pages = [
         ROOT / "README.md",
-        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("packaging/spotguard/*/**/*.py"),
         *ROOT.glob("agent/**/*.py"),
     ]
@@ -116,7 +116,7 @@ def test_the_example_of_all_messages_and_pages_is_one_that_can_be_copied() -> No
         for page in pages
         for day in re.findall(r"\b(20[0-9]{2}-[0-9]{2}-[0-9]{2})[T ]1[78]:00(?!:?[0-9])", page.read_text())
     }
-    assert {"notices-own.md", "bootstrap.md", "commands.md", "parsers.py"} <= {page for page, _ in shown}
+    assert {"own-notices.md", "bootstrap.md", "commands.md", "parsers.py"} <= {page for page, _ in shown}
     assert {day for _, day in shown} == {DEADLINE_EXAMPLE[:10]}
 
 

@@ -192,7 +192,9 @@ def test_a_machine_that_is_noticed_after_the_commit_has_nothing_to_lose(
         for each in both if first == "is there" else both[1:]:
             each.say(protocol.Leave("n2", 75))
         said = gang.survivors(2)
-    if first == "is there":  # else one may be in a collective that its peer has left: docs/ranks.md
+    if (
+        first == "is there"
+    ):  # else one may be in a collective that its peer has left: docs/how-to/several-ranks.md
         assert [each["ended"] for each in said.values()] == ["preempted"] * len(said), gang.errors()
     assert marked(folder / "store")
     assert restores(gang, 2, way, folder / "store") == step

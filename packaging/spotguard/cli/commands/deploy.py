@@ -18,9 +18,9 @@ Prints a file that comes with spotguard and is yours from then on. Without a fil
 
 #: The purpose of each kind.
 KINDS = {
-    "containers": "a Dockerfile, and Kubernetes manifests for EKS, GKE and AKS (docs/containers.md, docs/kubernetes.md)",
-    "slurm": "a batch script for Slurm, which guards the command that it is given (docs/slurm.md)",
-    "monitoring": "what Prometheus, Grafana and Filebeat are given (docs/metrics.md)",
+    "containers": "a Dockerfile, and Kubernetes manifests for EKS, GKE and AKS (docs/how-to/launch/containers.md, docs/how-to/launch/kubernetes.md)",
+    "slurm": "a batch script for Slurm, which guards the command that it is given (docs/how-to/launch/slurm.md)",
+    "monitoring": "what Prometheus, Grafana and Filebeat are given (docs/reference/metrics.md)",
 }
 #: The files of each kind that has several.
 FILES: dict[str, Mapping[str, str]] = {"containers": containers.FILES, "monitoring": monitoring.FILES}

@@ -91,7 +91,7 @@ def test_connections_that_a_server_closed_are_open_again_before_they_are_needed(
 def test_a_look_at_a_connection_is_one_request(
     server: AnsweringServer, request: pytest.FixtureRequest
 ) -> None:
-    """From the first on: docs/stores.md says what they cost."""
+    """From the first on: docs/reference/stores.md says what they cost."""
     store = open_store(f"{request.node.callspec.params['server']}://bucket/run")
     for number in range(1, 7):
         store.warm(timeout=PATIENCE)

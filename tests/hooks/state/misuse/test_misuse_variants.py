@@ -26,7 +26,7 @@ WARNED = {
     "one_opt_missing": "an optimizer is not registered (AdamW trains b.weight, b.bias)",
     "step_first": "comes before optimizer.step() (",
     "step_between": "comes between two optimizers, and ob steps after it (",
-    # Which batches a loader gives is seen by no optimizer: docs/training-script.md says what to do.
+    # Which batches a loader gives is seen by no optimizer: docs/how-to/training-script.md says what to do.
     "plain_loader_skip": "",
 }
 EXACT = {"good"}
