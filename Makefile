@@ -27,7 +27,8 @@ endif
 
 BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml MANIFEST.in LICENSE $(wildcard README.md)
+EXTRAS := s3,gcs,azure,metrics
+SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml setup.py packaging/release.toml MANIFEST.in LICENSE $(wildcard README.md)
 # The tiers: tests/tiers.py says which test is in which.
 FAST := -m "not slow and not soak and not bench"
 SLOW := -m "slow and not soak and not bench"
@@ -42,7 +43,7 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 
-.PHONY: help demo docs test test-slow times soak check bench wheel test-wheel test-pythons servers clean
+.PHONY: help demo docs site release-check test test-slow times soak check bench wheel test-wheel test-pythons servers clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -70,14 +71,22 @@ check: .venv/ready  ## lint, format, types, floors, layout
 	$(BIN)/mypy
 	PYTHONPATH=packaging $(BIN)/lint-imports --no-logo --no-cache  # its cache misses a module that is new
 	$(BIN)/python scripts/check-house
+	$(BIN)/python scripts/check-prose
 	$(MKDOCS) build --strict --quiet
 	@$(COLLECT_WITHOUT_TORCH) --no-summary >/dev/null || $(COLLECT_WITHOUT_TORCH)
 
 docs: .venv/ready  ## serve the docs site on http://127.0.0.1:8000
 	$(MKDOCS) serve
 
+site: .venv/ready  ## build the docs site into build/site
+	$(MKDOCS) build --strict --quiet
+
 bench: .venv/ready  ## measure, and print the table of benchmarks/
 	$(BIN)/python -m benchmarks
+
+release-check: dist/built  ## refuse a release that is not ready: version, changelog, places, licences, archives
+	$(BIN)/python -Im build --sdist --no-isolation .
+	$(BIN)/python scripts/release-check
 
 wheel: dist/built  ## build the wheel into dist/
 	@ls dist/*.whl
@@ -101,12 +110,13 @@ define environment
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make environments: install its venv module (Debian: python3-venv), or name another with PYTHON=..." >&2; exit 1; }
 	@[ "$$($(@D)/bin/python -V 2>&1)" = "$$($(PYTHON) -V)" ] || rm -rf $(@D)
 	@[ -d $(@D) ] || { echo "making $(@D) with $$($(PYTHON) -V): pip fetches 0.1 GB of packages and $(TORCH)"; $(PYTHON) -m venv $(@D); }
+	@$(@D)/bin/python $(PIP_INSTALL) 'pip>=25.1'  # older ones know no dependency groups
 	@$(if $(TORCH_INDEX),$(@D)/bin/python $(PIP_INSTALL) --index-url '$(TORCH_INDEX)' --no-deps torch)
 endef
 
 .venv/ready: pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/python $(PIP_INSTALL) --editable '.[dev,docs]'
+	$(BIN)/python $(PIP_INSTALL) --group dev --group docs --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # No stale build/ and no older wheel: what lies in dist/ is this checkout.
@@ -119,6 +129,6 @@ dist/built: .venv/ready $(SOURCES)
 .venv-wheel/ready: dist/built
 	$(environment)
 	.venv-wheel/bin/python $(PIP_INSTALL) --force-reinstall --no-deps dist/*.whl
-	.venv-wheel/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[dev]"
+	.venv-wheel/bin/python $(PIP_INSTALL) --group dev "$$(echo dist/*.whl)[$(EXTRAS)]"
 	@.venv-wheel/bin/python -Ic 'import spotguard.agent as a; assert "site-packages" in a.__file__, a.__file__'
 	@touch $@

@@ -27,29 +27,39 @@ SIGNALLED, BY_ITSELF = "signalled", "ended by itself"
 class SessionOutcome:
     """The answer of one training process to the notice."""
 
+    #: Process id.
     pid: int
+    #: Number of the user.
     uid: int
+    #: Name of the run.
     run_id: str
+    #: Name of the process, such as "train.py".
     name: str
+    #: Rank of the process in its job.
     rank: int
+    #: Number of ranks of its job.
     world: int
-    #: Seconds from sending the notice until the hook had received it.
+    #: From sending the notice to its receipt by the process.
     delivered: float | None
+    #: The committed step.
     step: int | None
-    #: The time at which the session's state stood still.
+    #: When the state of the session stood still.
     gate: float | None
+    #: When the first bytes were uploaded.
     first_byte: float | None
+    #: When the session had committed.
     committed: float | None
+    #: Bytes that were uploaded.
     bytes: int
-    #: Seconds from the first byte to the marker, measured by the hook.
+    #: From the first byte to the marker, measured by the training process.
     seconds: float | None
+    #: URL of the checkpoint.
     url: str
-    #: "full"; "partial-extras", which lacks the extras of dead ranks; "weights", which lacks the optimizer's moments;
-    #: "" if the session did not commit.
+    #: Level of the checkpoint, as above; "" if the session did not commit.
     level: str
-    #: The session's reason for committing less than the full state; "" if it did not commit less.
+    #: Why less than the full state was committed; "" if it was not.
     less: str
-    #: The reason why the session did not commit; "" if it did.
+    #: Why the session did not commit; "" if it did.
     why: str
 
 
@@ -57,43 +67,55 @@ class SessionOutcome:
 class Outcome:
     """The end of one notice. `core.preemption.Preemption.outcome` builds it."""
 
+    #: Identity of the notice.
     id: str
-    #: Other notices that stood at the same time and ended here too.
+    #: Identities of other notices that ended with this one.
     also: tuple[str, ...]
+    #: Cause of the notice, as in the table of kinds below.
     kind: str
+    #: Source of the notice, such as "aws spot/instance-action".
     source: str
+    #: Details in the words of the source.
     detail: str
+    #: Whether the notice was a drill.
     drill: bool
-    #: Monotonic seconds.
+    #: Monotonic seconds of the first reading; not part of the record.
     seen_at: float
+    #: Warning that is usual for this kind, in seconds.
     window: float
+    #: Seconds left when the agent first read the notice.
     left: float
+    #: Seconds kept back for the end of the command.
     reserve: float
-    #: The slowest session's `told`.
+    #: From sending the notice to its receipt by the slowest session.
     delivered: float | None
-    #: The agreed step. None if no session committed, or if the sessions committed different steps.
+    #: The committed step; `null` if sessions committed different steps, or none.
     step: int | None
+    #: Bytes that were uploaded, also in vain.
     bytes: int
     #: Bytes a second, all sessions together.
     rate: float | None
-    #: The time at which the last session's state stood still.
+    #: When the state of the last session stood still.
     gate: float | None
+    #: When the first bytes were uploaded.
     first_byte: float | None
-    #: The time at which the last session had committed. None unless all did.
+    #: When the last session had committed; `null` unless all did.
     committed: float | None
-    #: The lowest level that a session committed; "" unless all did.
+    #: Lowest committed level: `full`, `partial-extras` or `weights`; "" unless all committed.
     level: str
-    #: The reason why that is less than the full state; "" if it is not less.
+    #: Why less than the full state was committed; "" if it was not.
     less: str
+    #: Why nothing was committed; "" if everything was.
     why: str
-    #: Seconds that were left when the last session had committed. None if this machine stays.
+    #: Seconds left after the last commit; `null` if this machine stays.
     slack: float | None
-    #: The steps of the end, in order: "left when told", "TERM after the commit, then killed at the reserve", "withdrawn" …
+    #: How the command ended, such as "TERM after the commit, then killed at the reserve".
     ended: str
-    #: The command's return code, as in `subprocess`. None if the command did not end.
+    #: Return code of the command; negative for a signal, `null` without an end.
     returncode: int | None
-    #: The exit code of spotguard itself. None if spotguard goes on.
+    #: Exit code of spotguard; `null` if spotguard continues.
     code: int | None
+    #: The answer of each training process, as in the table below.
     sessions: tuple[SessionOutcome, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..providers.clock import Clock
@@ -187,7 +187,9 @@ class Guard:
     # --- the training thread ---
 
     @without_our_frames
-    def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
+    def restore(
+        self, *, step: int | None = None, run_id: str | None = None, missing: Iterable[str] = ()
+    ) -> int:
         """Load the newest whole checkpoint into the registered objects, in place.
 
         Call it before the loop, also on the first start. You can call it again to go back to an earlier state.
@@ -198,6 +200,8 @@ class Guard:
             run_id: name of the run whose checkpoint is loaded. Default: this run. The other run's checkpoints are not
                 changed. A restart with the same argument loads the other run again; to resume this run first, call
                 `guard.restore() or guard.restore(run_id="base")`.
+            missing: registered names that the checkpoint may lack, for state that the script registers since later, such as
+                `missing=("ema",)`. What the checkpoint lacks keeps its present value, with a warning.
 
         Returns:
             Completed steps: 0 if there is no checkpoint.
@@ -205,8 +209,8 @@ class Guard:
         Raises:
             StateError: the checkpoint does not fit the registered state. Nothing was changed, unless the message says that
                 an object refused its state half-way: `step` then refuses until a restore succeeds.
-            UsageError: `step` is not a number of steps, or `run_id` is not a valid run name. Also after `close`, and in a
-                forked child.
+            UsageError: `step` is not a number of steps, `run_id` is not a valid run name, or `missing` names nothing
+                registered. Also after `close`, and in a forked child.
             CheckpointError: the store has no checkpoint of the given step or run, or every checkpoint is damaged.
             StoreError: the store refused, or did not answer for 60 s. It is then not known which checkpoints it has.
             Preempted: a notice came, and training must end.
@@ -220,6 +224,7 @@ class Guard:
         self._only_here("restore")
         step = None if step is None else completed_steps(step)
         run_id = self._run_id if run_id is None else check_run_id(run_id)
+        self._state.allow_missing(missing)
         # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
         self._saver.call_off("training goes back")
         self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing

@@ -55,11 +55,14 @@ class Clone:
 
 def test_torch_alone_comes_from_the_index_that_is_named(tmp_path: Path) -> None:
     """On any Python, before the rest: which then needs no other torch."""
-    said, torch, rest = Clone(tmp_path, "3.13.1").make(f"TORCH_INDEX={INDEX}")
+    said, pip, torch, rest = Clone(tmp_path, "3.13.1").make(f"TORCH_INDEX={INDEX}")
     assert said.startswith("making .venv with Python 3.13.1: pip fetches 0.1 GB")
     assert said.endswith(f"torch's CPU build (0.2 GB) from {INDEX}")
+    assert pip.endswith("--constraint constraints.txt pip>=25.1")
     assert torch.endswith(f"--constraint constraints.txt --index-url {INDEX} --no-deps torch")
-    assert rest.endswith("--constraint constraints.txt --editable .[dev]")
+    assert rest.endswith(
+        "--constraint constraints.txt --group dev --group docs --editable .[s3,gcs,azure,metrics]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_torch_alone_comes_from_the_index_that_is_named(tmp_path: Path) -> None:
 def test_without_an_index_it_says_what_pip_may_bring(tmp_path: Path, version: str, size: str) -> None:
     """And how to have less. pip is given no index: its own settings stand."""
     clone = Clone(tmp_path, version)
-    said, rest = clone.make()
+    said, _, rest = clone.make()
     assert size in said
     assert "TORCH_INDEX=URL" in said
     assert "index-url" not in rest
@@ -82,7 +85,7 @@ def test_without_an_index_it_says_what_pip_may_bring(tmp_path: Path, version: st
 def test_an_index_brings_torch_into_an_environment_that_has_none(tmp_path: Path) -> None:
     clone = Clone(tmp_path, "3.12.3")
     clone.make()
-    torch, _ = clone.make(f"TORCH_INDEX={INDEX}")
+    _, torch, _ = clone.make(f"TORCH_INDEX={INDEX}")
     assert torch.endswith("--no-deps torch")
     (tmp_path / ".venv/bin/torch").touch()
     assert [line for line in clone.make(f"TORCH_INDEX={INDEX}") if "up to date" not in line] == []

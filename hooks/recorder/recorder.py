@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -281,12 +281,14 @@ class RecordedGuard(Guard):
         super().__init__(store, run_id, state, clock, channel)
         self._recorder.begin(self, self._rank, self._world, " ".join(each or "-" for each in said))
 
-    def restore(self, *, step: int | None = None, run_id: str | None = None) -> int:
+    def restore(
+        self, *, step: int | None = None, run_id: str | None = None, missing: Iterable[str] = ()
+    ) -> int:
         """Restore the plan's own run. If the script names another run, treat that run as empty and do not read it."""
         if run_id is not None and run_id != self._run_id:
             self._recorder.elsewhere(run_id)
             step = None
-        done = super().restore(step=step)
+        done = super().restore(step=step, missing=missing)
         self._recorder.restored(done)
         return done
 

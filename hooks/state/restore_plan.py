@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -61,6 +61,7 @@ def plan(
     entries: Mapping[str, MergedTensor],
     ranks: RankOf,
     stand_ins: Mapping[int, int] = NOBODY,
+    missing: Set[str] = frozenset(),
 ) -> RestorePlan:
     """Check that a checkpoint fits, and return the memory for each tensor. Nothing is written yet.
 
@@ -70,6 +71,7 @@ def plan(
         entries: the checkpoint's tensors by name.
         ranks: this process's rank in the resumed job, and the number of its ranks.
         stand_ins: for a rank that saved no state, the rank whose state is identical to it.
+        missing: names of parts that the checkpoint may lack. Such a part keeps its value.
 
     Raises:
         StateError: the checkpoint does not fit.
@@ -86,11 +88,14 @@ def plan(
     own = states[place] or states[stand_ins.get(place, place)] or next(filter(None, states), {})
     for part in parts:
         saved = {rank: state[part.name] for rank, state in enumerate(states) if part.name in state}
+        if not saved and part.name in missing:
+            warnings.append(f"the checkpoint has no {part.name!r}: it keeps the value that it has now")
+            continue
         if not saved:
             held = ", ".join(sorted(own))
             raise StateError(
-                f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, "
-                "or start another run id"
+                f"the checkpoint has no {part.name!r} (it has {held}); register the same names, start another run id, "
+                f"or, if {part.name!r} is new, call guard.restore(missing=({part.name!r},))"
             )
         outlines = SavedTrees(saved, len(states), ranks, lambda tree: decode(tree, names.outline), stand_ins)
         outline = pick(part, outlines)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...providers.clock import Clock, SystemClock
-from ...providers.errors import StateError
+from ...providers.errors import StateError, UsageError
 from ..checkpoint.format.coverage import MergedTensor
 from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector
@@ -85,6 +85,7 @@ class State:
         #: unchanged too.
         self.taken = 0
         self._gone = ""
+        self._may_be_missing: frozenset[str] = frozenset()
         self._before_change, self._after_change = before_change, after_change
         self._now = (clock or SystemClock()).monotonic
         self._environment = describe()
@@ -426,7 +427,22 @@ class State:
             CheckpointError: the checkpoint does not have the form that this version writes.
         """
         self._refresh()  # follow tensors that were replaced or added since `register`
-        return plan(self.parts, states, entries, self._ranks, stand_ins)
+        return plan(self.parts, states, entries, self._ranks, stand_ins, self._may_be_missing)
+
+    def allow_missing(self, names: Iterable[str]) -> None:
+        """Set the registered names that the next checkpoint to restore may lack.
+
+        Raises:
+            UsageError: nothing is registered under one of the names.
+        """
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+        known = [part.name for part in self.parts if not isinstance(part, RngPart)]
+        for name in wanted:
+            if name not in known:
+                raise UsageError(
+                    f"missing={wanted!r}: nothing is registered as {name!r}; expected one of {', '.join(known)}"
+                )
+        self._may_be_missing = frozenset(wanted)
 
     def put_back(self, restoring: RestorePlan) -> list[str]:
         """Give every object its tree. All tensors are filled and verified before this call.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .hooks.guard import Guard
     from .hooks.interop.dcp_reader import StorageReader
     from .hooks.register import register
+    from .hooks.state.parts.loaders import ResumableLoader
     from .providers.errors import SpotguardError
     from .providers.notice import Notice
 
@@ -23,6 +24,7 @@ __all__ = [
     "Guard",
     "Notice",
     "Preempted",
+    "ResumableLoader",
     "SpotguardError",
     "StorageReader",
     "on_notice",
@@ -35,6 +37,7 @@ _HOMES = {
     "Guard": ".hooks.guard",
     "Notice": ".providers.notice",
     "Preempted": ".hooks.control.sigterm",
+    "ResumableLoader": ".hooks.state.parts.loaders",
     "SpotguardError": ".providers.errors",
     "StorageReader": ".hooks.interop.dcp_reader",
     "on_notice": ".hooks.control.callback",

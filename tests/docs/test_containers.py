@@ -75,7 +75,7 @@ def test_who_cordons_is_said_for_every_cloud() -> None:
     below = section(KUBERNETES, "## The next pod, and the same node")
     rows = re.findall(r"^\| (\w+)[^|]*\| (?:\S)", below, re.MULTILINE)
     assert set(NAMES) <= set(rows)
-    (quoted,) = re.findall(r"saying\n`([^`]+)`", below)
+    (quoted,) = re.findall(r"and logs\n`([^`]+)`", below)
     assert any(quoted in piece for message in messages() for piece in message.pieces)
 
 

@@ -16,18 +16,6 @@ from tests.docs.pages import ROOT, section
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
 
 
-def _rows() -> list[str]:
-    return [
-        f"| `{each.name}` | {each.type} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |"
-        for each in METRICS
-    ]
-
-
-def test_each_metric_is_explained_as_it_explains_itself_and_no_other() -> None:
-    said = re.findall(r"^\| `spotguard_.*$", PAGE.read_text(), re.MULTILINE)
-    assert said == _rows(), "as it must be:\n" + "\n".join(_rows())
-
-
 @pytest.mark.parametrize("words", [PHASES, RESULTS, STAGES, STATES])
 def test_each_word_of_a_label_is_one_that_the_help_names(words: tuple[str, ...]) -> None:
     """Where it is a closed set."""
@@ -46,7 +34,3 @@ def test_each_alert_has_its_advice_and_no_other() -> None:
 def test_each_file_that_is_shipped_is_named() -> None:
     text = PAGE.read_text()
     assert [name for name in FILES if f"`{name}`" not in text] == []
-
-
-if __name__ == "__main__":  # the table, to be pasted
-    print("\n".join(_rows()))

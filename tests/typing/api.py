@@ -8,7 +8,16 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import spotguard
-from spotguard import Guard, Notice, Preempted, SpotguardError, StorageReader, on_notice, register
+from spotguard import (
+    Guard,
+    Notice,
+    Preempted,
+    ResumableLoader,
+    SpotguardError,
+    StorageReader,
+    on_notice,
+    register,
+)
 
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -24,6 +33,7 @@ register(
 assert_type(guard.restore(), int)
 assert_type(guard.restore(step=1200), int)
 assert_type(guard.restore(run_id="another"), int)
+assert_type(guard.restore(missing=("ema",)), int)
 for _ in range(guard.restore(), 10):
     guard.step()
 for step in guard.steps(10):
@@ -54,6 +64,13 @@ def save(notice: Notice) -> None:
 
 
 on_notice(lambda notice: print(notice.kind, notice.source))
+
+# A plain loader that continues in the middle of a pass.
+loader = ResumableLoader(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 2))))
+register(model=model, optimizer=optimizer, loader=loader)
+for _epoch in range(loader.epoch, 3):
+    for batch in loader:
+        print(batch, len(loader))
 
 # Into any mesh, by torch's own words.
 load(

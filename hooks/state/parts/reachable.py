@@ -45,17 +45,17 @@ _EACH = 4
 
 #: Values that the search leaves out, with the reason. docs/how-to/training-script.md has the same list.
 EXEMPT = {
-    "gradients: `.grad` and `.main_grad`": "a boundary has none that count",
-    "autograd graphs": "they belong to a step under way",
+    "gradients: `.grad` and `.main_grad`": "they do not count at a boundary",
+    "autograd graphs": "they belong to a running step",
     "tensors without elements or without memory": "there is nothing to save",
-    "hooks of the optimizer": "what a hook holds belongs to whoever registered it",
-    "`defaults` of the optimizer": "`param_groups` has what of them is used",
-    "`_dummy_overflow_buf`, `grad_scale`, `found_inf`": "scratch of fused kernels, written anew at each step",
-    "compiled functions, caches of `functools`": "they are made again",
+    "hooks of the optimizer": "whoever registered a hook owns what it holds",
+    "`defaults` of the optimizer": "`param_groups` has the values in use",
+    "`_dummy_overflow_buf`, `grad_scale`, `found_inf`": "scratch memory of fused kernels",
+    "compiled functions, caches of `functools`": "they are created again",
     "data loaders, datasets, samplers, schedulers, gradient scalers": "you register those that have a state",
-    "buffers of a module that are not persistent": "its author has said that they are no state",
+    "buffers of a module that are not persistent": "its author declared them to be no state",
     "classes, Python modules, globals, loggers, threads, weak references": "the optimizer does not own what they hold",
-    "device meshes and process groups": "they say where tensors lie",
+    "device meshes and process groups": "they describe where tensors are",
 }
 
 _SCRATCH = frozenset({"main_grad", "_dummy_overflow_buf", "grad_scale", "found_inf", "defaults"})

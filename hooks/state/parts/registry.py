@@ -228,8 +228,8 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
         advice = "wrap it in an object whose state_dict() gives its state and whose load_state_dict() sets it"
     elif isinstance(value, torch.utils.data.DataLoader):
         advice = (
-            "a DataLoader does not know its position: use torchdata's StatefulDataLoader, "
-            "or register a sampler with state_dict()"
+            "a DataLoader does not know its position: wrap it, as in loader = spotguard.ResumableLoader(loader), "
+            "or use torchdata's StatefulDataLoader"
         )
     raise StateError(f"{name} is of type {type(value).__name__}, which cannot be saved: {advice}")
 

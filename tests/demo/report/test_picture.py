@@ -11,9 +11,10 @@ from spotguard.demo.clouds import CLOUDS
 from spotguard.demo.compare import Losses, Verdict
 from spotguard.demo.report.picture import draw
 from spotguard.demo.report.summary import kept
-from spotguard.demo.report.svg import Scale
+from spotguard.demo.report.svg import Scale, without_variables
 from spotguard.demo.scenario import DemoPlan, Scenario
 from spotguard.demo.timeline import COMMITTED, Mark, Timeline
+from tests.docs.pages import ROOT
 
 NOWHERE = Path("unread")
 
@@ -102,3 +103,15 @@ def test_what_was_saved_is_asked_of_the_store() -> None:
     """Whoever goes on before the notice came has lost something, whatever the agent's record says."""
     assert story(part(1, 50), part(41, 100), Mark("killed", 20.0)).saved
     assert not story(part(1, 50), part(40, 100), Mark("killed", 20.0)).saved
+
+
+def test_pictures_need_no_variables_of_css() -> None:
+    """Renderers other than browsers paint a shape black where its colour is a variable."""
+    pictures = sorted(ROOT.joinpath("docs/images").glob("*.svg"))
+    assert [path.name for path in pictures if "var(" in path.read_text()] == []
+    style = ".demo { --ink: #111; --page: #fff }\n@media (prefers-color-scheme: dark) { .demo { --ink: #eee; --page: #000 } }\n"
+    rules = ".demo .a { fill: var(--ink); stroke-width: 2 } .demo .b { font-weight: 600 }\n"
+    day, _, night = without_variables(style + rules).partition("@media")
+    assert ".demo .a { fill: #111; stroke-width: 2 } .demo .b { font-weight: 600 }" in day
+    assert ".demo .a { fill: #eee }" in night
+    assert ".b" not in night

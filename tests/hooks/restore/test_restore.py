@@ -217,7 +217,7 @@ def other_kind() -> Job:
         (shallower, r"model does not fit .*unknown here: 4\.bias, 4\.weight"),
         (other_optimizer, "optimizer is SGD here and AdamW"),
         (fewer_groups, r"optimizer has parameter groups of \[5\] here and \[6\]"),
-        (more, r"no 'ema' \(it holds .*model"),
+        (more, r"no 'ema' \(it has .*model.*guard\.restore\(missing=\('ema',\)\)"),
         (other_kind, "notes is a tensor here and a dict"),
     ],
 )
@@ -231,6 +231,42 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(make: Callable[[], Jo
         guard.restore()
     assert different(bits(job.values), before) == []
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_registered_since_may_be_missing(caplog: pytest.LogCaptureFixture) -> None:
+    """It keeps its value, and the rest is the checkpoint's; the next save has it, and no restore may lack it then."""
+    store = WatchedStore()
+    saved(store)
+    job = more()
+    nn.init.constant_(job.values["ema"].weight, 7.0)
+    with guarded(store, job.values) as guard:
+        assert guard.restore(missing=["ema"]) == TOTAL
+        assert "the checkpoint has no 'ema': it keeps the value that it has now" in caplog.text
+        step_on(guard, job, TOTAL)
+        guard.save()
+    caplog.clear()
+    after = bits(job.values)
+    again = more()
+    with guarded(store, again.values) as guard:
+        assert guard.restore(missing="ema") == TOTAL + 1
+        assert "no 'ema'" not in caplog.text
+    assert different(bits(again.values), after) == []
+
+
+@pytest.mark.parametrize("names", ["emma", ("ema", "emma"), ("rng",)])
+def test_a_name_that_may_be_missing_is_a_registered_one(names: str | tuple[str, ...]) -> None:
+    store = WatchedStore()
+    saved(store)
+    job = more()
+    before = bits(job.values)
+    with (
+        guarded(store, job.values) as guard,
+        pytest.raises(
+            UsageError, match=r"missing=.*: nothing is registered as '(emma|rng)'; expected one of .*ema"
+        ),
+    ):
+        guard.restore(missing=names)
+    assert different(bits(job.values), before) == []
 
 
 def test_what_is_left_out_is_named(caplog: pytest.LogCaptureFixture) -> None:

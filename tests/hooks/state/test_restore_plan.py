@@ -219,7 +219,7 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing() -> None:
     other = nn.ModuleDict({"a": nn.Linear(3, 2)})
     refused(r"^model.a.weight is \(2, 3\)", 0, 2, model=other)
     model = filled(7)
-    refused("^the checkpoint holds no 'else'", 0, 2, **{"else": model})
+    refused("^the checkpoint has no 'else'", 0, 2, **{"else": model})
 
 
 def pair(tied: bool) -> nn.ModuleDict:

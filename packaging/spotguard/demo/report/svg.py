@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
@@ -65,7 +66,37 @@ class Drawing:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
             f'width="{self.width}" height="{self.height}" role="img" class="demo">\n'
-            f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
+            f"<title>{escape(title)}</title>\n<style>{without_variables(style)}</style>\n"
             + "\n".join(self.shapes)
             + "\n</svg>\n"
         )
+
+
+_PALETTE = re.compile(r"\.demo \{((?: *--[\w-]+: *[^;}]+;?\s*)+)\}")
+_DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{\s*" + _PALETTE.pattern + r"\s*\}\n?")
+_RULE = re.compile(r"(\.demo[^{}]*)\{([^{}]*)\}")
+
+
+def without_variables(style: str) -> str:
+    """Return the style sheet with the palettes' colours in the place of `var(--name)`.
+
+    Only browsers know variables of CSS; other renderers of SVG, such as librsvg, paint such shapes black. The rules of the
+    dark palette stand in a media query, which those renderers skip.
+    """
+    dark = _DARK.search(style)
+    light = _PALETTE.search(style[: dark.start()] if dark else style)
+    if dark is None or light is None:
+        return style
+    rules = style[: light.start()] + style[light.end() : dark.start()] + style[dark.end() :]
+    coloured = "".join(
+        f"{selector}{{ {'; '.join(colours)} }}\n"
+        for selector, body in _RULE.findall(rules)
+        if (colours := [each.strip() for each in body.split(";") if "var(" in each])
+    )
+    at_night = _filled(coloured, dark[1])
+    return f"{_filled(rules, light[1])}@media (prefers-color-scheme: dark) {{\n{at_night}}}\n"
+
+
+def _filled(rules: str, palette: str) -> str:
+    colours = dict(re.findall(r"(--[\w-]+): *([^;}\s]+)", palette))
+    return re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], rules)

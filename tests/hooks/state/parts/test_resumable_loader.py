@@ -1,0 +1,181 @@
+"""`ResumableLoader`: a plain loader goes on in the middle of a pass with the batches of an uninterrupted run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
+
+import spotguard
+from spotguard.providers.errors import StateError
+from tests.fakes.store import FakeStore
+from tests.fakes.training import bits, different, guarded, seed
+
+pytestmark = pytest.mark.torch
+
+SAMPLES, BATCH, PASSES = 11, 3, 3
+EACH = -(-SAMPLES // BATCH)
+TOTAL = EACH * PASSES
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Each sample is augmented by random numbers, in the process that loads it."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index)) + torch.rand(4) + random.random()
+
+
+Loader = DataLoader[torch.Tensor]
+
+
+def plain() -> Loader:
+    return DataLoader(Samples(), batch_size=BATCH)
+
+
+def shuffled() -> Loader:
+    return DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+
+
+def with_workers() -> Loader:
+    return DataLoader(Samples(), batch_size=BATCH, shuffle=True, num_workers=2)
+
+
+def with_a_generator() -> Loader:
+    return DataLoader(Samples(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+def with_a_samplers_generator() -> Loader:
+    sampler = RandomSampler(Samples(), replacement=True, generator=torch.Generator().manual_seed(5))
+    return DataLoader(Samples(), batch_size=BATCH, sampler=sampler)
+
+
+def distributed() -> Loader:
+    sampler: Sampler[int] = DistributedSampler(Samples(), num_replicas=1, rank=0, shuffle=True)
+    return DataLoader(Samples(), batch_size=BATCH, sampler=sampler)
+
+
+Make = Callable[[], Loader]
+
+
+class Training:
+    """A model with dropout, trained for `PASSES` passes: it stops for good after `until` steps."""
+
+    def __init__(self, make: Make) -> None:
+        seed()
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.loader = spotguard.ResumableLoader(make())
+        self.values: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "loader": self.loader,
+        }
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        for epoch in range(self.loader.epoch, PASSES):
+            if isinstance(sampler := self.loader.loader.sampler, DistributedSampler):
+                sampler.set_epoch(epoch)
+            yield from self.loader
+
+    def learn(self, batch: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.model(batch).square().mean().backward()
+        self.optimizer.step()
+
+
+def undisturbed(make: Make) -> dict[str, int]:
+    """Unguarded, and with the plain loader itself: the helper must not change that either."""
+    training = Training(make)
+    loader = training.loader.loader
+    seed()
+    for epoch in range(PASSES):
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            training.learn(batch)
+    return bits({"model": training.model, "optimizer": training.optimizer})
+
+
+def live(store: FakeStore, make: Make, until: int) -> dict[str, int]:
+    """One life of a guarded training: from the newest checkpoint to `until` steps, and a save there."""
+    training = Training(make)
+    seed(99)  # whatever the generators are in a new process
+    with guarded(store, training.values) as guard:
+        if not (done := guard.restore()):
+            seed()  # a fresh start draws from the job's own
+        for batch in training.batches() if done < until else ():
+            training.learn(batch)
+            guard.step()
+            done += 1
+            if done == until:
+                break
+        guard.save()
+    return bits({"model": training.model, "optimizer": training.optimizer})
+
+
+@pytest.mark.parametrize(
+    "make", [plain, shuffled, with_workers, with_a_generator, with_a_samplers_generator, distributed]
+)
+def test_a_run_that_is_cut_anywhere_ends_with_the_same_bits(make: Make) -> None:
+    """In the middle of passes, after a pass's last batch, and twice in one pass."""
+    expected = undisturbed(make)
+    for cuts in ((1,), (EACH - 1,), (EACH,), (EACH + 1, EACH + 2), (TOTAL - 1,)):
+        store = FakeStore()
+        for cut in cuts:
+            live(store, make, cut)
+        assert different(live(store, make, TOTAL), expected) == [], cuts
+
+
+def test_a_pass_that_the_loop_leaves_is_over() -> None:
+    """As with a plain loader: the next loop begins a pass."""
+    loader = spotguard.ResumableLoader(plain())
+    next(iter(loader))
+    assert len(list(loader)) == len(loader) == EACH
+    assert loader.epoch == 2
+    assert loader.state_dict()["taken"] == 0
+
+
+def test_an_iterator_of_before_a_restore_counts_no_more() -> None:
+    loader = spotguard.ResumableLoader(plain())
+    early = iter(loader)
+    next(early)
+    state = loader.state_dict()
+    assert state["taken"] == 1
+    loader.load_state_dict(state)
+    next(early)
+    assert loader.state_dict()["taken"] == 1
+    assert len(list(loader)) == EACH - 1
+    assert (loader.epoch, loader.state_dict()["taken"]) == (1, 0)
+
+
+def test_a_loader_with_fewer_batches_than_were_taken_is_refused() -> None:
+    loader = spotguard.ResumableLoader(plain())
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    shorter = spotguard.ResumableLoader(DataLoader(Samples(), batch_size=SAMPLES))
+    shorter.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="ended after 1 batches, and 3 were taken before the restart"):
+        iter(shorter)
+
+
+def test_a_samplers_epoch_is_that_of_the_pass_that_was_cut() -> None:
+    """Also where the loop sets none after the restart."""
+    sampler: DistributedSampler[int] = DistributedSampler(range(SAMPLES), num_replicas=1, rank=0)  # type: ignore[arg-type]
+    loader = spotguard.ResumableLoader(DataLoader(range(SAMPLES), batch_size=BATCH, sampler=sampler))  # type: ignore[arg-type]
+    sampler.set_epoch(7)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    expected = [batch.tolist() for batch in batches]
+    sampler.set_epoch(0)
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == expected
