@@ -115,7 +115,7 @@ def _serve(
         watching = [*watches, *(poller(source, post, None) for source in operator_sources)]
         if command is None:
             names = [watch.name for watch in watching if isinstance(watch, Poller)]
-            nothing = "nothing (no cloud was named or found): only drills are heard"
+            nothing = "nothing (no cloud was named or found): drills still work"
             logger.info("serving at %s, watching %s", server.path, ", ".join(names) or nothing)
         for watch in watching:
             watch.start()

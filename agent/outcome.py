@@ -155,7 +155,7 @@ class Outcome:
             what = f"another machine's {'drill' if self.drill else 'notice'} ({self.detail})"
         parts = [f"{what} from {self.source}: seen with {self.left:.1f} s left"]
         if self.delivered is not None:
-            parts.append(f"told in {self.delivered * 1000:.0f} ms")
+            parts.append(f"delivered in {self.delivered * 1000:.0f} ms")
         step = "" if self.step is None else f"step {self.step}"
         if any(each.world > 1 for each in self.sessions):
             parts.append(f"{self.tally()} committed {step}".rstrip())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..providers.errors import SpotguardError, StateError, UsageError
+from ..providers.text import store_url
 from .checkpoint.format.keys import check_run_id
 
 if TYPE_CHECKING:
@@ -30,18 +31,19 @@ _KEEP = 3
 _YES, _NO = ("1", "yes", "true"), ("", "0", "no", "false")
 
 
-def store_url(given: str | None) -> str:
+def given_store(given: str | os.PathLike[str] | None) -> str:
     """Return the URL of the folder for checkpoints: as given, else from the environment, else the default folder.
 
     Raises:
-        UsageError: the value is not an URL: a path object, or a part of the state without its name.
+        UsageError: the value is neither a text nor a path, such as a part of the state without its name.
     """
-    if given is not None and not isinstance(given, str):
+    if given is not None and not isinstance(given, (str, os.PathLike)):
         raise UsageError(
-            f"the store is given as a {type(given).__name__}, not as an URL: write it as 'file:///mnt/checkpoints', and "
-            "give each value a name, as in model=model"
+            f"the store is given as a {type(given).__name__}, and not as a URL or a path: write it as in "
+            "'s3://bucket/prefix', and give each value a name, as in model=model"
         )
-    return given or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd())
+    given = given if given is None else os.fspath(given)
+    return store_url(given or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd()))
 
 
 def run_name(given: str | None) -> str:

@@ -22,16 +22,18 @@ _current: Guard | None = None
 
 
 @without_our_frames
-def register(store: str | None = None, /, *, run_id: str | None = None, **state: Any) -> Guard:
+def register(
+    store: str | os.PathLike[str] | None = None, /, *, run_id: str | None = None, **state: Any
+) -> Guard:
     """Register the training state and guard this process.
 
     Call it once in each process, with everything that a resumed run needs.
     In a job of several ranks every rank calls it.
 
     Args:
-        store: URL of the folder for checkpoints: "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", or
-            "file:///path". Default: SPOTGUARD_STORE, which `spotguard run` exports, else the folder
-            `spotguard-checkpoints` in the working folder.
+        store: place of the checkpoints: "s3://bucket/prefix", "gs://bucket/prefix", "az://container/prefix", "file:///path",
+            or a path. Default: SPOTGUARD_STORE, which `spotguard run` exports, else the directory `spotguard-checkpoints`
+            in the working directory.
         run_id: name of the run, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
             a hash of its command and working folder; in a Slurm job its job id stands between the two.
         **state: the parts of the training state, by name: modules, optimizers, schedulers, other objects with
@@ -53,7 +55,7 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     """
     global _current
     try:  # imported here so that a script without torch gets an install hint instead of a failed import
-        from .arguments import run_name, store_url
+        from .arguments import given_store, run_name
         from .consensus.process_group import join
         from .consensus.topology import this_machine
         from .guard import Guard
@@ -73,7 +75,7 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
             "model=model)"
         )
     plan = _plan()
-    opened = open_store(store_url(store) if plan is None else plan.store)
+    opened = open_store(given_store(store) if plan is None else plan.store)
     run, clock = run_name(run_id if plan is None else plan.run_id), SystemClock()
     channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
     if plan is None:
@@ -81,7 +83,15 @@ def register(store: str | None = None, /, *, run_id: str | None = None, **state:
     else:
         from .recorder.recorder import RecordedGuard
 
-        _current = RecordedGuard(plan, opened, run, state, clock, channel, said=(store, run_id))
+        _current = RecordedGuard(
+            plan,
+            opened,
+            run,
+            state,
+            clock,
+            channel,
+            said=(None if store is None else os.fspath(store), run_id),
+        )
     return _current
 
 

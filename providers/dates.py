@@ -1,4 +1,4 @@
-"""Dates as clouds and stores write them: ISO 8601 (RFC 3339), and the date of HTTP."""
+"""Dates as clouds and stores write them (ISO 8601, the date of HTTP), and durations as users write them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}, )?([0-9]{1,2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) (?:GMT|UTC)"
 )
+_UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+", re.ASCII)
+_SPAN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|sec|min|[smhd]))+", re.ASCII)
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|sec|min|[smhd])", re.ASCII)
 #: The months of RFC 9110, 5.6.7, always in English: strptime would use the machine's locale.
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -46,3 +50,11 @@ def parse_date(text: Any) -> float | None:
     """Return the Unix seconds of either form, or None. Never raises."""
     seconds = parse_iso(text)
     return parse_http_date(text) if seconds is None else seconds
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `90`, `90s`, `1.5m`, `2h30m` or `500ms`; None for anything else."""
+    word = text.strip().lower()
+    if _SPAN.fullmatch(word):
+        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(word))
+    return float(word) if _NUMBER.fullmatch(word) else None

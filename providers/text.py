@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 #: Characters that are kept of a peer's name, and of its other text.
 NAME = 80
 TEXT = 300
@@ -52,3 +54,15 @@ def clip(text: str, limit: int) -> str:
     """Return one printable line of at most `limit` characters: a peer's text must not break a log or a terminal."""
     line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def store_url(text: str) -> str:
+    """Return the URL of a store that a user wrote as a URL or as a path; a relative path is that of the working directory.
+
+    A text with a colon in its first part is no path, nor one that begins with a word and two slashes: `s3:/bucket` and
+    `s3//bucket` are refused later, with the URL that was probably meant.
+    """
+    first, _, rest = text.partition("/")
+    if not text or ":" in first or "\0" in text or (first and rest.startswith("/")):
+        return text
+    return Path(text).expanduser().absolute().as_uri()

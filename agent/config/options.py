@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 from . import parsers
@@ -70,6 +71,15 @@ class Options:
     log_level: str
 
 
+class OptionGroup(StrEnum):
+    """The groups of options in `--help` and on the page of commands."""
+
+    NOTICE = "Notice"
+    CHECKPOINTS = "Checkpoints"
+    RESTART = "Restart"
+    OUTPUT = "Socket and output"
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One option. `read` parses a given text into the value, or raises `UsageError`."""
@@ -78,7 +88,9 @@ class Setting:
     read: Callable[[str, str], Any]
     default: object
     metavar: str
+    #: Verb first, at most 70 characters, with the default in brackets.
     help: str
+    group: OptionGroup
     commands: tuple[str, ...] = BOTH
     #: The help text of `agent --help`, if the service's default differs; else "".
     agent_help: str = ""
@@ -109,35 +121,85 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.provider,
         "auto",
         "NAME",
-        "whose notices to watch: aws, azure, gcp, none, or auto (the default), which goes by DMI alone",
+        "poll this cloud: aws, azure, gcp, none, or auto by the firmware [auto]",
+        OptionGroup.NOTICE,
     ),
     Setting(
         "metadata-endpoint",
         parsers.endpoint,
         None,
         "URL",
-        "the metadata service, where it is not the cloud's own: `spotguard simulate` prints one",
+        "poll this metadata service, such as spotguard simulate's",
+        OptionGroup.NOTICE,
     ),
     Setting(
-        "vm-name",
-        parsers.vm_name,
-        None,
-        "NAME",
-        "Azure: what its events call this machine, where the metadata service does not tell",
+        "vm-name", parsers.vm_name, None, "NAME", "set Azure's name for this machine", OptionGroup.NOTICE
     ),
     Setting(
         "acknowledge",
         parsers.yes_or_no,
         False,
         "",
-        "Azure: let it begin as soon as everything is committed, where it is about this machine alone",
+        "approve Azure's event once everything is committed",
+        OptionGroup.NOTICE,
+    ),
+    Setting(
+        "window",
+        parsers.seconds,
+        None,
+        "SECONDS",
+        "count on this warning [the notice's; GCP 30, SIGTERM 25]",
+        OptionGroup.NOTICE,
+        agent_help="count on this warning [the notice's; GCP 30]",
+    ),
+    Setting(
+        "reserve",
+        parsers.seconds,
+        None,
+        "SECONDS",
+        "keep this back to end in order [3, or a tenth of the window]",
+        OptionGroup.NOTICE,
+    ),
+    Setting(
+        "deadline",
+        parsers.deadline,
+        None,
+        "TIME",
+        f"end by then: {DEADLINE_EXAMPLE}, Unix seconds, +3600 or 2h",
+        OptionGroup.NOTICE,
+    ),
+    Setting(
+        "notice-file",
+        parsers.absolute_path,
+        None,
+        "PATH",
+        "treat this file, or each line of this FIFO, as a notice",
+        OptionGroup.NOTICE,
+    ),
+    Setting(
+        "on-notice",
+        parsers.shell_command,
+        None,
+        "COMMAND",
+        "run this in a shell at each terminal notice",
+        OptionGroup.NOTICE,
+    ),
+    Setting(
+        "signal",
+        parsers.signal_number,
+        15,
+        "NAME",
+        "send this to a command that registered nothing, or none [TERM]",
+        OptionGroup.NOTICE,
+        RUN,
     ),
     Setting(
         "store",
         parsers.store,  # the front door, which may import the stores, checks the URL further
         None,
         "URL",
-        "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///path (default: the folder spotguard-checkpoints, here)",
+        "save to a path, s3://, gs:// or az:// [./spotguard-checkpoints]",
+        OptionGroup.CHECKPOINTS,
         RUN,
     ),
     Setting(
@@ -145,78 +207,26 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.run_id,
         None,
         "NAME",
-        "the name to resume under (default: from the script, its arguments and this folder)",
+        "resume under this name [by script, arguments and directory]",
+        OptionGroup.CHECKPOINTS,
         RUN,
-    ),
-    Setting(
-        "window",
-        parsers.seconds,
-        None,
-        "SECONDS",
-        "the warning to count on (default: what the notice says; 30 for GCP's, 25 for a SIGTERM)",
-        agent_help="the warning to count on (default: what the notice says)",
-    ),
-    Setting(
-        "reserve",
-        parsers.seconds,
-        None,
-        "SECONDS",
-        "what is kept back to end in order (default: the larger of 3 and a tenth of the window)",
-    ),
-    Setting(
-        "deadline",
-        parsers.deadline,
-        None,
-        "TIME",
-        f"when this machine, or this job, has to end: {DEADLINE_EXAMPLE}, Unix seconds, or +3600 or 2h from now",
-    ),
-    Setting(
-        "notice-file",
-        parsers.absolute_path,
-        None,
-        "PATH",
-        "a file that is a notice for as long as it is there, or a FIFO of which each line is one",
-    ),
-    Setting(
-        "on-notice",
-        parsers.shell_command,
-        None,
-        "COMMAND",
-        "run by the shell at each notice that ends this machine, with its facts in SPOTGUARD_NOTICE_KIND and others",
     ),
     Setting(
         "every",
         parsers.interval,
         "auto",
         "SECONDS",
-        "background checkpoints: seconds, auto (the default) or off",
+        "make background checkpoints, such as 5m, or off [auto]",
+        OptionGroup.CHECKPOINTS,
         RUN,
-    ),
-    Setting(
-        "lossy-moments",
-        parsers.yes_or_no,
-        False,
-        "",
-        "where all does not fit into the window, round the optimizer's moments to bfloat16 before leaving them out",
-        RUN,
-    ),
-    Setting(
-        "extras-worth",
-        parsers.at_least(0, 999_999_999),
-        100,
-        "STEPS",
-        "steps that the extras of a rank that died are worth at a restore (default: 100)",
-        RUN,
-    ),
-    Setting(
-        "begin-anew", parsers.yes_or_no, False, "", "if every checkpoint is damaged, begin at 0, once", RUN
     ),
     Setting(
         "keep",
         parsers.keep,
         "3",
         "K[+N]",
-        "how many committed checkpoints to keep, and one of every N steps (default: 3)",
+        "keep K checkpoints, and one of every N steps [3]",
+        OptionGroup.CHECKPOINTS,
         RUN,
     ),
     Setting(
@@ -224,23 +234,35 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.folder,
         None,
         "DIR",
-        "a folder on this machine's own disk: background checkpoints are written there first, and a restart here restores from it",
+        "write background checkpoints to this local disk first",
+        OptionGroup.CHECKPOINTS,
         RUN,
     ),
     Setting(
-        "socket",
-        parsers.socket_path,
-        None,
-        "PATH",
-        "where training processes find us (default: by the run id, in $XDG_RUNTIME_DIR/spotguard)",
-        agent_help="where runs and training processes find us (default: /run/spotguard/agent.sock)",
+        "lossy-moments",
+        parsers.yes_or_no,
+        False,
+        "",
+        "round moments to bfloat16 before leaving them out",
+        OptionGroup.CHECKPOINTS,
+        RUN,
     ),
     Setting(
-        "signal",
-        parsers.signal_number,
-        15,
-        "NAME",
-        "what a command that registered nothing is sent at a notice, or none (default: TERM)",
+        "extras-worth",
+        parsers.at_least(0, 999_999_999),
+        100,
+        "STEPS",
+        "value a dead rank's extras at this many steps [100]",
+        OptionGroup.CHECKPOINTS,
+        RUN,
+    ),
+    Setting(
+        "begin-anew",
+        parsers.yes_or_no,
+        False,
+        "",
+        "begin at step 0, once, if every checkpoint is damaged",
+        OptionGroup.CHECKPOINTS,
         RUN,
     ),
     Setting(
@@ -248,7 +270,8 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.at_least(0),
         0,
         "N",
-        "start a crashed command again, this often (default: 0; a preemption never counts)",
+        "restart a crashed command this often; preemptions are free [0]",
+        OptionGroup.RESTART,
         RUN,
     ),
     Setting(
@@ -256,32 +279,45 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.yes_or_no,
         False,
         "",
-        "start the command again when the machine is still there 60 s after its deadline",
+        "restart the command if the machine outlives its deadline by 60 s",
+        OptionGroup.RESTART,
         RUN,
     ),
     Setting(
         "exit-code",
         # Every launcher takes 0 for finished work.
-        parsers.at_least(1, 255, "; 0 would say that the work is done"),
+        parsers.at_least(1, 255, "; 0 would mean that the work is done"),
         75,
         "N",
-        "how `run` exits after a preemption (default: 75, EX_TEMPFAIL: run me again)",
+        "exit with this code after a preemption [75, EX_TEMPFAIL]",
+        OptionGroup.RESTART,
         RUN,
+    ),
+    Setting(
+        "socket",
+        parsers.socket_path,
+        None,
+        "PATH",
+        "listen here for training processes [by the run id]",
+        OptionGroup.OUTPUT,
+        agent_help="listen here for runs [/run/spotguard/agent.sock]",
     ),
     Setting(
         "metrics-port",
         parsers.at_least(1, 65535, ", as in 9464"),
         None,
         "N",
-        "where Prometheus reads how we are: http://127.0.0.1:N/metrics (default: nowhere)",
+        "serve Prometheus metrics on 127.0.0.1:N",
+        OptionGroup.OUTPUT,
     ),
-    Setting("json-log", parsers.yes_or_no, False, "", "log one JSON object a line"),
+    Setting("json-log", parsers.yes_or_no, False, "", "log one JSON object a line", OptionGroup.OUTPUT),
     Setting(
         "log-level",
         parsers.one_of("debug", "info", "warning", "error"),
         "info",
         "LEVEL",
-        "debug, info, warning or error (default: info)",
+        "log from this level on: debug, info, warning, error [info]",
+        OptionGroup.OUTPUT,
     ),
 )
 

@@ -16,8 +16,10 @@ from datetime import datetime
 from typing import Literal, NoReturn
 
 from ...providers.clock import WEEK
+from ...providers.dates import parse_duration
 from ...providers.errors import UsageError
 from ...providers.run_id import RUN_ID, is_run_id
+from ...providers.text import store_url
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
@@ -37,10 +39,10 @@ def refuse(origin: str, text: str, expected: str) -> NoReturn:
 
 
 def seconds(origin: str, text: str) -> float:
-    """Parse seconds. 0 is allowed: no reserve, or a window that is over at once."""
+    """Parse seconds, or a duration. 0 is allowed: no reserve, or a window that is over at once."""
     value = _number(text)
     if not 0 <= value <= WEEK:
-        refuse(origin, text, f"seconds from 0 up to {WEEK} (a week), as in 30")
+        refuse(origin, text, f"seconds from 0 up to {WEEK} (a week), as in 30 or 2m")
     return value
 
 
@@ -50,7 +52,7 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
         return "auto" if word == "auto" else "off"
     value = _number(text)
     if not 0 < value <= WEEK:
-        refuse(origin, text, f"auto, off, or seconds above 0 up to {WEEK} (a week), as in 60")
+        refuse(origin, text, f"auto, off, or seconds above 0 up to {WEEK} (a week), as in 60 or 5m")
     return value
 
 
@@ -122,9 +124,10 @@ def run_id(origin: str, text: str) -> str:
 
 
 def store(origin: str, text: str) -> str:
-    if "://" not in text:
-        refuse(origin, text, "a store's URL, as in file:///mnt/checkpoints")
-    return text
+    """Return the URL of the store. A path becomes absolute here, because the command may run in another directory."""
+    if not text.strip() or "\0" in text:
+        refuse(origin, text, "a path, or a store's URL, as in s3://bucket/prefix")
+    return store_url(text)
 
 
 def absolute_path(origin: str, text: str) -> str:
@@ -149,7 +152,7 @@ def folder(origin: str, text: str) -> str:
         existing = os.path.dirname(existing)
     if not text or "\0" in text or not os.path.isdir(existing) or not os.access(existing, os.W_OK | os.X_OK):
         refuse(
-            origin, text, "a folder that is there or can be made, and written to, as in /mnt/nvme/spotguard"
+            origin, text, "a directory that exists or can be made, and is writable, as in /mnt/nvme/spotguard"
         )
     return path
 
@@ -185,16 +188,12 @@ def _toml_name(value: object) -> str:
 
 
 def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    value = parse_duration(text)
+    return math.nan if value is None else value
 
 
 DEADLINE = "--deadline"
-_UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_FROM_NOW = re.compile(r"\+?(?:\d+(?:\.\d+)?(?:sec|min|[smhd]))+|\+\d+(?:\.\d+)?")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(sec|min|[smhd]?)")
+_FROM_NOW = re.compile(r"\+.*|.*[a-z]", re.DOTALL)
 #: Seconds. No reservation is longer than ten years, and Unix milliseconds would be the year 58000.
 FARTHEST = 10 * 366 * 86400.0
 #: The example in every message, help text and page. Users copy it, so for years it must be neither past nor too far off.
@@ -228,12 +227,11 @@ def deadline(origin: str, text: str, expected: str = _A_TIME) -> Deadline:
         UsageError: the text is not a time.
     """
     word = text.strip()
-    if _FROM_NOW.fullmatch(word.lower()):
-        parts = _PART.findall(word.lower())
-        seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
-        if seconds > FARTHEST:
+    after = parse_duration(word.removeprefix("+")) if _FROM_NOW.fullmatch(word.lower()) else None
+    if after is not None and math.isfinite(after) and after >= 0:
+        if after > FARTHEST:
             refuse(origin, text, "a time within ten years from now on: Unix seconds are written without a +")
-        return Deadline(after=seconds, origin=origin, text=text)
+        return Deadline(after=after, origin=origin, text=text)
     wall = _instant(word)
     if wall is None or not math.isfinite(wall):
         refuse(origin, text, expected)

@@ -89,7 +89,7 @@ class Delivery:
             return
         if notice.kind is NoticeKind.UNKNOWN:
             self._turn.log(
-                f"{notice.source} says what this spotguard does not know ({clip(notice.detail, TEXT)}): taken as the end "
+                f"{notice.source} has a value that this spotguard does not know ({clip(notice.detail, TEXT)}): assumed to be the end "
                 "of this machine",
                 logging.ERROR,
             )
@@ -159,7 +159,7 @@ class Delivery:
             self.deliver(p, session)
         # After the delivery, because nothing may delay it.
         self._turn.log(
-            f"{self._first_line(p)}, telling {len(concerned)} training process(es)", logging.WARNING
+            f"{self._first_line(p)}, notifying {len(concerned)} training process(es)", logging.WARNING
         )
         if (missing := self._missing(p)) and not p.rehearsal:
             p.return_by = min(now + (FOUND if p.of_orphan else RETURN), (now + p.limit) / 2)
@@ -232,7 +232,7 @@ class Delivery:
         if p.ending or (self._turn.policy.command and not self._command.running):
             p.withdrawn = True
             return
-        self._turn.log("the notice was withdrawn: training goes on", logging.WARNING)
+        self._turn.log("the notice was withdrawn: training continues", logging.WARNING)
         if p.signalled and self._command.current is not None:
             self._command.current.leave_by = p.limit
         self.release(p, WITHDRAWN)
@@ -315,6 +315,6 @@ class Delivery:
     def advance_rehearsal(self, p: Preemption) -> None:
         """End a drill that every participant has answered, or whose time is over."""
         if p.all_done:
-            self.rehearsed(p, "training goes on")
+            self.rehearsed(p, "training continues")
         elif self._turn.now >= p.limit:
-            self.rehearsed(p, "out of time; training goes on")
+            self.rehearsed(p, "out of time; training continues")

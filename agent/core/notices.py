@@ -161,7 +161,7 @@ class Upcoming:
         if known is None:
             self._later.append(_Later(notice, {notice.id}))
             self._later = sorted(self._later, key=lambda one: one.notice.deadline)[:_KEPT]
-            return f"{_named(notice)} in {span(notice.deadline - now)}: training goes on until it is near"
+            return f"{_named(notice)} in {span(notice.deadline - now)}: training continues until it is near"
         known.ids.add(notice.id)
         moved = known.notice.deadline - notice.deadline
         if moved > 0:
@@ -183,7 +183,7 @@ class Upcoming:
         if now - self._advised_at < COOL_DOWN:
             return ""
         self._news = notice
-        return f"{_named(notice)}: a warning, and no end of this machine: training goes on"
+        return f"{_named(notice)}: an advisory, and not the end of this machine: training continues"
 
     def gone(self, id: str) -> Notice | None:
         """Forget an id that no source shows any more. Return its notice, if the event has no other id."""
@@ -265,7 +265,7 @@ class Upcoming:
         return _shown(one.notice, now) | {"seconds_left": left, "then": then, "then_in": round(at - now, 3)}
 
 
-_NOTHING: dict[str, Any] = {"seconds_left": None, "then": "training goes on", "then_in": None}
+_NOTHING: dict[str, Any] = {"seconds_left": None, "then": "training continues", "then_in": None}
 
 
 def _is(one: _Later, notice: Notice) -> bool:

@@ -113,7 +113,7 @@ class Peers:
             del self._void[next(iter(self._void))]
         p = self._delivery.active
         if p is not None and p.rehearsal and _key(id) in p.standing:
-            self._delivery.rehearsed(p, "called off; training goes on")
+            self._delivery.rehearsed(p, "cancelled; training continues")
         elif p is not None and _key(id) in p.standing:
             self._turn.log("the other machine's notice was withdrawn", logging.WARNING)
             self._delivery.withdrawn(_key(id))

@@ -79,8 +79,8 @@ class Shutdown:
         # `all_done` also covers sessions that came after `Leave`.
         elif p.term_at is not None and self._turn.now >= p.term_at and p.all_done:
             p.term_at = None
-            p.end(EndState.TERMINATING, "told to leave, then TERM")
-            self._turn.log("the command did not leave when told: SIGTERM")
+            p.end(EndState.TERMINATING, "asked to leave, then TERM")
+            self._turn.log("the command did not leave when asked: SIGTERM")
             self._term(p)
         else:
             self._once_more(p)
@@ -103,7 +103,7 @@ class Shutdown:
             p.term_at = self._after_grace(p, GOODBYE_GRACE)
         elif p.term_at is not None and self._turn.now >= p.term_at:
             p.term_at = None
-            self._delivery.signal(p, "training had ended by itself, and the command goes on")
+            self._delivery.signal(p, "training had ended by itself, and the command continues")
 
     def _end(self, p: Preemption) -> None:
         """End the command now that every participant has answered, in the order that its kind of launcher needs."""
@@ -117,7 +117,7 @@ class Shutdown:
         # A client without a store is a function given to `on_notice`: it does not know how to leave.
         direct = all(part.session.pid == pid for part in there.values())
         if direct and any(part.session.store for part in there.values()):
-            p.end(EndState.LEAVING, "left when told")
+            p.end(EndState.LEAVING, "left when asked")
             p.term_at = self._after_grace(p, LEAVE_GRACE)
             for number, part in there.items():
                 part.leave_sent = True
@@ -297,12 +297,12 @@ class Service:
             if p.return_by is None and all(part.done for part in group):
                 self._dismiss(group)
         if not p.published and (p.all_done or now >= p.deadline):
-            ended = "everybody was told to leave" if p.all_done else "the deadline came"
+            ended = "all processes were asked to leave" if p.all_done else "the deadline came"
             self._delivery.publish(p, ended, None, None)
             if p.drill or p.stays:  # no machine goes: a session that registers later must not get this notice
                 self._delivery.forget(p)
         elif p.published and now >= p.machine_deadline + OUTLIVED:
-            self._turn.log("this machine has outlived its notice: training may go on", logging.WARNING)
+            self._turn.log("this machine has outlived its notice: training may continue", logging.WARNING)
             self._delivery.forget(p)
             self._delivery.release(p, "outlived")
 

@@ -137,7 +137,7 @@ class Connection:
     def overdue(self, now: float) -> str:
         """Return the reason why the peer's time is over; "" while it is not."""
         if self.new and now - self._since >= self._limits.hello:
-            return f"said nothing for {self._limits.hello:g} s"
+            return f"sent nothing for {self._limits.hello:g} s"
         if self._frame_since is not None and now - self._frame_since >= self._limits.stall:
             return f"stalled in the middle of a frame for {self._limits.stall:g} s"
         if self._blocked_since is not None and now - self._blocked_since >= self._limits.blocked:

@@ -42,8 +42,8 @@ def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKE
         sockets = []
     except OSError as error:
         raise AgentError(
-            f"socket folder {folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own (su and sudo may keep "
-            "another user's), or say --socket PATH"
+            f"socket directory {folder}: {error.strerror}: set XDG_RUNTIME_DIR to a directory of your own (su and sudo may keep "
+            "another user's), or pass --socket PATH"
         ) from error
     return sockets + machine_sockets(service)
 
@@ -126,16 +126,16 @@ def choose(
         return sockets[0]
     if not sockets:
         raise AgentError(
-            "no spotguard runs here: start one with `spotguard run -- COMMAND`, or say --socket PATH"
+            "no spotguard runs here: start one with `spotguard run -- COMMAND`, or pass --socket PATH"
         )
     services = _either(path for path, body in answering if body["service"])
     if not runs:
-        raise UsageError(f"several services watch here: say {services}")
+        raise UsageError(f"several service agents run here: pass {services}")
     names = sorted({str(body["run_id"]) for _, body in runs})
     if len(names) == 1:
         raise _same_name(names[0], sockets)
-    beside = f"; for the service say {services}" if services else ""
-    raise UsageError(f"several runs are guarded here: say --run-id with one of {', '.join(names)}{beside}")
+    beside = f"; for the service agent pass {services}" if services else ""
+    raise UsageError(f"several runs are guarded here: pass --run-id with one of {', '.join(names)}{beside}")
 
 
 def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
@@ -155,13 +155,13 @@ def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
     if at_default.get("service") is False:  # another run: this run would be in `guarding`
         other = at_default["run_id"]
         raise AgentError(
-            f"run {other} answers at {place}, and not run {run_id}: say --run-id {other} to ask that one"
+            f"run {other} answers at {place}, and not run {run_id}: pass --run-id {other} for that one"
         )
     return place
 
 
 def _same_name(run_id: str, paths: Iterable[Path]) -> UsageError:
-    return UsageError(f"several runs here are named {run_id}: say {_either(paths)}")
+    return UsageError(f"several runs here are named {run_id}: pass {_either(paths)}")
 
 
 def _either(paths: Iterable[Path]) -> str:

@@ -160,29 +160,31 @@ def _fenced(folder: Path, service: bool) -> os.stat_result:
 def _no_folder(folder: Path, error: OSError) -> UsageError:
     if isinstance(error, FileNotFoundError):
         return UsageError(
-            f"socket folder {folder} is not there: mkdir -m 700 {folder}, or choose another with --socket"
+            f"socket directory {folder} is not there: mkdir -m 700 {folder}, or choose another with --socket"
         )
-    return UsageError(f"socket folder {folder}: {error.strerror}; choose another with --socket")
+    return UsageError(f"socket directory {folder}: {error.strerror}; choose another with --socket")
 
 
 def _private(folder: Path, info: os.stat_result, uid: int) -> None:
     if not stat.S_ISDIR(info.st_mode):
-        raise UsageError(f"socket folder {folder} is a link or a file: name a real folder with --socket")
+        raise UsageError(
+            f"socket directory {folder} is a link or a file: name a real directory with --socket"
+        )
     if info.st_uid != uid:
         raise UsageError(
-            f"socket folder {folder} belongs to uid {info.st_uid}, not to {uid}: choose one of your own "
+            f"socket directory {folder} belongs to uid {info.st_uid}, not to {uid}: choose one of your own "
             "with --socket, or set XDG_RUNTIME_DIR"
         )
     if info.st_mode & 0o022:
         mode = stat.S_IMODE(info.st_mode)
         # A folder with the sticky bit is for all users, as /tmp: its mode must stay, and a private folder in it is safe.
         advice = (
-            f"mkdir -m 700 {folder}/NAME, and say --socket {folder}/NAME/run.sock"
+            f"mkdir -m 700 {folder}/NAME, and pass --socket {folder}/NAME/run.sock"
             if mode & stat.S_ISVTX
             else f"chmod go-w {folder}, or choose another with --socket"
         )
         raise UsageError(
-            f"socket folder {folder} has mode {mode:04o}, so others could replace the socket: {advice}"
+            f"socket directory {folder} has mode {mode:04o}, so others could replace the socket: {advice}"
         )
 
 
@@ -243,7 +245,7 @@ def _lies_at(name: Path, fd: int) -> bool:
 
 def _taken(path: Path) -> UsageError:
     return UsageError(
-        f"another spotguard answers at {path}: give this run its own --run-id (or --socket, where one is said), "
+        f"another spotguard answers at {path}: give this run its own --run-id (or --socket, if you pass one), "
         "or end the other"
     )
 

@@ -240,7 +240,7 @@ class Server:
     def _has_room(self, uid: int) -> bool:
         limits = self._limits
         if sum(1 for c in self._connections.values() if c.new) >= limits.unregistered:
-            self._drop_a_new_one("too many that say nothing")
+            self._drop_a_new_one("too many silent connections")
         mine = sum(1 for c in self._connections.values() if c.uid == uid)
         if len(self._connections) >= limits.connections or mine >= limits.per_user:
             logger.warning("no room for another connection of uid %d: it has %d", uid, mine)

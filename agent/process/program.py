@@ -49,9 +49,11 @@ def find(word: str, env: Mapping[str, str]) -> str:
     if candidates:
         raise _not_executable(word, candidates[0])
     if os.path.isfile(word):
-        hint = f"it is a file in this folder: say ./{word}, or the program that runs it, as in python {word}"
+        hint = (
+            f"it is a file in this directory: use ./{word}, or the program that runs it, as in python {word}"
+        )
     elif "/" in word:
-        hint = "no such file: check the path and the folder you are in"
+        hint = "no such file: check the path and the working directory"
     else:
         hint = "name a program on PATH or a path to one, as in python train.py"
     raise CommandError(f"command not found: {word!r}: {hint}", NOT_FOUND)
@@ -61,7 +63,7 @@ def _exists(word: str) -> bool:
     try:
         os.stat(word)
     except PermissionError as error:
-        hint = "a folder on the way to it may not be entered: look at the folders' rights (chmod +x)"
+        hint = "a directory on its path is not accessible: check the permissions (chmod +x)"
         raise CommandError(f"cannot execute {word!r}: {hint}", NOT_EXECUTABLE) from error
     except (OSError, ValueError):  # no such file, or not a path
         return False
@@ -123,9 +125,9 @@ def _path(env: Mapping[str, str]) -> list[str]:
 
 def _not_executable(word: str, place: str) -> CommandError:
     if os.path.isdir(place):
-        hint = "it is a folder: name a program"
+        hint = "it is a directory: name a program"
     elif place.endswith(".py"):
-        hint = f"it may not be executed: say python {word}, or chmod +x {word}"
+        hint = f"it is not executable: use python {word}, or chmod +x {word}"
     else:
         hint = f"it may not be executed: chmod +x {place}"
     return CommandError(f"cannot execute {word!r}{_where(word, place)}: {hint}", NOT_EXECUTABLE)

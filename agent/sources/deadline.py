@@ -46,7 +46,7 @@ class DeadlineSource:
             number = option.text.strip()
             # A past Unix time is too large a number to have been meant as seconds from now.
             meant = number.isdecimal() and float(number) <= FARTHEST
-            way = f"for seconds from now say +{number}" if meant else "say a later one"
+            way = f"for seconds from now pass +{number}" if meant else "pass a later one"
             refuse(option.origin, option.text, f"a time to come: this one was {span(-left)} ago; {way}")
         if left > FARTHEST:
             refuse(

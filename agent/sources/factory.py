@@ -35,7 +35,7 @@ def cloud_sources(options: Options, clock: Clock, root: Path = Path("/")) -> Cal
     if name == "none":
         if options.metadata_endpoint and options.provider == "none":
             logger.warning(
-                "--metadata-endpoint %s is not asked: --provider none watches no cloud. To watch there, say which: "
+                "--metadata-endpoint %s is not used: --provider none watches no cloud. To use it, pass "
                 "--provider aws, azure or gcp",
                 options.metadata_endpoint,
             )
@@ -100,8 +100,8 @@ def _detected(options: Options, root: Path) -> tuple[str, str]:
     machine = detect(root)
     if machine.cloud == "none" and options.metadata_endpoint:
         raise UsageError(
-            f"--metadata-endpoint {options.metadata_endpoint}: this machine's firmware names no cloud, so say which "
-            "one answers there: --provider aws, azure or gcp"
+            f"--metadata-endpoint {options.metadata_endpoint}: this machine's firmware names no cloud, so pass "
+            "--provider aws, azure or gcp as well"
         )
     return machine.cloud, machine.instance
 

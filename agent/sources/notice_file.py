@@ -62,7 +62,7 @@ class NoticeFile:
             self._let_go()
             health, self._standing, self._was_empty = SEEING, (), False
         except OSError as error:
-            advice = "let this user read it, or say another path"
+            advice = "let this user read it, or pass another path"
             health = blind("forbidden", f"{self._path}: {error.strerror or error}", advice)
         return Sighting(health, tuple(self._notice(notice) for notice in self._remembered()))
 
@@ -192,7 +192,7 @@ def _check_folder(path: Path) -> None:
             info = at.stat()
         except OSError as error:
             raise UsageError(
-                f"--notice-file {path}: expected a path in a folder that is there: {at}: {error.strerror}; make it first"
+                f"--notice-file {path}: expected a path in an existing directory: {at}: {error.strerror}; make it first"
             ) from error
         theirs = info.st_uid not in (0, os.geteuid())
         # A gid that equals the owner's uid is that user's own group: most distributions make one for each user.
@@ -202,7 +202,7 @@ def _check_folder(path: Path) -> None:
         if theirs or (writable and (at == folder or not info.st_mode & stat.S_ISVTX)):
             raise UsageError(
                 f"--notice-file {path}: another user could put a file there, or keep yours away ({at} is not yours "
-                "alone): use a folder of your own, or of root"
+                "alone): use a directory of your own, or of root"
             )
 
 

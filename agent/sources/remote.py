@@ -144,7 +144,7 @@ class RemoteFeed:
                 self._call()
                 wait = _FIRST_WAIT
             except TimeoutError:
-                self._unguarded("it says nothing")
+                self._unguarded("it sends nothing")
             except (OSError, ProtocolError) as error:
                 self._unguarded(str(error))
             self._call_off()
@@ -184,7 +184,7 @@ class RemoteFeed:
             self._guarded_by(message.sources)
             self._promised(message.window)
         elif not self._answered:
-            raise ProtocolError("it does not say what it watches")
+            raise ProtocolError("it does not report what it watches")
         elif isinstance(message, protocol.FeedNotice):
             self._say(NoticeSeen(_notice(message, self._clock.monotonic())))
         elif isinstance(message, protocol.FeedNoticeGone):

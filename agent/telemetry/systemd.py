@@ -107,6 +107,8 @@ def going_down() -> bool:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        logger.warning("systemd does not say whether this machine goes down (%s): taken for no", error)
+        logger.warning(
+            "systemd does not report whether this machine shuts down (%s): assuming that it does not", error
+        )
         return False
     return answer.stdout.strip() == "stopping"

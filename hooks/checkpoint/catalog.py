@@ -39,7 +39,7 @@ log = logging.getLogger("spotguard")
 _FETCHERS = 16
 
 #: "newer": the format needs a newer spotguard; the checkpoint may be good.
-Status = Literal["whole", "partial", "damaged", "newer"]
+Status = Literal["complete", "partial", "damaged", "newer"]
 
 
 class PartialCheckpoint(CheckpointError):
@@ -245,7 +245,7 @@ def whole_checkpoints(
 def passed_over(run_id: str, name: CheckpointName, error: CheckpointError) -> None:
     """Log that a checkpoint is not whole, if the reason is damage."""
     if not isinstance(error, PartialCheckpoint):
-        log.warning("checkpoint %s of run %s is passed over: %s", name, run_id, error)
+        log.warning("checkpoint %s of run %s is skipped: %s", name, run_id, error)
 
 
 def find_whole(
@@ -280,7 +280,7 @@ def list_checkpoints(
     attempts = {folder.name.attempt for folder in bare}
     needed: set[str] = set()
     for each, folder in zip(checkpoints, folders, strict=True):
-        refers = each.status == "whole" and each.nbytes > _objects(folder)[1]
+        refers = each.status == "complete" and each.nbytes > _objects(folder)[1]
         if refers and each.name.attempt in attempts:
             with suppress(CheckpointError, NotFoundError):  # the next listing reports this one
                 needed |= referred(examine(store, folder, folders, timeout=timeout).manifests).keys()
@@ -308,20 +308,20 @@ def _describe(
 ) -> Checkpoint:
     marked = MARKER in folder.files
     objects, nbytes = _objects(folder)
-    status: Status = "whole"
+    status: Status = "complete"
     reason = ""
     try:
         if marked and not deep and (marker := _said(store, folder, timeout)) is not None:
             names = [manifest_name(rank, marker.world) for rank in range(marker.world)]
             if (marker.objects, marker.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names):
                 return Checkpoint(
-                    folder.run_id, folder.name, "whole", "", nbytes + marker.elsewhere, True,
+                    folder.run_id, folder.name, "complete", "", nbytes + marker.elsewhere, True,
                     marker.world, marker.level, marker.kind, marker.created, marker.missing,
                 )  # fmt: skip
         whole = examine(store, folder, folders, timeout=timeout)
         first = whole.manifests[0]
         return Checkpoint(
-            folder.run_id, folder.name, "whole", "", whole.nbytes, marked,
+            folder.run_id, folder.name, "complete", "", whole.nbytes, marked,
             first.world, first.level, first.kind, first.created, first.missing,
         )  # fmt: skip
     except (PartialCheckpoint, NotFoundError) as error:
@@ -456,7 +456,7 @@ def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[Che
             if size != entry.size:
                 place = f"{entry.checkpoint}/{entry.name}" if entry.checkpoint else entry.name
                 there = "is not there" if size is None else f"has {size} bytes"
-                raise CheckpointError(f"object {place} {there}, its manifest says {entry.size}")
+                raise CheckpointError(f"object {place} {there}, and {entry.size} in its manifest")
 
 
 class ReadableStore(Protocol):

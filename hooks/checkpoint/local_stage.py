@@ -65,7 +65,7 @@ class Stage:
         """Warn if the folder is in memory, or has too little room."""
         if (kind := file_system(self.folder)) in MEMORY:
             log.warning(
-                "--stage %s lies in memory (%s): each checkpoint there takes host memory; name a folder on a disk",
+                "--stage %s is in memory (%s): each checkpoint there takes host memory; name a directory on a disk",
                 self.folder,
                 kind,
             )

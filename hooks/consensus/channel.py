@@ -203,7 +203,7 @@ class Channel:
         delivered = self._meeting.say(saying, self._together(patience), self._late(patience))
         if delivered is None:
             raise StoreSilent(
-                f"rank 0 of {self.world} has not said what all wait for, within {patience:.0f} s"
+                f"rank 0 of {self.world} has not sent what all wait for, within {patience:.0f} s"
             )
         return delivered
 
@@ -321,10 +321,10 @@ class Channel:
         except StoreSilent as why:
             self.lost = True
             if not self._leaving:
-                log.warning("notices of other machines are not heard any more: %s", why)
+                log.warning("notices of other machines do not arrive any more: %s", why)
         except Exception:  # other ranks and this rank's saver must not rely on a listener that has ended
             self.lost = True
-            log.exception("notices of other machines are not heard any more; please report this")
+            log.exception("notices of other machines do not arrive any more; please report this")
 
     def _hear(self, heard: Hear, hear: Hearer) -> None:
         call = events.decode(heard.raw)

@@ -125,7 +125,7 @@ def _compare(channel: Channel, first: Mapping[str, StateTensor], pairs: Sequence
             )
     if channel.rank == 0:
         log.warning(
-            "%s and %d more tensors are on %s and again on %s, and no wrapper says that they are the same: no save will "
+            "%s and %d more tensors are on %s and again on %s, and no wrapper makes them the same: no save will "
             "succeed once they differ. If they are not replicas: %s",
             pairs[0].name,
             len(pairs) - 1,

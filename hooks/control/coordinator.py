@@ -227,7 +227,7 @@ class Coordinator:
                 unheard(str(error))
                 return
             if self.channel.lost:  # the other ranks read the call, and this rank never will
-                unheard("calls are not heard here any more")
+                unheard("calls do not arrive here any more")
 
         # All ranks read a notice and its withdrawal in the order in which this rank called them.
         self._callers.give(run, until)

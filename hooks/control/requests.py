@@ -230,7 +230,7 @@ class SaveRequests:
                 self._urgent = None
             self._open()
         interpreter_lock.relax("notice")
-        log.info("training goes on: %s", why)
+        log.info("training continues: %s", why)
         if preemption.drill and self.ready:
             self.rehearse()  # plan again now with what the drill's save taught, rather than at the next notice
         self._released()

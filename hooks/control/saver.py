@@ -328,7 +328,7 @@ class Saver(SaveRequests):
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and job.error is not None and (hurried or not given_up):
                 what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
-                log.warning("%s, training goes on: %s", what, job.error)
+                log.warning("%s, training continues: %s", what, job.error)
             return
         # The notice was withdrawn during the save. Another notice, or a later call of the ranks, has a request of its own.
         if self._alarm is not preemption or job.superseded:

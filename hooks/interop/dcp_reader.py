@@ -32,6 +32,7 @@ from ...providers.errors import CheckpointError, UsageError
 from ...providers.run_id import RUN_ID, is_run_id
 from ...providers.stores.base import BlobStore
 from ...providers.stores.factory import open_store
+from ...providers.text import store_url
 from ..checkpoint.catalog import WholeCheckpoint, find_whole
 from ..checkpoint.format.boxes import Box
 from ..checkpoint.format.coverage import Coverage, MergedTensor
@@ -67,7 +68,9 @@ class StorageReader(storage.StorageReader):
         super().__init__()
         if not is_run_id(run_id):
             raise UsageError(f"run id {run_id!r}: expected {RUN_ID}")
-        self._store: BlobStore = RetryingStore(open_store(url), SystemClock(), "Nothing was loaded")
+        self._store: BlobStore = RetryingStore(
+            open_store(store_url(url)), SystemClock(), "Nothing was loaded"
+        )
         self._run_id = run_id
         self._step = step
         self._whole: WholeCheckpoint | None = None
@@ -84,7 +87,7 @@ class StorageReader(storage.StorageReader):
         """
         if checkpoint_id is not None:
             raise UsageError(
-                f"checkpoint_id {os.fspath(checkpoint_id)!r}: leave it out, and say StorageReader(url, run_id, step)"
+                f"checkpoint_id {os.fspath(checkpoint_id)!r}: leave it out, and use StorageReader(url, run_id, step)"
             )
         self._whole = None
 
@@ -110,7 +113,7 @@ class StorageReader(storage.StorageReader):
         if whole is None:
             which = "" if self._step is None else f" of step {self._step}"
             raise CheckpointError(
-                f"run {self._run_id} has no whole checkpoint{which} in {self._store.url}; "
+                f"run {self._run_id} has no complete checkpoint{which} in {self._store.url}; "
                 f"`spotguard ls {self._store.url}` shows which there are"
             )
         if lacking := lacks(whole.level, whole.missing):
@@ -138,7 +141,7 @@ class StorageReader(storage.StorageReader):
         if len(names) > 1:
             raise CheckpointError(
                 f"ranks have found different checkpoints ({' and '.join(sorted(names))}): one was committed while they "
-                "looked. Load again, or say the step"
+                "looked. Load again, or pass the step"
             )
         return plans
 
@@ -174,7 +177,7 @@ class StorageReader(storage.StorageReader):
         try:
             fill(self._store, parts)
         except CheckpointError as error:
-            raise CheckpointError(f"{error}. Load an older one: say its step") from error
+            raise CheckpointError(f"{error}. Load an older one: pass its step") from error
         for item, target in filled:
             planner.commit_tensor(item, target)
         for item in others:

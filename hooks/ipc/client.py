@@ -178,8 +178,8 @@ class SocketClient:
             return
         self._warned = True
         log.warning(
-            "unguarded: no agent answers on %s (%s); training and background checkpoints go on, "
-            "notices are not heard until it is back",
+            "unguarded: no agent answers on %s (%s); training and background checkpoints continue,  "
+            "no notice arrives until it is back",
             self._path,
             why,
         )

@@ -72,7 +72,7 @@ class DamagedCheckpoints:
             recorded = newest
         if recorded is not None and newest <= recorded and not mixed:
             log.warning(
-                "every checkpoint of run %s is damaged, and it begins at step 0, as --begin-anew has said",
+                "every checkpoint of run %s is damaged, and it begins at step 0 because of --begin-anew",
                 self._run_id,
             )
             return True

@@ -71,7 +71,7 @@ def see_the_same(channel: Channel, options: Mapping[str, str]) -> None:
         for name, value in theirs.items():
             if value != (first := of_ranks[0].get(name)):
                 raise UsageError(
-                    f"rank {rank} has {name} {value!r} and rank 0 {first!r}: say --{name} to `spotguard run`, the same on "
+                    f"rank {rank} has {name} {value!r} and rank 0 {first!r}: pass --{name} to `spotguard run`, the same on "
                     "all machines of the job"
                 )
 

@@ -164,7 +164,7 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
     if step is not None or must:
         which = "" if step is None else f" of step {step}"
         raise CheckpointError(
-            f"run {run_id} has no whole checkpoint{which} in {store.url}; "
+            f"run {run_id} has no complete checkpoint{which} in {store.url}; "
             f"`spotguard ls {store.url}` shows which there are"
         )
     return Restored(0, None)

@@ -281,7 +281,7 @@ class Snapshot:
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
             raise CheckpointError(
                 f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "
-                "are free: give it a folder on a local disk with --stage DIR, switch it off with --every off, or use "
+                "are free: pass a directory on a local disk with --stage DIR, switch it off with --every off, or use "
                 "a machine with more memory"
             )
 

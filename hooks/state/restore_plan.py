@@ -129,7 +129,7 @@ def plan(
         filled = SavedTrees(saved, len(states), ranks, lambda tree, give=give: decode(tree, give), stand_ins)  # type: ignore[misc]
         trees[part.name] = pick(part, filled)
     warnings += [
-        f"rank {ranks.rank} goes on with what was rank {other}'s of {', '.join(parts_of_it)}: "
+        f"rank {ranks.rank} restores rank {other}'s {', '.join(parts_of_it)}: "
         + _why(ranks.rank, states, stand_ins)
         for other, parts_of_it in sorted(taken.items())
     ]
@@ -241,7 +241,7 @@ def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: 
         return ""
     few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     return (
-        f"{few} differed between the {saved} ranks that saved them, each its own, and rank {rank} of {world} goes on with those "
+        f"{few} differed between the {saved} ranks that saved them, and rank {rank} of {world} restores those "
         f"of rank {rank % saved}: name a pipeline stage's layers by their places in the whole model, and wrap replicas"
     )
 

@@ -80,17 +80,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one = clouds.add_parser(
             name, help=module.SUMMARY, description=module.SUMMARY, epilog=module.EPILOG, formatter_class=shown
         )
-        one.add_argument("--host", default="127.0.0.1", help="127.0.0.1 or ::1 (default: 127.0.0.1)")
-        one.add_argument("--port", type=_port, default=0, help="0 picks a free one (default: 0)")
+        one.add_argument("--host", default="127.0.0.1", help="listen on 127.0.0.1 or ::1 [127.0.0.1]")
+        one.add_argument("--port", type=_port, default=0, help="listen on this port; 0 picks a free one [0]")
         one.add_argument(
-            "--for", dest="lifetime", metavar="SECONDS", type=_duration, help="end then (default: on Ctrl-C)"
+            "--for",
+            dest="lifetime",
+            metavar="SECONDS",
+            type=_duration,
+            help="end after this time [on Ctrl-C]",
         )
         module.add_arguments(one, _duration)
         kinds = sorted(module.FAULTS)
         one.add_argument(
-            "--fault", metavar="KIND", action="append", choices=kinds, help="misbehave; may be repeated"
+            "--fault",
+            metavar="KIND",
+            action="append",
+            choices=kinds,
+            help="misbehave in this way; repeatable",
         )
-        one.add_argument("--script", metavar="FILE", help="what happens and when, see below")
+        one.add_argument("--script", metavar="FILE", help="play this script, see below")
 
 
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
@@ -102,7 +110,7 @@ def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:
     if arguments.cloud is None:
         *others, last = CLOUDS
         raise UsageError(
-            f"which cloud? Say {', '.join(others)} or {last}, as in spotguard simulate {others[0]}"
+            f"which cloud? Expected {', '.join(others)} or {last}, as in spotguard simulate {others[0]}"
         )
     clock = clock or SystemClock()
     say = _Teller(clock)

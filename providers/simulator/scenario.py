@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ..dates import parse_duration
 from ..errors import UsageError
 
 S = TypeVar("S")
-
-_TIME = re.compile(r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|)")
-_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,10 @@ def seconds(text: str) -> float:
     Raises:
         ValueError: the text is not a time.
     """
-    match = _TIME.fullmatch(text)
-    if match is None:
+    value = parse_duration(text.removeprefix("-"))
+    if value is None:
         raise ValueError(f"{text!r} is not a time: expected seconds, as in 10, 10s, 1.5m or 500ms")
-    return float(match[1]) * _UNITS[match[2]]
+    return -value if text.startswith("-") else value
 
 
 def count(text: str) -> int:

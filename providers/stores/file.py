@@ -32,10 +32,10 @@ _TEMPORARY = ".put-"
 
 _ADVICE: dict[type[StoreError], str] = {
     FullError: "; free some room there, or use another store",
-    DeniedError: "; make the folder writable for this user, or use another store",
+    DeniedError: "; make the directory writable for this user, or use another store",
 }
 
-_NO_FOLDER = "; something in this path is a file: name a folder, or another store"
+_NO_FOLDER = "; something in this path is a file: name a directory, or another store"
 
 _LEAVES: dict[int, type[StoreError]] = {
     errno.ENOSPC: FullError,
@@ -192,7 +192,9 @@ class FileStore:
             if _locked(fd) is not False and os.fstat(fd).st_nlink:
                 return fd, path
             os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "no folder can be made there, or it goes away at once", folder)
+        raise FileNotFoundError(
+            errno.ENOENT, "no directory can be made there, or it disappears at once", folder
+        )
 
     def _make_folder(self, folder: str) -> None:
         """Make the folder and its parents, and flush each name, once per folder and process."""
@@ -325,7 +327,7 @@ def _link(temporary: str, path: str) -> bool:
         if error.errno not in _NO_LINKS:
             raise
         raise StoreError(
-            f"put {path}: this file system has no hard links, by which an object is made once; use a folder on another"
+            f"put {path}: this file system has no hard links, which create an object exactly once; use a directory on another"
         ) from error
     return True
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import UsageError
+from ..text import store_url
 from .url import CLOUDS, Location, locate, read_url, scheme_of
 
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
@@ -127,7 +128,7 @@ def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
         return name, endpoint_of(at)
     if name is None:
         raise UsageError(
-            f"store {at.url!r} says no storage account; write az://container/prefix?account=NAME, or set {ACCOUNT} or "
+            f"store {at.url!r} names no storage account; write az://container/prefix?account=NAME, or set {ACCOUNT} or "
             f"{CONNECTION}"
         )
     if _NAME.fullmatch(name) is None:
@@ -165,7 +166,9 @@ def check_folder(origin: str, url: str) -> None:
         except OSError:  # missing, or not visible to this user
             continue
         if not stat.S_ISDIR(mode):
-            raise UsageError(f"{origin}: store {url!r}: {place} is a file: name a folder, or another store")
+            raise UsageError(
+                f"{origin}: store {url!r}: {place} is a file: name a directory, or another store"
+            )
         return
 
 
@@ -179,8 +182,9 @@ def read_place(origin: str, text: str) -> str:
     Raises:
         UsageError: the URL cannot be a store's; the message begins with `origin`.
     """
-    check_folder(origin, read_unlooked(origin, text))
-    return text
+    url = read_unlooked(origin, text)
+    check_folder(origin, url)
+    return url
 
 
 def read_unlooked(origin: str, text: str) -> str:
@@ -188,5 +192,6 @@ def read_unlooked(origin: str, text: str) -> str:
 
     For callers that check the folder within a time limit of their own, because its file server may be gone.
     """
-    check_named(origin, read_url(origin, text), os.environ, here=True)
-    return text
+    url = store_url(text)
+    check_named(origin, read_url(origin, url), os.environ, here=True)
+    return url

@@ -84,19 +84,19 @@ def check_url(url: str) -> None:
     """
     if _SCHEME.match(url) is None:
         # absolute() only turns a relative path into the absolute one that a URL needs.
-        scheme, colon, rest = url.partition(":")
+        scheme, stop, rest = url.partition(":" if ":" in url else "//")
         path = url.removeprefix("file:")
-        if colon and scheme.lower() in CLOUDS:
+        if stop and scheme.lower() in CLOUDS:
             place = rest.strip("/")
             hint = f"{scheme.lower()}://{place or f'{CLOUDS[scheme.lower()].place}/prefix'}"
         else:
             hint = Path(path).absolute().as_uri() if path and "\0" not in path else _EXAMPLE
-        raise UsageError(f"store {shown(url)!r} is not an URL; write it as {hint}")
+        raise UsageError(f"store {shown(url)!r} is not a URL; write it as {hint}")
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise UsageError(
-            f"store {shown(url)!r} is not an URL ({error}); use one such as {_EXAMPLE}"
+            f"store {shown(url)!r} is not a URL ({error}); use one such as {_EXAMPLE}"
         ) from error
     if parts.scheme in CLOUDS:
         locate(url)
@@ -117,7 +117,7 @@ def check_url(url: str) -> None:
         )
     path = unquote(parts.path)
     if path in ("", "/") or "\0" in path:
-        raise UsageError(f"store {shown(url)!r} names no folder; use one, such as {_EXAMPLE}")
+        raise UsageError(f"store {shown(url)!r} names no directory; use one, such as {_EXAMPLE}")
 
 
 def scheme_of(url: str) -> str:

@@ -101,7 +101,7 @@ sys.exit(hook.hear(Leave).code)
 """
     assert app.run(options, training(body)) == 75
     said = record(options)
-    assert (said["kind"], said["step"], said["ended"], said["code"]) == ("signal", 7, "left when told", 75)
+    assert (said["kind"], said["step"], said["ended"], said["code"]) == ("signal", 7, "left when asked", 75)
     assert said["committed"] is not None
     assert 20 < said["slack"] <= 25
     assert said["sessions"][0]["url"] == "file:///s/7"

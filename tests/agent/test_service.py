@@ -240,7 +240,7 @@ def test_a_watching_agent_hears_signs_of_life(service: tuple[Path, subprocess.Po
     ("program", "watched"),
     [
         (SERVE, "aws spot/instance-action, "),
-        (BLINDFOLDED, "nothing (no cloud was named or found): only drills are heard"),
+        (BLINDFOLDED, "nothing (no cloud was named or found): drills still work"),
     ],
 )
 def test_its_first_line_says_what_it_watches_and_where(
@@ -286,7 +286,7 @@ def test_asking_finds_the_only_agent(service: tuple[Path, subprocess.Popen[str]]
     (runtime / "dead.sock").touch()
     assert control.choose(None, None, env, os.geteuid()) == runtime / "a.sock"
     (runtime / "b.sock").symlink_to(service[0])
-    with pytest.raises(UsageError, match=r"several services.*--socket .*a.sock or --socket .*b.sock"):
+    with pytest.raises(UsageError, match=r"several service agents.*--socket .*a.sock or --socket .*b.sock"):
         control.choose(None, None, env, os.geteuid())
     assert control.choose("b", None, env, os.geteuid()) == runtime / "b.sock"
     answers = control.statuses(env, os.geteuid(), service=folder / "none")

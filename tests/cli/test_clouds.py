@@ -44,12 +44,16 @@ def refused(capsys: pytest.CaptureFixture[str], command: str, url: str, code: in
 def test_every_command_works_on_every_cloud(capsys: pytest.CaptureFixture[str], day: Day) -> None:
     """Found, looked into, read again, and the older ones deleted; then one byte is not what it was."""
     found = told(capsys, "ls", day.url)["checkpoints"]
-    assert [(each["step"], each["status"]) for each in found] == [(30, "whole"), (20, "whole"), (10, "whole")]
+    assert [(each["step"], each["status"]) for each in found] == [
+        (30, "complete"),
+        (20, "complete"),
+        (10, "complete"),
+    ]
     assert told(capsys, "inspect", day.url, "--step", "20")["step"] == 20
     own = f"{day.url}/{Save(step=20, save=2).prefix}"
     assert told(capsys, "inspect", own)["step"] == 20, "a checkpoint's own URL, as logs show it"
     assert [each["status"] for each in told(capsys, "verify", day.url, "--all")["checkpoints"]] == [
-        "whole"
+        "complete"
     ] * 3
     (done,) = told(capsys, "prune", day.url, "--keep", "2")["runs"]
     assert (len(done["kept"]), len(done["deleted"])) == (2, 1)
@@ -61,7 +65,7 @@ def test_every_command_works_on_every_cloud(capsys: pytest.CaptureFixture[str], 
     day.behind.delete([damaged])
     day.behind.put(damaged, memoryview(data))
     verdicts = told(capsys, "verify", day.url, code=1)["checkpoints"]
-    assert [(each["step"], each["status"]) for each in verdicts] == [(30, "damaged"), (20, "whole")]
+    assert [(each["step"], each["status"]) for each in verdicts] == [(30, "damaged"), (20, "complete")]
     assert verdicts[0]["damage"][0].startswith(damaged)
 
 

@@ -88,7 +88,7 @@ def test_ls_lists_newest_first(capsys: pytest.CaptureFixture[str], store: Path) 
     found = told(capsys, "ls", store.as_uri())["checkpoints"]
     assert [each["step"] for each in found] == [6, 4, 2]
     assert {(each["run_id"], each["status"], each["kind"]) for each in found} == {
-        ("run-7", "whole", "manual")
+        ("run-7", "complete", "manual")
     }
     lines = said(capsys, "ls", store.as_uri()).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [">", "run-7", "run-7"], "one is what a restore takes"
@@ -100,7 +100,7 @@ def test_ls_says_what_is_not_whole(capsys: pytest.CaptureFixture[str], store: Pa
     next(newest.glob("00000-of-*.json")).unlink()
     next(second.rglob("*.safetensors")).unlink()
     found = told(capsys, "ls", store.as_uri())["checkpoints"]
-    assert [each["status"] for each in found] == ["partial", "damaged", "whole"]
+    assert [each["status"] for each in found] == ["partial", "damaged", "complete"]
     assert said(capsys, "ls", store.as_uri()).splitlines()[3].split()[:3] == [">", "run-7", "2"]
 
 
@@ -159,17 +159,17 @@ def test_a_checkpoint_that_is_not_there(
 def test_several_runs_must_be_told_apart(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     shutil.copytree(store / "run-7", store / "run-8")
     assert main.main(["inspect", store.as_uri()]) == 2
-    assert "say --run-id with one of run-7, run-8" in capsys.readouterr().err
+    assert "pass --run-id with one of run-7, run-8" in capsys.readouterr().err
 
 
 def test_verify_reads_every_byte(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     """A flipped bit is found, named, and fails the command, though an older one is whole."""
-    assert said(capsys, "verify", store.as_uri()).startswith("whole    run run-7, step 6")
+    assert said(capsys, "verify", store.as_uri()).startswith("complete run run-7, step 6")
     damage(checkpoints(store)[0])
     verdicts = told(capsys, "verify", store.as_uri(), code=1)["checkpoints"]
-    assert [(each["step"], each["status"]) for each in verdicts] == [(6, "damaged"), (4, "whole")]
+    assert [(each["step"], each["status"]) for each in verdicts] == [(6, "damaged"), (4, "complete")]
     assert "CRC32" in verdicts[0]["damage"][0]
-    assert told(capsys, "verify", store.as_uri(), "--step", "4")["checkpoints"][0]["status"] == "whole"
+    assert told(capsys, "verify", store.as_uri(), "--step", "4")["checkpoints"][0]["status"] == "complete"
     assert len(told(capsys, "verify", store.as_uri(), "--all", code=1)["checkpoints"]) == 3
 
 
@@ -178,7 +178,7 @@ def test_verify_passes_over_a_save_under_way(capsys: pytest.CaptureFixture[str],
     for each in checkpoints(store)[:2]:
         next(each.glob("00000-of-*.json")).unlink()
     verdicts = told(capsys, "verify", store.as_uri())["checkpoints"]
-    assert [each["status"] for each in verdicts] == ["partial", "partial", "whole"]
+    assert [each["status"] for each in verdicts] == ["partial", "partial", "complete"]
     next(checkpoints(store)[2].glob("00000-of-*.json")).unlink()
     assert "partial" in said(capsys, "verify", store.as_uri(), code=1)
 

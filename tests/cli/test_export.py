@@ -213,7 +213,7 @@ def test_what_cannot_be_meant_is_said_before_anything_is_written(
         (["--to", "pt", out / "x"], 2, "--to 'pt': expected one of dcp, safetensors"),
         (["--to", "dcp", out / "there"], 2, "is there already"),
         (["--to", "safetensors", out / "there"], 2, "is there already"),
-        (["--to", "dcp", out / "no" / "x"], 2, "is not there: make it first"),
+        (["--to", "dcp", out / "no" / "x"], 2, "does not exist: make it first"),
         (["--to", "dcp", out / "x", "--all"], 2, "--all is for safetensors"),
         (["--to", "safetensors", out / "x"], 1, "holds no module's weights"),
         (["--to", "safetensors", out / "x", "--step", "3"], 1, "no checkpoint of step 3"),

@@ -85,15 +85,15 @@ def a_newer_format_further_back(store: BlobStore, root: Path) -> None:
 
 
 STORIES: list[tuple[Story, int | None, dict[int, str]]] = [
-    (only_weights, 10, {10: "whole"}),
-    (weights_far_newer, 1010, {1010: "whole", 10: "whole"}),
-    (weights_a_little_newer, 10, {1009: "whole", 10: "whole"}),
-    (all_but_extras_far_newer, 111, {111: "whole", 10: "whole"}),
-    (all_but_extras_a_little_newer, 10, {110: "whole", 10: "whole"}),
-    (a_damaged_marker, 20, {20: "whole", 10: "whole"}),
-    (a_reference_to_what_is_gone, 10, {30: "damaged", 20: "damaged", 10: "whole"}),
-    (a_newer_format, None, {20: "newer", 10: "whole"}),
-    (a_newer_format_further_back, 30, {30: "whole", 20: "newer", 10: "whole"}),
+    (only_weights, 10, {10: "complete"}),
+    (weights_far_newer, 1010, {1010: "complete", 10: "complete"}),
+    (weights_a_little_newer, 10, {1009: "complete", 10: "complete"}),
+    (all_but_extras_far_newer, 111, {111: "complete", 10: "complete"}),
+    (all_but_extras_a_little_newer, 10, {110: "complete", 10: "complete"}),
+    (a_damaged_marker, 20, {20: "complete", 10: "complete"}),
+    (a_reference_to_what_is_gone, 10, {30: "damaged", 20: "damaged", 10: "complete"}),
+    (a_newer_format, None, {20: "newer", 10: "complete"}),
+    (a_newer_format_further_back, 30, {30: "complete", 20: "newer", 10: "complete"}),
 ]
 
 
@@ -161,9 +161,9 @@ def table(store: BlobStore, run_id: str, width: int) -> list[str]:
 @pytest.mark.parametrize(
     ("width", "columns"),
     [
-        (55, "run step checkpoint status"),
+        (58, "run step checkpoint status"),
         (80, "run step checkpoint saved made for status"),  # the picture of the README
-        (88, "run step checkpoint saved size made for status"),
+        (91, "run step checkpoint saved size made for status"),
         (104, "run step checkpoint saved size ranks made for status"),
         (200, "run step checkpoint saved size ranks made for status"),
     ],
@@ -175,7 +175,7 @@ def test_what_matters_less_goes_first_on_a_narrow_terminal(width: int, columns: 
     header, line = table(FileStore(root), save.run_id, width)
     assert header.split() == columns.split()
     assert line.split()[:4] == [">", save.run_id, str(save.step), str(save.name)]
-    assert line.rstrip().endswith("whole")
+    assert line.rstrip().endswith("complete")
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -186,7 +186,7 @@ def test_the_step_is_shown_however_long_a_run_is_called(width: int, root: Path) 
     header, *lines = table(FileStore(root), save.run_id, width)
     assert header.split() == ["run", "step", "status"]
     assert " 400000 " in lines[0]
-    assert "whole" in lines[0]
+    assert "complete" in lines[0]
     assert sum(line.count("x") for line in lines) == 64
 
 
@@ -196,8 +196,8 @@ def test_what_lacks_extras_says_so_also_on_a_narrow_terminal(width: int, root: P
     Save(step=10).write(FileStore(root))
     Save(step=20, save=1, level="partial-extras").write(FileStore(root))
     _, lower, full = table(FileStore(root), "run", width)
-    assert lower.rstrip().endswith(" whole (partial-extras)")
-    assert full.rstrip().endswith(" whole")
+    assert lower.rstrip().endswith(" complete (partial-extras)")
+    assert full.rstrip().endswith(" complete")
 
 
 def test_each_command_says_what_a_checkpoint_lacks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

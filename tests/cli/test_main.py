@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import pytest
 
 from spotguard.cli import main
 from tests.cases import cases
+from tests.docs import generated
 from tests.fakes.report import TIMEOUT
 
 
@@ -72,7 +74,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["rnu"], "unknown command 'rnu': did you mean run?"),
         (["xyzzy"], "expected one of run, agent"),
         (["--vresion"], "unknown flag '--vresion': did you mean --version?"),
-        (["run"], "the command is missing: say spotguard run [options] -- COMMAND"),
+        (["run"], "the command is missing: use spotguard run [options] -- COMMAND"),
         (["run", "--keep", "3"], "the command is missing"),
         (["run", "--"], "the command is missing"),
         (["run", "--stroe", "file:///x", "true"], "unknown flag '--stroe': did you mean --store?"),
@@ -86,7 +88,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
             "--store: store 's3://b/p' has the option 'regoin'; S3 knows region",
         ),
         (["run", "--store", "ftp://b/p", "true"], "unknown; use s3://bucket/prefix"),
-        (["run", "--store", "/mnt/x", "true"], "write it as file:///mnt/x"),
+        (["run", "--store", "s3:/b/p", "true"], "write it as s3://b/p"),
         (["run", "--shard", "x", "true"], "unknown flag '--shard'"),
         (["run", "--config", "/no/such.toml", "true"], "--config '/no/such.toml': expected a file"),
         (["agent", "--keep", "3"], "unknown flag '--keep'"),
@@ -115,9 +117,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["status", "--socket", "//"], "--socket '//': expected a path with a name at its end"),
         (["status", "--wach"], "did you mean --watch?"),
-        (["simulate"], "which cloud? Say aws, gcp or azure, as in spotguard simulate aws"),
+        (["simulate"], "which cloud? Expected aws, gcp or azure, as in spotguard simulate aws"),
         (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
-        (["ls", "/mnt/x"], "write it as file:///mnt/x"),
+        (["ls", "s3//bucket/x"], "'s3//bucket/x'"),
         (["inspect", "--step", "one"], "--step 'one': expected a whole number"),
         (["verify", "gs:///p"], "names no bucket; write it as gs://bucket/prefix"),
         (["prune"], "--keep is missing"),
@@ -143,7 +145,7 @@ def test_a_disk_that_goes_with_a_clouds_machine_is_said(
     store = [tmp_path.as_uri()] * (words[-1] == "--store")
     done = spotguard("run", *words, *store, "--run-id", "r", "--", "true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = "a disk of THIS machine: when aws takes it back, they are gone with it. Give a store that outlives it: --store s3://"
+    said = "a disk of THIS machine: when aws preempts it, they are lost with it. Pass a store that outlives it: --store s3://"
     assert (said in done.stderr) is warned
 
 
@@ -154,7 +156,7 @@ def test_a_store_without_an_account_is_refused_before_anything_runs(
     monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
     said = refused(capsys, "run", "--store", "az://container", "touch", str(tmp_path / "ran"))
     assert (
-        "--store: store 'az://container' says no storage account; write az://container/prefix?account=NAME"
+        "--store: store 'az://container' names no storage account; write az://container/prefix?account=NAME"
         in said
     )
     assert not (tmp_path / "ran").exists()
@@ -187,7 +189,7 @@ def test_a_file_in_the_place_of_the_usual_folder_is_refused_before_anything_runs
     (tmp_path / "spotguard-checkpoints").touch()
     said = refused(capsys, "run", "touch", "ran")
     assert "the default: store 'file://" in said
-    assert "spotguard-checkpoints is a file: name a folder, or another store" in said
+    assert "spotguard-checkpoints is a file: name a directory, or another store" in said
     assert not (tmp_path / "ran").exists()
 
 
@@ -198,8 +200,8 @@ def test_no_word_at_all(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTGUARD_WINDOW", "2m")
-    assert "SPOTGUARD_WINDOW '2m': expected seconds" in refused(capsys, "run", "true")
+    monkeypatch.setenv("SPOTGUARD_WINDOW", "2x")
+    assert "SPOTGUARD_WINDOW '2x': expected seconds" in refused(capsys, "run", "true")
     monkeypatch.delenv("SPOTGUARD_WINDOW")
     monkeypatch.setenv("SPOTGUARD_STORE", "s3://b/p#x")
     assert "SPOTGUARD_STORE: store 's3://b/p#x'" in refused(capsys, "run", "true")
@@ -231,7 +233,7 @@ def test_where_the_command_begins(words: list[str], ours: list[str], command: li
     ("command", "code", "said"),
     [
         (["no-such-program"], 127, "command not found: 'no-such-program'"),
-        (["./train.py"], 126, "say python ./train.py"),
+        (["./train.py"], 126, "use python ./train.py"),
         (["sh", "-c", "exit 5"], 5, ""),
         (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL, ""),
     ],
@@ -324,10 +326,50 @@ def test_a_folder_that_is_gone_is_no_bug(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == "spotguard: error: the current folder is gone: go to one that is there (cd)\n"
+    assert done.stderr == "spotguard: error: the working directory is gone: change to another one (cd)\n"
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
     done = spotguard("run", "--keep", "0", "true", cwd=tmp_path, SPOTGUARD_DEBUG="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def _helps(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    found = {}
+    for command in ("", *main.COMMANDS):
+        with pytest.raises(SystemExit):
+            main.main([*filter(None, [command]), "--help"])
+        found[command] = capsys.readouterr().out
+    return found
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_help_follows_the_terminals_width(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the examples, which are copied, and a usage that a command writes itself."""
+    for command, text in _helps(width, capsys, monkeypatch).items():
+        above = text.partition("\nexamples:\n")[0]
+        wide = [line for line in above.splitlines() if len(line) > width and not line.startswith("usage:")]
+        assert wide == [], command
+
+
+def test_the_options_of_run_are_in_groups(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = _helps(80, capsys, monkeypatch)["run"]
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["options:", "Notice:", "Checkpoints:", "Restart:", "Socket and output:", "examples:"]
+
+
+def test_an_options_help_is_one_short_phrase() -> None:
+    """Verb first, at most 70 characters."""
+    for name, parser in generated.parsers():
+        for action in parser._actions:
+            text = action.help or ""
+            if text in (argparse.SUPPRESS, "") or action.dest == "help":
+                continue
+            assert len(text) <= 70, (name, text)
+            assert text[0].islower() or text.startswith("Azure"), (name, text)

@@ -169,7 +169,7 @@ def test_a_file_is_no_store_that_holds_nothing(
     origin = {"url": "URL", "environment": "SPOTGUARD_STORE", "default": "the default"}[way]
     assert said.out == ""
     assert said.err.startswith(f"spotguard: error: {origin}: store 'file://")
-    assert f": {file} is a file: name a folder, or another store" in said.err
+    assert f": {file} is a file: name a directory, or another store" in said.err
     assert list(tmp_path.iterdir()) == [file]
 
 

@@ -39,8 +39,8 @@ def test_each_is_listed_with_its_ranks(url: str, capsys: pytest.CaptureFixture[s
     found = asked(capsys, "ls", url)["checkpoints"]
     assert [(each["step"], each["world"], each["status"], each["next"]) for each in found] == [
         (30, 8, "partial", False),
-        (20, 6, "whole", True),
-        (10, 4, "whole", False),
+        (20, 6, "complete", True),
+        (10, 4, "complete", False),
     ]
     assert found[0]["reason"] == f"2 of 8 manifests are missing ({manifest_name(2, 8)} is the first)"
 
@@ -69,7 +69,7 @@ def test_what_each_rank_has_of_its_own_is_one_line(url: str, capsys: pytest.Capt
 def test_each_ranks_bytes_are_verified(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The partial one is passed over; damage in the last rank's file is found."""
     found = asked(capsys, "verify", url)["checkpoints"]
-    assert [(each["step"], each["status"]) for each in found] == [(30, "partial"), (20, "whole")]
+    assert [(each["step"], each["status"]) for each in found] == [(30, "partial"), (20, "complete")]
     path = next((tmp_path / "run/checkpoints/000000020-0001-0001/00005-of-00006").iterdir())
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -78,7 +78,7 @@ def test_each_ranks_bytes_are_verified(url: str, tmp_path: Path, capsys: pytest.
     assert [(each["step"], each["status"]) for each in found] == [
         (30, "partial"),
         (20, "damaged"),
-        (10, "whole"),
+        (10, "complete"),
     ]
     assert "00005-of-00006" in found[1]["damage"][0]
 

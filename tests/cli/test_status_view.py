@@ -180,15 +180,17 @@ def test_what_stands_is_shown_with_what_will_be_done_and_when() -> None:
         "detail": "",
         "for_seconds": 240.0,
         "seconds_left": None,
-        "then": "training goes on",
+        "then": "training continues",
         "then_in": None,
     }
     later, advisory = shown(a_body(upcoming=[reboot, warning]), None)[2:4]
     assert later.startswith("  later         reboot in 1 d 2 h, at 2026-11-22 ")
     assert later.endswith(
-        ": training goes on; a checkpoint in 1 d 1 h; from aws events/maintenance/scheduled (system-reboot)"
+        ": training continues; a checkpoint in 1 d 1 h; from aws events/maintenance/scheduled (system-reboot)"
     )
-    assert advisory == "  advisory      rebalance, a warning for 4 min: training goes on; from aws rebalance"
+    assert (
+        advisory == "  advisory      rebalance, a warning for 4 min: training continues; from aws rebalance"
+    )
 
 
 def test_a_notice_stands_first() -> None:

@@ -42,7 +42,7 @@ def test_what_only_fails_for_now_is_no_damage(every: int) -> None:
     store = filled()
     store.faults = [Fault(at) for at in range(1, 1000, every)]
     said = verdicts(store, everything=True)
-    assert [(each["step"], each["status"]) for each in said] == [(20, "whole"), (10, "whole")]
+    assert [(each["step"], each["status"]) for each in said] == [(20, "complete"), (10, "complete")]
     plain = filled()
     verdicts(plain, everything=True)
     failed = sum(at < len(store.calls) for at in range(1, 1000, every))
@@ -76,7 +76,7 @@ def test_all_that_is_damaged_is_said_and_nothing_else() -> None:
     store.corrupt(keys[0], 3)
     store.corrupt(keys[2], len(store.objects[keys[2]]) - 1)
     newest, older = verdicts(store)
-    assert (newest["status"], older["status"]) == ("damaged", "whole")
+    assert (newest["status"], older["status"]) == ("damaged", "complete")
     assert [line.partition(": ")[0] for line in newest["damage"]] == [keys[0], keys[2]]
     assert "header" in newest["damage"][0]
     assert "tensor" in newest["damage"][1]
@@ -86,7 +86,7 @@ def test_a_bit_that_flips_on_its_way_is_no_damage() -> None:
     store = filled()
     store.spoil = lambda number, key, start: number == 1
     (said,) = verdicts(store)
-    assert (said["status"], said["damage"]) == ("whole", [])
+    assert (said["status"], said["damage"]) == ("complete", [])
 
 
 def pruned_at(store: Reads, *which: int, read: int, then: Callable[[], object] = lambda: None) -> None:
@@ -117,21 +117,21 @@ def test_what_is_removed_while_it_is_read_is_no_damage() -> None:
     store, plain = filled(), filled()
     verdicts(plain)
     pruned_at(store, 1, read=len(plain.reads) + 1)
-    assert statuses(verdicts(store, everything=True)) == [(20, "whole"), (10, "removed")]
+    assert statuses(verdicts(store, everything=True)) == [(20, "complete"), (10, "removed")]
 
 
 def test_what_is_removed_before_its_manifest_is_read_is_no_damage() -> None:
     store, plain = filled(), filled()
     verdicts(plain)
     pruned_at(store, 1, read=len(plain.reads) - 1)
-    assert statuses(verdicts(store, everything=True)) == [(20, "whole"), (10, "removed")]
+    assert statuses(verdicts(store, everything=True)) == [(20, "complete"), (10, "removed")]
 
 
 def test_what_took_the_place_of_a_removed_one_is_read_instead() -> None:
     """And what went with it is not looked at again."""
     store = filled()
     pruned_at(store, 1, 2, read=1, then=lambda: Save(step=30, save=3).write(store))
-    assert statuses(verdicts(store)) == [(20, "removed"), (30, "whole")]
+    assert statuses(verdicts(store)) == [(20, "removed"), (30, "complete")]
 
 
 def test_an_object_that_is_gone_while_its_manifest_stands_is_damage() -> None:
@@ -158,7 +158,7 @@ def test_a_newer_format_is_no_damage_and_no_verdict() -> None:
     for manifest in save.write(store, marker=False):
         name = save.prefix + manifest_name(manifest.rank, save.world)
         store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
-    assert statuses(verdicts(store)) == [(30, "newer"), (20, "whole")]
+    assert statuses(verdicts(store)) == [(30, "newer"), (20, "complete")]
 
 
 def test_a_chunk_too_large_to_be_held_is_no_damage_and_no_verdict(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_chunk_too_large_to_be_held_is_no_damage_and_no_verdict(tmp_path: Path
     meant = Target(store, "run")
     assert statuses(verdicts_of(meant, everything=False, say=None, clock=Impatient())) == [
         (30, "newer"),
-        (10, "whole"),
+        (10, "complete"),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from spotguard.cli import main
 from tests.cases import cases
 
-BOOTSTRAP = "the command stands behind --, as in … -- torchrun train.py"
+BOOTSTRAP = "the command follows --, as in … -- torchrun train.py"
 HOOK = "hooks.slack.com/services/T000/B000/1SECRETSECRETSECRET"
 NEEDED = ["--store", "s3://checkpoints/gpt", "--run-id", "gpt-7b"]
 
@@ -25,7 +25,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     "words, said",
     [
         (["bootstrap", "aws", "WANDB_API_KEY=SECRET", "torchrun"], f"unknown word 'WANDB_API_KEY=…': {BOOTSTRAP}"),
-        (["bootstrap", "WANDB_API_KEY=SECRET", "torchrun"], "unknown cloud 'WANDB_API_KEY=…': say aws, gcp or azure"),
+        (["bootstrap", "WANDB_API_KEY=SECRET", "torchrun"], "unknown cloud 'WANDB_API_KEY=…': expected aws, gcp or azure"),
         (["agent", "A=B=SECRET"], "unknown word 'A=…': see spotguard agent --help"),
         (["WANDB_API_KEY=SECRET", "spotguard", "run"], "unknown command 'WANDB_API_KEY=…': "),
         (["bootstrap", "aws", "https://me:SECRET@h.example.org/x"], f"unknown word 'https://…@h.example.org/x': {BOOTSTRAP}"),
@@ -68,11 +68,11 @@ def test_what_may_be_a_secret_is_not_repeated(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "which cloud? Say aws, gcp or azure, as in spotguard bootstrap aws"),
-        (["--policy"], "which cloud? Say aws, gcp or azure, as in spotguard bootstrap aws"),
-        ([*NEEDED, "--", "torchrun", "train.py"], "which cloud? Say aws, gcp or azure, as in spotguard bootstrap aws"),
+        ([], "which cloud? Expected aws, gcp or azure, as in spotguard bootstrap aws"),
+        (["--policy"], "which cloud? Expected aws, gcp or azure, as in spotguard bootstrap aws"),
+        ([*NEEDED, "--", "torchrun", "train.py"], "which cloud? Expected aws, gcp or azure, as in spotguard bootstrap aws"),
         (["azrue"], "unknown cloud 'azrue': did you mean azure?"),
-        (["ibm"], "unknown cloud 'ibm': say aws, gcp or azure, as in spotguard bootstrap aws"),
+        (["ibm"], "unknown cloud 'ibm': expected aws, gcp or azure, as in spotguard bootstrap aws"),
         (["gcp", "aws"], f"unknown word 'aws': {BOOTSTRAP}"),
         ([*NEEDED, "--cloud", "aws", "--", "x"], "unknown flag '--cloud': the cloud is the first word, as in spotguard bootstrap aws"),
         (["aws", "--cloud=aws"], "unknown flag '--cloud': the cloud is the first word, as in spotguard bootstrap aws"),

@@ -38,7 +38,7 @@ def test_an_image_is_the_one_that_was_said() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["agent"], "agent: which cloud? Say aws, gcp or azure"),
+        (["agent"], "agent: which cloud? Expected aws, gcp or azure"),
         (["agent", "aws", "--image", "a\nb"], r"--image 'a\nb': expected an image's name"),
         (["agent", "aws", "--imag", "a"], "unknown flag '--imag': did you mean --image?"),
         (["dockerfile", "aws"], "dockerfile is for every cloud: leave 'aws' out"),
@@ -49,10 +49,10 @@ def test_an_image_is_the_one_that_was_said() -> None:
         (["aws", "dockerfile"], "'aws': did you mean dockerfile?"),
         (
             ["aws"],
-            "'aws': which file for it? Say one of agent, job, indexed-job, alone, sidecar, as in agent aws",
+            "'aws': which file? Expected one of agent, job, indexed-job, alone, sidecar, as in agent aws",
         ),
-        (["azure", "pod"], "'azure': which file for it? Say one of agent, job"),
-        (["job", "ibm"], "unknown cloud 'ibm': say aws, gcp or azure, as in job aws"),
+        (["azure", "pod"], "'azure': which file? Expected one of agent, job"),
+        (["job", "ibm"], "unknown cloud 'ibm': expected aws, gcp or azure, as in job aws"),
         (["job", "awz"], "unknown cloud 'awz': did you mean aws?"),
         (
             ["job", "--cloud", "aws"],

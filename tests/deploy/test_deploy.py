@@ -18,7 +18,7 @@ def test_a_kind_that_is_taken_for_a_command_is_answered_with_the_command(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([kind, "x"]) == 2
-    assert f"unknown command '{kind}': say spotguard deploy {kind}\n" in capsys.readouterr().err
+    assert f"unknown command '{kind}': use spotguard deploy {kind}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,7 +53,7 @@ def test_without_a_word_the_kinds_are_listed_and_with_one_its_files(
         ("xyz", "'xyz': expected one of containers, slurm, monitoring"),
         ("containers pod aws", "'pod': expected one of dockerfile, agent, job"),
         ("containers Dockerfile", "'Dockerfile': did you mean dockerfile?"),
-        ("containers job ibm", "unknown cloud 'ibm': say aws, gcp or azure, as in job aws"),
+        ("containers job ibm", "unknown cloud 'ibm': expected aws, gcp or azure, as in job aws"),
         ("containers job aws x", "unknown word 'x': the cloud is the last word, as in containers job aws"),
         ("monitoring rules.yaml", "'rules.yaml': did you mean rules.yml?"),
         ("monitoring x", "'x': expected one of rules.yml, prometheus.yml"),

@@ -165,7 +165,7 @@ def test_something_fails_is_1(here: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     "words",
     [
-        ["--store", "nowhere"],
+        ["--store", "nowhere:"],
         ["--store", "file:///dev/null/store"],
         ["--stage", "/dev/null"],
         ["--window", "soon"],

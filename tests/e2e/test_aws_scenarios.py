@@ -70,7 +70,7 @@ def test_a_time_that_is_new_at_each_look_is_one_notice(machine: Machine, aws: Aw
     kind, left = told(running)
     assert (kind, 115 < left <= 120) == ("terminate", True)
     said = running.err.to_the_end()
-    assert len(re.findall("in reserve, telling", said)) == 1
+    assert len(re.findall("in reserve, notifying", said)) == 1
     assert not re.search("ERROR|another notice|moved earlier", said)
     assert len(re.findall("a warning, and no end of this machine", said)) <= 1
 
@@ -103,7 +103,7 @@ def test_a_run_on_the_public_mock_ends_at_the_first_deadline_that_it_named(
         assert running.ended() == 75
         assert aws.count(path=KEY, status=200) >= 3
     said = running.err.to_the_end()
-    assert len(re.findall("in reserve, telling", said)) == 1
+    assert len(re.findall("in reserve, notifying", said)) == 1
     assert len(re.findall("ERROR", said)) == len(re.findall("NOT COMMITTED", said)) == 1
     assert not re.search("another notice|moved earlier", said)
     assert len(re.findall("a warning, and no end of this machine", said)) <= 1
@@ -158,7 +158,7 @@ def test_advice_ends_nothing(machine: Machine, aws: AwsSimulator) -> None:
     running = watching(machine, aws)
     lines = ("rebalance from aws events/recommendations", "stop from aws events/maintenance")  # in any order
     eventually(
-        lambda: all(re.search(f"{line}.* training goes on", running.err.text) for line in lines),
+        lambda: all(re.search(f"{line}.* training continues", running.err.text) for line in lines),
         "both are said",
     )
     assert running.running

@@ -115,7 +115,7 @@ def test_what_is_called_off_ends_nobody(machine: Machine, vm: AzureSimulator) ->
     vm.preempt(60)
     running.err.until("has the notice")
     vm.cancel()
-    running.err.until("withdrawn: training goes on")
+    running.err.until("withdrawn: training continues")
     running.say("return")
     vm.fail()
     running.out.until("^notice reboot ")
@@ -162,7 +162,7 @@ def test_a_machine_that_does_not_know_its_name_takes_every_event_for_its_own(
     vm.preempt(of="other")
     assert told(running)[0] == "preempt"
     saved(running)
-    assert "say --vm-name" in running.err.to_the_end()
+    assert "pass --vm-name" in running.err.to_the_end()
     vm.clear()
     vm.fault("500", path="compute/name")
     vm.preempt(of="other")

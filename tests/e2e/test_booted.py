@@ -228,5 +228,5 @@ def test_a_shutdown_is_a_notice_to_who_is_registered_with_the_service(
         machine.until("training stands at step 0 of run direct")
         machine.until("fifty more steps", times=machine.journal().count("fifty more steps") + 3)
         machine.press_power_button()
-        assert "everybody was told to leave" in machine.journal()
+        assert "all processes were asked to leave" in machine.journal()
     assert list(store.glob("direct/checkpoints/*/COMMIT.json"))

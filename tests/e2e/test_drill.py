@@ -37,7 +37,7 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     text = " ".join(body.get("text", "") for body in said)
     assert re.search(r"has the notice.* gate at step 3.* first-byte at step 3.* committed step 3", text)
     outcome = said[-1]["outcome"]
-    assert (outcome["drill"], outcome["step"], outcome["ended"]) == (True, 3, "training goes on")
+    assert (outcome["drill"], outcome["step"], outcome["ended"]) == (True, 3, "training continues")
     assert machine.committed() == [(1, 3, 0)]
     verdict = said[-1]["verdict"]
     assert (verdict["fits"], verdict["bytes"]) == (True, outcome["bytes"])

@@ -81,7 +81,7 @@ def test_the_next_run_ends_what_a_killed_one_left_and_goes_on_from_there(trainee
     assert trainee.begun(second) == 3
     assert "step 4" not in first.out.to_the_end()
     outcome = machine.outcome()
-    assert (outcome["kind"], outcome["step"], outcome["ended"]) == ("orphan", 3, "left when told")
+    assert (outcome["kind"], outcome["step"], outcome["ended"]) == ("orphan", 3, "left when asked")
     assert (outcome["code"], outcome["returncode"]) == (None, None)
     second.say("free")
     trainee.finished(second)

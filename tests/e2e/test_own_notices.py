@@ -35,7 +35,7 @@ def test_a_deadline_makes_a_checkpoint_and_then_ends_the_run(trainee: Trainee) -
     beforehand. The next run goes on from there."""
     machine = trainee.machine
     running = training(trainee, "--deadline +45 --window 30")
-    running.err.until("deadline from --deadline .* training goes on until it is near")
+    running.err.until("deadline from --deadline .* training continues until it is near")
     (standing,) = machine.status()["upcoming"]
     assert (standing["kind"], standing["severity"]) == ("deadline", "later")
     assert standing["then"] == "terminal notice"
@@ -99,7 +99,7 @@ def test_a_file_that_goes_is_taken_back(trainee: Trainee) -> None:
     path.write_text("600")
     running.err.until("has the notice")
     path.unlink()
-    running.err.until("the notice was withdrawn: training goes on")
+    running.err.until("the notice was withdrawn: training continues")
     running.say("free")
     trainee.finished(running)
     assert running.ended() == 0
@@ -119,7 +119,7 @@ def test_a_line_on_a_fifo_ends_the_run_unless_it_is_cancelled(trainee: Trainee) 
     path.write_text("600\n")
     running.err.until("has the notice")
     path.write_text("cancel\n")
-    running.err.until("the notice was withdrawn: training goes on")
+    running.err.until("the notice was withdrawn: training continues")
     running.say("go 1")
     trainee.stepped(running, 4)
     path.write_text('{"kind": "reboot", "window": 90}\n')

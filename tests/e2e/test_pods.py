@@ -283,4 +283,4 @@ def test_a_drain_of_a_pod_with_a_sidecar_is_a_notice_too(node: Node, aws: AwsSim
     sidecar.running.out.until(f"^notice drill {containers.window('aws')} ")
     sidecar.running.say("return")
     assert asking.ended() == 0, asking.account()
-    sidecar.agent.err.until("COMMITTED .* everybody was told to leave")
+    sidecar.agent.err.until("COMMITTED .* all processes were asked to leave")

@@ -31,7 +31,7 @@ def test_a_run_preempted_twice_ends_with_the_weights_of_an_uninterrupted_one(
 
     beside = machine.outcome()
     assert (beside["kind"], beside["step"], beside["code"], beside["why"]) == ("terminate", 7, 75, "")
-    assert beside["ended"] in ("left when told", "told to leave, then TERM")  # a busy machine exits slowly
+    assert beside["ended"] in ("left when asked", "asked to leave, then TERM")  # a busy machine exits slowly
     assert 0 < beside["committed"] < 120 - beside["reserve"]
     (stored,) = machine.outcomes_in_store()
     assert (stored["committed"], stored["step"], stored["notice"]["ids"]) == (True, 7, [beside["id"]])

@@ -24,7 +24,7 @@ OBEY = str(Path(__file__).parent / "programs" / "obey.py")
     ("words", "named"),
     [
         (["--store", "ftp://host/x"], "ftp"),
-        (["--store", "checkpoints"], "file:///"),
+        (["--store", "s3//bucket/x"], "s3://"),
         (["--store", "file:///dev/null/checkpoints"], "/dev/null is a file"),
         (["--metadata-endpoint", "nonsense", "--provider", "aws"], "nonsense"),
         (["--windw", "5"], "--window"),
@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_or_read_only_loses_nothing(trainee: Trainee) -> Non
     second = trainee.guarded()
     assert second.ended() == 1
     last = second.err.to_the_end().splitlines()
-    assert [line for line in last if "Read-only file system; make the folder writable" in line]
+    assert [line for line in last if "Read-only file system; make the directory writable" in line]
     assert not [line for line in last if "hooks/restore/startup.py" in line or "direct cause" in line]
     assert "restored" not in second.out.to_the_end()
 

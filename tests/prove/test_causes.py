@@ -39,7 +39,7 @@ PLANTS = {
     ),
     "frozen": (
         "frozen",
-        "requires_grad of `model.0.bias`, `model.0.weight` is not",
+        "requires_grad of `model.0.bias`, `model.0.weight` differs",
         "from the number of the step",
     ),
     "hash_order": ("order", "the order of a set, .* differ in `order`", "sort what is listed"),

@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ([], "the command is missing: say spotguard prove"),
+        ([], "the command is missing: use spotguard prove"),
         (["--steps", "2", "--", "train"], "--steps '2': expected a whole number from 3 up"),
         (["--steps", "many", "train"], "--steps 'many': expected a whole number from 3 up"),
         (["--tries", "0", "--", "train"], "--tries '0': expected a whole number from 1 to 49"),
@@ -32,9 +32,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--jobs", "0", "train"], "--jobs '0': expected a whole number from 1 up"),
         (["--timeout", "1", "train"], "--timeout '1': expected 5 seconds or more"),
         (["--copy-limit", "-1", "train"], "--copy-limit '-1': expected a whole number from 0"),
-        (["--link", "nowhere", "train"], "--link 'nowhere': expected a folder inside the working folder"),
+        (
+            ["--link", "nowhere", "train"],
+            "--link 'nowhere': expected a directory inside the working directory",
+        ),
         (["--step", "5", "--", "train"], "unknown flag '--step': did you mean --steps?"),
-        (["--", "spotguard", "run", "--", "python", "t.py"], "say spotguard prove -- python t.py"),
+        (["--", "spotguard", "run", "--", "python", "t.py"], "use spotguard prove -- python t.py"),
         (["--", "python", "-m", "spotguard", "run", "train"], "prove guards the command by itself"),
     ],
 )
@@ -50,7 +53,7 @@ def test_a_folder_that_holds_something_is_refused(folder: Path, capsys: pytest.C
     assert "--folder 'kept' is not empty: name a new one" in capsys.readouterr().err
     (folder / "file").touch()
     assert main(["prove", "--folder", "file", "--", "train"]) == 2
-    assert "--folder 'file': File exists; name a folder that can be made" in capsys.readouterr().err
+    assert "--folder 'file': File exists; name a directory that can be made" in capsys.readouterr().err
 
 
 def test_a_command_that_never_registers_proves_nothing(

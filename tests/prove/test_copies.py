@@ -78,10 +78,10 @@ def test_a_folder_that_is_too_large_is_refused_with_the_ways_out(folder: Path, t
     if shares:
         pytest.skip("this file system shares blocks, so no copy is too large")
     with pytest.raises(
-        UsageError, match=r"holds 4.0 KiB.* more than --copy-limit 1.0 KiB; link what is only read"
+        UsageError, match=r"holds 4.0 KiB.* more than --copy-limit 1.0 KiB; link data that is only read"
     ):
         check_size(Original(folder), tmp_path, 1024, 2)
-    with pytest.raises(UsageError, match=r"copies of the working folder .* are free in"):
+    with pytest.raises(UsageError, match=r"copies of the working directory .* are free in"):
         check_size(Original(folder), tmp_path, 2**60, 2**50)
     assert not (tmp_path / ".shares").exists()
 
@@ -98,5 +98,5 @@ def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", ["nowhere", "train.py", "..", ".", "/etc"])
 def test_only_folders_inside_the_working_folder_are_linked_to(folder: Path, said: str) -> None:
-    with pytest.raises(UsageError, match="expected a folder inside the working folder"):
+    with pytest.raises(UsageError, match="expected a directory inside the working directory"):
         links(folder, [said])

@@ -82,7 +82,7 @@ class Ear:
                         self.sources = message.sources
                     self._change.notify_all()
         except TimeoutError:
-            why = f"the agent said nothing for {_SILENCE:.0f} s"
+            why = f"the agent sent nothing for {_SILENCE:.0f} s"
         except (OSError, ProtocolError) as error:
             why = str(error)
         with self._change:

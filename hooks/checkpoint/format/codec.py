@@ -176,7 +176,7 @@ def _unseal(data: bytes, kind: str) -> bytes:
         raise InvalidField(f"not a {kind} file of spotguard's, or cut short ({len(data)} bytes)")
     body = data[head.end() : -len(_TAIL)]
     if (crc := zlib.crc32(body)) != int(head[1]):
-        raise InvalidField(f"damaged: its CRC32 is {crc}, it says {int(head[1])}")
+        raise InvalidField(f"damaged: its CRC32 is {crc}, and its own field has {int(head[1])}")
     return body
 
 

@@ -60,7 +60,7 @@ def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
         for name in ("run_id", "attempt", "step", "save", "world", "level", "missing", "incarnation"):
             if (one := getattr(manifest, name)) != (other := getattr(first, name)):
                 raise CheckpointError(
-                    f"rank {manifest.rank} says {name} {one!r}, rank {first.rank} {other!r}"
+                    f"rank {manifest.rank} has {name} {one!r}, and rank {first.rank} {other!r}"
                 )
     ranks = [manifest.rank for manifest in full]
     if ranks != list(range(first.world)):

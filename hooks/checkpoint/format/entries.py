@@ -65,7 +65,7 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
         raise InvalidField(f"object name {entry.name!r} is none of ours")
     if not entry.checkpoint:
         if place[:2] != (rank, world):
-            raise InvalidField(f"object {entry.name!r} is not in the folder of rank {rank} of {world}")
+            raise InvalidField(f"object {entry.name!r} is not in the directory of rank {rank} of {world}")
         return
     other = CheckpointName.parse(entry.checkpoint)
     if other is None:
@@ -144,11 +144,9 @@ def _chunk(
             f"a chunk of tensor {name!r} is no box of {len(shape)} dimensions with its bytes"
         ) from error
     if not type(index) is type(start) is type(end) is type(crc32) is int:
-        raise InvalidField(
-            f"a chunk of tensor {name!r} says where its bytes are by something that is no integer"
-        )
+        raise InvalidField(f"a chunk of tensor {name!r} has a place that is no integer")
     if not 0 <= index < len(bounds):
-        raise InvalidField(f"a chunk of tensor {name!r} lies in object {index} of {len(bounds)}")
+        raise InvalidField(f"a chunk of tensor {name!r} is in object {index} of {len(bounds)}")
     first, last = bounds[index]
     if not first <= start <= end <= last:
         raise InvalidField(

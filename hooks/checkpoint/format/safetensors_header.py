@@ -127,7 +127,7 @@ def check_headers(manifest: RankManifest, objects: Collection[int] | None = None
         starts = [*(start for start, *_ in pieces), entry.size]
         if (len(made), crc32(made)) != (entry.header, entry.header_crc32) or starts != ends:
             raise CheckpointError(
-                f"{manifest.object_key(index)} has the header of other tensors than its manifest says"
+                f"{manifest.object_key(index)} has the header of other tensors than its manifest"
             )
 
 

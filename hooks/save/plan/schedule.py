@@ -21,6 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
+from ....providers.dates import parse_duration
 from ....providers.errors import UsageError
 
 #: Shortest interval, in seconds: a shorter one saves less training than a listing and a commit are worth.
@@ -189,10 +190,9 @@ class CheckpointSchedule:
 def _seconds(every: str) -> float:
     if every == "off":
         return math.inf
-    try:
-        seconds = float(every)
-    except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise UsageError(f"every={every!r} is not an interval: use seconds above 0 (60), 'auto', or 'off'")
+    seconds = parse_duration(every)
+    if seconds is None or not seconds > 0:
+        raise UsageError(
+            f"every={every!r} is not an interval: use seconds above 0 (60 or 5m), 'auto', or 'off'"
+        )
     return seconds

@@ -60,7 +60,7 @@ def retry(
         try:
             scope.pause(pause)
         except Abandoned as why:
-            raise Abandoned(f"{why}; the store said last: {last}") from last
+            raise Abandoned(f"{why}; the last answer of the store: {last}") from last
         pause = min(2 * pause, _RETRY_MOST)
 
 

@@ -47,7 +47,7 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
         raise StateError(
-            f"{name} is a ZeroRedundancyOptimizer, which gathers its state from all ranks to say what it is; use "
+            f"{name} is a ZeroRedundancyOptimizer, which gathers its state from all ranks; use "
             "fully_shard with a plain optimizer"
         )
     if cls.state_dict is not Optimizer.state_dict:
@@ -311,7 +311,7 @@ class OptimizerPart:
     def _cannot_be_cut(self, key: str) -> StateError:
         return StateError(
             f"{self.name} keeps of {key!r} what cannot be cut anew (factors, or blocks, of one shard), and no rank that "
-            f"saved had the part of it that lies here; go on with the ranks and the mesh that saved it, or leave "
+            f"saved had this part of it; resume with the ranks and the mesh that saved it, or leave "
             f"{self.name} out of register to start it fresh"
         )
 

@@ -175,7 +175,7 @@ def counts(owners: Mapping[str, object]) -> ChangingValues:
     return ChangingValues(
         values,
         1,
-        "%s changes as training goes on and is in no state_dict(), so it is not saved: a resumed run begins with what it is at "
+        "%s changes during training and is in no state_dict(), so it is not saved: a resumed run begins with what it is at "
         "the start; keep it in param_groups, or give its class a state_dict() of its own",
     )
 
@@ -205,7 +205,7 @@ def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
     return ChangingValues(
         values,
         2,
-        "%s is a tensor that changes as training goes on and that state_dict() leaves out, so it is not saved: a resumed run "
+        "%s is a tensor that changes during training and that state_dict() omits, so it is not saved: a resumed run "
         "begins with what it is at the start; where that matters, use register_buffer()",
     )
 

@@ -183,7 +183,7 @@ def check_groups(part: OptimizerPart) -> None:
     """
     if not any(group["params"] for group in part.optimizer.param_groups) and not part.optimizer.state:
         raise StateError(
-            f"{part.name} has no parameters in its groups, so nothing says what it trains; register it when it has them. "
+            f"{part.name} has no parameters in its groups, so it is not known what it trains; register it when it has them. "
             "If it is given them only for the time of a step, keep its framework's own checkpoints, and use spotguard.on_notice"
         )
 
@@ -204,7 +204,7 @@ def refuse_engines(values: Mapping[str, Any]) -> None:
             continue
         raise StateError(
             f"{what}, which keeps moments, float32 masters and shards where no state_dict() of torch shows them: a checkpoint "
-            "would lack them; keep DeepSpeed's own checkpoints, and have spotguard.on_notice tell you of the notice"
+            "would lack them; keep DeepSpeed's own checkpoints, and use spotguard.on_notice for the notice"
         )
 
 

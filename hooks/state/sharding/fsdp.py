@@ -39,7 +39,7 @@ def shards(name: str, module: nn.Module) -> dict[tuple[int, str], dict[str, Any]
     for each in module.modules():
         if fsdp1 is not None and isinstance(each, fsdp1.FullyShardedDataParallel):
             raise StateError(
-                f"{name} is wrapped by FullyShardedDataParallel, which gathers weights from all ranks to say what they "
+                f"{name} is wrapped by FullyShardedDataParallel, which gathers weights from all ranks to name what they "
                 "are; use fully_shard (FSDP2)"
             )
         if fsdp2 is not None and isinstance(each, fsdp2.FSDPModule):

@@ -59,7 +59,7 @@ def store(origin: str, text: str) -> str:
     place(origin, text)
     if _no_account(text):
         raise UsageError(
-            f"{origin} {text!r}: the machine has no variable that says the storage account: write az://container/prefix?account=NAME"
+            f"{origin} {text!r}: the machine has no variable for the storage account: write az://container/prefix?account=NAME"
         )
     return text
 
@@ -89,7 +89,7 @@ def _to_come(clock: Clock) -> Callable[[str, str], Deadline]:
         parsed = parsers.deadline(origin, text, _EXPECTED)
         if parsed.wall is not None and _has_no_zone(text):
             raise UsageError(
-                f"{origin} {text!r}: each machine would read it in its own zone, which need not be yours: say which, as in "
+                f"{origin} {text!r}: each machine would read it in its own zone, which may not be yours: add the zone, as in "
                 f"{DEADLINE_EXAMPLE}+01:00, or Z for UTC"
             )
         DeadlineSource(parsed, clock)  # refuses a time in the past

@@ -94,7 +94,7 @@ def make(
     """
     if not command or not command[0]:
         raise UsageError(
-            "the command is missing: say spotguard bootstrap CLOUD [options] -- COMMAND, as in … -- torchrun train.py"
+            "the command is missing: use spotguard bootstrap CLOUD [options] -- COMMAND, as in … -- torchrun train.py"
         )
     # This check comes before any other check of a value. Otherwise the error of another check could repeat a secret.
     texts = _said(flags, command, wish)
@@ -157,7 +157,7 @@ _AGENTS = (
 def _provider(cloud: Cloud, provider: str) -> str:
     if provider in CLOUDS and provider != cloud:
         raise UsageError(
-            f"--provider {provider!r}: the machine is one of {cloud}, and hears nothing of {provider}: leave it out"
+            f"--provider {provider!r}: the machine is one of {cloud}, and gets no notices of {provider}: leave it out"
         )
     return provider
 

@@ -44,23 +44,23 @@ def refuse_no_program(command: Sequence[str], run_id: str) -> None:
     # If no word follows an assignment with blanks, it is a whole command in quotes: the next check refuses that.
     if assignment and (len(command) > 1 or not _has_blanks(first)):
         raise UsageError(
-            f"the command begins with {assignment[1]}=…, which only a shell takes: put it as a line into {file_of(run_id)}, or say … -- env "
+            f"the command begins with {assignment[1]}=…, which only a shell understands: put it as a line into {file_of(run_id)}, or use … -- env "
             f"{assignment[1]}=… COMMAND"
         )
     if _has_blanks(first) and (assignment or _QUOTED.search(first)):
         shown = f"{assignment[0]}…" if assignment else first
         raise UsageError(
             f"the command begins with {shown!r}, one word with blanks in it, and no shell parts it: leave the quotes out, as in "
-            "… -- torchrun train.py, or say … -- sh -c 'COMMAND'"
+            "… -- torchrun train.py, or use … -- sh -c 'COMMAND'"
         )
     if _OF_THE_SHELL.fullmatch(first):
         raise UsageError(
-            f"the command begins with {first!r}, which is the shell's own and no program: --directory says where the job runs, "
-            f"{file_of(run_id)} what it has in its environment; or say … -- bash -c 'COMMAND'"
+            f"the command begins with {first!r}, which is a shell builtin and no program: --directory sets where the job runs,  "
+            f"{file_of(run_id)} its environment; or use … -- bash -c 'COMMAND'"
         )
     if first.rpartition("/")[2] == "spotguard":
         raise UsageError(
-            "the machine runs the command under `spotguard run` by itself: say only what stands behind that, as in … -- torchrun "
+            "the machine runs the command under `spotguard run` by itself: pass only the words after that, as in … -- torchrun "
             "train.py"
         )
 

@@ -99,7 +99,7 @@ def package(
     if said is None:
         if ".dev" in version and not index:
             raise UsageError(
-                f"--package is missing: this is {version}, a development version, which is in no index: say where "
+                f"--package is missing: this is {version}, a development version, which is in no index: pass where "
                 f"the machine finds a wheel of it, as in --package {EXAMPLE}, or --index with an index of your own"
             )
         return f"spotguard{_extras(None, needed)}=={version}"
@@ -206,7 +206,7 @@ def _placed(name: str, extras: str, text: str) -> tuple[_Parts, bool]:
 
 def _refuse(flag: str, requirement: str) -> NoReturn:
     raise UsageError(
-        f"{flag} {requirement!r}: expected a requirement as pip reads it, an URL, or a path on the machine from its root, as in "
+        f"{flag} {requirement!r}: expected a requirement as pip reads it, a URL, or a path on the machine from its root, as in "
         f"'spotguard==0.1.0', {EXAMPLE} or /srv/spotguard-0.1.0-py3-none-any.whl"
     )
 

@@ -42,7 +42,7 @@ def refuse_unexpanded(said: Mapping[str, str], command: Sequence[str]) -> None:
     for at, word in enumerate(command):
         if at not in scripts and (match := _OF_SHELLS.search(word)):
             raise UsageError(
-                f"the command holds {match[0]!r}, and no shell reads it: let the program read its environment, or say "
+                f"the command holds {match[0]!r}, and no shell reads it: let the program read its environment, or use "
                 "… -- sh -c 'exec COMMAND'"
             )
     for where, text in said.items():

@@ -39,13 +39,13 @@ def doubts(plan: BootstrapPlan, version: str = spotguard.__version__) -> list[st
         )
     if (end := plan.run.get("deadline")) and parse_deadline(DEADLINE, end).after is not None:
         warnings.append(
-            f"--deadline {end} is counted from each start of the job, and the unit starts it again 5 s after such an end: for one end of all, say a "
+            f"--deadline {end} is counted from each start of the job, and the unit starts it again 5 s after such an end: for one end of all, pass a "
             f"time, as in {DEADLINE_EXAMPLE}Z"
         )
     program = shlex.split(plan.command)[0]
     if program.endswith((".py", ".sh")) and "/" not in program:
         warnings.append(
-            f"{program} would be looked for on the machine's PATH, as a program: for a script in the job's folder say … -- "
+            f"{program} would be looked for on the machine's PATH, as a program: for a script in the job's directory use … -- "
             f"{'python' if program.endswith('.py') else 'sh'} {program}, or ./{program} where it may be executed"
         )
     # Blanks in a folder's name are valid. `program` has already refused a word that is certainly no path.
@@ -69,12 +69,12 @@ def _of_packages(plan: BootstrapPlan, version: str) -> list[str]:
     if requirement.of_an_index(ours):
         if ".dev" in version and not plan.index:
             warnings.append(
-                f"--package {ours} is looked for in pip's own index, which does not have this version ({version}): say where there is a "
+                f"--package {ours} is looked for in pip's own index, which does not have this version ({version}): pass a "
                 f"wheel of it, as in --package {requirement.EXAMPLE}, or --index"
             )
         if not requirement.is_pinned(ours):
             warnings.append(
-                f"--package {ours} is the newest version of the day on which a machine boots: for one version on all say spotguard==…"
+                f"--package {ours} is the newest version of the day on which a machine boots: for one version on all pass spotguard==…"
             )
     for url in filter(None, map(requirement.unknown, (ours, *others))):
         warnings.append(

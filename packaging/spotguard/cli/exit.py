@@ -37,7 +37,7 @@ def ended(work: Callable[[], int]) -> int:
         return 1
     except Exception as error:  # noqa: BLE001 - a bug of spotguard: still one line, which says how to see more
         if isinstance(error, FileNotFoundError) and error.filename is None:  # the form of os.getcwd()'s error
-            return _say(error, 1, "the current folder is gone: go to one that is there (cd)")
+            return _say(error, 1, "the working directory is gone: change to another one (cd)")
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as above: Python would write once more at its end
             return _say(

@@ -13,25 +13,25 @@ from spotguard.providers.errors import UsageError
 
 #: The commands with their summaries, in the order in which a new user needs them.
 COMMANDS = {
-    "run": "guard a command: watch, signal, wait, exit",
-    "agent": "the same watcher as a machine-wide service",
-    "simulate": "a faithful metadata service on loopback that issues notices on demand",
-    "drill": "a real emergency save on a running job, which then goes on",
-    "status": "what is guarded now",
-    "doctor": "whether this machine would save in time, and what to do where not",
-    "prove": "run, preempt and resume your own script, and compare every bit",
-    "ls": "the checkpoints in a store",
-    "inspect": "what is in one checkpoint",
-    "verify": "read a checkpoint again and compare every checksum",
-    "export": "a checkpoint for other tools: plain DCP, or one safetensors file",
-    "deploy": "a Dockerfile, Kubernetes manifests, a batch script for Slurm, Prometheus rules and a dashboard",
-    "bootstrap": "cloud-init user-data for a machine that guards a job from its first boot",
+    "run": "guard a command: watch, save, end, exit with 75",
+    "agent": "watch for all runs of this machine, as a service",
+    "simulate": "serve a metadata service on loopback that issues notices",
+    "drill": "rehearse an emergency save on a running job",
+    "status": "show guarded runs and active notices",
+    "doctor": "check that this machine can save in time, and how to fix it",
+    "prove": "run, preempt and resume your script, and compare every bit",
+    "ls": "list the checkpoints in a store",
+    "inspect": "show the content of one checkpoint",
+    "verify": "read a checkpoint and compare every checksum",
+    "export": "write a checkpoint as DCP or as one safetensors file",
+    "deploy": "print a Dockerfile, manifests, a Slurm script, or alerts",
+    "bootstrap": "print cloud-init user-data for machines that guard a job",
     "prune": "delete all but the newest checkpoints",
-    "demo": "the whole story on a simulated cloud, in a minute or two",
+    "demo": "play a preemption on a simulated cloud, in a minute or two",
 }
 
 
-DESCRIPTION = "Save a PyTorch training job when the cloud takes its spot machine back, and go on from there."
+DESCRIPTION = "Save a PyTorch training job when the cloud preempts its spot machine, and resume it."
 
 EXAMPLES = """\
 examples:
@@ -39,7 +39,7 @@ examples:
   spotguard status --watch
   spotguard drill
 
-spotguard COMMAND --help says more about each."""
+spotguard COMMAND --help explains each command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def _dispatch(words: list[str]) -> int:
         from spotguard.providers.text import did_you_mean
 
         if name in KINDS:
-            raise UsageError(f"unknown command {name!r}: say spotguard deploy {name}")
+            raise UsageError(f"unknown command {name!r}: use spotguard deploy {name}")
         near = did_you_mean(name, list(COMMANDS)) or f"expected one of {', '.join(COMMANDS)}"
         raise UsageError(f"unknown command {repeated(name)!r}: {near}")
     from spotguard.cli.parser import Parser
@@ -98,7 +98,7 @@ def _without_command(words: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"%(prog)s {spotguard.__version__}")
     parser.parse_args(words)
     parser.print_help(sys.stderr)
-    raise UsageError("which command? Say one of the above")
+    raise UsageError("no command given: expected one of the above")
 
 
 def _module(name: str) -> ModuleType:

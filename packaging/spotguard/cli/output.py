@@ -15,7 +15,7 @@ _WIDE = 200
 
 
 def add_json(parser: argparse._ActionsContainer, form: str = "one JSON document") -> None:
-    parser.add_argument("--json", action="store_true", help=f"{form}, for a program")
+    parser.add_argument("--json", action="store_true", help=f"print {form}")
 
 
 def console() -> Console:

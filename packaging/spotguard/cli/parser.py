@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from spotguard.agent.config.options import Setting, settings_of
+from spotguard.agent.config.options import OptionGroup, Setting, settings_of
 from spotguard.agent.config.parsers import PROVIDERS
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
@@ -21,11 +23,36 @@ def flag_of(word: str) -> str:
     return "--store" if names_a_store(word) else ""
 
 
+class HelpLayout(argparse.HelpFormatter):
+    """Help that is wrapped to the terminal's width: `COLUMNS`, or what the terminal has. Examples keep their lines, to be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(_wrapped(paragraph, width) for paragraph in text.split("\n\n"))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def _wrapped(paragraph: str, width: int) -> str:
+    head, *lines = paragraph.split("\n")
+    if head == "examples:":
+        return paragraph
+    if not lines or not all(line.startswith("  ") for line in lines):
+        return textwrap.fill(" ".join(paragraph.split()), width)
+    # A list below its title: each line is a word and its explanation.
+    wrapped = [head]
+    for line in lines:
+        column = re.match(r" +\S+ +", line)
+        under = " " * (len(column[0]) if column else 2)
+        wrapped += textwrap.wrap(line, width, subsequent_indent=under, break_on_hyphens=False)
+    return "\n".join(wrapped)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations: a flag added in a later version must not change the meaning of an abbreviation."""
 
     def __init__(self, **keywords: Any) -> None:
-        keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        keywords.setdefault("formatter_class", HelpLayout)
         #: Hints in the errors about a bare word that is no store, and about `--cloud` (a flag of other tools). "": no hint.
         self.of_words = self.of_clouds = ""
         super().__init__(allow_abbrev=False, **keywords)
@@ -66,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         return flags
 
 
-_PLACES = "Each is also SPOTGUARD_<NAME> in the environment and a key of the file that --config names."
+_PLACES = "Each option is also SPOTGUARD_<NAME> in the environment, and a key of the file of --config."
 
 
 def add_settings(
@@ -80,17 +107,22 @@ def add_settings(
     """Add the flags of `command`'s options to the parser. Values stay text, because `agent.config.resolve` parses all options.
 
     Args:
-        intro: the text above the options in the help.
+        intro: the text below the options in the help.
         help_of: help texts by option name, in place of those of `command`.
         hidden: options that the parser accepts and the help does not show. The caller refuses them with a message of its own.
     """
-    group = parser.add_argument_group("options", intro)
     words = {setting.name: setting.help_of(command) for setting in settings_of(command)}
-    words |= {"config": "a TOML file with options, as in window = 30"} | dict(help_of or {})
+    words |= {"config": "read options from this TOML file"} | dict(help_of or {})
     words |= dict.fromkeys(hidden, argparse.SUPPRESS)
-    for setting in settings_of(command):
-        _add_setting(group, setting, words[setting.name])
+    for title in OptionGroup:
+        settings = [setting for setting in settings_of(command) if setting.group is title]
+        if not settings:
+            continue
+        group = parser.add_argument_group(title)
+        for setting in settings:
+            _add_setting(group, setting, words[setting.name])
     group.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=words["config"])
+    parser.epilog = f"{intro}\n\n{parser.epilog}" if parser.epilog else intro
 
 
 def _add_setting(group: argparse._ArgumentGroup, setting: Setting, text: str) -> None:

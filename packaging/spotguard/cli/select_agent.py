@@ -11,8 +11,8 @@ from spotguard.agent.ipc import control
 
 
 def add_whom(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-id", metavar="NAME", help="only this run (default: all, or the only one)")
-    parser.add_argument("--socket", metavar="PATH", help="the agent that listens there")
+    parser.add_argument("--run-id", metavar="NAME", help="select this run [all, or the only one]")
+    parser.add_argument("--socket", metavar="PATH", help="select the agent at this socket")
 
 
 def whom(arguments: argparse.Namespace) -> Path | None:

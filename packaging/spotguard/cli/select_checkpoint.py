@@ -51,7 +51,7 @@ class Target:
             return runs[0]
         if not runs:
             raise CheckpointError(f"{self.store.url} holds no run: check the URL, or train with this store")
-        raise UsageError(f"{self.store.url} holds several runs: say --run-id with one of {', '.join(runs)}")
+        raise UsageError(f"{self.store.url} holds several runs: pass --run-id with one of {', '.join(runs)}")
 
     def chosen(self) -> tuple[list[CheckpointFolder], list[CheckpointFolder]]:
         """Return the selected checkpoints, newest first, and all checkpoints of their run.
@@ -89,7 +89,7 @@ class Target:
                 raise
             except CheckpointError as error:
                 reasons.append(error)
-        raise CheckpointError(f"checkpoint {chosen[0].name} is not whole: {reasons[0]}") from reasons[0]
+        raise CheckpointError(f"checkpoint {chosen[0].name} is not complete: {reasons[0]}") from reasons[0]
 
     def means(self, name: CheckpointName) -> bool:
         """Return whether the URL and the flags select this checkpoint."""
@@ -104,11 +104,11 @@ def add_target(parser: argparse.ArgumentParser, *, step: bool) -> None:
         "url",
         metavar="URL",
         nargs="?",
-        help="a store, a run in it, or one checkpoint (default: SPOTGUARD_STORE, else the folder here)",
+        help="select a store, a run or a checkpoint [SPOTGUARD_STORE]",
     )
-    parser.add_argument("--run-id", metavar="NAME", help="only this run")
+    parser.add_argument("--run-id", metavar="NAME", help="select this run")
     if step:
-        parser.add_argument("--step", metavar="N", help="the checkpoint of this step (default: the newest)")
+        parser.add_argument("--step", metavar="N", help="select the checkpoint of this step [the newest]")
 
 
 def target(arguments: argparse.Namespace) -> Target:

@@ -129,7 +129,7 @@ def _error(body: dict[str, Any]) -> str:
 
 def _sources(sources: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
     if not sources:
-        yield "notices", "none is watched; SIGTERM and drills are heard", "yellow"
+        yield "notices", "none is watched; SIGTERM and drills still work", "yellow"
     wide = max((len(source["name"]) for source in sources), default=0)
     for number, source in enumerate(sources):
         style = "green" if _fine(source) else "yellow" if source["sight"] == "seeing" else "bold red"
@@ -175,7 +175,9 @@ def _upcoming(event: dict[str, Any], now: datetime) -> str:
         return f"{event['kind']}, a warning for {ago(event['for_seconds'])}: {event['then']}{origin}"
     at = (now + timedelta(seconds=event["seconds_left"])).astimezone()
     when = f"in {span(event['seconds_left'])}, at {at:%Y-%m-%d %H:%M:%S}"
-    return f"{event['kind']} {when}: training goes on; a {event['then']} in {span(event['then_in'])}{origin}"
+    return (
+        f"{event['kind']} {when}: training continues; a {event['then']} in {span(event['then_in'])}{origin}"
+    )
 
 
 def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -25,37 +25,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cloud",
         choices=list(CLOUDS),
         default="aws",
-        help="whose metadata service, notice and manners are played (default: aws)",
+        help="play this cloud [aws]",
     )
     parser.add_argument(
         "--folder",
         type=Path,
         default=Path("spotguard-demo"),
         metavar="DIR",
-        help="where to leave the report and the picture (default: ./spotguard-demo)",
+        help="leave the report here [./spotguard-demo]",
     )
     parser.add_argument(
-        "--steps", type=int, default=STEPS, metavar="N", help=f"how long to train (default: {STEPS})"
+        "--steps", type=int, default=STEPS, metavar="N", help=f"train this many steps [{STEPS}]"
     )
     parser.add_argument(
         "--window",
         type=float,
         metavar="SECONDS",
-        help=f"from the notice to the end of the machine (default: what the cloud gives: {_windows()})",
+        help=f"stop the machine so long after the notice [{_windows()}]",
     )
     parser.add_argument(
         "--link",
         type=float,
         default=LINK,
         metavar="MBIT",
-        help=f"the simulated link to the store, in Mbit/s; 0: as fast as the disk (default: {LINK:g})",
+        help=f"limit the link to the store; 0: as fast as the disk [{LINK:g}]",
     )
     parser.add_argument(
         "--store",
         metavar="URL",
-        help="where checkpoints go, such as s3://bucket/prefix (default: a folder that goes with the demo)",
+        help="save to this store, such as s3://bucket/prefix [temporary]",
     )
-    parser.add_argument("--no-color", action="store_true", help="plain lines, no bars and no colours")
+    parser.add_argument("--no-color", action="store_true", help="print plain lines, without bars and colours")
     # The test that plants a difference passes another script in place of demo/train.py.
     parser.add_argument(
         "--script", type=Path, default=Path(__file__).with_name("train.py"), help=argparse.SUPPRESS

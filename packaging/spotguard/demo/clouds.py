@@ -62,7 +62,7 @@ class _Aws(DemoCloud):
         simulator.preempt(window)
 
     def words(self, window: float) -> str:
-        return f"spot/instance-action says terminate, in {window:g} s"
+        return f"spot/instance-action is terminate, in {window:g} s"
 
 
 class _Gcp(DemoCloud):
@@ -114,7 +114,7 @@ class _Azure(DemoCloud):
         simulator.preempt(window, of="all")
 
     def words(self, window: float) -> str:
-        return f"scheduled events say Preempt of four machines, this one among them, in {window:g} s"
+        return f"scheduled events list Preempt of four machines, this one among them, in {window:g} s"
 
 
 #: The clouds by name. A new cloud is one more entry.

@@ -72,7 +72,7 @@ def _check(arguments: argparse.Namespace) -> None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--folder {str(arguments.folder)!r}: expected a folder that can be made: {error.strerror}"
+            f"--folder {str(arguments.folder)!r}: expected a directory that can be made: {error.strerror}"
         ) from error
 
 

@@ -209,7 +209,7 @@ class Director:
         machine.start(self._guarded(machine, simulator))
         self._watch(lambda: machine.ended or losses.started is not None)
         self._must(losses.started is not None, machine, "machine 2 did not begin")
-        self._screen.say(f"machine 2 goes on after step {losses.started}")
+        self._screen.say(f"machine 2 resumes after step {losses.started}")
         self._watch(lambda: machine.ended)
         self._must(machine.returncode == 0, machine, "machine 2 failed")
         return machine, losses

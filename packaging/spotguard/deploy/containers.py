@@ -64,7 +64,7 @@ def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
         return _read("Dockerfile", {"VERSION": spotguard.__version__})
     if cloud is None:
         raise UsageError(
-            f"{name}: which cloud? Say aws, gcp or azure, as in {name} aws: each gives a pod another time to end"
+            f"{name}: which cloud? Expected aws, gcp or azure, as in {name} aws: each gives a pod another time to end"
         )
     if image and not _IMAGE.fullmatch(image):
         raise UsageError(

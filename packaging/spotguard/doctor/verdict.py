@@ -106,7 +106,7 @@ def ways(fit: Fit, cloud: str = "", rounds: bool = True) -> list[str]:
     if not fit.fits:
         ways.append(f"{amount(most)} would fit, and a warning of {ceil(enough)} s would be enough")
     if cloud == "gcp" and fit.window < 120 and enough <= 120:
-        ways.append("make the VM with --preemption-notice-duration=120s, and say --window 120")
+        ways.append("make the VM with --preemption-notice-duration=120s, and pass --window 120")
     if most > 0:
         machines = -(-fit.nbytes // max(1, most))
         if machines > 1:

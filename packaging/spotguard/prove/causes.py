@@ -100,7 +100,7 @@ _RESUMED = (
         "failed",
         lambda facts: {"why": facts.failed} if facts.failed else None,
         "the resumed command failed: {why}",
-        "start it twice with one store, and mend what the second start says",
+        "start it twice with one store, and repair what the second start reports",
         alone=True,
     ),
     Row(
@@ -142,7 +142,7 @@ _RESUMED = (
     Row(
         "module",
         wording.named(lambda facts: facts.modules),
-        "module {names} changes as training goes on and is not registered",
+        "module {names} changes during training and is not registered",
         "register it: register(…, {arguments})",
     ),
     Row(
@@ -154,7 +154,7 @@ _RESUMED = (
     Row(
         "frozen",
         wording.named(lambda facts: facts.frozen),
-        "requires_grad of {names} is not what it is in a run that goes on: no checkpoint holds it",
+        "requires_grad of {names} differs from an uninterrupted run: no checkpoint holds it",
         "set requires_grad from the number of the step, in each turn or once after restore()",
     ),
     Row(
@@ -187,7 +187,7 @@ _RESUMED = (
         "own-file",
         wording.named(lambda facts: facts.own_files if facts.data == "ahead" else ()),
         "the resumed run reads {names}, which the run before it has written: it may be of another step than the checkpoint",
-        "keep what it says in a registered dict instead",
+        "keep its content in a registered dict instead",
         alone=True,
     ),
     Row(
@@ -225,7 +225,7 @@ _RESUMED = (
     Row(
         "kept",
         wording.named(lambda facts: facts.kept),
-        "{names} holds tensors in the shapes of the parameters, changes as training goes on, and is not registered",
+        "{names} holds tensors in the shapes of the parameters, changes during training, and is not registered",
         "register it: register(…, {arguments})",
     ),
     Row(
@@ -269,8 +269,8 @@ _RESUMED = (
     Row(
         "iterator-draws",
         wording.named(lambda facts: facts.moved if facts.moved_by == "iterator" else ()),
-        "the loader's iterator draws from generator {names}, at another state after a restore than in a run that goes on",
-        "register a StatefulDataLoader and make its iterator after restore(), or give the loader a generator of its own",
+        "the loader's iterator draws from generator {names}, at another state after a restore than in an uninterrupted run",
+        "wrap the loader in spotguard.ResumableLoader, or register a StatefulDataLoader",
     ),
     Row(
         "drawn-before-loop",
@@ -282,13 +282,13 @@ _RESUMED = (
         "workers",
         wording.holds(lambda facts: facts.workers and wording.differs_first_in("input")(facts)),
         "the loader's worker processes draw other random numbers after a restart",
-        'let the dataset give StatefulDataLoader its generator, as docs/explanation/concepts.md says under "What is not"',
+        "wrap the loader in spotguard.ResumableLoader, which gives its workers the same random numbers",
     ),
     Row(
         "own-file",
         wording.named(lambda facts: facts.own_files),
         "the resumed run reads {names}, which the run before it has written: it may be of another step than the checkpoint",
-        "keep what it says in a registered dict instead",
+        "keep its content in a registered dict instead",
     ),
     Row(
         "thread",

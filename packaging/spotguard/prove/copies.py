@@ -94,18 +94,18 @@ def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[in
     if shares:
         return size, True
     ways = (
-        "link what is only read (--link data), run it in a smaller folder, or choose one with --folder on this folder's own "
+        "link data that is only read (--link data), run it in a smaller directory, or choose a --folder on this directory's "
         "file system, if that can share blocks"
     )
     if size > most:
         raise UsageError(
-            f"the working folder {original.folder} holds {amount(size)}, and each series of runs has a copy of it: more "
+            f"the working directory {original.folder} holds {amount(size)}, and each series of runs has a copy of it: more "
             f"than --copy-limit {amount(most)}; {ways}, or raise the limit"
         )
     free = shutil.disk_usage(at).free
     if size * copies > free:
         raise UsageError(
-            f"{copies} copies of the working folder {original.folder} need {amount(size * copies)}, and {amount(free)} are "
+            f"{copies} copies of the working directory {original.folder} need {amount(size * copies)}, and {amount(free)} are "
             f"free in {at}; {ways}"
         )
     return size, False
@@ -200,7 +200,7 @@ def links(folder: Path, given: Collection[str]) -> frozenset[Path]:
         path = Path(os.path.normpath(folder / word))
         if not path.is_dir() or not path.is_relative_to(folder) or path == folder:
             raise UsageError(
-                f"--link {word!r}: expected a folder inside the working folder {folder}, as in --link data"
+                f"--link {word!r}: expected a directory inside the working directory {folder}, as in --link data"
             )
         linked.add(path.relative_to(folder))
     return frozenset(linked)
@@ -216,6 +216,6 @@ def _size(entry: os.DirEntry[str]) -> int:
 
 def _unread(path: Path, error: OSError) -> str:
     return (
-        f"{path} cannot be copied: {error.strerror}; link to the folder it is in (--link), or run the command in a folder "
+        f"{path} cannot be copied: {error.strerror}; link to its directory (--link), or run the command in a directory "
         "without it"
     )

@@ -96,7 +96,7 @@ def _why(proof: Proof) -> Iterator[tuple[str, str, str]]:
         yield "shared files", f"one run has written what another one has read: {_some(proof.leaks)}", "bold"
         yield (
             "what to do",
-            "name files by paths below the working folder. Of a cache that is filled now: prove it again",
+            "name files by paths below the working directory. Of a cache that is filled now: prove it again",
             "",
         )
     if proof.differences:

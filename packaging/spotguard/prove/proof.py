@@ -145,7 +145,7 @@ def prove(trial: ProofRequest, clock: Clock, say: Callable[[str], None]) -> Proo
             proof = _prove(trial, lived, base)
         except OSError as error:
             raise ProveError(
-                f"copies and records cannot be written to {base}: {error.strerror}; make room there, or name another folder "
+                f"copies and records cannot be written to {base}: {error.strerror}; make room there, or name another directory "
                 "with --folder"
             ) from error
         proof.lives, proof.seconds = lived.count, clock.monotonic() - began

@@ -146,9 +146,7 @@ def _object(name: str, each: Stale) -> str:
     field = each.name.rpartition(".")[2]
     if not each.kind or _is_long(each):
         return f"`{name}`{kind} stands as at the start"
-    return (
-        f"`{name}`{kind} has {field} {each.plain} in a run that goes on and {each.resumed} after the restore"
-    )
+    return f"`{name}`{kind} has {field} {each.plain} in an uninterrupted run and {each.resumed} after the restore"
 
 
 def _variable(each: Stale) -> str:
@@ -156,7 +154,7 @@ def _variable(each: Stale) -> str:
     called = f"`{name}`{f' in {function}' if function else ''}"
     if _is_long(each):
         return f"{called} stands as at the start"
-    return f"{called} is {each.plain} in a run that goes on and {each.resumed} after the restore"
+    return f"{called} is {each.plain} in an uninterrupted run and {each.resumed} after the restore"
 
 
 def _is_long(each: Stale) -> bool:

@@ -60,7 +60,7 @@ def parse_state(body: bytes, clock: Clock, *, served: bool = False, strict: bool
         return Sighting(unread(_KEY, body, "state that this program knows"))
     if kind is None:
         return Sighting(SEEING)
-    now, detail = clock.monotonic(), f"{shown(word)}: no time is said, taken as {SHORT_WINDOW:g} s from now"
+    now, detail = clock.monotonic(), f"{shown(word)}: without a time, assumed {SHORT_WINDOW:g} s from now"
     notice = Notice(
         f"aws/autoscaling/{word}",
         kind,

@@ -132,7 +132,7 @@ def _event(item: Any, clock: Clock, expected: Collection[str]) -> Notice | None:
     id = f"aws/{shown(code)}/{shown(item.get('EventId'))}/{int(wall)}"
     severity, detail = Severity.LATER, f"{shown(code)}, not before {shown(start)}"
     if kind is NoticeKind.UNKNOWN:
-        detail += ": an event unknown to this program, taken as the end of this machine"
+        detail += ": an event unknown to this program, assumed to be the end of this machine"
     if clock.time() - wall > STALE and id not in expected:
         # From then on AWS may begin at any time. Ending every run at its start for hours would save nothing.
         severity = Severity.ADVISORY

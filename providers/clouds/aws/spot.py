@@ -138,7 +138,7 @@ def _notice(key: str, action: str, time: Any, wall: float | None, clock: Clock, 
     detail = f"{shown(action)} at {shown(time)}"
     window = _WINDOWS.get(kind, SHORT_WINDOW)
     if kind is NoticeKind.UNKNOWN:
-        detail += f": an action unknown to this program, taken as the end in {window:g} s"
+        detail += f": an action unknown to this program, assumed to be the end in {window:g} s"
     if wall is None:
         window = min(window, SHORT_WINDOW)
         deadline = now + window

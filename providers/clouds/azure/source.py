@@ -159,7 +159,7 @@ class AzureScheduledEvents:
         if self._own.known:
             return SEEING
         detail = f"own name not known, any event counts: {self._own.trouble}"
-        return Health(Sight.SEEING, detail=detail, advice="say it: --vm-name NAME")
+        return Health(Sight.SEEING, detail=detail, advice="pass --vm-name NAME")
 
     def _say(self, notices: tuple[Notice, ...]) -> None:
         """Warn of notices that may be another machine's: the user has to know why they count."""
@@ -167,7 +167,7 @@ class AzureScheduledEvents:
             if not self._own.known and notice.id not in self._said:
                 log.warning(
                     "%s: this machine's own name is not known (%s), so an event counts that may be another's: %s; "
-                    "say --vm-name",
+                    "pass --vm-name",
                     SOURCE,
                     self._own.trouble,
                     notice.detail,

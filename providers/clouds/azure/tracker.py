@@ -117,7 +117,7 @@ def _notice(event: ScheduledEvent, names: frozenset[str], now: float, wall: floa
     seconds = None if event.not_before is None else max(0.0, event.not_before - wall)
     detail = event.words
     if kind is NoticeKind.UNKNOWN:
-        detail += f": a type unknown to this program, taken as the end in {_SHORT:g} s"
+        detail += f": a type unknown to this program, assumed to be the end in {_SHORT:g} s"
     if event.started:
         seconds = 0.0
     elif seconds is None and severity is not Severity.ADVISORY:

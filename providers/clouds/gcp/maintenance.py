@@ -74,7 +74,9 @@ class MaintenanceState(GcpSource):
     def _made(self, word: str) -> Notice:
         """Return the notice that this word means, counted from now."""
         if word not in self.meanings and (self._notice is None or word not in self._notice.id):
-            log.warning("%s: %s is unknown to this program, and taken as the end in 30 s", self.name, word)
+            log.warning(
+                "%s: %s is unknown to this program, and assumed to be the end in 30 s", self.name, word
+            )
         kind, severity, window = self.meanings.get(word, _UNKNOWN)
         now = self._clock.monotonic()
         id = f"{self.name.replace(' instance', '')}/{word}"

@@ -58,48 +58,55 @@ VERBS: dict[str, Verb[AwsSimulator]] = {
 def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
     """Add the flags that only this service has. `duration` is the type of flags that take a time."""
     parser.add_argument(
-        "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then (default: never)"
+        "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then [never]"
     )
     parser.add_argument(
-        "--window", metavar="SECONDS", type=duration, default=120.0, help="from notice to end (default: 120)"
+        "--window",
+        metavar="SECONDS",
+        type=duration,
+        default=120.0,
+        help="end this long after the notice [120]",
     )
     parser.add_argument(
-        "--action", choices=ACTIONS, default="terminate", help="what becomes of it (default: terminate)"
+        "--action", choices=ACTIONS, default="terminate", help="announce this action [terminate]"
     )
     parser.add_argument(
-        "--skew", metavar="SECONDS", type=duration, default=0.0, help="AWS's clock is ahead by this much"
+        "--skew", metavar="SECONDS", type=duration, default=0.0, help="set AWS's clock ahead by this much"
     )
     parser.add_argument(
-        "--rebalance-after", metavar="SECONDS", type=duration, help="recommend to rebalance then"
+        "--rebalance-after", metavar="SECONDS", type=duration, help="recommend a rebalance then"
     )
     parser.add_argument(
         "--termination-time",
         choices=TIMES,
         default="absent",
-        help="what the older key holds until there is a notice (default: absent)",
+        help="set the older key until there is a notice [absent]",
     )
     parser.add_argument(
         "--maintenance-after", metavar="SECONDS", type=duration, help="schedule an event then"
     )
     parser.add_argument(
-        "--maintenance", choices=CODES, default="instance-stop", help="which (default: instance-stop)"
+        "--maintenance", choices=CODES, default="instance-stop", help="schedule this event [instance-stop]"
     )
     parser.add_argument(
         "--not-before",
         metavar="SECONDS",
         type=duration,
         default=600.0,
-        help="from its announcement to its start (default: 600)",
+        help="start the event this long after its announcement [600]",
     )
     parser.add_argument(
-        "--scale-in-after", metavar="SECONDS", type=duration, help="a group wants to terminate it then"
+        "--scale-in-after",
+        metavar="SECONDS",
+        type=duration,
+        help="have the group terminate the instance then",
     )
     parser.add_argument(
         "--token-ttl",
         metavar="SECONDS",
         type=duration,
         default=21600.0,
-        help="the longest life of a token (default: 21600)",
+        help="limit the life of a token [21600]",
     )
     parser.add_argument("--allow-v1", action="store_true", help="answer reads without a token too")
     parser.add_argument("--keep-alive", action="store_true", help="keep connections open between requests")

@@ -48,39 +48,41 @@ VERBS: dict[str, Verb[AzureSimulator]] = {
 def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
     """Add the flags that only this service has. `duration` is the type of flags that take a time."""
     parser.add_argument(
-        "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then (default: never)"
+        "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then [never]"
     )
     parser.add_argument(
-        "--window", metavar="SECONDS", type=duration, default=30.0, help="from notice to end (default: 30)"
+        "--window", metavar="SECONDS", type=duration, default=30.0, help="end this long after the notice [30]"
     )
-    parser.add_argument("--of", choices=OF, default="us", help="whose end it is (default: us)")
     parser.add_argument(
-        "--skew", metavar="SECONDS", type=duration, default=0.0, help="Azure's clock is ahead by this much"
+        "--of", choices=OF, default="us", help="announce the end of this machine, another, or all [us]"
+    )
+    parser.add_argument(
+        "--skew", metavar="SECONDS", type=duration, default=0.0, help="set Azure's clock ahead by this much"
     )
     parser.add_argument(
         "--enabling",
         metavar="SECONDS",
         type=duration,
         default=3.0,
-        help="until the first call is answered (default: 3; real ones take up to 120)",
+        help="answer the first call after this time; real: up to 120 [3]",
     )
     parser.add_argument(
         "--vm-name",
         metavar="NAME",
         default="pool-vmss_12",
-        help="this machine's name (default: pool-vmss_12)",
+        help="set this machine's name [pool-vmss_12]",
     )
     parser.add_argument(
-        "--others", metavar="N", type=_machines, default=3, help="other machines in the set (default: 3)"
+        "--others", metavar="N", type=_machines, default=3, help="add other machines to the set [3]"
     )
-    parser.add_argument("--capitals", action="store_true", help="events write names in capital letters")
+    parser.add_argument("--capitals", action="store_true", help="write names in events in capital letters")
     parser.add_argument(
         "--dates",
         choices=("rfc1123", "iso"),
         default="rfc1123",
-        help="how dates are written (default: rfc1123)",
+        help="write dates in this form [rfc1123]",
     )
-    parser.add_argument("--new-ids", action="store_true", help="an event has another id once it has started")
+    parser.add_argument("--new-ids", action="store_true", help="give an event another id once it has started")
 
 
 def _machines(text: str) -> int:

@@ -57,41 +57,44 @@ VERBS: dict[str, Verb[GcpSimulator]] = {
 def add_arguments(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
     """Add the flags that only this service has. `duration` is the type of flags that take a time."""
     parser.add_argument(
-        "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then (default: never)"
+        "--preempt-after", metavar="SECONDS", type=duration, help="issue the notice then [never]"
     )
     parser.add_argument(
         "--notice",
         metavar="SECONDS",
         type=duration,
         default=0.0,
-        help="from notice to ACPI's power button: 0, or 120 as a VM may be made (default: 0)",
+        help="press the power button this long after the notice: 0 or 120 [0]",
     )
     parser.add_argument(
-        "--window", metavar="SECONDS", type=duration, help="from notice to end (default: 30 after the button)"
+        "--window",
+        metavar="SECONDS",
+        type=duration,
+        help="end this long after the notice [30 after the button]",
     )
     parser.add_argument(
         "--pid",
         metavar="PID",
         type=int,
-        help="the process that gets SIGTERM at the button and SIGKILL at the end",
+        help="send this process SIGTERM at the button, SIGKILL at the end",
     )
     parser.add_argument(
         "--maintenance-after",
         metavar="SECONDS",
         type=duration,
-        help="announce a host event then (default: never)",
+        help="announce a host event then [never]",
     )
     parser.add_argument(
-        "--maintenance", choices=list(EVENTS), default="terminate", help="which one (default: terminate)"
+        "--maintenance", choices=list(EVENTS), default="terminate", help="announce this event [terminate]"
     )
     parser.add_argument(
         "--upcoming",
         metavar="SECONDS",
         type=duration,
-        help="maintenance is planned so far ahead (default: none)",
+        help="plan maintenance this far ahead [none]",
     )
     parser.add_argument(
-        "--gke", action="store_true", help="GKE's own server, as pods see it: it hides these keys"
+        "--gke", action="store_true", help="behave as GKE's own server, which hides these keys"
     )
 
 

@@ -215,7 +215,7 @@ class GCSStore:
                     return False
                 raise
             if not isinstance(made, dict) or made.get(_IN_METADATA[name]) != value:
-                raise UnavailableError(f"{doing}: the answer does not say that the object is there: {_PROXY}")
+                raise UnavailableError(f"{doing}: the answer does not confirm the object: {_PROXY}")
         return True
 
     def _delete(self, doing: str, paths: Sequence[str]) -> None:
@@ -330,7 +330,7 @@ def _length(doing: str, response: requests.Response) -> int:
     try:
         return int(response.headers["Content-Length"])
     except (KeyError, ValueError) as error:
-        raise UnavailableError(f"{doing}: the answer does not say its length: {_PROXY}") from error
+        raise UnavailableError(f"{doing}: the answer has no length: {_PROXY}") from error
 
 
 def _receive(doing: str, response: requests.Response, view: memoryview) -> None:

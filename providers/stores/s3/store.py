@@ -73,8 +73,8 @@ _STALE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccess
 
 _ADVICE = {
     "RequestTimeTooSkewed": "; this machine's clock is wrong: set it (chrony, timedatectl set-ntp true)",
-    "AuthorizationHeaderMalformed": "; the bucket may lie in another region: say it, as in s3://bucket/prefix?region=eu-west-1",
-    "PermanentRedirect": "; the bucket lies in another region: say it, as in s3://bucket/prefix?region=eu-west-1",
+    "AuthorizationHeaderMalformed": "; the bucket may be in another region: add it, as in s3://bucket/prefix?region=eu-west-1",
+    "PermanentRedirect": "; the bucket is in another region: add it, as in s3://bucket/prefix?region=eu-west-1",
     "NoSuchBucket": "; there is no such bucket: make it, or correct the URL",
     "AccessDenied": "; allow s3:PutObject, s3:GetObject and s3:DeleteObject on the prefix and s3:ListBucket on the bucket",
 }
@@ -163,7 +163,7 @@ class S3Store:
             answer = self._ask("get_object", Key=self._at.key(key))
             if (length := answer.get("ContentLength")) is None:
                 answer["Body"].close()
-                raise UnavailableError(f"{doing}: the answer does not say its length: {_PROXY}")
+                raise UnavailableError(f"{doing}: the answer has no length: {_PROXY}")
             data = bytearray(length)
             if fill(answer["Body"], memoryview(data)) < len(data):
                 raise CorruptError(f"{doing}: fewer bytes came than were announced")

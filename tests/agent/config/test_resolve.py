@@ -11,6 +11,7 @@ from spotguard.agent.config.options import NOTICE_FACTS, SETTINGS, Options, sett
 from spotguard.agent.config.parsers import Deadline
 from spotguard.agent.config.resolve import resolve, unknown_variables
 from spotguard.providers.errors import UsageError
+from tests.cases import cases
 
 NOTHING: Mapping[str, str] = {}
 
@@ -129,11 +130,12 @@ def test_the_service_has_no_command_to_end() -> None:
         ("metadata-endpoint", "localhost:80", "http://127.0.0.1:1338"),
         ("vm-name", "two words", "as in pool-vmss_12"),
         ("vm-name", "x" * 129, "as in pool-vmss_12"),
-        ("store", "/mnt/checkpoints", "file:///mnt/checkpoints"),
+        ("store", " ", "a path, or a store's URL, as in s3://bucket/prefix"),
         ("run-id", "a/b", "letters"),
         ("run-id", "..", "letters"),
         ("run-id", "x" * 65, "64"),
-        ("window", "2m", "as in 30"),
+        ("window", "2x", "as in 30 or 2m"),
+        ("every", "0m", "as in 60 or 5m"),
         ("window", "-1", "from 0 up"),
         ("window", "nan", "as in 30"),
         ("window", "inf", "as in 30"),
@@ -220,4 +222,28 @@ def test_a_stage_is_a_folder_that_is_there_or_can_be_made(tmp_path: Path) -> Non
     assert resolve("run", {"stage": str(tmp_path / "a" / "b")}, NOTHING).stage == str(tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
     for text in (str(tmp_path / "file"), str(tmp_path / "file" / "stage"), ""):
-        assert "expected a folder that is there or can be made" in refusal({"stage": text})
+        assert "expected a directory that exists or can be made" in refusal({"stage": text})
+
+
+@cases("text, value", [("90", 90), ("90s", 90), ("5m", 300), ("2h30m", 9000), ("1.5min", 90), ("500ms", 0.5)])
+def test_seconds_may_be_a_duration(text: str, value: float) -> None:
+    """In a flag, in the environment, and for each option that takes seconds."""
+    for name in ("window", "reserve", "every"):
+        assert getattr(resolve("run", {name: text}, NOTHING), name) == value
+        assert getattr(resolve("run", {}, {f"SPOTGUARD_{name.upper()}": text}), name) == value
+
+
+def test_a_duration_may_stand_in_the_file(tmp_path: Path) -> None:
+    assert resolve("run", file_with(tmp_path, 'every = "5m"\nwindow = 30\n'), NOTHING).every == 300
+
+
+def test_a_plain_path_is_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absolute from here on, because the command may run in another directory."""
+    monkeypatch.chdir(tmp_path)
+    assert resolve("run", {"store": "checkpoints"}, NOTHING).store == (tmp_path / "checkpoints").as_uri()
+    assert resolve("run", {"store": "/mnt/a b"}, NOTHING).store == "file:///mnt/a%20b"
+    assert resolve("run", {}, {"SPOTGUARD_STORE": "./c"}).store == (tmp_path / "c").as_uri()
+    assert resolve("run", {"store": "s3://bucket/prefix"}, NOTHING).store == "s3://bucket/prefix"
+    assert (
+        resolve("run", {"store": "s3:/bucket"}, NOTHING).store == "s3:/bucket"
+    )  # refused where stores are known

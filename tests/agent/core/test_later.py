@@ -270,7 +270,7 @@ def test_status_says_what_will_be_done_and_when() -> None:
     assert (two["kind"], two["seconds_left"], two["then"], two["then_in"]) == (
         "rebalance",
         None,
-        "training goes on",
+        "training continues",
         None,
     )
     story.until(HOUR - 200)

@@ -80,7 +80,7 @@ def test_a_commit_of_our_own_child_ends_with_leave() -> None:
     assert only(story.signals) == []
     assert not story.killed
     (outcome,) = story.outcomes
-    assert (outcome.step, outcome.committed, outcome.code, outcome.ended) == (7, 5.0, 75, "left when told")
+    assert (outcome.step, outcome.committed, outcome.code, outcome.ended) == (7, 5.0, 75, "left when asked")
     assert outcome.slack == 115.0
 
 
@@ -101,7 +101,7 @@ def test_a_child_that_does_not_leave_gets_term_and_then_kill_at_the_reserve() ->
     story.ends(-9)
     assert story.code == 75
     assert story.outcomes[0].committed is not None
-    assert story.outcomes[0].ended == "told to leave, then TERM, then killed at the reserve"
+    assert story.outcomes[0].ended == "asked to leave, then TERM, then killed at the reserve"
 
 
 def test_a_short_window_halves_the_time_to_leave() -> None:
@@ -129,7 +129,7 @@ def test_exit_handlers_are_not_hurried(store: str) -> None:
     story.until(9)
     assert only(story.signals) == before
     story.ends(75)
-    assert story.outcomes[0].ended == ("left when told" if store else "TERM after the commit")
+    assert story.outcomes[0].ended == ("left when asked" if store else "TERM after the commit")
 
 
 def test_a_function_of_on_notice_cannot_leave_and_gets_term() -> None:

@@ -36,7 +36,7 @@ def test_training_that_comes_back_saves_and_leaves_and_then_the_command_is_start
     assert (story.pid, story.code, story.machine.restarts, only(story.signals)) == (101, None, 0, [])
     assert not story.all(Announce)
     (outcome,) = story.outcomes
-    assert (outcome.kind, outcome.step, outcome.ended) == (NoticeKind.ORPHAN, 7, "left when told")
+    assert (outcome.kind, outcome.step, outcome.ended) == (NoticeKind.ORPHAN, 7, "left when asked")
     assert (outcome.returncode, outcome.code, outcome.failed) == (None, None, False)
     story.ends(3)
     assert story.code == 3

@@ -299,7 +299,7 @@ def test_the_log_says_that_this_machine_stays() -> None:
     lines = [log.text for log in story.all(Log)]
     assert (
         "another machine of this job was noticed: terminate: rack 7 from aws spot/instance-action, "
-        "118.0 s left there, telling 2 training process(es)"
+        "118.0 s left there, notifying 2 training process(es)"
     ) in lines
     assert "starting the command again: another machine of the job was noticed, this one stays" in lines
     assert not any("s left" in line for line in lines[2:])

@@ -25,7 +25,7 @@ def test_a_warning_is_a_checkpoint_and_nothing_else() -> None:
     assert story.sent(CheckpointNow) == [
         (session, CheckpointNow("rebalance from aws spot/instance-action", going=False))
     ]
-    assert len(logged(story, "training goes on")) == 1
+    assert len(logged(story, "training continues")) == 1
     story.until(10 * HOUR)
     undisturbed(story)
 

@@ -67,7 +67,7 @@ def test_a_sigterm_that_is_said_twice_in_a_row_is_one() -> None:
     story.until(30)
     story.commits(session)
     story.ends(75)
-    assert [outcome.ended for outcome in story.outcomes] == ["left when told"]
+    assert [outcome.ended for outcome in story.outcomes] == ["left when asked"]
     hasty = Story()
     hasty.opens()
     for after in (0, 0.1, 1.9):

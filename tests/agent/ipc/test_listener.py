@@ -159,10 +159,10 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -
 def test_a_folder_that_is_shared_on_purpose_is_not_to_be_taken_from_the_others(folder: Path) -> None:
     """Of /tmp, say: what root copies from a message must not close it. With the sticky bit a folder of ours in it is safe."""
     folder.chmod(0o1777)
-    advice = f"mkdir -m 700 {folder}/NAME, and say --socket {folder}/NAME/run.sock"
+    advice = f"mkdir -m 700 {folder}/NAME, and pass --socket {folder}/NAME/run.sock"
     assert (
         refused(folder / "a.sock")
-        == f"socket folder {folder} has mode 1777, so others could replace the socket: {advice}"
+        == f"socket directory {folder} has mode 1777, so others could replace the socket: {advice}"
     )
     assert os.listdir(folder) == []
     (folder / "NAME").mkdir(mode=0o700)
@@ -198,7 +198,9 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(folder: Path) -> None:
 def test_a_folder_that_is_missing_elsewhere_is_not_made(tmp_path: Path, service: bool) -> None:
     """It is a slip of the pen, and root's would be in the file system's root."""
     path = tmp_path / "nonexist" / "s.sock"
-    with pytest.raises(UsageError, match=r"socket folder .*/nonexist is not there: mkdir -m 700 .*/nonexist"):
+    with pytest.raises(
+        UsageError, match=r"socket directory .*/nonexist is not there: mkdir -m 700 .*/nonexist"
+    ):
         listen(path, service=service)
     assert not path.parent.exists()
     with pytest.raises(UsageError, match="is not there"):
@@ -231,7 +233,7 @@ def test_a_missing_folder_that_may_not_be_made_is_refused_beforehand() -> None:
     folder = Path(f"/run/spotguard-{os.urandom(4).hex()}")
     with nobody():
         words = refused(folder / "deeper" / "a.sock")
-        assert words.startswith(f"socket folder {folder / 'deeper'}: Permission denied; ")
+        assert words.startswith(f"socket directory {folder / 'deeper'}: Permission denied; ")
     assert not folder.exists()
 
 
@@ -302,9 +304,7 @@ def test_a_stale_socket_is_replaced(folder: Path) -> None:
 def test_a_live_agents_socket_is_left_alone(folder: Path) -> None:
     """A second run of the same name says so; the first goes on."""
     first = listen(folder / "a.sock")
-    with pytest.raises(
-        UsageError, match=r"own --run-id \(or --socket, where one is said\), or end the other"
-    ):
+    with pytest.raises(UsageError, match=r"own --run-id \(or --socket, if you pass one\), or end the other"):
         listen(folder / "a.sock")
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(os.fspath(first.path))

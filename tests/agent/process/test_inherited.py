@@ -178,7 +178,7 @@ def test_a_start_ends_the_orphan_before_it_starts_its_command(left: Left, option
     assert orphan.communicate(timeout=TIMEOUT)[0] == "orphan\nleaves\n"
     assert orphan.returncode == 75
     (record,) = outcome.earlier(left.socket.parent, "r")
-    assert (record["kind"], record["step"], record["ended"]) == ("orphan", 7, "left when told")
+    assert (record["kind"], record["step"], record["ended"]) == ("orphan", 7, "left when asked")
     assert (record["code"], record["returncode"]) == (None, None)
     assert not left.socket.exists()
     assert not lock_of(left.socket).exists()

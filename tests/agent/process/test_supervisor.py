@@ -288,7 +288,7 @@ def nobody_special(folder: Path) -> Iterator[None]:
         ("./orphan", 126, "interpreter"),
         ("./folder", 126, "folder"),
         ("./foreign", 126, "built for another system"),
-        ("./locked/program", 126, "may not be entered"),
+        ("./locked/program", 126, "is not accessible"),
     ],
 )
 def test_a_command_that_cannot_be_started(

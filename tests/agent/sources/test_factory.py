@@ -65,7 +65,7 @@ def test_an_endpoint_that_nobody_asks_is_said(tmp_path: Path, caplog: pytest.Log
     said = options(provider="none", metadata_endpoint="http://127.0.0.1:1338")
     assert factory.cloud_sources(said, SystemClock(), tmp_path)() == []
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("--metadata-endpoint http://127.0.0.1:1338 is not asked: --provider none")
+    assert line.startswith("--metadata-endpoint http://127.0.0.1:1338 is not used: --provider none")
 
 
 def test_gcp_is_watched_where_it_is_named_and_where_the_firmware_names_it(tmp_path: Path) -> None:

@@ -298,6 +298,6 @@ def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"--notice-file .*/no/notice: expected a path in a folder that is there"
+        UsageError, match=r"--notice-file .*/no/notice: expected a path in an existing directory"
     ):
         NoticeFile(folder / "no" / "notice", ManualClock())

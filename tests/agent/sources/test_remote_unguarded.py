@@ -113,7 +113,7 @@ def test_a_service_that_goes_silent_is_as_dead(serve: Serving, events: Events, f
     server.send(poller, WATCHED)
     server.send(poller, SEEING)
     relayed.health("aws", Sight.SEEING)
-    assert relayed.health(NAME, Sight.BLIND).health.detail.endswith("it says nothing")
+    assert relayed.health(NAME, Sight.BLIND).health.detail.endswith("it sends nothing")
     relayed.health("aws", Sight.BLIND)
     relayed.health("fake source", Sight.SEEING)
     relayed.relay.stop(timeout=30)
@@ -149,7 +149,7 @@ def test_a_service_that_does_not_say_what_it_watches_is_not_used(
     server = serve()
     relayed = Relayed(folder / "a.sock")
     server.send(events.next(Watching).session, SEEING)
-    assert "does not say" in relayed.health(NAME, Sight.BLIND).health.detail
+    assert "does not report" in relayed.health(NAME, Sight.BLIND).health.detail
     relayed.health("fake source", Sight.SEEING)
     relayed.relay.stop(timeout=30)
 

@@ -76,7 +76,7 @@ def test_the_picture_says_whose_notice_it_was(cloud: str) -> None:
     told = story(part(1, 50), part(51, 100), Mark(COMMITTED, 0.2))
     picture = draw(plan(cloud, 20.0), told, Verdict(3, 10, 100, ()))
     own = CLOUDS[cloud]
-    assert f"Taken back by {own.title} at step 50" in picture
+    assert f"Preempted by {own.title} at step 50" in picture
     assert f"20 s after the notice ({own.title} gives {own.window:g} s)" in picture
 
 
@@ -85,7 +85,7 @@ def test_what_was_kept_is_said_plainly() -> None:
     killed = Mark("killed", 20.0)
     everything = kept(plan(), story(part(1, 50), part(51, 100), killed))
     assert everything.startswith("KEPT: everything. Machine 1 saved step 50 after its notice")
-    assert everything.endswith("went on from there")
+    assert everything.endswith("resumed from there")
     some = kept(plan(window=10.0), story(part(1, 50), part(31, 100), killed))
     assert some.startswith(
         "DID NOT FIT: machine 1 had 10 s after its notice, and committed nothing in them: "

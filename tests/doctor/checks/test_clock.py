@@ -60,7 +60,7 @@ def test_what_the_store_has_taken_is_not_called_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "words"), [("file", "nothing is signed for a folder"), ("gs", "new tokens may be refused")]
+    ("scheme", "words"), [("file", "nothing is signed for a directory"), ("gs", "new tokens may be refused")]
 )
 @pytest.mark.parametrize("ahead", [360.0, -86400.0])
 def test_where_nothing_is_signed_it_is_a_warning_at_most(scheme: str, words: str, ahead: float) -> None:

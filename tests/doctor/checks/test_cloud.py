@@ -72,7 +72,7 @@ def test_a_cloud_that_answers_is_seen(aws: AwsSimulator, tmp_path: Path) -> None
 def test_the_firmware_names_the_cloud(aws: AwsSimulator, tmp_path: Path) -> None:
     root = machine(tmp_path, sys_vendor="Amazon EC2")
     sight = cloud.look(options(metadata_endpoint=aws.endpoint), SystemClock(), root)
-    assert sight.findings[0].found == "aws, as this machine's firmware says (DMI)"
+    assert sight.findings[0].found == "aws, by this machine's firmware (DMI)"
     assert notices(sight)[0].state == "ok"
 
 
@@ -96,7 +96,7 @@ def test_firmware_that_is_hidden_is_not_taken_for_no_cloud(tmp_path: Path) -> No
 
 
 def test_an_endpoint_of_nobody_knows_which_cloud_is_said_wrongly(aws: AwsSimulator, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="say which one answers there"):
+    with pytest.raises(UsageError, match="pass --provider aws, azure or gcp"):
         cloud.look(options(metadata_endpoint=aws.endpoint), SystemClock(), tmp_path)
 
 

@@ -32,7 +32,7 @@ def looked(left: float | None, *, renewed: bool = False, temporary: bool = False
 
 def test_a_folder_needs_none(tmp_path: Path) -> None:
     found = identity.look(FileStore(tmp_path))
-    assert (found.state, found.found) == ("ok", "a folder needs none")
+    assert (found.state, found.found) == ("ok", "a directory needs none")
 
 
 def test_an_emulator_is_asked_as_nobody() -> None:
@@ -57,7 +57,7 @@ def test_a_key_has_no_end() -> None:
 
 def test_what_ends_and_does_not_say_when_is_a_warning() -> None:
     found = looked(None, temporary=True)
-    assert (found.state, "not said" in found.found) == ("warning", True)
+    assert (found.state, "not known" in found.found) == ("warning", True)
     assert found.advice
 
 

@@ -73,7 +73,7 @@ def test_a_file_system_that_does_not_say_its_size_is_no_full_one() -> None:
     """As some that are programs (FUSE), and /proc."""
     (found,) = disk.look("file:///proc/store", "none", 2**40, CLOCK)
     assert (found.state, found.facts["free_bytes"]) == ("ok", None)
-    assert found.found == "nobody says how much is free on proc"
+    assert found.found == "how much is free is not known, and free on proc"
 
 
 def test_a_folder_that_may_not_be_looked_into_has_the_room_of_what_is_above_it(tmp_path: Path) -> None:

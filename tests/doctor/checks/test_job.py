@@ -127,7 +127,7 @@ def test_an_agent_of_before_intervals_is_no_failure() -> None:
         del old[since]
     found = looked(old)["checkpoint"]
     assert (found.state, found.facts["interval_seconds"]) == ("ok", None)
-    assert found.found.endswith("; how often one is made this older agent does not say")
+    assert found.found.endswith("; this older agent does not report how often")
 
 
 def test_no_job_is_no_failure() -> None:

@@ -117,8 +117,8 @@ def test_prometheus_s_library_is_not_here(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_deadline_that_is_past() -> None:
     found = refused(deadline="2001-01-01T00:00Z")
     assert found.found.startswith("--deadline '2001-01-01T00:00Z': expected a time to come")
-    assert found.advice == "say a later one"
-    assert refused(deadline="3600").advice == "for seconds from now say +3600"
+    assert found.advice == "pass a later one"
+    assert refused(deadline="3600").advice == "for seconds from now pass +3600"
 
 
 def test_a_notice_file_in_no_folder(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_notice_file_in_no_folder(tmp_path: Path) -> None:
 
 def test_a_notice_file_that_others_could_put_there(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert refused(notice_file=str(tmp_path / "notice")).advice == "use a folder of your own, or of root"
+    assert refused(notice_file=str(tmp_path / "notice")).advice == "use a directory of your own, or of root"
 
 
 def test_a_socket_folder_that_others_may_write_to(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_a_command_that_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert refused(["trian"]).advice == "name a program on PATH or a path to one, as in python train.py"
     (tmp_path / "train.py").write_text("")
     found = refused(["train.py"])
-    assert found.found == "command not found: 'train.py': it is a file in this folder"
-    assert found.advice == "say ./train.py, or the program that runs it, as in python train.py"
+    assert found.found == "command not found: 'train.py': it is a file in this directory"
+    assert found.advice == "use ./train.py, or the program that runs it, as in python train.py"
     assert found.facts["program"] is None
     assert "chmod +x ./train.py" in refused(["./train.py"]).advice
 

@@ -127,7 +127,7 @@ def test_a_folder_of_somebody_else_fails_and_nothing_is_said_to_remain(others: P
     with nobody():
         found = tried(open_store((others / "store").as_uri()))
     assert states(found) == dict.fromkeys(("put", "get", "list", "delete"), "fails")
-    assert "make the folder writable" in found["put"].advice
+    assert "make the directory writable" in found["put"].advice
 
 
 def test_what_may_have_been_put_is_said_to_remain() -> None:
@@ -146,7 +146,7 @@ def test_a_file_is_no_store(below: str, tmp_path: Path) -> None:
     url = (tmp_path / "file").as_uri() + below
     found, _ = reached(open_store(url))
     assert (found.state, found.found) == ("fails", f"{url}: Not a directory")
-    assert "name a folder" in found.advice
+    assert "name a directory" in found.advice
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o300])
@@ -163,13 +163,13 @@ def test_where_no_folder_can_be_made_put_says_so() -> None:
     assert states(found)["put"] == "fails"
     assert "remains" not in found
     if os.geteuid() == 0:  # who is not root is told of his rights
-        assert found["put"].found.endswith("no folder can be made there, or it goes away at once")
+        assert found["put"].found.endswith("no directory can be made there, or it disappears at once")
 
 
 def test_a_path_through_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     found = tried(open_store((tmp_path / "file" / "store").as_uri()))
-    assert (found["put"].state, "name a folder" in found["put"].advice) == ("fails", True)
+    assert (found["put"].state, "name a directory" in found["put"].advice) == ("fails", True)
     assert (tmp_path / "file").read_text() == "mine"
 
 

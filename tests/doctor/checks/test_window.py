@@ -14,7 +14,7 @@ from spotguard.doctor.checks.window import Counted, count_on
         ("aws", 60.0, None, 60.0, "ok", "--window 60"),
         ("aws", 600.0, None, 120.0, "warning", "--window 600"),
         ("gcp", None, None, 30.0, "warning", "unless the VM was made with more"),
-        ("gcp", None, 150.0, 150.0, "ok", "the metadata service says so"),
+        ("gcp", None, 150.0, 150.0, "ok", "by the metadata service"),
         ("gcp", 120.0, None, 120.0, "ok", "--window 120"),
         ("azure", None, None, 30.0, "ok", "what Azure promises"),
         ("none", None, None, 25.0, "ok", "what a SIGTERM leaves"),

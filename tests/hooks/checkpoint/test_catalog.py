@@ -128,7 +128,7 @@ def test_damage_is_warned_about_and_a_save_under_way_is_not(caplog: pytest.LogCa
     assert newest(store) == "000000010-0001-0000"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert record.message.startswith("checkpoint 000000020-0001-0000 of run run is passed over: ")
+    assert record.message.startswith("checkpoint 000000020-0001-0000 of run run is skipped: ")
     assert "damaged" in record.message
 
 
@@ -196,7 +196,7 @@ def test_an_object_that_is_gone_or_cut_unmakes_a_whole(damage: object) -> None:
         assert newest(store) == "000000010-0001-0000"
         for deep in (True, False):
             listed = list_checkpoints(store, "run", deep=deep)
-            assert [line.status for line in listed] == ["damaged", "whole"]
+            assert [line.status for line in listed] == ["damaged", "complete"]
             assert manifests[0].objects[index].name in listed[0].reason
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_manifest_unmakes_a_whole() -> None:
     assert [str(whole.name) for whole in found] == ["000000010-0001-0000"]
     assert told[0][0] == str(save.name)
     assert "00001-of-00002.json: damaged" in told[0][1]
-    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["damaged", "whole"]
+    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["damaged", "complete"]
 
 
 def test_a_manifest_of_another_place_is_not_believed() -> None:
@@ -266,7 +266,7 @@ def test_a_newer_formats_checkpoint_is_not_gone_back_behind() -> None:
         find_whole(store, "run")
     chosen = find_whole(store, "run", step=10)
     assert chosen is not None
-    assert [line.status for line in list_checkpoints(store, "run")] == ["newer", "whole"]
+    assert [line.status for line in list_checkpoints(store, "run")] == ["newer", "complete"]
 
 
 def test_a_lower_level_is_restored_only_when_asked_for() -> None:
@@ -287,7 +287,7 @@ def test_ls_reads_one_marker_where_all_is_well() -> None:
     store.calls.clear()
     (line,) = list_checkpoints(store, "run")
     assert (line.status, line.world, line.level, line.kind, line.created, line.marked) == (
-        "whole", 8, "full", "background", 2.0, True,
+        "complete", 8, "full", "background", 2.0, True,
     )  # fmt: skip
     assert [verb for verb, _ in store.calls] == ["list", "get"]
     assert line.nbytes == sum(len(data) for key, data in store.objects.items() if key.endswith("safetensors"))
@@ -330,7 +330,7 @@ def test_a_marker_that_vanishes_while_it_is_read_ends_no_listing() -> None:
             store.objects.pop(save.prefix + MARKER, None)
 
     lines = list_checkpoints(CalledStore(store, pruned), "run")
-    assert [(line.name.step, line.status) for line in lines] == [(20, "partial"), (10, "whole")]
+    assert [(line.name.step, line.status) for line in lines] == [(20, "partial"), (10, "complete")]
     assert MARKER in lines[0].reason
 
 
@@ -353,7 +353,7 @@ def test_ls_tells_partial_from_damaged() -> None:
     assert [(line.name.step, line.status) for line in lines] == [
         (30, "partial"),
         (20, "partial"),
-        (10, "whole"),
+        (10, "complete"),
     ]
     assert lines[0].reason == "no manifest is there"
     assert lines[1].reason == "1 of 2 manifests are missing (00001-of-00002.json is the first)"
@@ -400,7 +400,7 @@ def test_foreign_files_are_in_nobodys_way() -> None:
     ):
         store.put(key, memoryview(b"x"))
     assert newest(store) == str(save.name)
-    assert [line.status for line in list_checkpoints(store, "run")] == ["whole"]
+    assert [line.status for line in list_checkpoints(store, "run")] == ["complete"]
     assert list_runs(store) == ["run"]
 
 
@@ -419,7 +419,7 @@ def test_a_marker_that_lies_is_not_believed() -> None:
     save.write(store)
     store.corrupt(save.prefix + MARKER, 40)
     assert newest(store) == str(save.name)
-    assert list_checkpoints(store, "run", deep=True)[0].status == "whole"
+    assert list_checkpoints(store, "run", deep=True)[0].status == "complete"
 
 
 def test_a_manifest_that_names_what_another_rank_wrote_is_refused() -> None:
@@ -427,7 +427,7 @@ def test_a_manifest_that_names_what_another_rank_wrote_is_refused() -> None:
     store, save = FakeStore(), Save()
     first, second = save.write(store)
     put_manifest(store, replace(second, objects=first.objects))
-    with pytest.raises(CheckpointError, match="not in the folder of rank 1 of 2"):
+    with pytest.raises(CheckpointError, match="not in the directory of rank 1 of 2"):
         next(whole_checkpoints(store, "run", skipped=_raise))
 
 

@@ -34,7 +34,7 @@ def sound(store: FakeStore) -> None:
         assert verify(store, whole) == []
     for line in list_checkpoints(store, "run"):
         deep = [each for each in list_checkpoints(store, "run", deep=True) if each.name == line.name]
-        assert line.status != "whole" or deep[0].status == "whole"
+        assert line.status != "complete" or deep[0].status == "complete"
 
 
 def many(*numbers: int) -> FakeStore:
@@ -221,7 +221,7 @@ def test_what_is_spared_keeps_what_it_refers_to() -> None:
     Save(step=30, save=2).write(store)
     gone = prune(store, "run", keep=1, attempt=1, protect=[spared.name])
     assert [name.step for name in gone] == [10]
-    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["whole", "whole"]
+    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["complete", "complete"]
     whole = find_whole(store, "run", step=20)
     assert whole is not None
     assert verify(store, whole) == []
@@ -358,7 +358,10 @@ def test_what_a_milestone_refers_to_stays() -> None:
     Save(step=100, save=1, base=base).write(store)
     Save(step=150, save=2).write(store)
     prune(store, "run", keep=1, every=100, attempt=1)
-    assert [line.name.step for line in list_checkpoints(store, "run") if line.status == "whole"] == [150, 100]
+    assert [line.name.step for line in list_checkpoints(store, "run") if line.status == "complete"] == [
+        150,
+        100,
+    ]
     sound(store)
 
 

@@ -108,7 +108,7 @@ def test_what_a_probe_leaves_is_nothing_to_anybody() -> None:
     assert len(store.objects) == 1
     assert list_runs(store) == []
     Save().write(store)
-    assert [each.status for each in list_checkpoints(store, "run")] == ["whole"]
+    assert [each.status for each in list_checkpoints(store, "run")] == ["complete"]
     assert plan_pruning(store, "run", keep=1).departing == ()
     store.objects = {key: data for key, data in store.objects.items() if "/probes/" in key}
     assert claim_attempt(store, "run", {}) == 1

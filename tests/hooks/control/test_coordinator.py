@@ -359,7 +359,7 @@ def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_o
         until(lambda: first.ranks.lost)
         notice = Preempt("x", 30.0, 3.0, "terminate", "aws")
         first.ranks.notice(notice)
-        assert "not heard here any more" in first.heard.outcome()
+        assert "do not arrive here any more" in first.heard.outcome()
         assert first.saver.alarmed
         clock.advance(60)
         first.ranks.notice(notice)  # once more: nobody waits here for so long

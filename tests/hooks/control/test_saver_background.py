@@ -52,7 +52,7 @@ def test_a_background_save_that_fails_stops_nothing(caplog: pytest.LogCaptureFix
         store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
         guard._saver.background()
         go_on(guard, job)
-    assert "background checkpoint failed, training goes on: read-only" in caplog.text
+    assert "background checkpoint failed, training continues: read-only" in caplog.text
     assert store.kinds()["manifests"] == 0
 
 

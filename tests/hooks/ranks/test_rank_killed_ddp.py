@@ -66,8 +66,8 @@ def test_what_lacks_a_dead_rank_s_extras_is_a_level_of_its_own(gang: Gang, folde
     assert restored(gang, store, env={"SPOTGUARD_EXTRAS_WORTH": "1"}) == 4
     said = gang.errors()
     assert "step 4 is restored without the extras of rank 2" in said
-    assert said.count("rank 2 goes on with what was rank 0's of notes: its own were not saved") == 1
-    assert said.count(" goes on with ") == 1
+    assert said.count("rank 2 restores rank 0's notes: its own were not saved") == 1
+    assert said.count(" restores rank ") == 1
     assert "rank 2 was not there any more when the others saved: rng of its own is lost" in said
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_saved_where_a_complete_checkpoint_is_as_new(gang: Gang, fold
     stands = "rank 2 of 3 has not answered in time, and the complete checkpoint of step 4 stands"
     assert record["reason"] == stands
     assert restored(gang, store) == 4
-    assert " goes on with " not in gang.errors()
+    assert " restores rank " not in gang.errors()
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_the_next_rank_keeps_the_record_where_the_first_one_died(gang: Gang, fol
     ((name, record),) = outcomes(store).items()
     assert (name, record["level"]) == ("0001-01-00001", "partial-extras")
     assert restored(gang, store, env={"SPOTGUARD_EXTRAS_WORTH": "0"}) == 4
-    assert "rank 0 goes on with what was rank 1's of notes" in gang.errors()
+    assert "rank 0 restores rank 1's notes" in gang.errors()
 
 
 @pytest.mark.slow
@@ -107,5 +107,5 @@ def test_extras_that_all_ranks_had_alike_are_no_loss(gang: Gang, folder: Path) -
     assert restored(gang, store, training="plain") == 4
     said = gang.errors()
     alike = "its own were not saved, and were the very same in the full checkpoint before"
-    assert said.count(f"rank 2 goes on with what was rank 0's of rng: {alike}") == 1
+    assert said.count(f"rank 2 restores rank 0's rng: {alike}") == 1
     assert "is lost" not in said

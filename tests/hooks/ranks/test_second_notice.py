@@ -118,7 +118,7 @@ def test_s16_two_machines_that_are_noticed_40_s_apart_go_with_one_checkpoint(
         (outcome,) = machine.outcomes()[-1:]
         assert outcome["step"] == 4
         assert outcome["slack"] == pytest.approx(slack)
-        assert outcome["ended"] == "everybody was told to leave"
+        assert outcome["ended"] == "all processes were asked to leave"
 
 
 def test_a_machine_that_is_noticed_before_it_has_seen_the_commit_of_another_one_hears_of_it(

@@ -81,6 +81,6 @@ def test_a_save_that_does_not_fit_has_no_marker_and_leaves_the_checkpoint_before
         (outcome,) = machines[rank].outcomes()
         assert (outcome["committed"] is None) is (seen[rank] == 2), "what it saw, and nothing else"
         if rank != slow:
-            assert outcome["ended"] == "everybody was told to leave"  # and not at the deadline
+            assert outcome["ended"] == "all processes were asked to leave"  # and not at the deadline
     assert [name.split("-")[0] for name in marked(store)] == [f"{2:09}"]
     assert restores(gang, world, way, store) == step

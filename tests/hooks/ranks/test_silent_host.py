@@ -68,7 +68,7 @@ def test_a_launcher_that_stands_still_keeps_nobody(
     assert [each["ended"] for each in said] == ["preempted"] * WORLD, (said, gang.errors())
     assert [each["last"] for each in said] == [step] * WORLD, gang.errors()
     outcome = machine.outcomes()[0]
-    assert outcome["ended"] == "everybody was told to leave"  # and not at the deadline
+    assert outcome["ended"] == "all processes were asked to leave"  # and not at the deadline
     assert (outcome["committed"] is None) == (step == 2)
     assert len(marked(store)) == (1 if step == 2 else 2)
     assert restores(gang, WORLD, way, store) == step
@@ -122,7 +122,7 @@ def test_a_rank_that_stands_still_with_the_store_keeps_no_other_machine(
                 range(WORLD)
             )  # who is in a collective with the first one cannot leave, and its agent kills it
     outcome = machine.outcomes()[0]
-    assert outcome["ended"] == "everybody was told to leave"  # and not at the deadline
+    assert outcome["ended"] == "all processes were asked to leave"  # and not at the deadline
     assert outcome["step"] == (None if step == 2 else step)
     assert len(marked(store)) == (1 if step == 2 else 2)
     assert restores(gang, WORLD, way, store) == step

@@ -58,7 +58,7 @@ def test_a_rank_whose_training_thread_sleeps_for_an_hour_is_saved_and_is_ended_b
     outcome = machine.outcomes()[0]
     assert outcome["step"] == 4, gang.errors()
     assert outcome["slack"] > 0
-    assert outcome["ended"] == "everybody was told to leave"
+    assert outcome["ended"] == "all processes were asked to leave"
     assert len(marked(store)) == 2
     assert restores(gang, 2, way, store) == 4
 

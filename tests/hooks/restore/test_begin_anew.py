@@ -85,7 +85,7 @@ def test_begin_anew_is_spent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     damage(store, ".json")
     monkeypatch.setenv("SPOTGUARD_BEGIN_ANEW", "yes")
     train(store)
-    assert start(store)[0] == 2, "a whole checkpoint is always taken"
+    assert start(store)[0] == 2, "a complete checkpoint is always taken"
     damage(store, ".json")
     with pytest.raises(AllDamagedError, match="--begin-anew was spent on 000000002-0001"):
         start(store)

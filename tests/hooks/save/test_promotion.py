@@ -250,7 +250,7 @@ def test_one_that_was_hurried_by_a_notice_that_is_void_does_not_end_unheard(
         guard._agent.hear(protocol.Withdrawn("n1"))
         store.clock.advance(600.0)
         assert hurried.done.wait(PATIENCE)
-        assert "background checkpoint failed, training goes on: out of time" in caplog.text
+        assert "background checkpoint failed, training continues: out of time" in caplog.text
         assert heard.of(protocol.Failed) == []
         assert guard._gate.place.shut is Shut.OPEN
     assert store.kinds()["manifests"] == 2

@@ -260,7 +260,7 @@ def test_parameters_that_were_each_ranks_own_and_differed_are_named_among_anothe
     here = Rank(2, 3, model=filled(9.0))
     (warning,) = (each for each in goes_on(stages, here) if "differed" in each)
     assert "model/weight, model/bias differed between the 2 ranks" in warning
-    assert "rank 2 of 3 goes on with those of rank 0" in warning
+    assert "rank 2 of 3 restores those of rank 0" in warning
     assert value_of(here.values["model"]) == 0.0
 
 

@@ -92,7 +92,7 @@ def test_every_warning_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["ibm"], "invalid choice: 'ibm' (choose from"),
-        ([], "which cloud? Say aws, gcp or azure, as in spotguard simulate aws"),
+        ([], "which cloud? Expected aws, gcp or azure, as in spotguard simulate aws"),
         (["aws", "--window", "soon"], "argument --window: 'soon' is not a time: expected seconds"),
         (["aws", "--port", "99999"], "argument --port: '99999' is not a port: expected 0 to 65535"),
         (["aws", "--action", "reboot"], "argument --action: invalid choice: 'reboot'"),

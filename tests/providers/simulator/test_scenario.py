@@ -108,7 +108,7 @@ def test_times_have_units(text: str, value: float) -> None:
     assert seconds(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "s", "1e3", "nan", "inf", "1 s", "1d", "٣", "1_0"])
+@pytest.mark.parametrize("text", ["", "s", "1e3", "nan", "inf", "1 s", "1w", "٣", "1_0"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     """Also what Python would take for a number."""
     with pytest.raises(ValueError, match="is not a time"):

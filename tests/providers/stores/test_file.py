@@ -218,7 +218,7 @@ def test_a_folder_of_somebody_else_denies(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Permission denied; make the folder writable") == 2
+    assert done.stdout.count("Permission denied; make the directory writable") == 2
     assert files(tmp_path / "store") == ["run", "run/a"]
 
 

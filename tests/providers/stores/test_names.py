@@ -147,8 +147,8 @@ def test_a_bucket_of_before_2018_is_taken_whatever_the_region(
 @pytest.mark.parametrize(
     ("environ", "url", "said"),
     [
-        ({}, "az://container", "says no storage account"),
-        ({"ACCOUNT": "", "CONNECTION_STRING": ""}, "az://container", "says no storage account"),
+        ({}, "az://container", "names no storage account"),
+        ({"ACCOUNT": "", "CONNECTION_STRING": ""}, "az://container", "names no storage account"),
         ({"ACCOUNT": "Not-A-Name"}, "az://container", "is no storage account's name"),
         ({"CONNECTION_STRING": "x"}, "az://Container", "is no container's name"),
         ({}, "az://ab?account=acme", "is no container's name"),
@@ -184,7 +184,7 @@ def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
     file = tmp_path / "a file"
     file.touch()
     with pytest.raises(
-        UsageError, match=f"--store: store .*a%20file{below}': {file} is a file: name a folder"
+        UsageError, match=f"--store: store .*a%20file{below}': {file} is a file: name a directory"
     ):
         check_folder("--store", file.as_uri() + below)
 

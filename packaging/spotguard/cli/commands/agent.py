@@ -11,8 +11,8 @@ from ..parser import add_settings, settings_given
 from .run import log_as, warn_of_unknown_variables
 
 DESCRIPTION = """\
-Watches for the cloud's notice once for the whole machine. Every `spotguard run`, and every training
-process that is given its socket, is told. It starts and ends no command."""
+Watch for the cloud's notice once for the whole machine, and notify every `spotguard run` and every
+training process that has its socket. The agent starts and ends no command."""
 
 EXAMPLES = """\
 examples:

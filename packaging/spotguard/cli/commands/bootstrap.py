@@ -16,9 +16,9 @@ from ..parser import Parser, add_settings, settings_given
 from ..words import repeated
 
 DESCRIPTION = """\
-Prints cloud-init user-data: a machine that is created with it installs spotguard, guards COMMAND
-from its first boot on, and goes on from the newest checkpoint. It holds nothing secret, and says
-at its top how the machine has to be created."""
+Print cloud-init user-data. A machine with this user-data installs spotguard, guards COMMAND from its first
+boot on, and resumes from the newest checkpoint. It contains no secret, and lists at its top the options
+with which to create the machine."""
 
 EXAMPLES = """\
 examples:
@@ -32,12 +32,12 @@ _OURS = ("package", "index", "others", "python", "user", "directory", "prepare",
 
 #: Help texts of options that `run --help` explains by this machine and its folder.
 _HELP = {
-    "provider": "whose notices to watch: this cloud's (the default), or none",
-    "store": "where checkpoints go: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix?account=NAME, or file:///path on a network file system (must be said)",
-    "run-id": "the name to resume under (must be said)",
-    "deadline": f"when the machine has to end: {DEADLINE_EXAMPLE}Z or +01:00, Unix seconds; or +3600 or 2h from each start of the job",
-    "socket": "where training processes find us (default: in a folder that the unit makes)",
-    "stage": "a folder on the machine's own disk: background checkpoints are written there first, and a restart there restores from it",
+    "provider": "poll this machine's cloud, or none [its cloud]",
+    "store": "save to s3://, gs://, az:// or a network file system (required)",
+    "run-id": "resume under this name (required)",
+    "deadline": f"end by then: {DEADLINE_EXAMPLE}Z, Unix seconds, or 2h after each start",
+    "socket": "listen here for training processes [the unit's directory]",
+    "stage": "write background checkpoints to the machine's own disk first",
 }
 #: Options of `run` that bootstrap refuses: the machine has its own config file, and its unit relies on exit code 75.
 _NOT_HERE = ("config", "exit-code")
@@ -56,15 +56,17 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "spotguard bootstrap {aws,gcp,azure} [options] -- COMMAND..."
-    parser.of_words = "the command stands behind --, as in … -- torchrun train.py"
+    parser.of_words = "the command follows --, as in … -- torchrun train.py"
     parser.of_clouds = f"the cloud is the first word, {_AS_IN}"
     choices = f"{{{','.join(plan.CLOUDS)}}}"
-    parser.add_argument("cloud", nargs="?", type=_cloud, metavar=choices, help="whose machines they are")
+    parser.add_argument(
+        "cloud", nargs="?", type=_cloud, metavar=choices, help="select the cloud of the machines"
+    )
     machine = parser.add_argument_group("the machine")
     machine.add_argument(
         "--package",
         metavar="SPEC",
-        help="spotguard itself, for pip: a requirement, the URL of a wheel, or its path on the machine; the extra for --store is added (default: this version, once it is released)",
+        help="install spotguard from here: requirement, wheel URL or path (required)",
     )
     machine.add_argument(
         "--with",
@@ -72,52 +74,54 @@ def add_arguments(parser: Parser) -> None:
         dest="others",
         action="append",
         default=[],
-        help="another package that pip installs beside it, where the image lacks it: torch; may be said again",
+        help="install this package as well, such as torch; repeatable",
     )
-    machine.add_argument("--index", metavar="URL", help="the package index, where it is not pip's own")
+    machine.add_argument("--index", metavar="URL", help="use this package index")
     machine.add_argument(
         "--python",
         metavar="PATH",
-        help="the job's Python, the one with torch (default: the first of 3.11 to 3.14)",
+        help="use this Python, which has torch [the first of 3.11 to 3.14]",
     )
     machine.add_argument(
         "--user",
         metavar="NAME",
         default="train",
-        help="who runs the command (default: train); made where missing",
+        help="run the command as this user, made if missing [train]",
     )
-    machine.add_argument("--directory", metavar="PATH", help="where it runs (default: the user's home)")
+    machine.add_argument(
+        "--directory", metavar="PATH", help="run the command in this directory [the user's home]"
+    )
     machine.add_argument(
         "--prepare",
         metavar="COMMAND",
-        help="run once by that user, there, before the job: a git clone",
+        help="run this once before the job, as that user: a git clone",
     )
     machine.add_argument(
         "--restart",
         metavar="WHEN",
         choices=plan.RESTARTS,
         default="no",
-        help="when the unit is started again, as systemd has it: no (the default), on-failure or always; after 75 it always is, after 2 (wrong use) never",
+        help="restart the unit: no, on-failure or always; 75 always does [no]",
     )
     machine.add_argument(
         "--then",
         metavar="COMMAND",
-        help="run by root a minute after the job has ended for good, or the setup has failed: poweroff (default: the machine stays on); never after 75",
+        help="run this as root after the job's end, such as poweroff",
     )
     machine.add_argument(
         "--startup-script",
         action="store_true",
-        help="a shell script instead, for an image of GCP's without cloud-init (Debian's)",
+        help="print a shell script, for GCP images without cloud-init",
     )
     machine.add_argument(
         "--policy",
         action="store_true",
-        help="print the least that the machine's identity needs in --store, and no more",
+        help="print the least permissions that the machine needs in --store",
     )
     add_settings(
         parser,
         "run",
-        intro="Of spotguard run, as the machine is to have them.",
+        intro="The options of spotguard run are written to the machine's files.",
         help_of=_HELP,
         hidden=_NOT_HERE,
     )
@@ -125,18 +129,18 @@ def add_arguments(parser: Parser) -> None:
 
 def _cloud(word: str) -> str:
     if word not in plan.CLOUDS:
-        near = did_you_mean(word, list(plan.CLOUDS)) or f"say {_CLOUDS}, {_AS_IN}"
+        near = did_you_mean(word, list(plan.CLOUDS)) or f"expected {_CLOUDS}, {_AS_IN}"
         raise UsageError(f"unknown cloud {repeated(word)!r}: {near}")
     return word
 
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     if arguments.cloud is None:
-        raise UsageError(f"which cloud? Say {_CLOUDS}, {_AS_IN}")
+        raise UsageError(f"which cloud? Expected {_CLOUDS}, {_AS_IN}")
     flags = settings_given(arguments, "run")
     if arguments.policy:
         if not flags.get("store"):
-            raise UsageError("--policy: of which store? Say --store, as for the machine")
+            raise UsageError("--policy: of which store? Pass --store, as for the machine")
         sys.stdout.write(iam_policy.policy(arguments.cloud, flags["store"]))
         return 0
     if arguments.startup_script and arguments.cloud != "gcp":
@@ -151,7 +155,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     sys.stdout.write(text)
     if sys.stdout.isatty():
         print(
-            "spotguard: this is for a file (>user-data): its first lines say how the machine has to be created",
+            "spotguard: this is for a file (>user-data): its first lines list the options of the machine",
             file=sys.stderr,
         )
     return 0

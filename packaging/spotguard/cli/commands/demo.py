@@ -7,10 +7,10 @@ from spotguard.demo import add_arguments, run
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run"]
 
 DESCRIPTION = """\
-Trains a small GPT twice: once undisturbed, and once on a simulated spot machine that is taken back
-in the middle, and on the next one. Compares every bit of the two results; exits with 0 only when
-they are equal. Leaves a report with a picture. Takes a minute or two, and sends nothing anywhere.
-With a --window that is too short for a save, shows what remains: the last background checkpoint."""
+Train a small GPT twice: once undisturbed, and once on a simulated spot machine that is preempted in the
+middle, and on its replacement. Compare every bit of the results, and exit with 0 only if they are equal.
+It leaves a report with a picture, takes a minute or two, and sends nothing anywhere. With a --window that
+is too short for a save it shows what remains: the last background checkpoint."""
 
 EXAMPLES = """\
 examples:

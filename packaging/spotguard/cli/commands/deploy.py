@@ -14,7 +14,7 @@ from ..parser import Parser
 from ..words import repeated
 
 DESCRIPTION = """\
-Prints a file that comes with spotguard and is yours from then on. Without a file it lists what there is."""
+Print a file that comes with spotguard and is yours from then on. Without a file, list the files."""
 
 #: The purpose of each kind.
 KINDS = {
@@ -39,15 +39,13 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "spotguard deploy [{containers,slurm,monitoring} [FILE [{aws,gcp,azure}]]] [--image IMAGE]"
     parser.of_words = parser.of_clouds = "the cloud is the last word, as in containers job aws"
     parser.add_argument(
-        "kind", nargs="?", metavar="KIND", help="containers, slurm or monitoring; without one they are listed"
+        "kind", nargs="?", metavar="KIND", help="select containers, slurm or monitoring [list them]"
     )
+    parser.add_argument("file", nargs="?", metavar="FILE", help="print this file of the kind [list them]")
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="one of the kind's; without one they are listed"
+        "cloud", nargs="?", metavar="CLOUD", help="set the cloud of a manifest: aws, gcp or azure"
     )
-    parser.add_argument("cloud", nargs="?", metavar="CLOUD", help="of a manifest: whose Kubernetes it is for")
-    parser.add_argument(
-        "--image", default="", help="of agent and sidecar: the agent's image, where your cluster gets it"
-    )
+    parser.add_argument("--image", default="", help="set the image of agent and sidecar")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +102,7 @@ def _refuse_the_other_way_round(file: str, cloud: str | None) -> None:
     if cloud in containers.FILES:
         raise UsageError(f"{file!r}: did you mean {cloud}{f' {file}' if cloud in manifests else ''}?")
     raise UsageError(
-        f"{file!r}: which file for it? Say one of {', '.join(manifests)}, as in {manifests[0]} {file}"
+        f"{file!r}: which file? Expected one of {', '.join(manifests)}, as in {manifests[0]} {file}"
     )
 
 
@@ -114,5 +112,5 @@ def _cloud(word: str | None) -> containers.Cloud | None:
             return cloud
     if word is None:
         return None
-    near = did_you_mean(word, list(containers.CLOUDS)) or "say aws, gcp or azure, as in job aws"
+    near = did_you_mean(word, list(containers.CLOUDS)) or "expected aws, gcp or azure, as in job aws"
     raise UsageError(f"unknown cloud {repeated(word)!r}: {near}")

@@ -33,9 +33,9 @@ from .run import log_as, options_for, warn_of_unknown_variables
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
 
 DESCRIPTION = """\
-Says whether this machine would save in time: whether the cloud's notice is seen, how long it
-leaves, what the store lets us do, how fast it takes bytes, and whether the registered job's state
-fits. It takes the options of `run`, and speaks of that run. Exit code 1 where something fails."""
+Check that this machine can save in time: notices, the window, permissions and speed of the store, and
+the size of the registered job. It takes the options of `run`, and checks that run. Exit code 1 means that
+something fails."""
 
 EXAMPLES = """\
 examples:

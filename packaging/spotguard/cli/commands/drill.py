@@ -15,15 +15,15 @@ from ..output import add_json, print_json
 from ..select_agent import add_whom, the_one
 
 DESCRIPTION = """\
-Plays a notice to a running job: it saves its state as it would for the cloud, and goes on training.
-The checkpoint is a real one. With --preempt the job also ends, as after a real notice. Without
---window it plays the warning that the run counts on, as the doctor does: what its --window says,
-else what its cloud gives, else the 25 s that a SIGTERM leaves. The verdict at the end is the
-doctor's, from what happened: how much fits into such a warning.
-A command in which nobody registered is rehearsed with --preempt only: it gets the signal.
-Exit code 0 where a full checkpoint was committed inside the window, or where such a command ended
-with 0; 1 else, also with a lower level, and where the script uses spotguard wrongly (spotguard
-status says how)."""
+Rehearse a notice on a running job: it makes a real emergency save, and continues. With --preempt the
+command ends as well, as after a real notice. Without --window the drill uses the window of the run: its
+--window, else that of its cloud, else the 25 s of a SIGTERM. The last line is doctor's verdict, computed
+from this save.
+
+A command without a registered process can only be rehearsed with --preempt: it gets the signal.
+
+Exit code 0 means that a full checkpoint was committed in the window, or that such a command ended with 0.
+Exit code 1 means anything else, a lower level or a mistake in the script included."""
 
 EXAMPLES = """\
 examples:
@@ -35,10 +35,10 @@ _USUAL = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--window", metavar="SECONDS", help="rehearse this warning [the run's own]")
     parser.add_argument(
-        "--window", metavar="SECONDS", help="the warning to play (default: the one that the run counts on)"
+        "--preempt", action="store_true", help="end the command as well, as a real notice does"
     )
-    parser.add_argument("--preempt", action="store_true", help="play it to the end: the command is ended")
     add_whom(parser)
     add_json(parser, "one JSON object a line, as it happens")
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     counted, before = status.get("window", _USUAL), status["sessions"]
     if given is None and counted == 0:
         raise UsageError(
-            "this run counts on no warning at all (--window 0): say which one to play, as in --window 30"
+            "this run counts on no warning at all (--window 0): pass one to rehearse, as in --window 30"
         )
     window = counted if given is None else given
     for body in control.drill(path, window=window, preempt=arguments.preempt):

@@ -32,9 +32,9 @@ from ..output import add_json, print_json
 from ..select_checkpoint import add_target, target
 
 DESCRIPTION = """\
-Writes a checkpoint in a form that other tools read, every byte verified: a folder for PyTorch's
-dcp.load, or one safetensors file with the model's weights. Nothing is overwritten, and nothing is
-left behind where it fails."""
+Write a checkpoint in a form that other tools read: a directory for PyTorch's dcp.load, or one
+safetensors file with the model's weights. It verifies every byte. It overwrites nothing, and leaves nothing
+behind if it fails."""
 
 EXAMPLES = """\
 examples:
@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         nargs=2,
         metavar=("FORMAT", "DEST"),
-        help="dcp and a folder, or safetensors and a file, that is not there yet (must be said)",
+        help="write dcp to a new directory, or safetensors to a new file (required)",
     )
     parser.add_argument(
-        "--all", action="store_true", help="safetensors: all tensors by their names in the checkpoint"
+        "--all", action="store_true", help="write all tensors, by their names in the checkpoint"
     )
     add_json(parser)
 
@@ -97,19 +97,19 @@ def _asked(arguments: argparse.Namespace) -> tuple[str, Path]:
         UsageError: the format or the destination cannot be used.
     """
     if arguments.to is None:
-        raise UsageError("--to is missing: say --to safetensors FILE, or --to dcp FOLDER")
+        raise UsageError("--to is missing: pass --to safetensors FILE, or --to dcp DIRECTORY")
     form, word = arguments.to
     if form not in FORMATS:
         raise UsageError(f"--to {form!r}: expected one of {', '.join(FORMATS)}, and a place")
     if form == "dcp" and arguments.all:
-        raise UsageError("--all is for safetensors: a folder for DCP holds everything")
+        raise UsageError("--all is for safetensors: a directory for DCP contains everything")
     if form == "dcp" and importlib.util.find_spec("torch") is None:
         raise UsageError(
             f"PyTorch writes what dcp.load reads, and there is none here: {how_to_install('torch')}"
         )
     dest = Path(os.path.abspath(word))
     if not dest.parent.is_dir():
-        raise UsageError(f"--to {form} {word!r}: the folder {dest.parent} is not there: make it first")
+        raise UsageError(f"--to {form} {word!r}: the directory {dest.parent} does not exist: make it first")
     _refuse_what_is_there(dest)
     return form, dest
 

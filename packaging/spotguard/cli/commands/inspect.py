@@ -20,8 +20,8 @@ from ..output import add_json, console, moment, print_json
 from ..select_checkpoint import add_target, target
 
 DESCRIPTION = """\
-Shows one checkpoint: when, where and for what it was made, its objects, its tensors with dtype and
-shape, and the names of the state beside them. Reads the manifests only, no tensor."""
+Show one checkpoint: its time, machine and purpose, its objects, its tensors with dtype and shape, and
+the names of its other state. It reads the manifests only, no tensor."""
 
 EXAMPLES = """\
 examples:

@@ -26,8 +26,9 @@ from ..select_checkpoint import add_target, target
 from ..start import next_start
 
 DESCRIPTION = """\
-Lists the checkpoints of every run in a store, newest first. The one marked > is what the next start
-restores. Whole is what has all its files in their sizes; `spotguard verify` reads them, too."""
+List the checkpoints of every run in a store, newest first. The next start restores the one that `>`
+marks. Complete means that every file is present with its size. To read the files, too, use
+`spotguard verify`."""
 
 EXAMPLES = """\
 examples:
@@ -35,7 +36,7 @@ examples:
   spotguard ls file:///mnt/checkpoints
   spotguard ls file:///mnt/checkpoints --run-id gpt-small-7 --json"""
 
-_COLOURS = {"whole": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
+_COLOURS = {"complete": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
 
 #: Columns that a narrow terminal does not show, in the order in which they are dropped once `saved` is short. A cut name
 #: would be useless. If there is no room for a checkpoint's name, `--step` can select it.
@@ -92,7 +93,7 @@ def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
 
     The marker is a shortcut only: the manifests decide whether a checkpoint is whole.
     """
-    if error is None or each.status != "whole":
+    if error is None or each.status != "complete":
         return each
     return replace(
         each, status="partial" if isinstance(error, PartialCheckpoint) else "damaged", reason=str(error)

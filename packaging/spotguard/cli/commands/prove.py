@@ -25,11 +25,13 @@ from ..output import add_json, console, print_json
 from .run import split_at
 
 DESCRIPTION = """\
-Runs COMMAND undisturbed, twice, then preempted and killed, and resumes it, each time in a copy of
-this folder and with a store of its own. Compares every registered tensor, the generators, all
-parameters that an optimizer moved, and losses, bit for bit. EXACT: exit code 0. INEXACT: 1, with
-what differs first, the likely cause and the mend. UNSURE: 3, two undisturbed runs differ, or share
-files. 4: nothing can be said, because a run failed, hung or was not resumed."""
+Run COMMAND undisturbed, twice, then preempt and kill it, and resume it. Each run has a copy of this
+directory and a store of its own. Compare every registered tensor, the generators, all parameters that an
+optimizer moved, and the losses, bit for bit.
+
+EXACT has exit code 0. INEXACT has 1, with the first difference, the likely cause and the remedy. UNSURE
+has 3: two undisturbed runs differ, or share files. 4 means no verdict: a run failed, hung or did not
+resume."""
 
 EXAMPLES = """\
 examples:
@@ -37,7 +39,7 @@ examples:
   spotguard prove --steps 200 --tries 4 -- python train.py --epochs 3
   spotguard prove --link data -- torchrun --standalone --nproc-per-node 2 train.py"""
 
-FORM = "the command is missing: say spotguard prove [options] -- COMMAND, as in spotguard prove -- python train.py"
+FORM = "the command is missing: use spotguard prove [options] -- COMMAND, as in spotguard prove -- python train.py"
 
 _STEPS, _TRIES, _TIMEOUT, _COPY_LIMIT = 50, 2, 300.0, 10
 _LEAST_TIMEOUT = 5.0
@@ -58,14 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="SECONDS", help=f"give up a run without a step for this long [{_TIMEOUT:g}]"
     )
     runs.add_argument("--jobs", metavar="N", help="run this many at a time [2; 1 with a launcher or a GPU]")
-    folder = parser.add_argument_group("folder")
+    folder = parser.add_argument_group("directory")
     folder.add_argument(
-        "--link", metavar="DIR", action="append", help="link to this folder instead of copying it; repeatable"
+        "--link",
+        metavar="DIR",
+        action="append",
+        help="link to this directory instead of copying it; repeatable",
     )
     folder.add_argument(
-        "--copy-limit", metavar="GIB", help=f"refuse to copy a larger working folder [{_COPY_LIMIT}]"
+        "--copy-limit", metavar="GIB", help=f"refuse to copy a larger directory [{_COPY_LIMIT}]"
     )
-    folder.add_argument("--folder", metavar="DIR", help="write all here and keep it [a temporary folder]")
+    folder.add_argument("--folder", metavar="DIR", help="write everything here and keep it [temporary]")
     add_json(parser.add_argument_group("output"))
 
 
@@ -174,10 +179,10 @@ def _folder(text: str | None) -> Path | None:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         if any(path.iterdir()):
-            raise UsageError(f"--folder {text!r} is not empty: name a new one, or remove what is in it")
+            raise UsageError(f"--folder {text!r} is not empty: name a new one, or remove its content")
     except OSError as error:
         raise UsageError(
-            f"--folder {text!r}: {error.strerror}; name a folder that can be made and written to"
+            f"--folder {text!r}: {error.strerror}; name a directory that can be made and written to"
         ) from error
     return path
 
@@ -186,4 +191,4 @@ def _refuse_run(command: Sequence[str]) -> None:
     words = [os.path.basename(word) for word in command[:4]]
     if words[:2] == ["spotguard", "run"] or words[1:] == ["-m", "spotguard", "run"]:
         own = " ".join(command[command.index("--") + 1 :]) if "--" in command else "COMMAND"
-        raise UsageError(f"prove guards the command by itself: say spotguard prove -- {own}")
+        raise UsageError(f"prove guards the command by itself: use spotguard prove -- {own}")

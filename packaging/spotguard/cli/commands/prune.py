@@ -14,9 +14,9 @@ from ..output import add_json, print_json
 from ..select_checkpoint import Target, add_target, target
 
 DESCRIPTION = """\
-Deletes all but the newest K whole checkpoints of a run (with K+N also the first at or after every Nth step
-stays), and what interrupted saves have left behind.
-The last good one always stays, and so does anything newer than it: a save may be under way."""
+Delete all but the newest K complete checkpoints of a run, and the remains of interrupted saves. With
+K+N the first checkpoint at or after every Nth step stays as well. The last good one always stays, and
+anything newer than it, because it may be a save in progress."""
 
 EXAMPLES = """\
 examples:
@@ -30,15 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         metavar="K[+N]",
-        help="how many whole checkpoints stay, and one of every N steps (must be said)",
+        help="keep K checkpoints, and one of every N steps (required)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only show what would be deleted")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be deleted, and delete nothing"
+    )
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.keep is None:
-        raise UsageError("--keep is missing: say how many whole checkpoints stay, as in --keep 3")
+        raise UsageError("--keep is missing: pass how many complete checkpoints to keep, as in --keep 3")
     keep = Keep.of(parsers.keep("--keep", arguments.keep))
     meant = target(arguments)
     if meant.name is not None:
@@ -83,7 +85,7 @@ def _bytes(plan: Pruning) -> int:
 
 def _line(done: dict[str, Any], *, dry: bool) -> str:
     if not done["kept"]:
-        return f"run {done['run_id']}: no whole checkpoint, so nothing is deleted"
+        return f"run {done['run_id']}: no complete checkpoint, so nothing is deleted"
     verb = "would delete" if dry else "deleted"
     gone = f"{verb} {count(len(done['deleted']), 'checkpoint')}, {amount(done['bytes'])}"
     names = "".join(f"\n  {name}" for name in done["deleted"])

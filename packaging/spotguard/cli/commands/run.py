@@ -19,17 +19,17 @@ from ..parser import add_settings, settings_given
 logger = logging.getLogger("spotguard.cli")
 
 DESCRIPTION = """\
-Runs COMMAND, watches for the cloud's notice, has the training process save its state inside the
-warning, and exits with 75 ("run me again"). Otherwise with COMMAND's own code."""
+Run COMMAND, watch for the cloud's notice, have the training process save its state in time, and exit
+with 75 ("run me again"). Without a notice, exit with COMMAND's own code."""
 
 EXAMPLES = """\
 examples:
   spotguard run -- python train.py --epochs 90
-  spotguard run --store file:///mnt/nfs/checkpoints --every 120 -- python train.py
+  spotguard run --store /mnt/nfs/checkpoints --every 5m -- python train.py
   until spotguard run -- python train.py; do [ $? = 75 ] || break; done"""
 
 FORM = (
-    "the command is missing: say spotguard run [options] -- COMMAND, as in spotguard run -- python train.py"
+    "the command is missing: use spotguard run [options] -- COMMAND, as in spotguard run -- python train.py"
 )
 
 
@@ -149,8 +149,8 @@ def _warn_of_a_store_that_dies(options: Options) -> None:
     cloud = cloud_of(options.provider)
     if cloud != "none":
         logger.warning(
-            "checkpoints go to %s, a disk of THIS machine: when %s takes it back, they are gone with it. Give a store "
-            "that outlives it: --store s3://, gs:// or az://, or a folder of a network file system",
+            "checkpoints go to %s, a disk of THIS machine: when %s preempts it, they are lost with it. Pass a store "
+            "that outlives it: --store s3://, gs:// or az://, or a directory of a network file system",
             options.store,
             cloud,
         )

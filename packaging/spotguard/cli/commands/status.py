@@ -23,9 +23,8 @@ from ..output import add_json, console, print_json
 from ..select_agent import add_whom, whom
 
 DESCRIPTION = """\
-Shows every guarded run of yours on this machine: whether the cloud's notices can be seen, where
-training stands, how old its newest checkpoint is, and what a notice that stands now has come to.
-Exit code 1 where nothing is guarded."""
+Show your guarded runs on this machine: the notice sources and their health, the training step, the
+age of the newest checkpoint, and any notice. Exit code 1 means that nothing is guarded."""
 
 EXAMPLES = """\
 examples:
@@ -33,16 +32,16 @@ examples:
   spotguard status --watch
   spotguard status --run-id gpt-small-7 --json"""
 
-NOTHING = "nothing is guarded here: start something with spotguard run -- COMMAND"
+NOTHING = "nothing is guarded here: start a command with spotguard run -- COMMAND"
 
 #: Seconds between two refreshes of --watch.
 EVERY = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--watch", action="store_true", help="look again every second, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="update every second, until Ctrl-C")
     add_whom(parser)
-    add_json(parser, "one JSON document (with --watch one a line)")
+    add_json(parser, "one JSON document; with --watch one a line")
 
 
 def run(arguments: argparse.Namespace) -> int:

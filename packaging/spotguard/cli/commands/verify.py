@@ -28,8 +28,8 @@ from ..output import add_json, print_json
 from ..select_checkpoint import Target, add_target, target
 
 DESCRIPTION = """\
-Reads the newest whole checkpoint again, every byte of it, and compares the checksums that were
-taken when it was saved. Exit code 1 where something is damaged, or nothing is whole."""
+Read every byte of the newest complete checkpoint, and compare the checksums of the save. Exit code 1
+means that something is damaged, or that nothing is complete."""
 
 EXAMPLES = """\
 examples:
@@ -44,7 +44,7 @@ _REMOVED = {"status": "removed", "bytes": 0, "damage": ["it was removed while it
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, step=True)
     parser.add_argument(
-        "--all", action="store_true", help="all checkpoints that are meant, not only the newest"
+        "--all", action="store_true", help="verify all selected checkpoints, not only the newest"
     )
     add_json(parser)
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"checkpoints": verdicts})
     statuses = {verdict["status"] for verdict in verdicts}
-    return 0 if "whole" in statuses and not statuses & {"damaged", "newer"} else 1
+    return 0 if "complete" in statuses and not statuses & {"damaged", "newer"} else 1
 
 
 def verdicts_of(
@@ -79,7 +79,7 @@ def verdicts_of(
         verdict = verdicts[folder.name] = _verdict(store, folder, folders)
         if say is not None:
             say(verdict)
-        if verdict["status"] == "whole" and not everything:
+        if verdict["status"] == "complete" and not everything:
             break
         if verdict["status"] == "removed" and not everything:
             # A newer checkpoint may have replaced it, and older ones may be gone as well. So list the run again.
@@ -108,7 +108,7 @@ def _verdict(store: BlobStore, folder: CheckpointFolder, folders: list[Checkpoin
             return {**base, **_REMOVED}
     damage = [str(each) for each in damages]
     base |= {"level": whole.level, "lacks": lacks(whole.level, whole.missing)}
-    return {**base, "status": "damaged" if damage else "whole", "bytes": whole.nbytes, "damage": damage}
+    return {**base, "status": "damaged" if damage else "complete", "bytes": whole.nbytes, "damage": damage}
 
 
 def _is_removed(store: BlobStore, folder: CheckpointFolder) -> bool:
@@ -119,9 +119,9 @@ def _is_removed(store: BlobStore, folder: CheckpointFolder) -> bool:
 
 def _say(verdict: dict[str, Any]) -> None:
     where = f"run {verdict['run_id']}, step {verdict['step']} ({verdict['checkpoint']})"
-    if verdict["status"] == "whole":
+    if verdict["status"] == "complete":
         without = f"; it was saved without {verdict['lacks']}" if verdict["lacks"] else ""
-        print(f"whole    {where}: {amount(verdict['bytes'])}, every checksum agrees{without}")
+        print(f"complete {where}: {amount(verdict['bytes'])}, every checksum agrees{without}")
     else:
         print(f"{verdict['status']:<8} {where}: {verdict['damage'][0]}")
         for line in verdict["damage"][1:]:

@@ -28,7 +28,7 @@ pre, code {{ font: 13px ui-monospace, monospace }} pre {{ overflow-x: auto }}
 </style>
 <h1>spotguard demo</h1>
 <p>A small GPT learned to write like Python's own standard library. In the middle of its {steps:,} steps, the (simulated)
-cloud, {cloud}, took its machine back; another machine went on from the store.{link}</p>
+cloud, {cloud}, preempted its machine; another machine resumed from the store.{link}</p>
 <p><strong>{kept}.</strong></p>
 <p><strong>{verdict}.</strong></p>
 {picture}

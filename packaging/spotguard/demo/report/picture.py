@@ -42,7 +42,7 @@ _STYLE = """
 
 def draw(plan: DemoPlan, story: Scenario, verdict: Verdict) -> str:
     """Return the picture as the text of an SVG file."""
-    title = f"Taken back by {plan.cloud.title} at step {story.parts[0].step:,}, resumed on the next machine"
+    title = f"Preempted by {plan.cloud.title} at step {story.parts[0].step:,}, resumed on the next machine"
     drawing = Drawing(WIDTH, _WAY + round(height(story.timeline)))
     drawing.rect(0.5, 0.5, WIDTH - 1, drawing.height - 1, "card", round=10)
     drawing.text(28, 38, title + (": the same run, bit for bit" if verdict.equal else ""), "title")
@@ -57,7 +57,7 @@ def draw(plan: DemoPlan, story: Scenario, verdict: Verdict) -> str:
 def _legend(drawing: Drawing, x: float, y: float) -> None:
     for name, words, width in (
         ("reference", "never interrupted, without spotguard", 290),
-        ("first", "machine 1, taken back", 190),
+        ("first", "machine 1, preempted", 190),
         ("second", "machine 2, resumed", 0),
     ):
         drawing.path([(x, y - 4), (x + 22, y - 4)], f"{name}-line")
@@ -83,7 +83,7 @@ def _whole_run(drawing: Drawing, story: Scenario) -> None:
     drawing.text(64, 116, f"loss, mean of {width} steps" if width > 1 else "loss", "head")
     drawing.path([(x(step), y(loss)) for step, loss in reference.points], "raw-line")
     drawing.line(x(done), 124, x(done), 308, "handover")
-    drawing.text(x(done) + 6, 136, f"machine 2 goes on after step {done:,}", "alarm")
+    drawing.text(x(done) + 6, 136, f"machine 2 resumes after step {done:,}", "alarm")
     resumed = {**first.by_step, **second.by_step}
     for one, over in ((reference, reference.by_step), (first, resumed), (second, resumed)):
         drawing.path(

@@ -11,7 +11,7 @@ def kept(plan: DemoPlan, story: Scenario) -> str:
     if story.saved:
         more = f", and did {story.lost} of its steps again" if story.lost else ""
         return (
-            f"KEPT: everything. Machine 1 saved step {story.resumed_at} after its notice, and machine 2 went on from "
+            f"KEPT: everything. Machine 1 saved step {story.resumed_at} after its notice, and machine 2 resumed from "
             f"there{more}"
         )
     return f"{_why(plan, story)}. {_remains(first, story)}"

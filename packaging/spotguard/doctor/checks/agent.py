@@ -142,9 +142,7 @@ def _held(run_id: str, place: Path, body: Mapping[str, Any]) -> Iterator[Finding
     if not _is_run(run_id, place, place, body):
         facts = {name: body[name] for name in ("socket", "pid", "run_id")}
         found = f"run {body['run_id']} answers at {place}, and not run {run_id}"
-        advice = (
-            f"say --run-id {body['run_id']} to ask about that one; beside it {run_id} needs another --socket"
-        )
+        advice = f"pass --run-id {body['run_id']} for that one; beside it {run_id} needs another --socket"
         yield fails("agent", found, advice, **facts, sessions=len(body["sessions"]))
 
 

@@ -63,7 +63,7 @@ def judge(dates: Dates, scheme: str, *, taken: bool) -> Finding:
     tokens = f"new tokens may be refused from {TOKENS:g} s on"
     signatures = f"signatures are refused from {SIGNATURES:g} s on"
     if scheme == "file":
-        return warning("clock", f"{found}: nothing is signed for a folder", _SET_IT, **facts)
+        return warning("clock", f"{found}: nothing is signed for a directory", _SET_IT, **facts)
     if scheme not in _SIGNED:
         return warning("clock", f"{found}: {tokens}", _SET_IT, **facts)
     if off < SIGNATURES:

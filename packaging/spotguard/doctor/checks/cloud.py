@@ -31,9 +31,7 @@ PASSES = ("starting", "throttled", "server-error")
 #: Reasons after one request without an answer in time. The agent polls again after a second; the doctor does so once.
 _UNANSWERED = ("timeout", "hop-limit")
 
-_NO_CLOUD = (
-    "none is needed for SIGTERM and drills. On a spot machine say which it is: --provider aws, azure or gcp"
-)
+_NO_CLOUD = "none is needed for SIGTERM and drills. On a spot machine pass --provider aws, azure or gcp"
 _HARMLESS = "nothing: no notice is hidden by it"
 _HANGS = "run the doctor again; where it stays so, look for a firewall between this user and the service"
 
@@ -83,9 +81,9 @@ def _named(cloud: str, options: Options, machine: Detection) -> Finding:
     if options.provider == "none":
         return warning("cloud", "none is watched (--provider none)", _NO_CLOUD, cloud=cloud)
     if options.provider != "auto":
-        return ok("cloud", f"{cloud}, as --provider says", cloud=cloud)
+        return ok("cloud", f"{cloud}, by --provider", cloud=cloud)
     if cloud != "none":
-        return ok("cloud", f"{cloud}, as this machine's firmware says (DMI)", cloud=cloud)
+        return ok("cloud", f"{cloud}, by this machine's firmware (DMI)", cloud=cloud)
     hidden = ", ".join(f"/{name}" for name in machine.unknown)
     unsure = f"; not to be read: {hidden}" if hidden else ""
     return warning("cloud", f"this machine's firmware names none (DMI){unsure}", _NO_CLOUD, cloud=cloud)
@@ -124,7 +122,7 @@ def _seen(made: Sequence[NoticeSource], sightings: Sequence[Sighting]) -> Iterat
             if notice.severity is Severity.TERMINAL:
                 yield fails("notices", f"a notice stands NOW: {standing}", "this machine goes: use another")
             else:
-                yield warning("notices", f"announced: {standing}", "training goes on until it is near")
+                yield warning("notices", f"announced: {standing}", "training continues until it is near")
 
 
 def _same(one: Health, other: Health) -> bool:
@@ -151,7 +149,7 @@ def _finding(health: Health, names: Sequence[str]) -> Finding:
 
 def _later(health: Health) -> str:
     if health.reason == "starting":
-        return "it goes on without us: run the doctor again in two minutes"
+        return "it continues by itself: run the doctor again in two minutes"
     return health.advice
 
 

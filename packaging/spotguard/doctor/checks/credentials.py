@@ -18,7 +18,7 @@ _RENEW = "what holds them cannot renew them: give the machine a role or an ident
 def look(store: BlobStore) -> Finding:
     """Return the finding about the store's credentials. Called after the store was reached."""
     if not isinstance(store, Identified):
-        return ok("credentials", "a folder needs none", left_seconds=None, renewed=None)
+        return ok("credentials", "a directory needs none", left_seconds=None, renewed=None)
     found = store.credentials()
     if found is None:
         return ok("credentials", "none: this store is asked as nobody", left_seconds=None, renewed=None)
@@ -29,7 +29,7 @@ def look(store: BlobStore) -> Finding:
         return ok("credentials", f"{found.kind}{until}; renewed ahead of their end", **facts)
     if found.left is None:
         if found.temporary:
-            words = f"{found.kind}: temporary, and when they end is not said"
+            words = f"{found.kind}: temporary, and their end is not known"
             return warning("credentials", words, _RENEW, **facts)
         return ok("credentials", f"{found.kind}, without an end", **facts)
     if found.left <= 0:

@@ -40,7 +40,9 @@ _OF_THE_HOST = ("9p", "virtiofs")
 #: Free bytes of a file system without a size, such as some FUSE file systems and /proc.
 UNTOLD = 2**62
 
-_DIES = "give a store that outlives it: --store s3://, gs:// or az://, or a folder of a network file system"
+_DIES = (
+    "give a store that outlives it: --store s3://, gs:// or az://, or a directory of a network file system"
+)
 
 
 def look(
@@ -68,14 +70,14 @@ def look(
     elsewhere = _lies_elsewhere(place, kind)
     known = None if room == UNTOLD else room
     facts: dict[str, Any] = {"filesystem": kind, "outlives": elsewhere, "free_bytes": known}
-    much = "nobody says how much is" if known is None else amount(known)
+    much = "how much is free is not known, and" if known is None else amount(known)
     words = f"{much} free on {kind or 'a file system'}"
     if nbytes and room < nbytes:
         found = f"{words}, and the state has {amount(nbytes)}"
         yield fails("disk", found, "free some room, or use another store", **facts)
     elif nbytes and room < 2 * nbytes:
-        found = f"{words}: a new checkpoint of {amount(nbytes)} stands beside the last, which stays until it is whole"
-        yield warning("disk", found, "free some room, or say a smaller --keep", **facts)
+        found = f"{words}: a new checkpoint of {amount(nbytes)} stands beside the last, which stays until it is complete"
+        yield warning("disk", found, "free some room, or set a smaller --keep", **facts)
     elif cloud != "none" and not elsewhere:
         yield warning("disk", f"{words}, a disk of THIS machine: it goes with it", _DIES, **facts)
     else:

@@ -95,7 +95,7 @@ def _nobody(run_id: str, beside: list[str]) -> Finding:
     if not beside:
         return ok("job", "none is registered here", _NO_JOB, bytes=None, others=[])
     found = f"none of run {run_id} is registered here; registered are {', '.join(beside)}"
-    advice = f"say the one that is meant, as in --run-id {beside[0]}, or start {run_id} and ask again"
+    advice = f"pass the intended one, as in --run-id {beside[0]}, or start {run_id} and ask again"
     return warning("job", found, advice, bytes=None, others=beside)
 
 
@@ -158,7 +158,7 @@ def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
     age, interval = newest["checkpoint_age"], newest.get("interval")
     unsaid = "interval" not in newest
     every = "none are made by themselves" if interval is None else f"one is made every {ago(interval)}"
-    every = "how often one is made this older agent does not say" if unsaid else every
+    every = "this older agent does not report how often" if unsaid else every
     facts: dict[str, Any] = {"run_id": run_id, "age_seconds": age, "interval_seconds": interval}
     if age is None:
         words = f"run {run_id}: none yet; {every}"

@@ -18,7 +18,7 @@ from ..timeouts import Aside
 from .disk import UNTOLD, free
 from .store import FOLDER, STEP
 
-_MEMORY = "each checkpoint there takes host memory: name a folder on a disk"
+_MEMORY = "each checkpoint there takes host memory: name a directory on a disk"
 
 
 def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Finding]:

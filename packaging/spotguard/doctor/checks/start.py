@@ -51,7 +51,7 @@ def look(
     try:
         program, refused = within(STEP, clock, asked, "start")
     except TimeoutError as late:  # a file server that does not answer
-        found = f"a folder of the notice file, the socket or the command: {late}"
+        found = f"a directory of the notice file, the socket or the command: {late}"
         yield fails("start", found, "look at their file systems (df, mount)", program=None)
         return
     facts: dict[str, Any] = {"program": program}

@@ -32,9 +32,9 @@ _NETWORK = (
     "look at the network between this machine and the store: a proxy, a firewall, an endpoint without a route"
 )
 
-FOLDER = "look at the folder and its file system (df, mount), or use another store"
-_NO_FOLDER = "something in this path is a file: name a folder, or another store"
-_NOT_OURS = "let this user read and write the folder, and enter those above it; or use another store"
+FOLDER = "check the directory and its file system (df, mount), or use another store"
+_NO_FOLDER = "something in this path is a file: name a directory, or another store"
+_NOT_OURS = "let this user read and write the directory, and enter its parents; or use another store"
 _REPORT = "nothing of this machine's, most likely: report it, with this line"
 
 

@@ -16,8 +16,8 @@ _USUAL = {
     "azure": "what Azure promises, and often less comes",
     "none": "what a SIGTERM leaves",
 }
-_GCP = "120 s are to be had: make the VM with --preemption-notice-duration=120s, and say --window 120 here and to `run`"
-_CUT = "--window only shortens what this cloud's notice says itself: leave it out, or say less"
+_GCP = "120 s are available: make the VM with --preemption-notice-duration=120s, and pass --window 120 here and to `run`"
+_CUT = "--window only shortens the notice of this cloud: leave it out, or pass less"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _finding(
     cloud: str, given: float | None, reported: float | None, seconds: float, found: str, facts: dict[str, Any]
 ) -> Finding:
     if seconds - facts["reserve_seconds"] <= 0:
-        return fails("window", found, "nothing is left to save in: say a longer --window", **facts)
+        return fails("window", found, "nothing is left to save in: pass a longer --window", **facts)
     if given is not None and given > seconds:
         return warning("window", found, _CUT, **facts)
     if cloud == "gcp" and given is None and reported is None and seconds == expected_window(cloud, None):
@@ -88,5 +88,5 @@ def _whence(cloud: str, given: float | None, reported: float | None) -> str:
     if given is not None:
         return f"--window {given:g}"
     if reported is not None:
-        return "the metadata service says so"
+        return "by the metadata service"
     return _USUAL.get(cloud, _USUAL["none"])

@@ -155,7 +155,7 @@ sys.exit(hook.hear(Leave).code)
     assert options.socket is not None
     record = json.loads(Path(options.socket).with_suffix(".outcome.json").read_text())
     assert record["committed"] is not None
-    assert record["ended"] == "left when told"
+    assert record["ended"] == "left when asked"
 
 
 def test_a_taken_port_is_refused_before_the_command_is_started(

@@ -245,7 +245,10 @@ BROKEN = [
     (edit("objects", 0, "header_crc32", to=2**32), "header_crc32 is"),
     (edit("objects", 0, "name", to="../../x"), "object name '../../x' is none of ours"),
     (edit("objects", 0, "name", to="/etc/passwd"), "is none of ours"),
-    (edit("objects", 0, "name", to="00002-of-00004/0000.safetensors"), "is not in the folder of rank 1 of 4"),
+    (
+        edit("objects", 0, "name", to="00002-of-00004/0000.safetensors"),
+        "is not in the directory of rank 1 of 4",
+    ),
     (edit("objects", 1, "checkpoint", to="../000000900-0003-0006"), "checkpoint name"),
     (edit("objects", 1, "checkpoint", to="000000900-0002-0006"), "not an earlier one of this attempt"),
     (edit("objects", 1, "checkpoint", to="000001200-0003-0007"), "not an earlier one of this attempt"),
@@ -274,14 +277,14 @@ BROKEN = [
     (edit("tensors", 0, "chunks", 0, 0, to=[7, 0]), "a chunk of tensor 'w' lies outside its shape"),
     (edit("tensors", 0, "chunks", 0, 0, to=[-1, 0]), "a chunk of tensor 'w' lies outside its shape"),
     (edit("tensors", 0, "chunks", 0, 0, to=[2.0, 0]), "a chunk of tensor 'w' lies outside its shape"),
-    (edit("tensors", 0, "chunks", 0, 2, to=2), "a chunk of tensor 'w' lies in object 2 of 2"),
-    (edit("tensors", 0, "chunks", 0, 2, to=-1), "a chunk of tensor 'w' lies in object -1 of 2"),
-    (edit("tensors", 0, "chunks", 0, 2, to=True), "a chunk of tensor 'w' says where"),
+    (edit("tensors", 0, "chunks", 0, 2, to=2), "a chunk of tensor 'w' is in object 2 of 2"),
+    (edit("tensors", 0, "chunks", 0, 2, to=-1), "a chunk of tensor 'w' is in object -1 of 2"),
+    (edit("tensors", 0, "chunks", 0, 2, to=True), "a chunk of tensor 'w' has a place"),
     (edit("tensors", 0, "chunks", 0, 3, to=80), "at bytes 80 to 120 lies outside its object's 88 to 1000"),
     (edit("tensors", 0, "chunks", 0, 4, to=1004), "at bytes 88 to 1004 lies outside"),
     (edit("tensors", 0, "chunks", 0, 4, to=121), "has 33 bytes, its box needs 32"),
     (edit("tensors", 0, "chunks", 0, 5, to=2**32), "a chunk of tensor 'w' has a CRC32 of 4294967296"),
-    (edit("tensors", 0, "chunks", 0, 5, to="1"), "a chunk of tensor 'w' says where"),
+    (edit("tensors", 0, "chunks", 0, 5, to="1"), "a chunk of tensor 'w' has a place"),
 ]
 
 

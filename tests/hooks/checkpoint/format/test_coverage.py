@@ -180,7 +180,7 @@ def test_manifests_of_two_saves_do_not_mix(field: str) -> None:
     """Not of two runs, nor of two process groups that a poor store gave one attempt number."""
     full: list[Box] = [((0, 0), (4, 6))]
     other = {"run_id": "b", "level": "weights", "incarnation": "x"}.get(field, 99)
-    with pytest.raises(CheckpointError, match=f"rank 1 says {field} "):
+    with pytest.raises(CheckpointError, match=f"rank 1 has {field} "):
         coverage([manifest(0, 2, full), manifest(1, 2, full, **{field: other})])
 
 
@@ -188,7 +188,7 @@ def test_manifests_of_two_saves_do_not_mix(field: str) -> None:
 def test_manifests_of_two_worlds_do_not_mix(worlds: tuple[int, int]) -> None:
     """Two ranks of which one counts another beside them: neither's set is taken for whole."""
     full: list[Box] = [((0, 0), (4, 6))]
-    with pytest.raises(CheckpointError, match=f"rank 1 says world {worlds[1]}, rank 0 {worlds[0]}"):
+    with pytest.raises(CheckpointError, match=f"rank 1 has world {worlds[1]}, and rank 0 {worlds[0]}"):
         coverage([manifest(rank, world, full) for rank, world in enumerate(worlds)])
 
 

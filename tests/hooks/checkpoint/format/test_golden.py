@@ -57,7 +57,7 @@ def test_the_newest_whole_one_is_found(store: FileStore) -> None:
     for deep in (False, True):
         lines = [each for each in list_checkpoints(store, RUN, deep=deep) if each.level != "partial-extras"]
         assert [(line.name.step, line.status, line.marked) for line in lines] == [
-            (10, "partial", False), (9, "whole", False), (8, "whole", True), (5, "whole", True),
+            (10, "partial", False), (9, "complete", False), (8, "complete", True), (5, "complete", True),
         ]  # fmt: skip
 
 
@@ -117,9 +117,9 @@ def test_those_that_lack_extras_are_found_with_who_lacks_them(second: FileStore)
     for deep in (False, True):
         lines = list_checkpoints(second, RUN, deep=deep)
         assert [(line.name.step, line.status, line.marked, line.level, line.missing) for line in lines] == [
-            (12, "whole", False, "partial-extras", (1,)),
-            (9, "whole", True, "partial-extras", (1,)),
-            (5, "whole", True, "full", ()),
+            (12, "complete", False, "partial-extras", (1,)),
+            (9, "complete", True, "partial-extras", (1,)),
+            (5, "complete", True, "full", ()),
         ]
 
 

@@ -305,7 +305,7 @@ def test_a_count_beside_the_state_is_told(folder: Path, caplog: pytest.LogCaptur
         guard.restore()
         step_on(guard, job, 0, 1, 2, 3)
         guard.save()
-    assert caplog.text.count("optimizer.count changes as training goes on and is in no state_dict()") == 1
+    assert caplog.text.count("optimizer.count changes during training and is in no state_dict()") == 1
 
 
 class Kept(nn.Module):
@@ -344,7 +344,7 @@ def test_a_tensor_of_a_module_that_changes_is_told_and_no_other(
             optimizer.step()
             guard.step()
         guard.save()
-    told = [record.message for record in caplog.records if "state_dict() leaves out" in record.message]
+    told = [record.message for record in caplog.records if "state_dict() omits" in record.message]
     assert len(told) == 1
     assert told[0].startswith("model.0.mean is a tensor that changes")
 

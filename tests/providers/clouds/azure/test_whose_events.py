@@ -57,7 +57,7 @@ def test_s13_without_a_name_any_event_counts_and_that_is_said(
         notice = looker.the_notice()
         assert looker.the_notice() is notice
     assert "may be another machine's" in notice.detail
-    assert [record.getMessage().count("say --vm-name") for record in caplog.records] == [1]
+    assert [record.getMessage().count("pass --vm-name") for record in caplog.records] == [1]
     vm.clear()
     vm.preempt(of="other")
     assert looker.look() == Sighting(SEEING)

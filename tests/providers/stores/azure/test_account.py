@@ -107,8 +107,8 @@ def test_the_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("environ", "url", "said"),
     [
-        ({}, "az://container", "says no storage account; write az://container/prefix?account=NAME"),
-        (EMPTY, "az://container", "says no storage account; write az://container/prefix?account=NAME"),
+        ({}, "az://container", "names no storage account; write az://container/prefix?account=NAME"),
+        (EMPTY, "az://container", "names no storage account; write az://container/prefix?account=NAME"),
         ({}, "az://container?account=Not-A-Name", "is no storage account's name"),
         ({}, "az://ab?account=name", "is no container's name"),
         ({}, "az://Container?account=name", "is no container's name"),
