@@ -64,7 +64,7 @@ def test_the_policies_are_those_of_the_page() -> None:
     """docs/reference/stores.md shows what is shipped."""
     page = (Path(__file__).parents[2] / "docs/reference/stores.md").read_text()
     shown = json.loads(page.partition("```json\n")[2].partition("```")[0])
-    shipped = (resources.files("spotguard.bootstrap") / "policies/aws.json").read_text()
+    shipped = (resources.files("spotguard.bootstrap") / "iam-policies/aws.json").read_text()
     assert json.loads(shipped) == shown
 
 

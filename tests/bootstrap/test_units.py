@@ -19,7 +19,7 @@ from tests.bootstrap.user_data import STORES, functions_of, printed, script_of
 from tests.docs.pages import ROOT
 from tests.fixtures_servers import RequireServer
 
-UNITS = resources.files("spotguard.bootstrap") / "systemd"
+UNITS = resources.files("spotguard.bootstrap") / "systemd-units"
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def inputs() -> dict[str, dict[str, Any]]:
-    config = yaml.safe_load((files("spotguard.deploy") / "templates" / "filebeat.yml").read_text())
+    config = yaml.safe_load((files("spotguard.deploy") / "template-files" / "filebeat.yml").read_text())
     return {each["id"]: each for each in config["filebeat.inputs"]}
 
 

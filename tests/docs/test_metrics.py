@@ -25,7 +25,9 @@ def test_each_word_of_a_label_is_one_that_the_help_names(words: tuple[str, ...])
 
 def test_each_alert_has_its_advice_and_no_other() -> None:
     yaml: Any = pytest.importorskip("yaml")
-    groups = yaml.safe_load((files("spotguard.deploy") / "templates" / "rules.yml").read_text())["groups"]
+    groups = yaml.safe_load((files("spotguard.deploy") / "template-files" / "rules.yml").read_text())[
+        "groups"
+    ]
     alerts = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
     said = re.findall(r"^\| `(Spotguard\w+)` \| .+ \| .+ \|$", section(PAGE, "## Alerts"), re.MULTILINE)
     assert said == alerts

@@ -25,7 +25,7 @@ def free_port() -> Iterator[int]:
 
 def dashboard() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
-        (files("spotguard.deploy") / "templates" / "dashboard.json").read_text()
+        (files("spotguard.deploy") / "template-files" / "dashboard.json").read_text()
     )
     return found
 

@@ -26,7 +26,7 @@ class Prometheus(Server):
 
     def commands(self) -> Sequence[Sequence[str]]:
         self.endpoint = f"http://127.0.0.1:{self.port()}"
-        rules = (files("spotguard.deploy") / "templates" / "rules.yml").read_text()
+        rules = (files("spotguard.deploy") / "template-files" / "rules.yml").read_text()
         (self.folder / "rules.yml").write_text(rules)
         scrape = [
             {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}

@@ -33,7 +33,7 @@ def policy(cloud: Cloud, store: str) -> str:
     if scheme_of(store) != scheme:
         raise UsageError(f"--store {store!r}: expected {scheme}://…, for a policy of {cloud}")
     at = locate(store)
-    text = resources.files(__package__).joinpath("policies", name).read_text()
+    text = resources.files(__package__).joinpath("iam-policies", name).read_text()
     # Names are quoted as JSON, so that a bucket's name cannot add anything else to the document.
     for mark, value in (("BUCKET", at.bucket), ("PREFIX/*", f"{at.prefix}*")):
         text = text.replace(mark, json.dumps(value)[1:-1])

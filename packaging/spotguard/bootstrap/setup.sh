@@ -138,7 +138,7 @@ write_files() {
     } >"$units/$job.d/job.conf"
     printf '[Service]\n%s\n' "${allow:+IPAddressAllow=$allow}" >"$units/spotguard-agent.service.d/metadata.conf"
     shipped=$("$home/bin/python" -c 'import spotguard.bootstrap as b; print(*b.__path__)')
-    install -m 644 "$shipped/systemd/spotguard-agent.service" "$shipped/systemd/spotguard-run@.service" "$units/"
+    install -m 644 "$shipped/systemd-units/spotguard-agent.service" "$shipped/systemd-units/spotguard-run@.service" "$units/"
 }
 
 # Once, whatever else is set up anew. A power cut in the middle, or an error, has it run again.

@@ -80,7 +80,7 @@ def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
 
 
 def _read(name: str, words: dict[str, str]) -> str:
-    template = resources.files(__package__).joinpath("templates", name).read_text()
+    template = resources.files(__package__).joinpath("template-files", name).read_text()
     for mark, word in words.items():
         template = template.replace(f"@{mark}@", word)
     return template

@@ -18,4 +18,4 @@ FILES = {
 
 def text(name: str) -> str:
     """Return the text of the file `name`, as spotguard ships it."""
-    return resources.files(__package__).joinpath("templates", name).read_text()
+    return resources.files(__package__).joinpath("template-files", name).read_text()

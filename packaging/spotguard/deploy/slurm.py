@@ -7,4 +7,4 @@ from importlib import resources
 
 def batch_script() -> str:
     """Return the batch script for `sbatch`."""
-    return resources.files(__package__).joinpath("templates", "train.sbatch").read_text()
+    return resources.files(__package__).joinpath("template-files", "train.sbatch").read_text()
