@@ -290,15 +290,18 @@ class Server:
         elif isinstance(message, protocol.Ask):
             self._asked(connection, message)
         elif isinstance(message, protocol.Watch):
-            if self._same_version(connection, message.version):
+            if self._understood(connection, message):
                 self._post(Watching(connection.number, message.severity))
         else:
             self._post(Heard(connection.number, message))
 
-    def _same_version(self, connection: Connection, version: int) -> bool:
-        if version == protocol.VERSION:
+    def _understood(
+        self, connection: Connection, first: protocol.Register | protocol.Ask | protocol.Watch
+    ) -> bool:
+        """Return whether the peer and this agent speak a common version; refuse the peer if not."""
+        if first.oldest <= protocol.VERSION and first.version >= protocol.OLDEST:
             return True
-        reason = f"the agent speaks protocol {protocol.VERSION}, you speak {version}: install one spotguard for both"
+        reason = f"the agent speaks protocol {protocol.VERSION}, you speak {first.version}: install one spotguard for both"
         self._refuse(connection, reason)
         return False
 
@@ -308,7 +311,7 @@ class Server:
         self._say(connection, protocol.Refused(reason))
 
     def _register(self, connection: Connection, message: protocol.Register) -> None:
-        if not self._same_version(connection, message.version):
+        if not self._understood(connection, message):
             return
         if not connection.follow():
             self._refuse(connection, "your process cannot be seen from here: share the agent's PID namespace")
@@ -345,7 +348,7 @@ class Server:
         return None
 
     def _asked(self, connection: Connection, message: protocol.Ask) -> None:
-        if not self._same_version(connection, message.version):
+        if not self._understood(connection, message):
             return
         if message.what == "status":
             self._post(StatusAsked(connection.number, connection.uid))

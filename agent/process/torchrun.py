@@ -27,16 +27,18 @@ _AFTER = 60.0
 
 #: The option that names the rendezvous. `torch.distributed.run` accepts each option with hyphens or with underscores.
 _ENDPOINT = ("--rdzv-endpoint", "--rdzv_endpoint")
-_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+#: `accelerate launch` runs torchrun's agent in its own process.
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 
 
 def is_torchrun(command: Sequence[str]) -> bool:
-    """Return whether the command starts torchrun, by its name or as a module, also behind `env`, `numactl` and the like.
+    """Return whether the command starts torchrun or `accelerate launch`, also behind `env`, `numactl` and the like.
 
     A script that starts torchrun is not recognised.
     """
     for at, word in enumerate(command):
-        if os.path.basename(word) == "torchrun":
+        name = os.path.basename(word)
+        if name == "torchrun" or (name == "accelerate" and command[at + 1 : at + 2] == ["launch"]):
             return True
         if word == "-m" and command[at + 1 : at + 2] and command[at + 1] in _MODULES:
             return True

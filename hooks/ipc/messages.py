@@ -12,8 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-#: Increase this number when a message changes meaning. Peers of different versions refuse each other by name.
+#: Increase this number when a message changes meaning.
 VERSION = 1
+#: The oldest version that this code still speaks: the one before, so that agent and script may be upgraded one after the
+#: other. A peer's first message has both numbers, and the agent refuses a peer whose range does not meet its own.
+OLDEST = 1
 #: Kind of the notice that an agent makes from a `PeerPreempted`: another machine of the job goes, and this one
 #: stays.
 PEER = "peer"
@@ -56,6 +59,7 @@ class Register(Message):
     #: Bytes that a full save would write; 0 while unknown.
     nbytes: int = 0
     version: int = VERSION
+    oldest: int = OLDEST
     #: Whether the process understands `CheckpointNow`. The agent sends none to a process that does not set it.
     checkpoints: bool = False
 
@@ -312,6 +316,7 @@ class Ask(Message):
     #: For a drill: run it to the end, as a preemption.
     preempt: bool = False
     version: int = VERSION
+    oldest: int = OLDEST
 
 
 @_on_the_wire
@@ -332,6 +337,7 @@ class Watch(Message):
     type: ClassVar[str] = "watch"
     pid: int
     version: int = VERSION
+    oldest: int = OLDEST
     #: Whether the watcher understands `FeedNotice.severity`. Otherwise the agent sends it terminal notices only,
     #: because the watcher would take every notice for a terminal one.
     severity: bool = False

@@ -21,6 +21,7 @@ from ...providers.errors import ProtocolError
 from . import typed_json
 from .messages import (
     LAUNCHER,
+    OLDEST,
     PEER,
     TYPES,
     VERSION,
@@ -53,6 +54,7 @@ from .messages import (
 __all__ = [
     "LAUNCHER",
     "MAX_FRAME",
+    "OLDEST",
     "PEER",
     "VERSION",
     "Answer",
@@ -105,7 +107,7 @@ def encode(message: Message) -> bytes:
     except (TypeError, ValueError) as error:
         raise ProtocolError(f"{message.type} cannot be sent as JSON: {error}") from error
     if len(data) > MAX_FRAME:
-        raise ProtocolError(f"{message.type} is {len(data)} bytes, a frame holds {MAX_FRAME}")
+        raise ProtocolError(f"{message.type} is {len(data)} bytes, but a frame holds at most {MAX_FRAME}")
     return _HEADER.pack(len(data)) + data
 
 
@@ -199,7 +201,7 @@ class Peer:
         while len(self._buffer) >= _HEADER.size:
             (size,) = _HEADER.unpack_from(self._buffer)
             if size > MAX_FRAME:
-                raise ProtocolError(f"a frame of {size} bytes was announced, the limit is {MAX_FRAME}")
+                raise ProtocolError(f"a frame of {size} bytes was announced, but the limit is {MAX_FRAME}")
             end = _HEADER.size + size
             if len(self._buffer) < end:
                 break

@@ -17,6 +17,8 @@ from spotguard.agent.process.torchrun import SHUTDOWN_TIMEOUT, UNSHARED, is_torc
         "python -mtorch.distributed.run train.py",
         "numactl --interleave=all torchrun train.py",
         "env NCCL_DEBUG=INFO torchrun train.py",
+        "accelerate launch --num_processes 8 train.py",
+        "python -m accelerate.commands.launch train.py",
     ],
 )
 def test_torchrun_is_known_by_its_words(command: str) -> None:
@@ -31,6 +33,7 @@ def test_torchrun_is_known_by_its_words(command: str) -> None:
         "python torchrun.py",
         "sh train-with-torchrun.sh",
         "python -m",
+        "accelerate config",
     ],
 )
 def test_nothing_else_is_torchrun(command: str) -> None:
