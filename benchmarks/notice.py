@@ -64,10 +64,10 @@ def _play(machine: Watched, place: float) -> tuple[float, float]:
 
 
 class _Stamp(logging.Handler):
-    """The hook's warning that a notice came is its first act on receiving it: CLOCK_MONOTONIC is one for all."""
+    """The hook's line that a notice came is its first act on receiving it: CLOCK_MONOTONIC is one for all."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno == logging.WARNING and "left, saving" in record.getMessage():
+        if record.levelno == logging.INFO and "left, saving" in record.getMessage():
             print(time.monotonic(), flush=True)
 
 
@@ -77,7 +77,9 @@ def train() -> None:
 
     import spotguard
 
-    logging.getLogger("spotguard").addHandler(_Stamp())
+    log = logging.getLogger("spotguard")
+    log.addHandler(_Stamp())
+    log.setLevel(logging.INFO)
     model = nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters())
     guard = spotguard.register(model=model, optimizer=optimizer)

@@ -5,6 +5,7 @@ Every value is checked before anything else is done.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import logging
@@ -64,7 +65,9 @@ def stage_folder() -> Path | None:
     """
     text = os.environ.get("SPOTGUARD_STAGE", "")
     if text and not os.path.isabs(text):
-        raise UsageError(f"SPOTGUARD_STAGE={text!r} is not absolute; write it as in /mnt/nvme/spotguard")
+        raise UsageError(
+            f"SPOTGUARD_STAGE={text!r} is not an absolute path; set it as in /mnt/nvme/spotguard"
+        )
     return Path(text) if text else None
 
 
@@ -81,7 +84,8 @@ def kept(variable: str) -> Keep:
         return Keep.of(text) if text else Keep(_KEEP)
     except ValueError:
         raise UsageError(
-            f"{variable}={text!r} is not a number of 1 or more, or two as in 3+1000; correct it, or unset it"
+            f"{variable}={text!r} is neither a number of 1 or more nor two numbers as in 3+1000; correct "
+            "it, or unset it"
         ) from None
 
 
@@ -126,7 +130,10 @@ def completed_steps(given: int) -> int:
     except TypeError:
         step = -1
     if step < 0:
-        raise UsageError(f"step={given!r} is no number of completed steps; use a whole one, as in step=1200")
+        raise UsageError(
+            f"step={given!r} is not a number of completed steps; pass an integer of 0 or more, as in "
+            "step=1200"
+        )
     return step
 
 
@@ -136,7 +143,7 @@ _Said = TypeVar("_Said")
 def for_one_process(variable: str, configured: _Said, alone: bool) -> _Said | None:
     """Return a setting that only a job of one process can use, or None in any other job, with a warning if it is set."""
     if configured and not alone:
-        log.warning("%s is set, and is for jobs of one process: in this one it is not used", variable)
+        log.warning("%s is set, but only a job of one process can use it: this job ignores it", variable)
     return configured if alone else None
 
 
@@ -283,3 +290,61 @@ def without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
 def _is_of_their_code(error: SpotguardError) -> bool:
     """Return whether a registered object's own code refused its state: the traceback of its cause then shows the line to fix."""
     return isinstance(error, StateError) and error.__cause__ is not None
+
+
+# The lines on stderr of a training process whose script has set up no logging.
+#
+# Python then shows a warning as its bare message (`logging.lastResort`), and no reader knows which library wrote it. A handler
+# on the logger `spotguard` names the speaker: `spotguard: `, or `spotguard[rank 3]: ` in a job of several ranks. If the script
+# has a handler on that logger or above it (even one that does nothing), that handler alone decides.
+
+
+class _SpeakerHandler(logging.Handler):
+    """The handler that shows a record as `logging.lastResort` would, with the speaker's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: This process's rank in a job of several ranks; None in a job of one, or while the rank is not known.
+        self.rank: int | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        last = logging.lastResort
+        if last is None or record.levelno < last.level or is_set_up(record.name):
+            return
+        try:
+            named = copy.copy(record)
+            speaker = "spotguard" if self.rank is None else f"spotguard[rank {self.rank}]"
+            named.msg, named.args = f"{speaker}: {record.getMessage()}", ()
+        except Exception:  # noqa: BLE001 - arguments that do not fit the message
+            self.handleError(record)
+            return
+        last.handle(named)
+
+
+_handler = _SpeakerHandler()
+
+
+def name_the_speaker(rank: int | None = None) -> None:
+    """Have each warning and error on stderr begin with its speaker from now on. A second call only sets the rank.
+
+    Args:
+        rank: this process's rank in a job of several ranks; None: take it from the launcher's variables.
+    """
+    _handler.rank = _launched_rank() if rank is None else rank
+    log.addHandler(_handler)
+
+
+def is_set_up(name: str = "spotguard") -> bool:
+    """Return whether the script has set up logging for this logger: a handler on it or above it would get a record."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        if any(handler is not _handler for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+def _launched_rank() -> int | None:
+    """Return the rank that a launcher has set for one of several processes; None if there is none."""
+    world, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
+    return int(rank) if world not in ("", "1") and rank.isascii() and rank.isdigit() else None

@@ -226,7 +226,7 @@ class Guard:
         run_id = self._run_id if run_id is None else check_run_id(run_id)
         self._state.allow_missing(missing)
         # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
-        self._saver.call_off("training goes back")
+        self._saver.call_off("guard.restore() was called")
         self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
         done = self._go_back(step, run_id)
         # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
@@ -280,10 +280,11 @@ class Guard:
             >>> guard.step()
         """
         if self._state.poisoned:
-            raise StateError(f"{self._state.poisoned}; call guard.restore() again, or start anew")
+            raise StateError(f"{self._state.poisoned}; call guard.restore() again, or restart the process")
         if not self._restored:
             raise UsageError(
-                "guard.step() before guard.restore(): call done = guard.restore() once, before the loop"
+                "guard.step() was called before guard.restore(): call done = guard.restore() once, "
+                "before the loop"
             )
         gate, state = self._gate, self._state
         if gate.inert:
@@ -306,7 +307,7 @@ class Guard:
             taken = (
                 self._saver.background()
                 if self._coordinator is None
-                else self._coordinator.background("it is time")
+                else self._coordinator.background("the interval has passed")
             )
             self._schedule.begun(self._clock.monotonic(), taken=taken)
 
@@ -356,20 +357,21 @@ class Guard:
         """
         if not self._restored:
             raise UsageError(
-                "guard.save() before guard.restore(): call done = guard.restore() once, before the loop"
+                "guard.save() was called before guard.restore(): call done = guard.restore() once, "
+                "before the loop"
             )
         self._only_here("save")
         if self._gate.place.dirty:
             raise UsageError(
-                "guard.save() in the middle of a step: call it right after guard.step(), or in a loop over "
-                "guard.steps() first thing in a turn"
+                "guard.save() was called in the middle of a step: call it right after guard.step(), or "
+                "first in the body of a loop over guard.steps()"
             )
         while True:
             self._gate.take_again(self._state.take_again)
             try:
                 return self._saver.manual()
             except Abandoned as why:
-                log.info("guard.save() waits: %s", why)
+                log.debug("guard.save() waits: %s", why)
             finally:
                 self._gate.stand()  # a notice ends in Preempted here, or lets training go on
             if (saved := self._saver.made_meanwhile()) is not None:
@@ -377,10 +379,13 @@ class Guard:
 
     def _only_here(self, method: str) -> None:
         if self.closed and not self._forked:
-            raise UsageError(f"guard.{method}() after guard.close(): nothing is saved any more")
+            raise UsageError(
+                f"guard.{method}() was called after guard.close(): a closed guard neither saves nor restores"
+            )
         if self._gate.inert:
             raise UsageError(
-                f"guard.{method}() in a forked child: only the process that called register() saves and restores"
+                f"guard.{method}() was called in a forked child: only the process that called register() "
+                "saves and restores"
             )
 
     # --- messages to and from the agent ---

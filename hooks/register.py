@@ -12,7 +12,7 @@ from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
 from ..providers.optional_deps import how_to_install
 from ..providers.stores.factory import open_store
-from .arguments import without_our_frames
+from .arguments import name_the_speaker, without_our_frames
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -54,6 +54,7 @@ def register(
         >>> guard.save()
     """
     global _current
+    name_the_speaker()
     try:  # imported here so that a script without torch gets an install hint instead of a failed import
         from .arguments import given_store, run_name
         from .consensus.process_group import join
@@ -63,21 +64,27 @@ def register(
         if error.name not in ("torch", "numpy"):
             raise
         raise UsageError(
-            f"register() saves what PyTorch trains, and there is no {error.name} here: {how_to_install('torch')}"
+            f"register() saves the state of PyTorch training, but {error.name} is not installed: "
+            f"{how_to_install('torch')}"
         ) from None
     if _current is not None and not _current.closed:
         raise UsageError("register() was called before in this process; register everything in one call")
     if not state:
-        raise UsageError("register() was given nothing to save: register(model=model, optimizer=optimizer)")
+        raise UsageError(
+            "register() got nothing to save: pass the state by name, as in register(model=model, "
+            "optimizer=optimizer)"
+        )
     if isinstance(given := state.get("store"), str):
         raise UsageError(
-            f"store={given!r} would be a value to save: the store comes first and has no name, as in register({given!r}, "
-            "model=model)"
+            f"store={given!r} would be saved as a value: pass the store first and without a name, as in "
+            f"register({given!r}, model=model)"
         )
     plan = _plan()
     opened = open_store(given_store(store) if plan is None else plan.store)
     run, clock = run_name(run_id if plan is None else plan.run_id), SystemClock()
     channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
+    if channel is not None:
+        name_the_speaker(channel.rank)
     if plan is None:
         _current = Guard(opened, run, state, clock, channel)
     else:

@@ -52,7 +52,8 @@ def claim_attempt(
         if store.put_if_absent(key, data, timeout=timeout) and _reads(store, key, data, timeout):
             return attempt
     raise StoreError(
-        f"{store.url}: {_MAX_RIVALS} attempts of run {run_id} were taken while this one asked; look at it"
+        f"{store.url}: other starts claimed {_MAX_RIVALS} attempts of run {run_id} while this one tried "
+        "to; check what else writes there"
     )
 
 

@@ -178,7 +178,7 @@ def examine(
         if manifests is None:
             manifests = _fetch(store, [folder.prefix + name for name in names], timeout)
     except NotFoundError as error:
-        raise CheckpointGone(f"it went away while it was read ({error})") from error
+        raise CheckpointGone(f"it disappeared while spotguard read it ({error})") from error
     merged = coverage(manifests)
     _belongs(merged, folder)
     _check_objects(merged, folder, folders)
@@ -188,9 +188,7 @@ def examine(
 def check_size(folder: CheckpointFolder, name: str, world: int) -> None:
     """Raise CheckpointError if a manifest is too large to be one, before it is read into memory."""
     if (size := folder.files[name]) > (most := most_bytes(world)):
-        raise CheckpointError(
-            f"{name} has {size} bytes, and no manifest of {world} ranks has more than {most}"
-        )
+        raise CheckpointError(f"{name} has {size} bytes, but a manifest of {world} ranks has at most {most}")
 
 
 def whole_checkpoints(
@@ -245,7 +243,7 @@ def whole_checkpoints(
 def passed_over(run_id: str, name: CheckpointName, error: CheckpointError) -> None:
     """Log that a checkpoint is not whole, if the reason is damage."""
     if not isinstance(error, PartialCheckpoint):
-        log.warning("checkpoint %s of run %s is skipped: %s", name, run_id, error)
+        log.warning("skipping checkpoint %s of run %s: %s", name, run_id, error)
 
 
 def find_whole(
@@ -353,11 +351,9 @@ def _said(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> 
 def _world(folder: CheckpointFolder) -> int:
     worlds = {parsed[1] for name in folder.files if (parsed := parse_manifest_name(name))}
     if not worlds:
-        raise PartialCheckpoint("no manifest is there")
+        raise PartialCheckpoint("it has no manifest")
     if len(worlds) > 1:
-        raise CheckpointError(
-            f"manifests of jobs of {' and '.join(map(str, sorted(worlds)))} ranks are mixed"
-        )
+        raise CheckpointError(f"it mixes manifests of jobs of {' and '.join(map(str, sorted(worlds)))} ranks")
     return worlds.pop()
 
 
@@ -378,7 +374,7 @@ def _indexed(
     try:
         return decode_index(store.get(key, timeout=timeout), key, sizes)
     except (CheckpointError, NotFoundError) as error:
-        log.debug("the manifests are read one by one: %s", error)
+        log.debug("reading the manifests one by one: %s", error)
         return None
 
 
@@ -441,7 +437,7 @@ def side_by_side(get: Callable[[_K], _V], keys: Sequence[_K]) -> list[_V]:
 def _belongs(merged: Coverage, folder: CheckpointFolder) -> None:
     first = merged.manifests[0]
     if (first.run_id, first.checkpoint) != (folder.run_id, folder.name):
-        raise CheckpointError(f"its manifests are of {first.run_id} {first.checkpoint}")
+        raise CheckpointError(f"its manifests belong to run {first.run_id}, checkpoint {first.checkpoint}")
 
 
 def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[CheckpointFolder]) -> None:
@@ -455,8 +451,8 @@ def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[Che
             size = files.get(entry.name)
             if size != entry.size:
                 place = f"{entry.checkpoint}/{entry.name}" if entry.checkpoint else entry.name
-                there = "is not there" if size is None else f"has {size} bytes"
-                raise CheckpointError(f"object {place} {there}, and {entry.size} in its manifest")
+                there = "is missing" if size is None else f"has {size} bytes"
+                raise CheckpointError(f"object {place} {there}, but its manifest records {entry.size} bytes")
 
 
 class ReadableStore(Protocol):

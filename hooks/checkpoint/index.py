@@ -74,19 +74,19 @@ def decode_index(data: bytes, key: str, sizes: Mapping[int, int]) -> list[RankMa
 
         def text(number: Any) -> Any:
             if type(number) is not int or not 0 <= number < len(texts):
-                raise InvalidField("a text of the index is not there")
+                raise InvalidField("a text of the index is missing")
             return texts[number]
 
         manifests = []
         for each in found:
             if type(each) is not dict:
-                raise InvalidField("a manifest of the index is no object")
+                raise InvalidField("a manifest of the index is not an object")
             check_format(each)
             manifests.append(manifest_of(_with_texts(each, text), cache))
         if raw.get("sizes") != [sizes.get(manifest.rank) for manifest in manifests] or len(manifests) != len(
             sizes
         ):
-            raise InvalidField("the index is not of the manifests that are there")
+            raise InvalidField("the index does not match the manifests in the store")
     return manifests
 
 

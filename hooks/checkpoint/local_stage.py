@@ -65,14 +65,15 @@ class Stage:
         """Warn if the folder is in memory, or has too little room."""
         if (kind := file_system(self.folder)) in MEMORY:
             log.warning(
-                "--stage %s is in memory (%s): each checkpoint there takes host memory; name a directory on a disk",
+                "--stage %s is in memory (%s), so each checkpoint there takes host memory; pass a "
+                "directory on a disk",
                 self.folder,
                 kind,
             )
         if (room := self.room()) < 2 * nbytes:
             log.warning(
-                "--stage %s has room for %d MiB, two checkpoints take %d MiB: where it runs out, a background "
-                "checkpoint is copied to host memory instead",
+                "--stage %s has room for %d MiB, but two checkpoints take %d MiB: when it is full, "
+                "spotguard copies a background checkpoint to host memory instead",
                 self.folder,
                 room >> 20,
                 2 * nbytes >> 20,
@@ -106,7 +107,7 @@ class Stage:
         """Switch staging off from here on, and warn."""
         self.off = why
         log.warning(
-            "nothing is staged in %s any more, background checkpoints are copied to host memory: %s",
+            "spotguard stages nothing in %s any more, and copies background checkpoints to host memory: %s",
             self.folder,
             why,
         )
@@ -123,7 +124,9 @@ class Stage:
             except (StoreError, NewerFormatError) as error:
                 # Only the store is guaranteed. An unreadable stage costs a restart its time, and some steps.
                 log.warning(
-                    "what is staged in %s cannot be read, the store's is taken: %s", self.folder, error
+                    "spotguard cannot read the staged checkpoints in %s, and uses those in the store: %s",
+                    self.folder,
+                    error,
                 )
                 return
             if whole is None:

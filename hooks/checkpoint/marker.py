@@ -37,8 +37,8 @@ def put_manifest(
     data = encode_manifest(manifest)
     if len(data) > (limit := most(manifest.world)):
         raise CheckpointError(
-            f"the manifest of rank {manifest.rank} has {len(data)} bytes, and at most {limit} are read back; "
-            "register large lists as tensors"
+            f"the manifest of rank {manifest.rank} has {len(data)} bytes, but a restore reads at most "
+            f"{limit}; register large lists as tensors"
         )
     store.put(key, memoryview(data), timeout=timeout)
     return key

@@ -58,8 +58,8 @@ def worth_it(
                 continue
             lower.append(light)
             log.warning(
-                "step %d was saved without %s, and the full checkpoint of step %d is taken: "
-                "guard.restore(step=%d) takes the other one",
+                "step %d was saved without %s, so a restore uses the full checkpoint of step %d: "
+                "guard.restore(step=%d) restores the other one",
                 light.name.step,
                 lacks(light.level, light.missing),
                 whole.name.step,

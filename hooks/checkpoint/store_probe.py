@@ -81,14 +81,17 @@ class StoreProbe:
 
     def read(self) -> None:
         if self._store.get(self.key, timeout=self._timeout) != self._data:
-            raise CorruptError(f"{self._store.url} gives back other bytes than were put: look at {self.key}")
+            raise CorruptError(
+                f"{self._store.url} returns other bytes than spotguard uploaded: check object {self.key}"
+            )
 
     def find(self, *, written: bool = True) -> None:
         listed = [(info.key, info.size) for info in self._store.list(self.key, timeout=self._timeout)]
         if written and listed != [(self.key, len(self._data))]:
             raise StoreError(
-                f"{self._store.url} does not list what was put a moment ago ({self.key}): a restore would miss the newest "
-                "checkpoint; use a store whose listings are consistent"
+                f"{self._store.url} does not list an object that spotguard uploaded a moment ago "
+                f"({self.key}): a restore would miss the newest checkpoint; use a store whose listings "
+                "are consistent"
             )
 
     def time(self) -> float:
@@ -126,8 +129,8 @@ def probe(store: BlobStore, run_id: str) -> None:
             if not steps.create():
                 # Safety needs unique keys: of two starts at the same moment, both may get the same number.
                 log.warning(
-                    "%s creates an object that is there already: two starts of run %s at the same moment may "
-                    "get the same attempt number; start one at a time",
+                    "%s does not refuse to create an object that exists already: two starts of run %s at "
+                    "the same moment may get the same attempt number; start one at a time",
                     store.url,
                     run_id,
                 )
@@ -145,7 +148,7 @@ def _remove(store: BlobStore, steps: StoreProbe) -> None:
         steps.remove()
     except StoreError as error:  # training goes on; the warning says that the store will grow
         log.warning(
-            "nothing can be deleted there, so old checkpoints will pile up and cost: %s%s",
+            "spotguard cannot delete objects in the store, so old checkpoints pile up and cost money: %s%s",
             error,
             _right(store, "delete") if isinstance(error, DeniedError) else "",
         )
@@ -157,11 +160,12 @@ def _needs(store: BlobStore, right: str) -> Iterator[None]:
         yield
     except DeniedError as error:
         raise DeniedError(
-            f"training was not started, for it could never be saved and restored: {error}{_right(store, right)}"
+            "training was not started, because it could never be saved and restored: "
+            f"{error}{_right(store, right)}"
         ) from error
 
 
 def _right(store: BlobStore, right: str) -> str:
     """Return the end of a message that names the missing right, in the cloud's own word if it has one."""
     name = right_to(store.url, right)
-    return f"; the right to {right} is missing{f': {name}' if name else ''}"
+    return f"; the permission to {right} is missing{(f': {name}' if name else '')}"

@@ -72,7 +72,7 @@ class CallerPool:
         try:
             thread.start()
         except RuntimeError as error:
-            log.debug("no further thread for calls to the other ranks: %s", error)
+            log.debug("this rank could not start another thread for calls to the other ranks: %s", error)
             return False
         self._threads += 1
         return True
@@ -84,7 +84,7 @@ class CallerPool:
             try:
                 order.call()
             except Exception:  # a bug of spotguard must not keep later events from the other ranks
-                log.exception("spotguard failed inside; please report this")
+                log.exception("internal error; please report it")
             order.done.set()
             with self._lock:
                 self._open -= 1

@@ -120,7 +120,8 @@ class Channel:
         others = [each for each, card in enumerate(cards) if card.get("version") != VERSION]
         if others:
             raise UsageError(
-                f"rank {others[0]} runs another version of spotguard than rank {self.rank}: install one version on all machines"
+                f"rank {others[0]} runs another version of spotguard than rank {self.rank}: install the "
+                "same version on all machines"
             )
         self.machines = tuple(str(card.get("machine")) for card in cards)
         # The connections are made here, so that a notice does not wait for them.
@@ -166,11 +167,11 @@ class Channel:
             the store is silent, the epoch does not count any more, or this rank has voted in it before.
         """
         if epoch <= self._offered:  # a second vote would count twice, and the first may be decided on already
-            return Decision(epoch, None, "this rank has offered for it before")
+            return Decision(epoch, None, "this rank has voted on this save before")
         self._offered = epoch
         if self._superseded(epoch):
             return Decision(
-                epoch, None, "another call counts by now"
+                epoch, None, "a later call has replaced this save"
             )  # no vote, so that no rank relies on this one
         total = left()
         kept = 0.0 if total is None else min(_SETTLE_MOST, total * _SETTLE)
@@ -185,7 +186,9 @@ class Channel:
             decision = self._agreement.say(protocol.agree(self._keys, epoch, offer), left, waiting)
         except StoreSilent as why:
             return Decision(epoch, None, str(why))
-        return decision or Decision(epoch, None, "it is not wanted any more, or another call counts by now")
+        return decision or Decision(
+            epoch, None, "this save is no longer wanted, or a later call has replaced it"
+        )
 
     # --- meetings ---
 
@@ -203,7 +206,7 @@ class Channel:
         delivered = self._meeting.say(saying, self._together(patience), self._late(patience))
         if delivered is None:
             raise StoreSilent(
-                f"rank 0 of {self.world} has not sent what all wait for, within {patience:.0f} s"
+                f"rank 0 of {self.world} has not sent what all ranks wait for within {patience:.0f} s"
             )
         return delivered
 
@@ -229,12 +232,14 @@ class Channel:
                 return values
             if silence is None or within() < silence:
                 raise StoreSilent(
-                    f"rank {values[0]} of {self.world} has not come where all ranks wait for it, within {patience:.0f} s"
+                    f"rank {values[0]} of {self.world} has not arrived where all ranks wait for it within "
+                    f"{patience:.0f} s"
                 )
             beats = self.beats(values)
             if still := [rank for rank in values if beats[rank] == seen.get(rank)]:
                 raise StoreSilent(
-                    f"rank {still[0]} of {self.world} has shown no life for {silence:.0f} s where all ranks wait for it"
+                    f"rank {still[0]} of {self.world} has shown no sign of life for {silence:.0f} s while "
+                    "all ranks wait for it"
                 )
             seen = beats
 
@@ -260,7 +265,7 @@ class Channel:
                 try:
                     self.beat()
                 except StoreSilent as why:  # this rank's next meeting raises it as well
-                    log.debug("no sign of life: %s", why)
+                    log.debug("this rank could not send a sign of life: %s", why)
                 self._clock.wait(done, _BEAT)
 
         thread = threading.Thread(target=run, name="spotguard-beats", daemon=True)
@@ -293,7 +298,7 @@ class Channel:
                     barrier.wait_left(self._keys), self._within(patience + _JOIN), self._late(patience)
                 )
         except StoreSilent as why:
-            log.debug("the end was not said: %s", why)
+            log.debug("this rank could not announce its end: %s", why)
         for line in self._lines:
             line.close(_JOIN / 10)  # a thread that hangs in the store is left behind
 
@@ -321,10 +326,10 @@ class Channel:
         except StoreSilent as why:
             self.lost = True
             if not self._leaving:
-                log.warning("notices of other machines do not arrive any more: %s", why)
+                log.warning("this rank receives no more notices of other machines: %s", why)
         except Exception:  # other ranks and this rank's saver must not rely on a listener that has ended
             self.lost = True
-            log.exception("notices of other machines do not arrive any more; please report this")
+            log.exception("this rank receives no more notices of other machines; please report it")
 
     def _hear(self, heard: Hear, hear: Hearer) -> None:
         call = events.decode(heard.raw)
@@ -332,7 +337,7 @@ class Channel:
         try:
             hear(heard.epoch, call, standing)
         except Exception:  # a bug of spotguard must not end the only thread that receives events
-            log.exception("spotguard failed inside; please report this")
+            log.exception("internal error; please report it")
         # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
         self.standing = standing
 

@@ -119,5 +119,5 @@ def _decode(body: dict[str, Any]) -> LogEvent:
     name = body.get("call")
     cls = _KINDS.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise ProtocolError(f"{str(name)[:40]!r} is no call that this version knows")
+        raise ProtocolError(f"call {str(name)[:40]!r} is unknown to this version")
     return typed_json.build(cls, body)

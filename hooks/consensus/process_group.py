@@ -29,8 +29,8 @@ def join(machine: str, clock: Clock) -> Channel | None:
     if not distributed.is_available() or not distributed.is_initialized():
         if (world := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
             raise UsageError(
-                f"WORLD_SIZE is {world}, and there is no process group: "
-                "call torch.distributed.init_process_group() before spotguard.register()"
+                f"WORLD_SIZE is {world}, but there is no process group: call "
+                "torch.distributed.init_process_group() before spotguard.register()"
             )
         return None
     if distributed.get_world_size() == 1:

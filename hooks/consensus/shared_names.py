@@ -27,8 +27,8 @@ log = logging.getLogger("spotguard")
 _READ = 64
 
 _WAY_OUT = (
-    "in a checkpoint one name is one tensor, so name a pipeline stage's layers by their places in the whole model, or "
-    "register each stage under a name of its own"
+    "in a checkpoint one name is one tensor, so name the layers of a pipeline stage by their positions "
+    "in the full model, or register each stage under its own name"
 )
 
 
@@ -85,7 +85,7 @@ def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[StateTenso
     pairs = [*namesakes([_read(message) for message in of_ranks])]
     for pair in pairs:
         if not pair.alike:
-            raise StateError(f"{pair.name} is {pair.one} and {pair.other}; {_WAY_OUT}")
+            raise StateError(f"{pair.name} is both {pair.one} and {pair.other}; {_WAY_OUT}")
     if pairs:
         _compare(channel, first, pairs)
 
@@ -120,13 +120,14 @@ def _compare(channel: Channel, first: Mapping[str, StateTensor], pairs: Sequence
         *their_box, their_crc = checksums[other[0]][name]
         if box == their_box and crc != their_crc:
             raise StateError(
-                f"{name} is on {named(one)} and on {named(other)} with other values; {_WAY_OUT}. Replicas are made "
-                "equal before register, or wrapped: fully_shard over a mesh of two dimensions"
+                f"{name} is on {named(one)} and on {named(other)} with different values; {_WAY_OUT}. If "
+                "they are replicas, make them equal before register, or wrap them: fully_shard over a "
+                "mesh of two dimensions"
             )
     if channel.rank == 0:
         log.warning(
-            "%s and %d more tensors are on %s and again on %s, and no wrapper makes them the same: no save will "
-            "succeed once they differ. If they are not replicas: %s",
+            "%s and %d more tensors are on %s and again on %s, and no wrapper declares them replicas: no "
+            "save will succeed once they differ. If they are not replicas: %s",
             pairs[0].name,
             len(pairs) - 1,
             named(pairs[0].one.group),

@@ -179,9 +179,7 @@ class StoreConnection:
             while not errand.done.is_set():
                 seconds = left()
                 if _spent(seconds):
-                    raise StoreSilent(
-                        "the job's store has not answered in time: its host is gone, or stands still"
-                    )
+                    raise StoreSilent("the job's store has not answered in time: its host is gone, or hangs")
                 self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
         finally:
             dropped.set()  # also if `left` raises
@@ -231,7 +229,7 @@ class StoreConnection:
                 result: T = end.value
                 return result
             if dropped.is_set():
-                raise StoreSilent("nobody waits for this any more")
+                raise StoreSilent("no thread waits for this any more")
             if isinstance(operation, Wait):
                 answer = self._wait(store, operation.keys, waiting, dropped)
             else:
@@ -250,7 +248,7 @@ class StoreConnection:
             if (ended := waiting()) is not None:
                 return ended
             if self._clock.wait(dropped, pause):
-                raise StoreSilent("nobody waits for this any more")
+                raise StoreSilent("no thread waits for this any more")
         return Waited.THERE
 
 

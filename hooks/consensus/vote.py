@@ -151,11 +151,11 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
     absent = [offer.rank for offer in offers if offer.step is None]
     steps = {offer.step for offer in offers if offer.step is not None}
     if absent:
-        return nothing(f"{named(absent)} of {world} has no state to save yet")
+        return nothing(f"no state to save yet on {named(absent)} of {world}")
     silent = sorted(set(range(world)) - set(there))
-    late = f"{named(silent)} of {world} has not answered in time" if silent else ""
+    late = f"no answer in time from {named(silent)} of {world}" if silent else ""
     if not steps:
-        return nothing(f"none of {world} ranks has answered in time")
+        return nothing(f"no answer in time from any of {world} ranks")
     if silent:
         held = {each for offer in offers for each in offer.covers}
         lost = [rank for rank in silent if not any(rank in each for each in held)]
@@ -163,16 +163,16 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
         if last >= max(steps):
             return replace(nothing(it_stands(late, last)), stands=last)
         if lost:
-            return nothing(f"{late}, and nobody else holds the state of {named(lost)}")
+            return nothing(f"{late}, and no other rank holds the state of {named(lost)}")
         if len(steps) > 1:
-            return nothing(f"{late}, and the others stand on steps {min(steps)} to {max(steps)}")
+            return nothing(f"{late}, and the other ranks are at steps {min(steps)} to {max(steps)}")
         if any(offer.boundary for offer in offers):
             behind = [offer.rank for offer in offers if offer.boundary]
-            return nothing(f"{late}, and without it {named(behind)} cannot come to the next guard.step()")
+            return nothing(f"{late}, and without it {named(behind)} cannot reach the next guard.step()")
     return Decision(
         epoch,
         max(steps),
-        f"{late}: its extras are missing, and the others hold the rest of its state" if silent else "",
+        f"{late}: its extras are missing, and the other ranks hold the rest of its state" if silent else "",
         there,
         _level(offers),
         whole_each=_differ(offers, whole=not silent),
@@ -218,7 +218,7 @@ def it_stands(late: str, step: int) -> str:
         late: text that names the ranks which have not answered.
         step: step of the complete checkpoint.
     """
-    return f"{late}, and the complete checkpoint of step {step} stands"
+    return f"{late}, and the complete checkpoint of step {step} is as new"
 
 
 def _level(offers: Sequence[Vote]) -> Level:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ...providers.clock import SystemClock
 from ...providers.errors import UsageError
 from ...providers.notice import Notice, NoticeKind
-from ..arguments import default_run_id
+from ..arguments import default_run_id, name_the_speaker
 from ..ipc import interpreter_lock, protocol
 from ..ipc.client import SocketClient
 from . import sigterm
@@ -73,6 +73,12 @@ class NoticeCallback:
             seen_at=now,
             window=message.seconds_left,
         )
+        log.info(
+            "%s notice from %s: %.1f s left, calling the function passed to on_notice",
+            message.kind,
+            message.source,
+            message.seconds_left,
+        )
         interpreter_lock.hurry("callback")
         threading.Thread(target=self._call, args=(notice,), name="spotguard-on-notice", daemon=True).start()
 
@@ -81,10 +87,11 @@ class NoticeCallback:
         try:
             self._fn(notice)
         except BaseException as error:
-            log.exception("the function given to on_notice failed")
+            log.exception("the function passed to on_notice failed")
             self._answer(protocol.Failed(notice.id, f"on_notice: {type(error).__name__}: {error}"))
             return
         now = self._clock.monotonic()
+        log.info("the function passed to on_notice returned after %.1f s", now - started)
         self._answer(protocol.Committed(notice.id, -1, 0, now - started, "", now))
 
     def _answer(self, message: protocol.Failed | protocol.Committed) -> None:
@@ -114,8 +121,9 @@ def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:
         ... def save(notice):
         ...     write_checkpoint(seconds=notice.deadline - time.monotonic())
     """
+    name_the_speaker()
     if not callable(fn):
-        raise UsageError(f"on_notice() was given {fn!r}: give it a function of one argument, the notice")
+        raise UsageError(f"on_notice() got {fn!r}: pass a function of one argument, the notice")
     # `spotguard prove` plays notices of its own, and must not touch the files that the function would save.
     if (socket := os.environ.get("SPOTGUARD_SOCKET", "")) and not os.environ.get("SPOTGUARD_PROVE"):
         NoticeCallback(fn, socket)

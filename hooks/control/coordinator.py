@@ -182,17 +182,16 @@ class Coordinator:
 
         def unheard(why: str) -> None:
             self._asking = False
-            log.warning("no background checkpoint: %s", why)
+            log.warning("spotguard makes no background checkpoint: %s", why)
 
         self._call(BackgroundEvent(why), _PATIENCE, unheard)
         return True
 
     def again(self, job: SaveRequest, why: str) -> None:
         def unheard(error: str) -> None:
-            log.error("nothing is saved: %s; %s", why, error)
-            if (
-                preemption := job.preemption
-            ) is not None:  # else the agent would wait for an answer until the deadline
+            if (preemption := job.preemption) is None:
+                log.error("nothing is saved: %s; %s", why, error)
+            else:  # the agent would wait for an answer until the deadline
                 self._saver.in_turn(lambda: self._nothing_newer(preemption, f"{why}; {error}"))
 
         self._call(BoundaryEvent(job.epoch, why), _PATIENCE, unheard)
@@ -203,7 +202,9 @@ class Coordinator:
                 return  # one failed rank is enough to end all ranks' saves
         call = FailedEvent(job.epoch, self.channel.rank, why)
         self._call(
-            call, _PATIENCE, lambda error: log.debug("nobody heard that this rank's save failed: %s", error)
+            call,
+            _PATIENCE,
+            lambda error: log.debug("no other rank learned that this rank's save failed: %s", error),
         )
 
     def by_hand(self, step: int) -> None:
@@ -227,7 +228,7 @@ class Coordinator:
                 unheard(str(error))
                 return
             if self.channel.lost:  # the other ranks read the call, and this rank never will
-                unheard("calls do not arrive here any more")
+                unheard("this rank receives no more calls")
 
         # All ranks read a notice and its withdrawal in the order in which this rank called them.
         self._callers.give(run, until)
@@ -240,7 +241,7 @@ class Coordinator:
         saved, last = self._saver.committed, self._checkpointer.last
         if saved is not None and saved.level != "weights":
             # Committed for a notice of another machine, which took the job's store with it.
-            log.info("step %d is committed, nothing newer is saved: %s", saved.step, why)
+            log.debug("step %d is committed, nothing newer is saved: %s", saved.step, why)
             self._report.committed(preemption, saved)
         else:
             self._report.failed(preemption, why, -1 if last is None else last.step)
@@ -298,9 +299,6 @@ class Coordinator:
             message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
             preemption = alarm_of(message, now)
             if not ours:
-                log.warning(
-                    "%s from %s on another machine of this job: saving with it", call.kind, call.source
-                )
                 self._tell_agent(self._called_by(call, standing, now))
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
@@ -361,13 +359,13 @@ class Coordinator:
         try:
             offer = self._offer(job, step, boundary=boundary, parks=parks)
         except Exception:  # a bug in spotguard must not keep all ranks waiting for an offer
-            log.exception("spotguard failed inside; please report this")
+            log.exception("internal error; please report it")
             offer = Vote(channel.rank, None)
         decision = channel.agree(job.epoch, offer, left, over)
         self.speaks = channel.rank == min(decision.ranks, default=0)
         if decision.step is not None and channel.rank not in decision.ranks:
             raise Abandoned(
-                f"the other ranks save step {decision.step} without this one: it answered too late"
+                f"the other ranks save step {decision.step} without this rank, which answered too late"
             )
         return decision
 

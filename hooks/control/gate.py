@@ -211,9 +211,9 @@ class Gate:
             self._warned = True
             names = {each.ident: each.name for each in threading.enumerate()}
             log.warning(
-                "guard.step() waits for the optimizer.step() of another thread (%s) to end: a boundary lies between "
-                "steps; call guard.step() in the thread that steps",
-                ", ".join(names.get(at, "one that has ended") for at in others),
+                "guard.step() waits until the optimizer.step() of another thread (%s) ends, because a "
+                "boundary is between steps; call guard.step() in the thread that steps",
+                ", ".join(names.get(at, "a thread that has ended") for at in others),
             )
         running = sys._current_frames()
         for at, frame in others.items():

@@ -87,13 +87,15 @@ class Quiescence:
             step, at_boundary = self._steady(job), True
         if step is None and job.scope.left() == 0:
             why = self._state.monitor.unmarked
-            raise Abandoned(f"out of time: no guard.step() was reached in the window{'; ' * bool(why)}{why}")
+            raise Abandoned(
+                f"out of time: training reached no guard.step() before the deadline{'; ' * bool(why)}{why}"
+            )
         job.scope.check()
         if step is None:
             raise Abandoned("training ended before its next guard.step()")
         if decision is not None and step != decision.step:
             # A notice of this machine has shut the gate again at another step; that notice's call is on its way.
-            raise Abandoned(f"step {decision.step} was agreed on, and training is held at step {step}")
+            raise Abandoned(f"the ranks agreed on step {decision.step}, but training is held at step {step}")
         self._state.fence.wait(job.scope.pause)
         if at_boundary:
             self._state.look_again()

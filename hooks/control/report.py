@@ -95,6 +95,12 @@ class Report:
             self._send(protocol.Progress(id, phase, now, step, done, total), droppable=True)
 
     def committed(self, preemption: PreemptionNotice, saved: SavedCheckpoint) -> None:
+        _log(
+            preemption,
+            logging.INFO,
+            f"step {saved.step} is committed: {saved.nbytes} bytes in {saved.seconds:.1f} s, level {saved.level}, "
+            f"at {saved.url}{f'; {saved.why}' if saved.why else ''}",
+        )
         now = self._clock.monotonic()
         self._record(
             preemption,
@@ -111,9 +117,19 @@ class Report:
             self._send(_committed(id, saved, now))
         self._ended(preemption, True)
 
-    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int) -> None:
-        newest = f"the newest checkpoint is of step {last_step}" if last_step >= 0 else "there is none yet"
-        log.error("nothing new is committed: %s; %s", reason, newest)
+    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int, *, lost: bool = True) -> None:
+        """Report that the notice's save committed nothing.
+
+        Args:
+            lost: whether training is lost with it; False if there was nothing to save.
+        """
+        newest = (
+            f"the newest checkpoint is of step {last_step}"
+            if last_step >= 0
+            else "there is no checkpoint yet"
+        )
+        level = logging.ERROR if lost else logging.INFO
+        _log(preemption, level, f"nothing new is committed: {reason}; {newest}")
         self._telling(preemption)
         self._introduce(preemption)
         for id in list(preemption.ids):
@@ -157,7 +173,15 @@ class Report:
         try:
             self._put(key, memoryview(data), left)
         except SpotguardError as error:  # the agent must learn of a commit before the agent gives up on it
-            log.warning("the outcome could not be written to the store: %s", error)
+            log.warning("spotguard could not write the outcome record to the store: %s", error)
+
+
+def _log(preemption: PreemptionNotice, level: int, outcome: str) -> None:
+    """Log the outcome of a notice's save, once: an agent that lost the connection delivers the notice again."""
+    if preemption.outcome == outcome:
+        level = logging.DEBUG
+    preemption.outcome = outcome
+    log.log(level, "%s", outcome)
 
 
 def _committed(id: str, saved: SavedCheckpoint, now: float) -> protocol.Committed:

@@ -17,6 +17,7 @@ from ...providers.errors import CheckpointError, UsageError
 from ..checkpoint.catalog import WholeCheckpoint
 from ..ipc import interpreter_lock
 from ..ipc.notice import PreemptionNotice
+from ..ipc.protocol import PEER
 from ..save.cancel_scope import Abandoned, CancelScope
 from ..save.checkpointer import Checkpointer
 from ..save.request import SavedCheckpoint, SaveRequest
@@ -77,6 +78,8 @@ class SaveRequests:
         self._looked_at = -math.inf
         self._ending = False
         self._alarm: PreemptionNotice | None = None
+        #: The ids of the notices that the log has, as `_is_new` compares them.
+        self._learned: set[str] = set()
         #: Saves and rehearsals beside training, waiting or under way.
         self._beside: list[SaveRequest] = []
         self._by_hand = ManualSaves(lambda: SaveRequest("manual", self._scope(None)))
@@ -121,10 +124,14 @@ class SaveRequests:
             at_boundary: save at a parked boundary only.
             departing: ranks whose machine goes.
         """
+        if new := self._is_new(preemption):
+            self._log_notice(preemption)
         with self._lock:
             if (known := self._alarm) is not None:
                 known.join(preemption)
                 preemption = known
+            if new:
+                preemption.outcome = ""  # its own save is still to come
             self._alarm = preemption
             interpreter_lock.hurry("notice")
             # The call for a save by hand is void; a training thread that waits for that save parks at the gate.
@@ -136,7 +143,7 @@ class SaveRequests:
                         self._give_way(self._running, preemption)
                     return
                 urgent.superseded = True
-                urgent.scope.abandon("another call of the ranks takes its place")
+                urgent.scope.abandon("a later call of the ranks replaces it")
             if self._coordinator is not None and not epoch:
                 if known is None:
                     # A process that has not begun training parks, and never trains. The other ranks' call is on its way.
@@ -160,6 +167,24 @@ class SaveRequests:
                 before=before,
             )
             self._jobs.put(self._urgent)
+
+    def _is_new(self, preemption: PreemptionNotice) -> bool:
+        """Return whether this rank learns of the notice now. Several threads may bring it one notice: a call, and the agent."""
+        # The agent puts "peer " before the id that a call has: another machine may have a notice of the same id.
+        ids = {id.removeprefix("peer ") if preemption.kind == PEER else id for id in preemption.ids}
+        with self._lock:
+            new = not ids <= self._learned
+            self._learned |= ids
+        return new
+
+    def _log_notice(self, preemption: PreemptionNotice) -> None:
+        log.info(
+            "%s from %s: %.1f s left, %s",
+            "notice on another machine" if preemption.kind == PEER else f"{preemption.kind} notice",
+            preemption.source,
+            preemption.deadline - self._clock.monotonic(),
+            f"saving at step {self._gate.place.completed}" if self.ready else "training has not begun",
+        )
 
     def in_turn(self, what: Callable[[], object]) -> None:
         """Queue a call for the saver thread. Returns at once."""
@@ -218,6 +243,7 @@ class SaveRequests:
     def release(self, id: str, why: str) -> None:
         """Let training go on: the notice is void, or the drill is over."""
         with self._lock:
+            self._learned.discard(id.removeprefix("peer "))
             if self._alarm is None or id not in self._alarm.ids:
                 return
             self._alarm.ids.remove(id)
@@ -230,7 +256,10 @@ class SaveRequests:
                 self._urgent = None
             self._open()
         interpreter_lock.relax("notice")
-        log.info("training continues: %s", why)
+        if preemption.outcome:
+            log.debug("training continues: %s", why)
+        else:
+            log.info("nothing is saved, and training continues: %s", why)
         if preemption.drill and self.ready:
             self.rehearse()  # plan again now with what the drill's save taught, rather than at the next notice
         self._released()
@@ -245,7 +274,7 @@ class SaveRequests:
         """End a drill whose agent is gone, because no other process will. A notice still stands."""
         preemption = self._alarm
         for id in list(preemption.ids) if preemption is not None and preemption.drill else []:
-            self._void(id, "the agent that played this drill is gone")
+            self._void(id, "the agent that ran this drill is gone")
 
     def _void(self, id: str, why: str) -> None:
         """End a notice. In a job of several ranks, call all ranks; training goes on when this rank reads the call."""
@@ -295,7 +324,7 @@ class SaveRequests:
         for job in self._beside:
             if job.is_checkpoint and job.epoch:
                 job.superseded = True
-                job.scope.abandon("another call of the ranks takes its place")
+                job.scope.abandon("a later call of the ranks replaces it")
 
     @property
     def idle(self) -> bool:
@@ -346,9 +375,9 @@ class SaveRequests:
         if running is None or not running.scope.abandoned:
             return
         if running.is_checkpoint:
-            log.info("the checkpoint that is being saved beside training is called off: %s", why)
+            log.info("spotguard cancels the background checkpoint under way: %s", why)
         if not running.done.wait(_WINDING_DOWN):
-            log.warning("%s, and a save that was called off does not end: it is left behind", why)
+            log.warning("%s, but a cancelled save does not end: spotguard leaves it behind", why)
 
     def manual(self) -> SavedCheckpoint:
         """Save now and wait. The caller is the training thread, at a boundary, so the state stands still.
@@ -363,7 +392,9 @@ class SaveRequests:
         try:
             with self._lock:
                 if self._ending:
-                    raise UsageError("guard.save() after guard.close(): nothing is saved any more")
+                    raise UsageError(
+                        "guard.save() was called after guard.close(): a closed guard saves nothing"
+                    )
                 urgent = self._urgent
                 if urgent is None and self._coordinator is not None and self._alarm is not None:
                     raise Abandoned("a notice came")  # a call would be void; the gate has the answer
@@ -383,7 +414,7 @@ class SaveRequests:
                 self._see_alive(self._coordinator)
                 if self._clock.monotonic() >= until:
                     self.unheard_by_hand(
-                        self._gate.place.completed, f"rank 0 has not called for it in {_CALLED:.0f} s"
+                        self._gate.place.completed, f"rank 0 has not called for it within {_CALLED:.0f} s"
                     )
         except BaseException:
             # Ctrl-C, also right after the request was queued: the caller may change the state again, so the save is discarded.
@@ -418,7 +449,7 @@ class SaveRequests:
     @staticmethod
     def _see_alive(coordinator: JobCoordinator) -> None:
         if coordinator.lost:
-            raise CheckpointError("the ranks cannot be called any more: the job's store is gone")
+            raise CheckpointError("this rank can no longer call the other ranks: the job's store is gone")
 
     def _scope(self, deadline: float | None) -> CancelScope:
         return CancelScope(self._clock, deadline, self._gate.wake)

@@ -95,7 +95,7 @@ class Saver(SaveRequests):
             self._streams.take(self._state.fence.devices)
             self._checkpointer.warm()
         except Exception as error:  # noqa: BLE001 - a save will report any such error again
-            log.warning("the buffers for a save cannot be had now, it will try again: %s", error)
+            log.warning("spotguard could not allocate the buffers for a save, and will try again: %s", error)
         while True:
             try:
                 job = self._jobs.get(timeout=self._patience())
@@ -124,7 +124,7 @@ class Saver(SaveRequests):
             except SpotguardError as error:
                 self._ended(job, error)
         except Exception as error:  # a bug in spotguard must not leave training parked for ever
-            log.exception("spotguard failed inside; please report this")
+            log.exception("internal error; please report it")
             job.error = CheckpointError(f"{type(error).__name__}: {error}")
             self._say_failed(job, str(job.error))
         finally:
@@ -151,11 +151,11 @@ class Saver(SaveRequests):
         if job.saved is not None and isinstance(error, AlreadyComplete):
             job.saved = replace(job.saved, why=str(error))
         if job.saved is not None and job.saved.level == "full":
-            log.info("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
+            log.debug("step %d is committed, nothing newer is saved: %s", job.saved.step, error)
         elif job.preemption is not None and last is not None and (job.saved or last.url != job.before):
             # Only weights, of this very step; or a promoted background checkpoint: nothing newer was available.
-            had = last.why or "a background checkpoint was let finish"
-            job.saved = replace(last, why=f"{had}; after it: {error}")
+            had = last.why or "spotguard finished the background checkpoint under way"
+            job.saved = replace(last, why=f"{had}; the save after it: {error}")
         elif job.promoted:
             with self._lock:
                 if self._urgent is not None:
@@ -170,7 +170,7 @@ class Saver(SaveRequests):
         try:
             what()
         except Exception:  # a bug in spotguard must not leave training without a saver thread
-            log.exception("spotguard failed inside; please report this")
+            log.exception("internal error; please report it")
 
     def _patience(self) -> float | None:
         preemption = self._alarm
@@ -187,14 +187,13 @@ class Saver(SaveRequests):
             # This rank calls once, not over and over.
             preemption.deadline = self._clock.monotonic() + _HEARD
         for id in list(preemption.ids) if preemption is not None else []:
-            self._void(id, "the deadline passed and nobody ended this process")
+            self._void(id, "the deadline has passed, and this process still runs")
 
     def _do(self, job: SaveRequest) -> None:
         if not self.ready:
             self._still.refuse(job)
             raise CheckpointError(
-                self._state.monitor.unmarked
-                or "training has not begun yet: there is nothing that is not in the store already"
+                self._state.monitor.unmarked or "training has not begun yet: there is nothing new to save"
             )
         if job.preemption is not None:
             self._listener.progress(job.preemption, "begun", -1, 0, 0)
@@ -248,8 +247,8 @@ class Saver(SaveRequests):
             if job.kind == "manual":
                 raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
             log.warning(
-                "step %d was not saved as it stood: %s. It is saved at the next guard.step() instead; "
-                "keep what belongs to a step before its guard.step()",
+                "the state changed while spotguard saved step %d: %s. spotguard saves at the next "
+                "guard.step() instead; make every change of a step before its guard.step()",
                 step,
                 reason,
             )
@@ -268,7 +267,7 @@ class Saver(SaveRequests):
         if last is None or last.level != "full" or last.step < agreed.step:
             return
         absent = sorted(agreed.roles.absent)
-        why = it_stands(f"{named(absent)} has not answered in time", last.step)
+        why = it_stands(f"no answer in time from {named(absent)}", last.step)
         # A rank that checked before the checkpoint was complete saves, and would wait for this rank's part.
         if self._coordinator is not None:
             self._coordinator.failed(job, why)
@@ -337,8 +336,12 @@ class Saver(SaveRequests):
             if job.saved is not None:
                 self._listener.checkpointed(job.saved)
         elif job.saved is not None:
-            log.info("step %d is committed: %s", job.saved.step, job.saved.url)
             self._listener.committed(preemption, job.saved)
         else:
             last = self._checkpointer.last
-            self._listener.failed(preemption, f"{job.error}{job.after}", -1 if last is None else last.step)
+            self._listener.failed(
+                preemption,
+                f"{job.error}{job.after}",
+                -1 if last is None else last.step,
+                lost=self.ready or self._state.monitor.unmarked != "",
+            )

@@ -178,9 +178,6 @@ class AgentMessages:
             case protocol.Preempt():
                 now = self._clock.monotonic()
                 self._report.told(message.id)
-                log.warning(
-                    "%s from %s: %.1f s left, saving", message.kind, message.source, message.seconds_left
-                )
                 if self._coordinator is not None:
                     self._coordinator.notice(message)
                 else:
@@ -190,9 +187,11 @@ class AgentMessages:
                     # The first rank calls at its own boundary.
                     if self._coordinator is not None and not self._coordinator.first:
                         self._coordinator.background(reason)
-                    log.info("a checkpoint at the next step, beside training: %s", reason)
+                    log.info("spotguard makes a background checkpoint at the next step: %s", reason)
                 else:
-                    log.info("no checkpoint, for background checkpoints are switched off: %s", reason)
+                    log.info(
+                        "spotguard makes no checkpoint, because background checkpoints are off: %s", reason
+                    )
             case protocol.Withdrawn(id=id):
                 self._release(id, "the notice was withdrawn")
             case protocol.Resume(id=id):

@@ -80,7 +80,7 @@ class ProcessShutdown:
         """End a notice that has no agent to decide what follows: by hand (`spotguard.testing.preempt`), or from a launcher."""
         if preemption.kind == protocol.LAUNCHER:
             # Training goes on in a process that got no SIGTERM. A SIGTERM that is held is delivered now.
-            self._saver.void_all("the launcher's SIGTERM is obeyed")
+            self._saver.void_all("the save for the launcher's SIGTERM has ended")
             sigterm.redeliver()
         elif preemption.by_hand and committed:
             self._leave(EX_TEMPFAIL)

@@ -139,7 +139,7 @@ class _Outline:
 
 def _entry(entries: Mapping[str, MergedTensor], name: str) -> MergedTensor:
     if (entry := entries.get(name)) is None:
-        raise CheckpointError(f"its state names tensor {name!r}, and no rank wrote it")
+        raise CheckpointError(f"its state names tensor {name!r}, but no rank wrote it")
     return entry
 
 

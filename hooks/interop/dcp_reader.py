@@ -33,6 +33,7 @@ from ...providers.run_id import RUN_ID, is_run_id
 from ...providers.stores.base import BlobStore
 from ...providers.stores.factory import open_store
 from ...providers.text import store_url
+from ..arguments import name_the_speaker
 from ..checkpoint.catalog import WholeCheckpoint, find_whole
 from ..checkpoint.format.boxes import Box
 from ..checkpoint.format.coverage import Coverage, MergedTensor
@@ -66,6 +67,7 @@ class StorageReader(storage.StorageReader):
 
     def __init__(self, url: str, run_id: str, step: int | None = None) -> None:
         super().__init__()
+        name_the_speaker()
         if not is_run_id(run_id):
             raise UsageError(f"run id {run_id!r}: expected {RUN_ID}")
         self._store: BlobStore = RetryingStore(
@@ -87,7 +89,8 @@ class StorageReader(storage.StorageReader):
         """
         if checkpoint_id is not None:
             raise UsageError(
-                f"checkpoint_id {os.fspath(checkpoint_id)!r}: leave it out, and use StorageReader(url, run_id, step)"
+                f"checkpoint_id {os.fspath(checkpoint_id)!r} was passed: leave it out, and construct "
+                "StorageReader(url, run_id, step)"
             )
         self._whole = None
 
@@ -113,11 +116,13 @@ class StorageReader(storage.StorageReader):
         if whole is None:
             which = "" if self._step is None else f" of step {self._step}"
             raise CheckpointError(
-                f"run {self._run_id} has no complete checkpoint{which} in {self._store.url}; "
-                f"`spotguard ls {self._store.url}` shows which there are"
+                f"run {self._run_id} has no complete checkpoint{which} in {self._store.url}; `spotguard "
+                f"ls {self._store.url}` lists its checkpoints"
             )
         if lacking := lacks(whole.level, whole.missing):
-            log.warning("step %d was saved without %s, and is read without it", whole.name.step, lacking)
+            log.warning(
+                "step %d was saved without %s, and spotguard reads it without that", whole.name.step, lacking
+            )
         self._whole = whole
         self._flat = flat(Coverage(whole.manifests, whole.tensors))
         return metadata_of(whole, self._flat)
@@ -140,8 +145,8 @@ class StorageReader(storage.StorageReader):
         names = {str(plan.storage_data) for plan in plans}
         if len(names) > 1:
             raise CheckpointError(
-                f"ranks have found different checkpoints ({' and '.join(sorted(names))}): one was committed while they "
-                "looked. Load again, or pass the step"
+                f"ranks have found different checkpoints ({' and '.join(sorted(names))}): one was "
+                "committed while they searched. Load again, or pass the step"
             )
         return plans
 
@@ -189,7 +194,7 @@ class StorageReader(storage.StorageReader):
 
     def _found(self) -> WholeCheckpoint:
         if self._whole is None:
-            raise UsageError("read_metadata comes first: dcp.load calls it")
+            raise UsageError("read_metadata was not called: dcp.load calls it first")
         return self._whole
 
 

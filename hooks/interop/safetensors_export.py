@@ -87,7 +87,7 @@ def layout(whole: WholeCheckpoint, names: Mapping[str, str]) -> ExportLayout:
     entries: list[tuple[str, MergedTensor]] = []
     for label, name in names.items():
         if (tensor := whole.tensors.get(name)) is None:
-            raise CheckpointError(f"its state names tensor {name!r}, and no rank wrote it")
+            raise CheckpointError(f"its state names tensor {name!r}, but no rank wrote it")
         entries.append((label, tensor))
     # Order by falling item size, as safetensors itself does, so that all tensors are aligned.
     entries.sort(key=lambda entry: (-_itemsize(entry[1]), entry[0]))

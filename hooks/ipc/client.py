@@ -160,7 +160,7 @@ class SocketClient:
             except Exception as error:
                 # A bug in spotguard must not end the only thread that receives notices, so the thread connects
                 # again.
-                log.exception("spotguard failed inside; please report this")
+                log.exception("internal error; please report it")
                 self._unguarded(f"{type(error).__name__}: {error}")
             lost = self._joined.is_set()
             self._joined.clear()
@@ -178,8 +178,8 @@ class SocketClient:
             return
         self._warned = True
         log.warning(
-            "unguarded: no agent answers on %s (%s); training and background checkpoints continue,  "
-            "no notice arrives until it is back",
+            "unguarded: no agent answers on %s (%s); training and background checkpoints continue, but "
+            "no notice arrives until the agent is back",
             self._path,
             why,
         )
@@ -226,7 +226,7 @@ class SocketClient:
     def _check_owner(self, connection: socket.socket) -> None:
         if (uid := peer_credentials.stranger(connection, self._path)) is not None:
             raise ProtocolError(
-                f"user {uid} listens there, who is neither you nor root nor this machine's service"
+                f"user {uid} listens there, expected you, root, or the user of this machine's service"
             )
 
     def _handle(self, message: Message) -> None:

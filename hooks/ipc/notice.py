@@ -26,6 +26,8 @@ class PreemptionNotice:
     drill: bool = False
     #: Whether a test made it in this process: no agent decides what follows the commit.
     by_hand: bool = False
+    #: The outcome of its save as the log has it; "" before the save has ended.
+    outcome: str = ""
 
     def join(self, other: PreemptionNotice) -> None:
         """Merge another notice. The deadline only moves earlier, and the result is a drill only if both are."""

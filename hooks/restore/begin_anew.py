@@ -42,10 +42,10 @@ class DamagedCheckpoints:
         for whole in found:
             recorded, asked = recorded if asked else self._recorded(), True
             if recorded is not None and whole.name <= recorded:
-                self.add(whole.name, "--begin-anew was spent on it")
+                self.add(whole.name, "--begin-anew has already given it up")
             elif self._allowed and recorded is None and (damages := verify(self._store, whole)):
                 self.add(whole.name, str(damages[0]))
-                log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, damages[0])
+                log.error("checkpoint %s is damaged, trying the next older one: %s", whole.name, damages[0])
             else:
                 yield whole
 
@@ -72,15 +72,15 @@ class DamagedCheckpoints:
             recorded = newest
         if recorded is not None and newest <= recorded and not mixed:
             log.warning(
-                "every checkpoint of run %s is damaged, and it begins at step 0 because of --begin-anew",
+                "every checkpoint of run %s is damaged: the run begins at step 0, as --begin-anew allows",
                 self._run_id,
             )
             return True
-        way = "run once with --begin-anew to begin at step 0, or choose another run id"
+        way = "rerun the command once with --begin-anew to begin at step 0, or choose another run id"
         if recorded is not None:
             way = (
-                f"--begin-anew was spent on {recorded} and what is older; choose another run id, or delete "
-                f"{anew_key(self._run_id)} and run once more with --begin-anew"
+                f"--begin-anew has already given up {recorded} and older checkpoints; choose another run "
+                f"id, or delete {anew_key(self._run_id)} and rerun the command once with --begin-anew"
             )
         each = "; ".join(f"{name}: {why}" for name, why in self._named().items())
         text = f"every checkpoint of run {self._run_id} in {self._store.url} is damaged. Training was not started; {way}. {each}"

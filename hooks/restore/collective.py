@@ -71,8 +71,8 @@ def see_the_same(channel: Channel, options: Mapping[str, str]) -> None:
         for name, value in theirs.items():
             if value != (first := of_ranks[0].get(name)):
                 raise UsageError(
-                    f"rank {rank} has {name} {value!r} and rank 0 {first!r}: pass --{name} to `spotguard run`, the same on "
-                    "all machines of the job"
+                    f"rank {rank} has {name} {value!r}, but rank 0 has {first!r}: pass the same --{name} "
+                    "to `spotguard run` on all machines of the job"
                 )
 
 
@@ -220,7 +220,8 @@ class _Pick:
             return _AGAIN
         if self._gone:
             raise StoreError(
-                f"checkpoints of run {self._run_id} go away as fast as they are read; what is there is not known"
+                f"the checkpoints of run {self._run_id} disappear as fast as spotguard reads them, so it "
+                "is not known which exist"
             )
         return ""
 
@@ -279,7 +280,7 @@ class _Trial:
             own = as_our_error(error)
             mine = as_verdict(own)
         if self.filled:  # this rank must not train on it before all ranks have reported success
-            self.state.poisoned = f"what became of {self.name} on the other ranks is not known"
+            self.state.poisoned = f"whether the other ranks restored {self.name} is not known"
         verdicts = self.channel.gather(json.dumps(mine).encode(), patience, silence=silence)
         for rank, raw in enumerate(verdicts):
             verdict = json.loads(raw)
@@ -287,7 +288,9 @@ class _Trial:
                 continue
             if not verdict["damage"]:
                 if self.filled:
-                    self.state.poisoned = f"rank {rank} could not restore {self.name}, and this one has"
+                    self.state.poisoned = (
+                        f"rank {rank} could not restore {self.name}, but this rank has restored it"
+                    )
                 raise own if own is not None and not mine["damage"] else error_of(verdict, rank)
             self.failed = self.failed or f"rank {rank}: {verdict['why']}"
             if verdict["error"] == RefusedError.__name__:
@@ -295,11 +298,9 @@ class _Trial:
             self.gone = self.gone or bool(verdict["gone"])
         if self.failed:
             if self.refused:
-                log.error(
-                    "checkpoint %s is refused, the next older one is tried: %s", self.name, self.refused
-                )
+                log.error("checkpoint %s is refused, trying the next older one: %s", self.name, self.refused)
             else:
-                log.error("checkpoint %s is damaged, the next older one is taken: %s", self.name, self.failed)
+                log.error("checkpoint %s is damaged, trying the next older one: %s", self.name, self.failed)
             return None
         if self.filled:
             self.state.poisoned = ""

@@ -350,8 +350,8 @@ class StrictSink:
     def damaged(self, wanted: WantedChunk) -> NoReturn:
         chunk = wanted.chunk
         raise CheckpointError(
-            f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: "
-            "their checksum is not the one that was saved"
+            f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: their "
+            "checksum differs from the saved one"
         )
 
     def lost(self, load: ReadBatch, error: StoreError) -> NoReturn:

@@ -62,13 +62,15 @@ class SavesInFlight:
         if (left := min(save.until + _GRACE - self._store_time(), _MOST)) <= 0:
             return False
         log.warning(
-            "step %d is being saved by an earlier start of run %s: waiting up to %.0f s for it",
+            "step %d is being saved by an earlier attempt of run %s: waiting up to %.0f s for it",
             name.step,
             self._run_id,
             left,
         )
         if not self._completes(name, left):
-            log.warning("step %d was not saved to its end: an older checkpoint is taken", name.step)
+            log.warning(
+                "the save of step %d did not complete: spotguard restores an older checkpoint", name.step
+            )
         return True
 
     def _completes(self, name: CheckpointName, seconds: float) -> bool:

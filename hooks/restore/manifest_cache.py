@@ -82,7 +82,7 @@ class ManifestCache:
             part.replace(path)
             self._laid[name] = path
         except OSError as error:  # the other ranks ask the store, which costs requests and nothing else
-            log.debug("this machine's other ranks fetch by themselves: %s", error)
+            log.debug("the other ranks of this machine fetch their own manifests: %s", error)
 
     def _take(self, name: str) -> bytes | None:
         if self._folder is None:
@@ -106,7 +106,7 @@ def own_folder() -> Iterator[str]:
         # Renamed once the lock is held: another process would sweep away an unlocked folder with this prefix.
         folder = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNHELD)))
     except OSError as error:
-        log.debug("this machine's other ranks fetch by themselves: %s", error)
+        log.debug("the other ranks of this machine fetch their own manifests: %s", error)
         yield ""
         return
     try:

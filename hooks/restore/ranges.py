@@ -110,8 +110,8 @@ def _cut(each: WantedChunk, limit: int) -> ReadBatch:
         at = end
     if len(ranges) > MOST_PARTS:
         raise NewerFormatError(
-            f"{each.key}: {each.name} has a chunk of {(chunk.end - chunk.start) >> 20} MiB, "
-            f"which this version cannot hold to verify it: read it with a newer spotguard"
+            f"{each.key}: {each.name} has a chunk of {chunk.end - chunk.start >> 20} MiB, which is too "
+            "large for this version to verify: read it with a newer spotguard"
         )
     return ReadBatch(tuple(ranges), (each,))
 

@@ -118,7 +118,7 @@ def restore(
                 raise
             except RefusedError as error:
                 refused = error
-                log.error("checkpoint %s is refused, the next older one is tried: %s", whole.name, error)
+                log.error("checkpoint %s is refused, trying the next older one: %s", whole.name, error)
                 continue
             except (CheckpointError, StoreError) as error:
                 if isinstance(error, StoreError) and not (
@@ -130,16 +130,16 @@ def restore(
                 let_go(error)
                 if isinstance(error, NotFoundError) and not near:
                     gone.append(whole.name)
-                    log.warning("checkpoint %s went away while it was read: %s", whole.name, failed)
+                    log.warning("checkpoint %s disappeared while spotguard read it: %s", whole.name, failed)
                 else:
                     damages.add(whole.name, failed)
-                    log.error("checkpoint %s is damaged, the next older one is taken: %s", whole.name, failed)
+                    log.error("checkpoint %s is damaged, trying the next older one: %s", whole.name, failed)
                 continue
             said_of(whole)
             return _found(store, whole, near)
         if not gone:
             break
-        failed = failed or f"checkpoint {gone[0]} went away while it was read"
+        failed = failed or f"checkpoint {gone[0]} disappeared while spotguard read it"
     if refused is not None:
         raise StateError(refused_all(str(refused))) from refused.__cause__
     if step is None and not must and damages.forgiven(state.poisoned):
@@ -158,14 +158,14 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
     """
     if failed:
         raise CheckpointError(
-            f"no checkpoint of run {run_id} in {store.url} can be restored; the oldest whole one fails so: {failed}. "
-            "Training was not started; choose another run id to begin anew"
+            f"spotguard can restore no checkpoint of run {run_id} in {store.url}; the oldest complete one "
+            f"fails with: {failed}. Training was not started; choose another run id to begin at step 0"
         )
     if step is not None or must:
         which = "" if step is None else f" of step {step}"
         raise CheckpointError(
-            f"run {run_id} has no complete checkpoint{which} in {store.url}; "
-            f"`spotguard ls {store.url}` shows which there are"
+            f"run {run_id} has no complete checkpoint{which} in {store.url}; `spotguard ls {store.url}` "
+            "lists its checkpoints"
         )
     return Restored(0, None)
 
@@ -173,8 +173,9 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
 def refused_all(why: str) -> str:
     """Return the message for an object that refused a checkpoint, if no older checkpoint was taken."""
     return (
-        f"{why}. No older checkpoint could be restored; if the right objects are registered, choose another run id. "
-        "The tensors are the checkpoint's already; guard.step() refuses until a restore succeeds"
+        f"{why}. No older checkpoint could be restored; if the right objects are registered, choose "
+        "another run id. The tensors already hold the values of the checkpoint; guard.step() refuses "
+        "until a restore succeeds"
     )
 
 
@@ -182,15 +183,15 @@ def said_of(whole: WholeCheckpoint) -> None:
     """Warn of the parts that a loaded checkpoint lacks."""
     if whole.missing:
         log.warning(
-            "step %d is restored without %s: random numbers, loaders and dicts that were theirs alone. They had died, and the "
-            "others saved the rest",
+            "step %d is restored without %s: their own random numbers, loaders and dicts. Those ranks "
+            "had died, and the other ranks saved the rest",
             whole.name.step,
             lacks("full", whole.missing),
         )
     if whole.level == "weights":
         log.warning(
             "step %d is restored without the optimizer's moments, which were not saved with it: they "
-            "begin anew, and the loss may rise for some hundred steps",
+            "start fresh, and the loss may rise for some hundred steps",
             whole.name.step,
         )
 
@@ -287,7 +288,8 @@ def say_what_stays_behind(store: BlobStore, own: str, other: str) -> int:
     marked = (folder.name.step for folder in scan(store, own) if MARKER in folder.files)
     if (step := next(marked, None)) is not None:
         log.warning(
-            "run %s is restored, and run %s goes not on from its own step %d: guard.restore() does that",
+            "restoring run %s: the own checkpoint of run %s at step %d is ignored; guard.restore() "
+            "without run_id restores it",
             other,
             own,
             step,
@@ -332,7 +334,7 @@ def fill(
         CheckpointError: the checkpoint is damaged.
         StoreError: the store failed.
     """
-    state.poisoned = f"restoring {whole.name} ended in its middle: what is in memory is a mix of two states"
+    state.poisoned = f"restoring {whole.name} ended halfway: the memory holds a mix of two states"
     with ReadProgress(f"restoring step {whole.name.step}") as meter:
         nbytes = read(store, Coverage(whole.manifests, whole.tensors), restoring.into, progress=meter.show)
     try:

@@ -93,8 +93,8 @@ class RetryingStore:
                     raise
                 if now >= until:
                     raise UnavailableError(
-                        f"{error}; it was asked again for {PATIENCE:.0f} s. {self._then}: start again when the "
-                        "store answers"
+                        f"{error}; spotguard retried for {PATIENCE:.0f} s. {self._then}: rerun the "
+                        "command when the store answers"
                     ) from error
                 self._say(error)
             self._clock.wait(self._never, min(pause, until - now, PATIENCE if end is None else end - now))
@@ -104,4 +104,4 @@ class RetryingStore:
         with self._lock:
             warned, self._said = self._said, True
         if not warned:
-            log.warning("the store fails for now, it is asked again for up to %.0f s: %s", PATIENCE, error)
+            log.warning("the store fails, spotguard retries for up to %.0f s: %s", PATIENCE, error)

@@ -15,7 +15,7 @@ from functools import partial
 from ...providers.clock import Clock
 from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
-from ..arguments import extras_worth, launchers, yes
+from ..arguments import extras_worth, is_set_up, launchers, yes
 from ..checkpoint.attempts import claim_attempt
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.store_probe import probe
@@ -97,7 +97,7 @@ class Startup:
 
     def load(self, state: State, *, step: int | None, run_id: str) -> Restored:
         """Load a checkpoint of this run, or of another run, by the rules of `restore.restore`. Another run must have one."""
-        store = self._patient("Nothing older was taken and nothing begun")
+        store = self._patient("Nothing older was restored, and training was not started")
         other = run_id != self._run_id
         if other:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
@@ -167,8 +167,9 @@ class StartupMessages:
         """Report that the loop has no step left to do."""
         if self._first:
             tell(
-                f"nothing is left to do: run {run_id} has done {done} steps, and its loop ends after {total}. To train anew give "
-                "another run id (run_id of register, --run-id, or SPOTGUARD_RUN_ID)"
+                f"nothing is left to do: run {run_id} has done {done} steps, and its loop ends after "
+                f"{total}. To train from step 0, pass another run id (run_id of register, --run-id, or "
+                "SPOTGUARD_RUN_ID)"
             )
 
 
@@ -196,5 +197,5 @@ def tell(text: str, *, aloud: bool = True) -> None:
 
 
 def _nothing_is_set_up() -> bool:
-    """Return whether a warning would reach `logging.lastResort`, and the `spotguard` level lets these lines through."""
-    return not log.hasHandlers() and log.isEnabledFor(logging.WARNING) and log.level <= logging.INFO
+    """Return whether only `logging.lastResort` would show a warning, and the `spotguard` level lets these lines through."""
+    return not is_set_up() and log.isEnabledFor(logging.WARNING) and log.level <= logging.INFO

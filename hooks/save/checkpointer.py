@@ -307,7 +307,7 @@ class Checkpointer:
         try:
             self._writer.prepare(write_plan)
         except CheckpointError as error:  # it concerns the next save: this one is committed
-            log.warning("%s; the next save makes do with less", error)
+            log.warning("%s; the next save uses fewer threads and buffers", error)
 
     def bring(self, whole: WholeCheckpoint, scope: CancelScope) -> SavedCheckpoint | None:
         """Upload the checkpoint that an earlier process of this run staged on this machine and did not upload.

@@ -66,7 +66,9 @@ class Cleanup:
 
             self._uploads.ask(look, scope, again=False)
             if not objects <= there:
-                log.error("objects of checkpoint %s that nobody trains are gone: they are written anew", name)
+                log.error(
+                    "objects of frozen tensors in checkpoint %s are gone: spotguard uploads them again", name
+                )
                 self._plans.forget()
                 return
 
@@ -92,8 +94,9 @@ class Cleanup:
             if (newest := results[0].fenced_by) and not self.overtaken(attempt):
                 self._overtaken.add(attempt)
                 log.error(
-                    "attempt %d of run %s has begun while this one, attempt %d, still trains: end one of the two. This one "
-                    "makes no more background checkpoints; a notice and guard.save() still save",
+                    "attempt %d of run %s has begun while this one, attempt %d, still trains: end one of "
+                    "the two. This one makes no more background checkpoints; a notice and guard.save() "
+                    "still save",
                     newest,
                     self._run_id,
                     attempt,
@@ -103,8 +106,8 @@ class Cleanup:
                 self._plans.forget()
                 name, why = damaged[0]
                 log.error(
-                    "step %d cannot be restored, the next checkpoint is written in full: %s; see that nothing else "
-                    "deletes objects below %s",
+                    "step %d cannot be restored, so spotguard writes the next checkpoint in full: %s; "
+                    "make sure that nothing else deletes objects below %s",
                     name.step,
                     why,
                     self._store.url,
@@ -113,9 +116,9 @@ class Cleanup:
                 for start in range(0, len(keys), _AT_ONCE):
                     self._delete(keys[start : start + _AT_ONCE], scope)
         except Abandoned:
-            log.debug("a notice came before old checkpoints were removed; the next save goes on with it")
+            log.debug("a notice came before old checkpoints were deleted; the next save continues with it")
         except (StoreError, CheckpointError) as error:
-            log.warning("old checkpoints could not be removed, they stay: %s", error)
+            log.warning("spotguard could not delete old checkpoints, and leaves them: %s", error)
 
     def discard(self, name: CheckpointName, scope: CancelScope) -> None:
         """Remove the objects of a save that will never have a manifest: they may be what fills the disk.

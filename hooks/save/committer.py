@@ -68,7 +68,9 @@ class Committer:
             seconds, self.marked = published.seconds, published.marked
             say_what_drifted(name, published.digests)
             if manifest.missing and save.agreed.speaks:
-                log.warning("step %d is committed without %s", name.step, lacks(level, manifest.missing))
+                # The line that ends a notice reports it too.
+                at = logging.DEBUG if save.kind == "emergency" else logging.WARNING
+                log.log(at, "step %d is committed without %s", name.step, lacks(level, manifest.missing))
         writer.uploads.link.committed(seconds)
 
     def _together(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> Published:
@@ -82,10 +84,10 @@ class Committer:
             last = (
                 f"{named(why.missing)}, which stay{'s' * (len(why.missing) == 1)},"
                 if why.missing
-                else "who stays"
+                else "the ranks that stay"
             )
             raise IncompleteError(
-                f"{why}. What this rank had to write is in the store, and {last} can commit step {save.step} without it",
+                f"{why}. This rank's part is in the store, and {last} can commit step {save.step} without it",
                 why.missing,
             ) from why
 
@@ -110,7 +112,7 @@ class Committer:
             if (
                 why := save.state.broken()
                 or edited
-                or (changed and f"{changed} was changed while it was read")
+                or (changed and f"{changed} was changed while spotguard read it")
             ):
                 raise StateChanged(why)
         save.scope.check()
@@ -131,7 +133,7 @@ class Committer:
             if (failed := save.agreed.failed.get(rank)) is not None:
                 return failed
             gone = rank in departing and self._clock.monotonic() > until
-            return "its machine's time is over" if gone else ""
+            return "its machine's deadline has passed" if gone else ""
 
         return why
 
@@ -165,8 +167,9 @@ def say_what_drifted(name: CheckpointName, digests: Sequence[Mapping[str, int]])
     if names := drifted(digests):
         few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
         log.warning(
-            "replicas have drifted apart by step %d: %s differ between ranks that should hold the same; each is saved as one "
-            "of them has it. Look for a parameter that some rank changes alone, or that no gradient is averaged for",
+            "replicas have drifted apart by step %d: %s differ between ranks that should hold the same "
+            "values; the checkpoint has one rank's copy of each. Look for a parameter that some rank "
+            "changes alone, or whose gradients are not averaged",
             name.step,
             few,
         )

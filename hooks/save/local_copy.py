@@ -103,18 +103,20 @@ class StageWriter:
         except Abandoned:
             scope.check()
             self.stage.switch_off(
-                f"its disk did not take {write_progress.share() >> 20} MiB in {seconds:.0f} s"
+                f"its disk did not write {write_progress.share() >> 20} MiB in {seconds:.0f} s"
             )
             return None
         except (StoreError, CheckpointError) as error:
-            log.warning("step %d is not staged, it is copied to host memory instead: %s", name.step, error)
+            log.warning(
+                "step %d is not staged, spotguard copies it to host memory instead: %s", name.step, error
+            )
             self._tidy(lambda: self.stage.discard(name), limit)
             return None
         except StateChanged:
             self._tidy(lambda: self.stage.discard(name), limit)
             raise
         self.writer.plans.committed(write_progress)
-        log.info("step %d is on this machine's disk, and goes to the store from there", name.step)
+        log.info("step %d is staged on this machine's disk, spotguard uploads it from there", name.step)
         return StagedSave(
             name, write_progress, self._reported(name, write_progress, self._fill(write_progress))
         )
@@ -156,7 +158,9 @@ class StageWriter:
             files.read_into(key, 0, data)
             crcs = [crc32(data[piece.start : piece.end]) for piece in planned.pieces]
             if crcs != stored.crcs or data[: len(planned.header)] != planned.header:
-                raise CorruptError(f"{key} in {files.url} is not what was written there: look at that disk")
+                raise CorruptError(
+                    f"{key} in {files.url} differs from what spotguard wrote there: check that disk"
+                )
             return crcs
 
         return fill
@@ -212,13 +216,15 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
             or place[:2] != (manifest.rank, manifest.world)
             or place[2] < len(objects)
         ):
-            raise CheckpointError(f"{key} in {files.url} has no name that this version gives")
+            raise CheckpointError(f"{key} in {files.url} has a name that this version does not give")
         # The number of an object is its index in the plan. Other ranks write some objects of the plan, which are not staged here.
         objects += [_ANOTHERS] * (place[2] - len(objects))
         header = bytearray(entry.header)
         files.read_into(key, 0, memoryview(header))
         if crc32(header) != entry.header_crc32:
-            raise CorruptError(f"{key} in {files.url} is damaged: its header is not the one that was written")
+            raise CorruptError(
+                f"{key} in {files.url} is damaged: its header differs from the one that was written"
+            )
         chunks = sorted(pieces.get(index, []), key=lambda each: each[0].start)
         objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in chunks]), entry.size))
         stored[place[2]] = StoredObject([crc for _, crc in chunks], at)
@@ -280,9 +286,9 @@ class Snapshot:
         need = sum(state_tensor.tensor.nbytes for state_tensor in state_tensors) - own
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
             raise CheckpointError(
-                f"a background checkpoint needs {need >> 20} MiB of host memory for its copy and {free >> 20} MiB "
-                "are free: pass a directory on a local disk with --stage DIR, switch it off with --every off, or use "
-                "a machine with more memory"
+                f"a background checkpoint needs {need >> 20} MiB of host memory for its copy, but "
+                f"{free >> 20} MiB are free: pass --stage with a directory on a local disk, switch "
+                "background checkpoints off with --every off, or use a machine with more memory"
             )
 
 

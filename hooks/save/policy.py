@@ -125,7 +125,7 @@ class EmergencySave:
         self._second_look = self._writer.second_look(state_tensors, exact)
         self.write_progress = WriteProgress(exact)
         self.plan = plan(self._situation())
-        log.info("the plan: %s", self.plan.reason)
+        log.debug("the plan: %s", self.plan.reason)
         if self.plan.choice is BudgetChoice.KEEP:
             raise Abandoned(self.plan.reason)
         name = self._begin()
@@ -141,7 +141,7 @@ class EmergencySave:
             self._missed = str(why) or type(why).__name__
             if self._scope.abandoned or isinstance(why, StateChanged):
                 raise
-            log.warning("step %d is committed without its moments: %s", self._step, self._missed)
+            log.debug("step %d is committed without its moments: %s", self._step, self._missed)
 
     @property
     def less(self) -> str:
@@ -209,12 +209,10 @@ class EmergencySave:
                 raise
             except SpotguardError as why:
                 self._scope.check()
-                log.warning(
-                    "the weights of step %d are not committed before its moments: %s", self._step, why
-                )
+                log.debug("the weights of step %d are not committed before its moments: %s", self._step, why)
                 return
             self.committed, self.at = (name, "weights"), self._scope.now()
-        log.warning("the weights of step %d are committed, its moments follow", self._step)
+        log.debug("the weights of step %d are committed, its moments follow", self._step)
 
     def _has_weights_alone(self) -> bool:
         return (
@@ -254,7 +252,7 @@ class EmergencySave:
         """Replan: keep the plan if it still holds, else take a lesser one."""
         before, self.plan = self.plan, replan(self.plan, self._situation(), self._landed())
         if self.plan.reason != before.reason:
-            log.info("the plan changes: %s", self.plan.reason)
+            log.debug("the plan changes: %s", self.plan.reason)
         self._watch()
 
     def _fall_back(self) -> None:
@@ -365,10 +363,11 @@ class BackgroundUpload:
             why = decided.reason
         elif decided.choice is BudgetChoice.KEEP and newer:
             why = (
-                f"the background checkpoint of step {self.step} is tried, for nothing fits: {decided.reason}"
+                f"spotguard tries to finish the background checkpoint of step {self.step}, because "
+                f"nothing fits: {decided.reason}"
             )
         if before is None or before.choice is not decided.choice:
-            log.warning("the plan: %s", why or decided.reason)
+            log.debug("the plan: %s", why or decided.reason)
         self._plan = decided
         return why
 

@@ -83,7 +83,7 @@ class RankShare:
         if self._weights == "first":
             self._write_weights(state_tensors, write_progress, name)
             self._put(name, write_progress.written(name, WEIGHTS))
-            log.info("the weights are in the store, the moments follow")
+            log.debug("the weights are in the store, the moments follow")
         try:
             scope = self._scope.part(self._until())
             if self._weights == "early":
@@ -95,8 +95,8 @@ class RankShare:
             missed = str(why)
         self._write_weights(state_tensors, write_progress, name)
         self._commit(name, "weights", write_progress.written(name, WEIGHTS), self._scope)
-        log.warning("step %d is committed without its moments: %s", name.step, missed)
-        return name, "weights", f"time was short, and the weights went first; the moments: {missed}"
+        log.debug("step %d is committed without its moments: %s", name.step, missed)
+        return name, "weights", f"time was short, so the weights were uploaded first; the moments: {missed}"
 
     def _write_weights(
         self, state_tensors: Sequence[StateTensor], write_progress: WriteProgress, name: CheckpointName
@@ -134,7 +134,7 @@ class RankShare:
             handle.call_off(Abandoned(str(why)))
             raise
         except SpotguardError as why:
-            log.warning("the weights of step %d are not committed before its moments: %s", name.step, why)
+            log.debug("the weights of step %d are not committed before its moments: %s", name.step, why)
         if not over:
             handle.wait()
 

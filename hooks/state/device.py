@@ -66,13 +66,16 @@ def unordered(device: torch.device) -> str:
         return ""
     known = accelerator()
     if known is None or known.type != device.type:
-        return f"and torch {torch.__version__} knows no streams and events there"
+        return f"and torch {torch.__version__} has no streams and events there"
     try:
         record(device, None).query()
         with _under(_new_stream(device)):
             pass
     except (RuntimeError, TypeError, AttributeError) as error:
-        return f"and there torch {torch.__version__} has no streams and events ({' '.join(str(error).split())[:100]})"
+        return (
+            f"and torch {torch.__version__} has no streams and events there "
+            f"({' '.join(str(error).split())[:100]})"
+        )
     return ""
 
 

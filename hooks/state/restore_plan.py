@@ -94,8 +94,8 @@ def plan(
         if not saved:
             held = ", ".join(sorted(own))
             raise StateError(
-                f"the checkpoint has no {part.name!r} (it has {held}); register the same names, start another run id, "
-                f"or, if {part.name!r} is new, call guard.restore(missing=({part.name!r},))"
+                f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, choose another "
+                f"run id, or, if {part.name!r} is new, call guard.restore(missing=({part.name!r},))"
             )
         outlines = SavedTrees(saved, len(states), ranks, lambda tree: decode(tree, names.outline), stand_ins)
         outline = pick(part, outlines)
@@ -129,7 +129,7 @@ def plan(
         filled = SavedTrees(saved, len(states), ranks, lambda tree, give=give: decode(tree, give), stand_ins)  # type: ignore[misc]
         trees[part.name] = pick(part, filled)
     warnings += [
-        f"rank {ranks.rank} restores rank {other}'s {', '.join(parts_of_it)}: "
+        f"rank {ranks.rank} resumes with rank {other}'s {', '.join(parts_of_it)}: "
         + _why(ranks.rank, states, stand_ins)
         for other, parts_of_it in sorted(taken.items())
     ]
@@ -140,9 +140,9 @@ def plan(
 def _why(rank: int, states: Sequence[Mapping[str, Any]], stand_ins: Mapping[int, int]) -> str:
     """Return why this rank uses the state of another rank."""
     if rank >= len(states):
-        return f"the checkpoint is of {len(states)} ranks"
+        return f"the checkpoint was saved by {len(states)} ranks"
     if rank in stand_ins:
-        return "its own were not saved, and were the very same in the full checkpoint before"
+        return "its own were not saved, and were identical in the full checkpoint before"
     return "its own were not saved"
 
 
@@ -164,7 +164,7 @@ def _place(
                 local(tensor).shape,
             ):
                 raise StateError(
-                    f"{part} holds twice, and sharded in two ways, what is one tensor in the checkpoint ({name}); "
+                    f"{part} holds one tensor of the checkpoint ({name}) twice, sharded in two ways; "
                     "shard both alike"
                 )
             continue  # the restore reads the tensor once, and copies it to the other parameter
@@ -187,7 +187,7 @@ class _Names:
     def outline(self, name: str) -> torch.Tensor:
         if name not in self._outlines:
             if (entry := self._entries.get(name)) is None:
-                raise CheckpointError(f"its state names tensor {name!r}, and no rank wrote it")
+                raise CheckpointError(f"its state names tensor {name!r}, but no rank wrote it")
             made = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="meta")
             self._outlines[name] = made
             self._names[_storage(made)] = name
@@ -241,8 +241,9 @@ def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: 
         return ""
     few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     return (
-        f"{few} differed between the {saved} ranks that saved them, and rank {rank} of {world} restores those "
-        f"of rank {rank % saved}: name a pipeline stage's layers by their places in the whole model, and wrap replicas"
+        f"{few} differed between the {saved} ranks that saved them, and rank {rank} of {world} resumes "
+        f"with those of rank {rank % saved}: name the layers of a pipeline stage by their positions in "
+        "the full model, and wrap replicas"
     )
 
 
@@ -301,18 +302,19 @@ def pick(part: Part, trees: SavedTrees) -> Any:
     rank, world = trees.ranks.rank, trees.ranks.world
     if isinstance(part, RngPart) and rank >= trees.world:
         return LeftOut(
-            f"the checkpoint is of {trees.world} ranks, and rank {rank} was none of them: its random number "
-            "generators stay as they are"
+            f"the checkpoint was saved by {trees.world} ranks, and rank {rank} was not one of them: its "
+            "random number generators stay as they are"
         )
     is_loader = isinstance(part, StatefulPart) and is_position(part.value)
     if (isinstance(part, RngPart) or is_loader) and not trees.was_there:
         return LeftOut(
-            f"rank {rank} was not there any more when the others saved: {part.name} of its own is lost, and stays as it is"
+            f"rank {rank} was gone when the other ranks saved: its own {part.name} is lost, and stays as "
+            "it is"
         )
     if world != trees.world and isinstance(part, StatefulPart) and is_position(part.value):
         return LeftOut(
-            f"{part.name} counts the samples of one of {trees.world} ranks and is not restored for {world}: keep the "
-            "count of samples of all ranks in a registered dict, and skip as many"
+            f"{part.name} counts the samples of one of {trees.world} ranks and is not restored for "
+            f"{world}: keep the count of samples of all ranks in a registered dict, and skip that many"
         )
     return trees.own
 

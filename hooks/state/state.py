@@ -267,8 +267,9 @@ class State:
         self._late = self._late + 1 if dirty > _LATE_SHARE * step else 0
         if self._late == 3:
             log.warning(
-                "%.1f s of each %.1f s step lie between optimizer.step() and guard.step(), and a notice waits for "
-                "them: call guard.step() right after the optimizer (and scheduler), before evaluation",
+                "%.1f s of each %.1f s step are between optimizer.step() and guard.step(), and a notice "
+                "waits for them: call guard.step() right after the optimizer (and scheduler), before "
+                "evaluation",
                 dirty,
                 step,
             )
@@ -319,7 +320,7 @@ class State:
         gone = next((f"{name} is {why}" for name, why in gaps if why), "")
         if gone and gone != self._gone:
             self.save_at_boundaries(gone)
-            log.error("%s: no save is possible while it is; use a plain tensor", gone)
+            log.error("%s: spotguard cannot save while it is; use a plain tensor", gone)
         self._gone = gone
 
     def _look_for_the_unsaved(self) -> None:
@@ -374,7 +375,7 @@ class State:
                 halfway. Or an optimizer holds state that no save would contain.
         """
         if self.poisoned:
-            raise StateError(f"{self.poisoned}; it is not saved")
+            raise StateError(f"{self.poisoned}; spotguard does not save it")
         if self._lacks:
             raise StateError(self._lacks)
         return collect(self.parts, self._ranks, self.monitor.dead)
@@ -464,7 +465,9 @@ class State:
         missing = next(part.left_out for part in self.parts if isinstance(part, RngPart))
         warnings = [*restoring.warnings]
         if missing:
-            warnings.append(f"no generator here for the saved RNG state of {', '.join(missing)}")
+            warnings.append(f"this process has no generator for the saved RNG state of {', '.join(missing)}")
         if names := ", ".join(restoring.left_out):
-            warnings.append(f"the checkpoint also holds {names}, registered nowhere here: not restored")
+            warnings.append(
+                f"the checkpoint also holds {names}, which this process has not registered: not restored"
+            )
         return warnings

@@ -35,5 +35,5 @@ def test_register_without_torch_says_in_one_line_what_to_install() -> None:
     )
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
-    assert "there is no torch here: pip install 'torch>=2.6' 'numpy>=1.26' (spotguard's extra torch)" in said
+    assert "torch is not installed: pip install 'torch>=2.6' 'numpy>=1.26' (spotguard's extra torch)" in said
     assert "ModuleNotFoundError" not in ended.stderr

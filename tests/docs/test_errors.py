@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from typing import get_args
 
 from spotguard.providers.health import Reason, Sight
@@ -19,3 +21,42 @@ def test_every_state_and_every_reason_of_blindness_is_explained() -> None:
     text = (ROOT / "docs" / "reference" / "health.md").read_text()
     for word in (*Sight, *get_args(Reason)):
         assert not word or f"\n| `{word}` | " in text, word
+
+
+#: Messages that a store or the system writes, and not spotguard.
+OF_OTHERS = {"AccessDenied (403)", "AuthorizationPermissionMismatch (403)", "No space left on device"}
+
+
+def test_each_message_on_the_errors_page_is_one_that_spotguard_prints() -> None:
+    """With … for what the code fills in: the fixed parts of the message, in one literal and in this order."""
+    literals = [
+        "".join("…" if part is None else part for part in parts)
+        for source in sources()
+        for parts in texts(source)
+    ]
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    entries = re.findall(r"^### (SG\d{3}): .*\n\n(`.*`)$", page, re.MULTILINE)
+    assert len(entries) > 50
+    wrong = []
+    for code, line in entries:
+        for message in re.findall(r"`([^`]+)`", line):
+            fixed = [re.escape(part.strip()) for part in re.split("…|%[.0-9a-z]+", message) if part.strip()]
+            known = any(re.search(".*".join(fixed), literal, re.DOTALL) for literal in literals)
+            if not known and message not in OF_OTHERS:
+                wrong.append(f"{code}: {message}")
+    assert wrong == []
+
+
+def sources() -> list[ast.AST]:
+    """The code of the package, read."""
+    rooms = (ROOT / "agent", ROOT / "hooks", ROOT / "providers", ROOT / "packaging")
+    return [ast.parse(path.read_text()) for room in rooms for path in sorted(room.rglob("*.py"))]
+
+
+def texts(tree: ast.AST) -> Iterator[list[str | None]]:
+    """Each text literal of a file as its fixed parts; None where a value goes in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield [part.value if isinstance(part, ast.Constant) else None for part in node.values]  # type: ignore[misc]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield [re.sub(r"%[.0-9]*[a-z]", "…", node.value)]

@@ -284,7 +284,7 @@ def test_a_store_that_is_gone_to_the_end(day: Day) -> None:
         guard._agent.hear(notice("n1", 20))
         passes(clock, heard)
         failed = heard.wait(protocol.Failed)
-        assert failed.reason.startswith("out of time; the last answer of the store: put ")
+        assert failed.reason.startswith("out of time; the last error of the store: put ")
         assert failed.last_step == 1
     day.network.come_back()
     assert [key for key in day.names() if "/outcomes/" in key] == []

@@ -19,7 +19,7 @@ KILLED = str(Path(__file__).parent / "programs" / "killed.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 #: Steps of the program, the one behind which rank 1 dies, and what is said of that.
 STEPS, DIES = 6, 4
-LATE = "rank 1 of 2 has not answered in time"
+LATE = "no answer in time from rank 1 of 2"
 
 
 def life(machine: Machine, *words: int, options: str = "") -> Running:
@@ -63,15 +63,15 @@ def test_the_others_save_what_a_dead_rank_had_too_and_the_next_start_says_what_i
     assert said == {f"rank {rank} at step {DIES}: whose 0, drawn {DIES}" for rank in range(2)}
     assert again.ended() == 0
     errors = again.err.to_the_end()
-    assert "rank 1 goes on with what was rank 0's of mine: its own were not saved" in errors
-    assert "rank 1 was not there any more when the others saved: rng of its own is lost" in errors
+    assert "rank 1 resumes with rank 0's mine: its own were not saved" in errors
+    assert "rank 1 was gone when the other ranks saved: its own rng is lost" in errors
 
 
 @pytest.mark.soak  # `tests/hooks/ranks` has it without launcher and agent
 def test_a_complete_checkpoint_of_the_same_step_stands(machine: Machine) -> None:
     """Nothing is saved, and the outcome says so."""
     outcome = crashed(machine, DIES)
-    stands = f"{LATE}, and the complete checkpoint of step {DIES} stands"
+    stands = f"{LATE}, and the complete checkpoint of step {DIES} is as new"
     assert (outcome["level"], outcome["less"]) == ("full", stands)
     assert stands in outcome["line"]
     assert listed(machine) == [(DIES, "full", [])]

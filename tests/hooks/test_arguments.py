@@ -34,7 +34,7 @@ def saved(run_id: str = "run") -> WatchedStore:
 def test_a_store_that_is_named_is_told_where_it_stands(folder: Path) -> None:
     """Nothing is claimed there."""
     with pytest.raises(
-        UsageError, match=f"the store comes first and has no name, as in register.'{folder.as_uri()}'"
+        UsageError, match=f"pass the store first and without a name, as in register.'{folder.as_uri()}'"
     ):
         register(store=folder.as_uri(), **small().values)
     assert list(folder.iterdir()) == []
@@ -58,7 +58,7 @@ def test_a_store_that_is_no_text_is_named(store: Any, said: str) -> None:
 @pytest.mark.parametrize("run_id", [5, "a/b", "../a", b"a"])
 def test_a_run_id_that_is_none_is_named(run_id: Any, folder: Path) -> None:
     """Whatever its type."""
-    with pytest.raises(UsageError, match="cannot be a directory's name: use up to 64 letters"):
+    with pytest.raises(UsageError, match="cannot be the name of a directory: use up to 64 letters"):
         register(folder.as_uri(), run_id=run_id, **small().values)
     assert list(folder.iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_a_step_that_is_none_is_named(step: Any) -> None:
     job = small()
     with guarded(saved(), job.values) as guard:
         before = job.bits()
-        with pytest.raises(UsageError, match=r"step=.* is no number of completed steps; .* step=1200"):
+        with pytest.raises(UsageError, match=r"step=.* is not a number of completed steps; .* step=1200"):
             guard.restore(step=step)
         assert different(job.bits(), before) == []
         assert guard.restore(step=np.int64(2)) == 2  # type: ignore[arg-type]
@@ -97,9 +97,9 @@ def test_a_run_that_is_not_there_is_no_fresh_start() -> None:
     with guarded(store, job.values, "second") as guard:
         with pytest.raises(CheckpointError, match=r"run frist has no complete checkpoint in .*spotguard ls"):
             guard.restore(run_id="frist")
-        with pytest.raises(UsageError, match=r"run id '\.\./first' cannot be a directory's name"):
+        with pytest.raises(UsageError, match=r"run id '\.\./first' cannot be the name of a directory"):
             guard.restore(run_id="../first")
-        with pytest.raises(UsageError, match=r"guard\.step\(\) before guard\.restore\(\)"):
+        with pytest.raises(UsageError, match=r"guard\.step\(\) was called before guard\.restore\(\)"):
             guard.step()
         assert different(job.bits(), before) == []
         assert guard.restore(run_id="second") == 0, "its own name is as good as none"
@@ -120,7 +120,7 @@ def test_a_restart_goes_on_from_its_own_steps(caplog: pytest.LogCaptureFixture) 
     assert caplog.text == ""
     with guarded(store, small().values, "second") as guard:
         assert guard.restore(run_id="first") == TOTAL
-    assert "run first is restored, and run second goes not on from its own step 5" in caplog.text
+    assert "restoring run first: the own checkpoint of run second at step 5 is ignored" in caplog.text
     assert len(caplog.records) == 1
 
 
@@ -132,7 +132,7 @@ def test_a_library_that_is_missing_is_no_damage(monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "numpy", None)
             with pytest.raises(
-                StateError, match=r"numpy\.ndarray, and numpy is not installed here: install it"
+                StateError, match=r"numpy\.ndarray, but numpy is not installed here: install it"
             ):
                 guard.restore()
         assert different(bits(job.values), before) == []
@@ -152,6 +152,6 @@ def test_in_a_loop_over_steps_a_save_comes_first_in_a_turn() -> None:
             if step:
                 found.append(guard.save().step)
             job.step(step)
-            with pytest.raises(UsageError, match=r"or in a loop over guard\.steps\(\) first thing in a turn"):
+            with pytest.raises(UsageError, match=r"or first in the body of a loop over guard\.steps\(\)"):
                 guard.save()
         assert found == [1, 2]

@@ -66,13 +66,13 @@ def test_what_the_script_was_handling_is_shown_as_ever(cause: Exception | None) 
         try:
             raise ValueError("loss is NaN at batch 17")
         finally:
-            register(UsageError("guard.save() in the middle of a step"), cause)
+            register(UsageError("guard.save() was called in the middle of a step"), cause)
 
     with pytest.raises(UsageError) as caught:
         script()
     said = "".join(traceback.format_exception(caught.value))
     assert "ValueError: loss is NaN at batch 17" in said
-    assert said.splitlines()[-1].endswith("guard.save() in the middle of a step")
+    assert said.splitlines()[-1].endswith("guard.save() was called in the middle of a step")
     assert "in refused" not in said
     assert "errno" not in said
 

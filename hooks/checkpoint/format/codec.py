@@ -173,10 +173,10 @@ def in_file(key: str) -> Iterator[None]:
 def _unseal(data: bytes, kind: str) -> bytes:
     head = _HEAD.match(data)
     if head is None or head[2] != kind.encode() or not data.endswith(_TAIL):
-        raise InvalidField(f"not a {kind} file of spotguard's, or cut short ({len(data)} bytes)")
+        raise InvalidField(f"not a {kind} file of spotguard, or truncated ({len(data)} bytes)")
     body = data[head.end() : -len(_TAIL)]
     if (crc := zlib.crc32(body)) != int(head[1]):
-        raise InvalidField(f"damaged: its CRC32 is {crc}, and its own field has {int(head[1])}")
+        raise InvalidField(f"damaged: its CRC32 is {crc}, but its first line records {int(head[1])}")
     return body
 
 
@@ -184,7 +184,7 @@ def _value(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body, parse_constant=_no_constants)
     except (ValueError, RecursionError) as error:
-        raise InvalidField("not JSON inside") from error
+        raise InvalidField("its content is not JSON") from error
     if type(value) is not dict:
         raise InvalidField(f"holds {type(value).__name__}, not an object")
     check_format(value)
@@ -265,7 +265,7 @@ def _digests(raw: dict[str, Any]) -> dict[str, int]:
     """Return the digests by name; older manifests have none."""
     digests = raw.get("digests", {})
     if not isinstance(digests, dict) or not all(type(each) is int for each in digests.values()):
-        raise InvalidField("digests are not numbers by name")
+        raise InvalidField("digests must map names to integers")
     return digests
 
 

@@ -89,7 +89,7 @@ class ChunkLayout:
         self.forms = forms
         shapes = forms.shapes
         if len(counts) != len(shapes):
-            raise InvalidField(f"{len(counts)} numbers of chunks for {len(shapes)} tensors")
+            raise InvalidField(f"{len(counts)} chunk counts for {len(shapes)} tensors")
         #: Index of the first chunk of each tensor, and behind the last.
         self.first = array("I", accumulate(counts, initial=0))
         #: Index of the first offset of each chunk in `offsets`, and of its first size in `sizes`.
@@ -220,7 +220,9 @@ class TensorRun:
         if not all(map(le, self.offsets, known.last)):
             self._refuse_box()
         if max(self.objects, default=-1) >= len(objects):
-            raise InvalidField(f"a chunk is in object {max(self.objects)} of {len(objects)}")
+            raise InvalidField(
+                f"a chunk refers to object {max(self.objects)}, but there are {len(objects)} objects"
+            )
         ends = [*map(add, self.starts, known.nbytes)]
         for index, a, b in layout.in_objects(self.objects):
             if min(self.starts[a:b]) < objects[index].header or max(ends[a:b]) > objects[index].size:
@@ -234,9 +236,7 @@ class TensorRun:
             for chunk in entry.chunks:
                 box = zip(chunk.offsets, chunk.sizes, entry.shape, strict=True)
                 if any(a < 0 or n < 0 or a + n > limit for a, n, limit in box):
-                    raise InvalidField(
-                        f"a chunk of tensor {entry.name!r} lies outside its shape {entry.shape}"
-                    )
+                    raise InvalidField(f"a chunk of tensor {entry.name!r} is outside its shape {entry.shape}")
 
     def _refuse_bytes(self, objects: Sequence[ObjectEntry]) -> None:
         for entry in self._tensors():
@@ -244,8 +244,8 @@ class TensorRun:
                 at = objects[chunk.object]
                 if not at.header <= chunk.start <= chunk.end <= at.size:
                     raise InvalidField(
-                        f"a chunk of tensor {entry.name!r} at bytes {chunk.start} to {chunk.end} lies outside its "
-                        f"object's {at.header} to {at.size}"
+                        f"a chunk of tensor {entry.name!r} at bytes {chunk.start} to {chunk.end} is "
+                        f"outside its object's bytes {at.header} to {at.size}"
                     )
 
 

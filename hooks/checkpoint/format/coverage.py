@@ -54,13 +54,13 @@ def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
     """
     full = tuple(sorted(manifests, key=lambda manifest: manifest.rank))
     if not full:
-        raise CheckpointError("no manifest of any rank is there")
+        raise CheckpointError("there is no manifest of any rank")
     first = full[0]
     for manifest in full:
         for name in ("run_id", "attempt", "step", "save", "world", "level", "missing", "incarnation"):
             if (one := getattr(manifest, name)) != (other := getattr(first, name)):
                 raise CheckpointError(
-                    f"rank {manifest.rank} has {name} {one!r}, and rank {first.rank} {other!r}"
+                    f"rank {manifest.rank} records {name} {one!r}, but rank {first.rank} records {other!r}"
                 )
     ranks = [manifest.rank for manifest in full]
     if ranks != list(range(first.world)):
@@ -68,7 +68,7 @@ def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
         raise CheckpointError(
             f"manifests of {len(missing)} of {first.world} ranks are missing (rank {missing[0]} is the first)"
             if missing
-            else f"rank {next(a for a, b in pairwise(ranks) if a == b)} is there twice"
+            else f"rank {next((a for a, b in pairwise(ranks) if a == b))} appears twice"
         )
     return full
 
@@ -242,9 +242,9 @@ class MergedTensors(Mapping[str, MergedTensor]):
         whole = prod(shape)
         covered = sum([prod(chunk.sizes) for chunk, *_ in kept])
         if covered < whole:
-            raise CheckpointError(f"tensor {name!r} has {whole - covered} of {whole} elements in no chunk")
+            raise CheckpointError(f"tensor {name!r}: {whole - covered} of {whole} elements are in no chunk")
         if covered > whole or (len(kept) > 1 and _overlap([chunk for chunk, *_ in kept])):
-            raise CheckpointError(f"tensor {name!r} has chunks that overlap without being the same")
+            raise CheckpointError(f"tensor {name!r} has chunks that overlap but are not equal")
         if (ordered := [(rank, columns, at) for _, rank, columns, at in kept]) != places:
             self._sorted[name] = ordered
 
@@ -286,7 +286,8 @@ def _agree(name: str, where: list[tuple[_Run, int]]) -> None:
         other = forms.dtypes[index], forms.stored[index], forms.shapes[index]
         if other != one:
             raise CheckpointError(
-                f"tensor {name!r} is {other[0]}{list(other[2])} for rank {rank}, {one[0]}{list(one[2])} for another"
+                f"tensor {name!r} is {other[0]}{list(other[2])} on rank {rank}, but "
+                f"{one[0]}{list(one[2])} on another rank"
             )
 
 
@@ -360,7 +361,8 @@ def _distinct(name: str, placed: Sequence[_Placed]) -> list[_Placed]:
         if last is not None and last.offsets == chunk.offsets and last.sizes == chunk.sizes:
             if last.crc32 != chunk.crc32:
                 raise CheckpointError(
-                    f"tensor {name!r} at {list(chunk.offsets)} has other bytes from rank {rank}"
+                    f"tensor {name!r} at {list(chunk.offsets)}: the bytes of rank {rank} differ from "
+                    "another rank's"
                 )
             continue
         kept.append(each)

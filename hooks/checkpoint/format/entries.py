@@ -38,7 +38,7 @@ def objects_in(raw: list[Any], name: CheckpointName, rank: int, world: int) -> t
     seen: set[tuple[str, str]] = set()
     for index, fields in enumerate(raw):
         if type(fields) is not dict:
-            raise InvalidField(f"objects[{index}] is no object")
+            raise InvalidField(f"objects[{index}] is not an object")
         size = integer(fields, "size", 0)
         entry = ObjectEntry(
             name=text(fields, "name", 64),
@@ -62,17 +62,18 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
     """
     place = parse_object_name(entry.name)
     if place is None:
-        raise InvalidField(f"object name {entry.name!r} is none of ours")
+        raise InvalidField(f"object name {entry.name!r} is not a name that spotguard gives")
     if not entry.checkpoint:
         if place[:2] != (rank, world):
             raise InvalidField(f"object {entry.name!r} is not in the directory of rank {rank} of {world}")
         return
     other = CheckpointName.parse(entry.checkpoint)
     if other is None:
-        raise InvalidField(f"checkpoint name {entry.checkpoint!r} is none of ours")
+        raise InvalidField(f"checkpoint name {entry.checkpoint!r} is not a name that spotguard gives")
     if other.attempt != name.attempt or not other < name:
         raise InvalidField(
-            f"object {entry.name!r} refers to {entry.checkpoint}, not an earlier one of this attempt"
+            f"object {entry.name!r} refers to {entry.checkpoint}, which is not an earlier checkpoint of "
+            "this attempt"
         )
 
 
@@ -85,13 +86,13 @@ def tensors_in(raw: list[Any], objects: tuple[ObjectEntry, ...]) -> Iterator[Ten
             name, dtype, shape, chunks = fields["name"], fields["dtype"], fields["shape"], fields["chunks"]
             stored = fields.get("stored", "")
         except (TypeError, KeyError, AttributeError) as error:
-            raise InvalidField(f"tensors[{len(seen)}] is not a tensor's entry ({error})") from error
+            raise InvalidField(f"tensors[{len(seen)}] is not a tensor entry ({error})") from error
         check_name(name, len(seen))
         if name in seen:
             raise InvalidField(f"tensor {name!r} is listed twice")
         seen.add(name)
         if type(shape) is not list or type(chunks) is not list:
-            raise InvalidField(f"tensor {name!r} has no list of sizes and of chunks")
+            raise InvalidField(f"tensor {name!r} lacks its list of sizes or of chunks")
         itemsize = itemsize_of(name, dtype, stored)
         check_shape(name, shape, itemsize)
         box = tuple(shape)
@@ -133,29 +134,34 @@ def _chunk(
         offsets, sizes, index, start, end, crc32 = raw
         volume, dims = itemsize, len(shape)
         if len(offsets) != dims or len(sizes) != dims:
-            raise ValueError("another number of dimensions")
+            raise ValueError("a different number of dimensions")
         # The lengths were just compared, and zip without `strict` takes half the time.
         for offset, size, limit in zip(offsets, sizes, shape):  # noqa: B905
             if not type(offset) is type(size) is int or offset < 0 or size < 0 or offset + size > limit:
-                raise InvalidField(f"a chunk of tensor {name!r} lies outside its shape {shape}")
+                raise InvalidField(f"a chunk of tensor {name!r} is outside its shape {shape}")
             volume *= size
     except (TypeError, ValueError) as error:
         raise InvalidField(
-            f"a chunk of tensor {name!r} is no box of {len(shape)} dimensions with its bytes"
+            f"a chunk of tensor {name!r} is not a box of {len(shape)} dimensions with its bytes"
         ) from error
     if not type(index) is type(start) is type(end) is type(crc32) is int:
-        raise InvalidField(f"a chunk of tensor {name!r} has a place that is no integer")
+        raise InvalidField(
+            f"a chunk of tensor {name!r} gives the place of its bytes as a value that is not an integer"
+        )
     if not 0 <= index < len(bounds):
-        raise InvalidField(f"a chunk of tensor {name!r} is in object {index} of {len(bounds)}")
+        raise InvalidField(
+            f"a chunk of tensor {name!r} refers to object {index}, but there are {len(bounds)} objects"
+        )
     first, last = bounds[index]
     if not first <= start <= end <= last:
         raise InvalidField(
-            f"a chunk of tensor {name!r} at bytes {start} to {end} lies outside its object's {first} to {last}"
+            f"a chunk of tensor {name!r} at bytes {start} to {end} is outside its object's bytes {first} "
+            f"to {last}"
         )
     if end - start != volume:
-        raise InvalidField(f"a chunk of tensor {name!r} has {end - start} bytes, its box needs {volume}")
+        raise InvalidField(f"a chunk of tensor {name!r} has {end - start} bytes, but its box needs {volume}")
     if not 0 <= crc32 < 2**32:
-        raise InvalidField(f"a chunk of tensor {name!r} has a CRC32 of {crc32}")
+        raise InvalidField(f"a chunk of tensor {name!r} has a CRC32 of {crc32}, which is out of range")
     return _new(Chunk, (tuple(offsets), tuple(sizes), index, start, end, crc32))
 
 
@@ -186,7 +192,7 @@ def typed(raw: dict[str, Any], name: str, kind: type[T]) -> T:
 def integer(raw: dict[str, Any], name: str, low: int, high: int = MAX_SIZE) -> int:
     value = typed(raw, name, int)
     if not low <= value <= high:
-        raise InvalidField(f"{name} is {value}, not within {low} to {high}")
+        raise InvalidField(f"{name} is {value}, expected {low} to {high}")
     return value
 
 
@@ -203,7 +209,7 @@ def word(raw: dict[str, Any], name: str, words: tuple[T, ...]) -> T:
     for each in words:
         if value == each:
             return each
-    raise InvalidField(f"{name} is {str(value)[:40]!r}, not one of {', '.join(map(str, words))}")
+    raise InvalidField(f"{name} is {str(value)[:40]!r}, expected one of {', '.join(map(str, words))}")
 
 
 def seconds(raw: dict[str, Any], name: str) -> float:

@@ -59,7 +59,7 @@ def check_run_id(run_id: object) -> str:
         UsageError: it cannot.
     """
     if not (isinstance(run_id, str) and is_run_id(run_id)):
-        raise UsageError(f"run id {str(run_id)[:80]!r} cannot be a directory's name: use {RUN_ID}")
+        raise UsageError(f"run id {str(run_id)[:80]!r} cannot be the name of a directory: use {RUN_ID}")
     return run_id
 
 

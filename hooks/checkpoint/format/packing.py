@@ -39,7 +39,7 @@ class PackedCache(ColumnCache):
         if known is None:
             value = self.value(text, repeated=False)
             if type(value) is not list or len(value) != 4 or not all(type(each) is list for each in value):
-                raise InvalidField("the forms of tensors are no four columns")
+                raise InvalidField("the forms of tensors are not four columns")
             known = TensorForms(*value)
             self._keep("forms", text, known)
         return known
@@ -55,7 +55,7 @@ class PackedCache(ColumnCache):
             try:
                 known = json.loads(_unpack(text), parse_constant=_no_constant)
             except (ValueError, RecursionError) as error:
-                raise InvalidField("a packed value is not JSON inside") from error
+                raise InvalidField("the content of a packed value is not JSON") from error
             if repeated:
                 self._keep("json", text, known)
         return known
@@ -72,7 +72,7 @@ class PackedCache(ColumnCache):
         if known is None:
             raw, known = _unpack(text), array(code)
             if len(raw) % known.itemsize:
-                raise InvalidField("a column of numbers is cut short")
+                raise InvalidField("a column of numbers is truncated")
             known.frombytes(raw)
             if sys.byteorder == "big":
                 known.byteswap()
@@ -125,7 +125,7 @@ def columns_in(raw: Any, objects: Sequence[ObjectEntry], cache: PackedCache) -> 
         InvalidField: the columns are not valid, or a tensor is listed twice.
     """
     if type(raw) is not list:
-        raise InvalidField("tensors are no list of columns")
+        raise InvalidField("tensors must be a list of columns")
     columns = TensorColumns(tuple([_run_in(each, objects, cache) for each in raw]))
     if len(columns.runs) > 1:
         seen: set[str] = set()
@@ -139,12 +139,12 @@ def columns_in(raw: Any, objects: Sequence[ObjectEntry], cache: PackedCache) -> 
 
 def _run_in(raw: Any, objects: Sequence[ObjectEntry], cache: PackedCache) -> TensorRun:
     if type(raw) is not dict:
-        raise InvalidField("tensors are no list of columns")
+        raise InvalidField("tensors must be a list of columns")
     forms = cache.packed_forms(raw.get("forms"))
     starts = cache.numbers(raw.get("starts"), "q", repeated=False)
     counts = cache.numbers(raw.get("counts"), "I")
     if sum(counts) != len(starts):
-        raise InvalidField(f"{len(starts)} chunks, and {sum(counts)} are counted")
+        raise InvalidField(f"there are {len(starts)} chunks, but the counts add up to {sum(counts)}")
     run = TensorRun(
         cache.layout(forms, counts),
         _narrow(cache.numbers(raw.get("offsets"), "q", repeated=False)),
@@ -200,7 +200,7 @@ def _unpack(text: Any) -> bytes:
     except (ValueError, zlib.error) as error:
         raise InvalidField("a column is not compressed text") from error
     if not inflate.eof or inflate.unused_data:
-        raise InvalidField(f"a column is cut short, or has more than {_MOST} bytes")
+        raise InvalidField(f"a column is truncated, or has more than {_MOST} bytes")
     return raw
 
 

@@ -127,7 +127,7 @@ def check_headers(manifest: RankManifest, objects: Collection[int] | None = None
         starts = [*(start for start, *_ in pieces), entry.size]
         if (len(made), crc32(made)) != (entry.header, entry.header_crc32) or starts != ends:
             raise CheckpointError(
-                f"{manifest.object_key(index)} has the header of other tensors than its manifest"
+                f"{manifest.object_key(index)} has a header that does not match the tensors in its manifest"
             )
 
 
@@ -157,12 +157,10 @@ def check_names(manifest: RankManifest) -> None:
         ):
             continue
         if lost:
-            raise CheckpointError(
-                f"its state of {part!r} has something else in the place of tensor {min(lost)!r}"
-            )
+            raise CheckpointError(f"its state of {part!r} has another value in place of tensor {min(lost)!r}")
         if strange:
             raise CheckpointError(
-                f"its state of {part!r} names tensor {min(strange)!r}, which is not its own"
+                f"its state of {part!r} names tensor {min(strange)!r}, which is not one of its own"
             )
 
 

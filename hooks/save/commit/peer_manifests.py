@@ -82,11 +82,17 @@ class PeerManifests:
     def whose(self) -> str:
         """Return which ranks are missing, as text for a person."""
         if not self.missing:
-            return f"the manifests of all {self.world} ranks are there: a restore takes step {self.mine.step}"
+            return (
+                f"the manifests of all {self.world} ranks are in the store: a restore uses step "
+                f"{self.mine.step}"
+            )
         few = sorted(self.missing)[:_NAMED]
         ranks = ", ".join(map(str, few)) + (", …" if len(self.missing) > _NAMED else "")
         one = len(self.missing) == 1
-        return f"rank{'' if one else 's'} {ranks} of {self.world} {'has' if one else 'have'} put no manifest"
+        return (
+            f"rank{('' if one else 's')} {ranks} of {self.world} {('has' if one else 'have')} uploaded no "
+            "manifest"
+        )
 
     def begin(self) -> list[int]:
         """List the next manifests to fetch, and return whose they are. Call this before `fetch`."""
@@ -133,7 +139,7 @@ class PeerManifests:
                 continue
             self._misses(rank)  # from now on it comes after the ranks that this poll did not ask for
             if why:
-                self.lost = f"rank {rank} of {self.world} will put no manifest: {why}"
+                self.lost = f"rank {rank} of {self.world} will upload no manifest: {why}"
                 return
 
     def check(self, left: float | None) -> None:

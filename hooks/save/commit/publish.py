@@ -54,7 +54,7 @@ def publish(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope, cl
             again=False,
         )
     except (Abandoned, StoreError) as error:
-        log.warning("step %d is committed, and its marker is not there: %s", manifest.step, error)
+        log.debug("step %d is committed, but its marker could not be uploaded: %s", manifest.step, error)
     return seconds
 
 
@@ -70,7 +70,7 @@ def put_own(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope) ->
         return uploads.ask(lambda left: put_manifest(store, manifest, timeout=left), scope)
     except Abandoned as error:
         raise Abandoned(
-            f"{error}; its manifest was on the way: if it arrives, a restore takes step {manifest.step}"
+            f"{error}; its manifest was being uploaded: if it arrives, a restore uses step {manifest.step}"
         ) from error
 
 
@@ -220,7 +220,7 @@ def _mark(
         )
     except (Abandoned, StoreError) as error:
         step = others.mine.step
-        log.warning("step %d is committed, and its marker is not there: %s", step, error)
+        log.debug("step %d is committed, but its marker could not be uploaded: %s", step, error)
         return Published(seconds, marked=False)
     _put_index(uploads, others, scope)
     return Published(seconds, marked=True, digests=[each.digests for each in others.manifests])

@@ -176,12 +176,12 @@ def plan(at: BudgetInputs) -> BudgetPlan:
     if at.now + at.least_commit > at.deadline:
         return _keep(at, f"a commit takes {at.least_commit:.1f} s, and {_left(at)}")
     if upload is not None and upload.step == at.step and upload.left < everything and _fits(at, upload.left):
-        return _promote(at, upload, "it holds this very step")
+        return _promote(at, upload, "it is of this very step")
     if _fits(at, everything):
-        return _whole(BudgetChoice.FULL, "everything", at, everything)
+        return _whole(BudgetChoice.FULL, "the full state", at, everything)
     missed = _verdict(at, everything)
     if upload is not None and _gains(at, upload) and _fits(at, upload.left):
-        return _promote(at, upload, f"everything does not fit: {missed}")
+        return _promote(at, upload, f"the full state does not fit: {missed}")
     if at.sizes.b_rounded is not None and _fits(at, at.sizes.a + at.sizes.b_rounded):
         return _rounded(at, _NOTHING, missed)
     if _may_fit(at, at.sizes.a) or (at.last is None and upload is None):
@@ -218,7 +218,7 @@ def replan(before: BudgetPlan, at: BudgetInputs, stored: StoredBytes) -> BudgetP
     if before.choice is BudgetChoice.FULL_LOSSY and untouched and at.rate is not None:
         rest = _rest(_bytes(BudgetChoice.FULL, at), stored)
         if _slack(at, rest, at.rate.low) >= 0:
-            return _whole(BudgetChoice.FULL, "everything", at, rest, stored)
+            return _whole(BudgetChoice.FULL, "the full state", at, rest, stored)
     rest = _rest(_bytes(before.choice, at), stored)
     if rest == 0 or _fits(at, rest, _ROUNDING):
         return _whole(before.choice, before.reason, at, rest, stored, before)
@@ -262,25 +262,31 @@ def _whole(
 
 
 def _rounded(at: BudgetInputs, stored: StoredBytes, missed: str) -> BudgetPlan:
-    why = f"everything, with its moments rounded: as it is it does not fit ({missed}); rounded"
+    why = f"the full state with rounded moments: unrounded it does not fit ({missed}); rounded"
     return _whole(
         BudgetChoice.FULL_LOSSY, why, at, _rest(_bytes(BudgetChoice.FULL_LOSSY, at), stored), stored
     )
 
 
 def _promote(at: BudgetInputs, upload: UploadInProgress, why: str) -> BudgetPlan:
-    what = f"the background checkpoint of step {upload.step}, {upload.age:.0f} s of training before this one, is let finish"
+    what = (
+        f"spotguard finishes the background checkpoint of step {upload.step}, {upload.age:.0f} s of "
+        "training before this one"
+    )
     return _timed(
-        BudgetChoice.PROMOTE, f"{what}, for {why}; its rest: {_verdict(at, upload.left)}", at, upload.left
+        BudgetChoice.PROMOTE, f"{what}, because {why}; its rest: {_verdict(at, upload.left)}", at, upload.left
     )
 
 
 def _lower(at: BudgetInputs, stored: StoredBytes, missed: str) -> BudgetPlan:
     rest = _rest(at.sizes.a, _of_a(stored))
-    tried = "" if _fits(at, rest) else ", which is tried, for nothing else would fit"
+    tried = "" if _fits(at, rest) else "; spotguard tries it, because nothing else would fit"
     if at.sizes.b == 0:  # then parameters and extras are everything
-        return _timed(BudgetChoice.FULL, f"everything: {_verdict(at, rest)}{tried}", at, rest, stored)
-    reason = f"parameters and extras first, for everything does not fit: {missed}; they: {_verdict(at, rest)}{tried}"
+        return _timed(BudgetChoice.FULL, f"the full state: {_verdict(at, rest)}{tried}", at, rest, stored)
+    reason = (
+        f"parameters and extras first, because the full state does not fit: {missed}; parameters and "
+        f"extras: {_verdict(at, rest)}{tried}"
+    )
     return _timed(BudgetChoice.LOWER, reason, at, rest, stored, lower_first=True)
 
 
@@ -288,7 +294,7 @@ def _keep(at: BudgetInputs, why: str) -> BudgetPlan:
     stays = "and nothing was committed before"
     if at.last is not None:
         stays = f"step {at.last.step} stays, {at.last.age:.0f} s of training before this one"
-    return BudgetPlan(BudgetChoice.KEEP, f"nothing is saved, {why}; {stays}")
+    return BudgetPlan(BudgetChoice.KEEP, f"nothing is saved: {why}; {stays}")
 
 
 def _timed(
@@ -356,7 +362,7 @@ def _of_a(stored: StoredBytes) -> StoredBytes:
 def _verdict(at: BudgetInputs, nbytes: int) -> str:
     """Return the numbers that decide, as text."""
     if at.rate is None:
-        return f"{_amount(nbytes)}, how fast is not known yet, and {_left(at)}"
+        return f"{_amount(nbytes)} at a rate that is not known yet, and {_left(at)}"
     seconds = nbytes / at.rate.expected + at.commit
     return f"{_amount(nbytes)} at {_amount(at.rate.expected)}/s need {seconds:.1f} s, and {_left(at)}"
 

@@ -60,7 +60,7 @@ def retry(
         try:
             scope.pause(pause)
         except Abandoned as why:
-            raise Abandoned(f"{why}; the last answer of the store: {last}") from last
+            raise Abandoned(f"{why}; the last error of the store: {last}") from last
         pause = min(2 * pause, _RETRY_MOST)
 
 
@@ -86,6 +86,6 @@ def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[i
     lost = [index for index, key in keys.items() if sizes.get(key) != write_plan.objects[index].size]
     if lost:
         log.warning(
-            "the store was away and has lost %d objects of this save: they are uploaded again", len(lost)
+            "the store was away and has lost %d objects of this save: spotguard uploads them again", len(lost)
         )
     work.looked(outages, lost)

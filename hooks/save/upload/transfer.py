@@ -94,7 +94,7 @@ class StoreRequest:
     def call_off(self, why: Abandoned) -> None:
         """Call the request off: no worker begins anything more, and the results of running work do not count."""
         self.fail(
-            Abandoned(f"{why}; the last answer of the store: {self._last_error}") if self._last_error else why
+            Abandoned(f"{why}; the last error of the store: {self._last_error}") if self._last_error else why
         )
 
     def fail(self, error: BaseException) -> None:

@@ -250,7 +250,7 @@ class Uploader(Generic[B]):
         copied[:] = flight.data
         # The first put may have arrived meanwhile, and its buffer may be in use again. Then the copy is useless.
         if crc32(copied) == flight.crc32:
-            log.debug("object %d lags behind, it is sent again", flight.index)
+            log.debug("object %d lags behind, spotguard sends it again", flight.index)
             self._put(work, flight.double(copied, work.scope.now()), copied)
 
     def _put(self, work: Transfer, flight: ObjectInFlight, data: memoryview) -> None:

@@ -120,7 +120,7 @@ class Reference:
             pause(0)
             name = region.source.name
             if name not in current:
-                raise CheckpointError(f"{name} was part of the state at guard.step() and is not any more")
+                raise CheckpointError(f"{name} was part of the state at guard.step(), but is no longer")
             if name not in made:
                 made = {name: source(name, current[name], region.source.kind)}
             if not equal(made[name].read(region.start, region.stop), checksum):
@@ -272,8 +272,8 @@ class Audit:
     def _found(self, name: str) -> str:
         self._edited = f"{name} was changed in place after guard.step() and before optimizer.step()"
         self._report(
-            f"{self._edited}; a checkpoint of this attempt may hold such a change already, and a resumed run would make it "
-            "twice: make it right before guard.step()"
+            f"{self._edited}; a checkpoint of this attempt may hold such a change already, and a resumed "
+            "run would make it twice: make such changes right before guard.step()"
         )
         return self._edited
 
@@ -337,7 +337,7 @@ class Audit:
             self.reference = self._whole(stop)
             self.seconds = self._now() - started
         except Exception as error:  # noqa: BLE001 - no thread or memory: training continues, the save waits for a boundary
-            log.warning("the state could not be checksummed at its boundary: %s", error)
+            log.warning("spotguard could not checksum the state at its boundary: %s", error)
         finally:
             self.give_up()
 

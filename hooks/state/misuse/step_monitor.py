@@ -38,16 +38,16 @@ _TIMES = 10
 _TURNS, _TURNS_ELSEWHERE = 2, 3
 
 NEVER = (
-    "guard.step() was not called since guard.restore(), and no save is possible after the first optimizer step; call "
-    "guard.step() after each optimizer.step()"
+    "guard.step() was not called since guard.restore(), so no save is possible after the first optimizer "
+    "step; call guard.step() after each optimizer.step()"
 )
 NEITHER = (
-    "neither guard.restore() nor guard.step() was called, and nothing is saved; call done = guard.restore() before the "
-    "loop, and guard.step() after each optimizer.step()"
+    "neither guard.restore() nor guard.step() was called, so nothing is saved; call done = "
+    "guard.restore() before the loop, and guard.step() after each optimizer.step()"
 )
 STOPPED = (
-    "guard.step() is not called any more, and nothing newer is saved; call guard.step() after each optimizer.step(), in "
-    "this part of the script too"
+    "guard.step() is no longer called, so nothing newer is saved; call guard.step() after each "
+    "optimizer.step(), in this part of the script too"
 )
 TOP = (
     "guard.step() (%s) comes before optimizer.step() (%s) in the loop, so a resumed run leaves out one step; call "
@@ -58,8 +58,8 @@ BETWEEN = (
     "guard.step() after the last optimizer"
 )
 UNREGISTERED = (
-    "an optimizer is not registered (%s), so its state is not saved and a resumed run begins it anew; add it to "
-    "spotguard.register(…)"
+    "an optimizer is not registered (%s), so its state is not saved and a resumed run starts it fresh; "
+    "add it to spotguard.register(…)"
 )
 ELSEWHERE = "an optimizer and what it trains are not registered (%s), so neither is saved; register both if a resumed run needs them"
 DEAD = (
@@ -188,7 +188,7 @@ class StepMonitor:
                 what(*values)
         except Exception:  # a fault of the monitor must not end the training that it watches
             self.close()
-            log.exception("spotguard failed inside; please report this")
+            log.exception("internal error; please report it")
 
     # --- a step that is checked, under the lock ---
 

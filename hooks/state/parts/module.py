@@ -165,7 +165,7 @@ class ModulePart:
         entries = _entries(self.name, self._module)
         if entries is None:
             raise StateError(
-                f"{self.name} was given a part after register whose state_dict is not its own tensors; "
+                f"{self.name} got a part after register whose state_dict does not hold its own tensors; "
                 "register the module when it is complete"
             )
         self._list(entries)
@@ -192,8 +192,9 @@ class ModulePart:
         ]
         if alone:
             log.warning(
-                "%s.%s and %d more parameters are no DTensors and in no DistributedDataParallel: each of %d ranks "
-                "saves its own copy; if they are replicas, register the DistributedDataParallel module",
+                "%s.%s and %d more parameters are neither DTensors nor in a DistributedDataParallel "
+                "module: each of %d ranks saves its own copy; if they are replicas, register the "
+                "DistributedDataParallel module",
                 self.name,
                 alone[0],
                 len(alone) - 1,
@@ -211,7 +212,8 @@ class ModulePart:
         for table, key, name in (*self._places, *self._weights):
             if table[key] is None:
                 raise StateError(
-                    f"{self.name}.{name} was a tensor at register and is None now; give it one of no elements"
+                    f"{self.name}.{name} was a tensor at register and is None now; assign a tensor "
+                    "without elements instead"
                 )
             self._live[name] = table[key]
         #: Buffers, which forward changes (BatchNorm's statistics), and their copies. A buffer whose bytes are missing
@@ -356,7 +358,7 @@ class ModulePart:
         for key, tensor in self._live.items():
             if not isinstance(tree[key], torch.Tensor):
                 raise CheckpointError(
-                    f"{self.name}.{key}: the checkpoint's is a {type(tree[key]).__name__} and no tensor"
+                    f"{self.name}.{key}: the checkpoint has a {type(tree[key]).__name__}, not a tensor"
                 )
             # At `register` the tree's tensor is the state tensor itself. For a DTensor that is the shard, and it fits.
             if tree[key] is not self._leaf[key].tensor:

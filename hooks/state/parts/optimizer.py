@@ -47,7 +47,7 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
         raise StateError(
-            f"{name} is a ZeroRedundancyOptimizer, which gathers its state from all ranks; use "
+            f"{name} is a ZeroRedundancyOptimizer, whose state_dict() gathers state from all ranks; use "
             "fully_shard with a plain optimizer"
         )
     if cls.state_dict is not Optimizer.state_dict:
@@ -55,8 +55,8 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
         return StatefulPart(name, optimizer)
     if not can_be_hooked(optimizer):
         raise StateError(
-            f"{name} is a {cls.__name__} that has not called Optimizer.__init__, and so can neither be hooked nor asked for its "
-            "state; register the optimizer that it wraps"
+            f"{name} is a {cls.__name__} that has not called Optimizer.__init__, so spotguard can neither "
+            "hook it nor read its state; register the optimizer that it wraps"
         )
     return OptimizerPart(name, optimizer, named, ranks)
 
@@ -109,8 +109,8 @@ class OptimizerPart:
         if len(retired) > len(self._retired):
             # Continuing is right: `step()` reads only the state of its groups' parameters, and these are in no group.
             log.warning(
-                "%s keeps state of %d parameters that are no longer in its groups or in a registered module: "
-                "that is not saved",
+                "%s keeps state of %d parameters that are no longer in its groups or in a registered "
+                "module: spotguard does not save that state",
                 self.name,
                 len(retired),
             )
@@ -310,9 +310,9 @@ class OptimizerPart:
 
     def _cannot_be_cut(self, key: str) -> StateError:
         return StateError(
-            f"{self.name} keeps of {key!r} what cannot be cut anew (factors, or blocks, of one shard), and no rank that "
-            f"saved had this part of it; resume with the ranks and the mesh that saved it, or leave "
-            f"{self.name} out of register to start it fresh"
+            f"{self.name} keeps state of {key!r} that cannot be resharded (factors, or blocks, of one "
+            "shard), and no rank that saved had this rank's part of it; resume with the ranks and the "
+            f"mesh that saved it, or leave {self.name} out of register to start it fresh"
         )
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
@@ -349,7 +349,9 @@ class OptimizerPart:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
             raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")
         if type(cls := tree["class"]) is not str:
-            raise CheckpointError(f"{self.name}: the saved optimizer's {'class'!r} is not as it is written")
+            raise CheckpointError(
+                f"{self.name}: the saved optimizer's {'class'!r} is not in the form that spotguard writes"
+            )
         if cls != type(self.optimizer).__qualname__:
             raise StateError(
                 f"{self.name} is {type(self.optimizer).__qualname__} here and {cls} in the checkpoint; "

@@ -173,7 +173,9 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
     elif not _words(tree.get("plain", [])):
         wrong = "plain"
     if wrong:
-        raise CheckpointError(f"{name}: the saved optimizer's {wrong!r} is not as it is written")
+        raise CheckpointError(
+            f"{name}: the saved optimizer's {wrong!r} is not in the form that spotguard writes"
+        )
 
 
 def _words(value: Any) -> bool:

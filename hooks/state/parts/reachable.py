@@ -53,7 +53,7 @@ EXEMPT = {
     "`_dummy_overflow_buf`, `grad_scale`, `found_inf`": "scratch memory of fused kernels",
     "compiled functions, caches of `functools`": "they are created again",
     "data loaders, datasets, samplers, schedulers, gradient scalers": "you register those that have a state",
-    "buffers of a module that are not persistent": "its author declared them to be no state",
+    "buffers of a module that are not persistent": "its author has declared that they are no state",
     "classes, Python modules, globals, loggers, threads, weak references": "the optimizer does not own what they hold",
     "device meshes and process groups": "they describe where tensors are",
 }
@@ -175,8 +175,8 @@ def counts(owners: Mapping[str, object]) -> ChangingValues:
     return ChangingValues(
         values,
         1,
-        "%s changes during training and is in no state_dict(), so it is not saved: a resumed run begins with what it is at "
-        "the start; keep it in param_groups, or give its class a state_dict() of its own",
+        "%s changes during training and is in no state_dict(), so it is not saved: a resumed run begins "
+        "with its initial value; keep it in param_groups, or give its class a state_dict() of its own",
     )
 
 
@@ -205,8 +205,8 @@ def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
     return ChangingValues(
         values,
         2,
-        "%s is a tensor that changes during training and that state_dict() omits, so it is not saved: a resumed run "
-        "begins with what it is at the start; where that matters, use register_buffer()",
+        "%s is a tensor that changes during training and that state_dict() leaves out, so it is not "
+        "saved: a resumed run begins with its initial value; if that matters, use register_buffer()",
     )
 
 
@@ -231,7 +231,7 @@ def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]
     while queue:
         if len(seen) > most:
             log.info(
-                "%s holds more than %d objects: only the nearest were looked at for its state", name, most
+                "%s holds more than %d objects: spotguard searched only the nearest for its state", name, most
             )
             break
         way, depth = queue.popleft()

@@ -59,7 +59,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     """
     for name, value in values.items():
         if isinstance(value, type):
-            raise StateError(f"{name} is the class {value.__name__}; register an object of it")
+            raise StateError(f"{name} is the class {value.__name__}; register an instance of it")
     if RNG in values:
         raise StateError(f"{RNG!r} is the name of the random number generators; register under another name")
     refuse_engines(values)
@@ -161,8 +161,9 @@ def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence
             more = f" and {len(ways) - 2} more" if len(ways) > 2 else ""
             kind = type(part.optimizer).__name__
             return (
-                f"{part.name} ({kind}) holds {', '.join(ways[:2])}{more}, which no save would have; register that too, under a "
-                f"name of its own, or give {kind} a state_dict() and a load_state_dict() that include it"
+                f"{part.name} ({kind}) holds {', '.join(ways[:2])}{more}, which no save would include; "
+                f"register that too, under a name of its own, or give {kind} a state_dict() and a "
+                "load_state_dict() that include it"
             )
     return ""
 
@@ -183,8 +184,9 @@ def check_groups(part: OptimizerPart) -> None:
     """
     if not any(group["params"] for group in part.optimizer.param_groups) and not part.optimizer.state:
         raise StateError(
-            f"{part.name} has no parameters in its groups, so it is not known what it trains; register it when it has them. "
-            "If it is given them only for the time of a step, keep its framework's own checkpoints, and use spotguard.on_notice"
+            f"{part.name} has no parameters in its groups, so it is not known what it trains; "
+            "register it when it has them. If it has them only during a step, keep its framework's own "
+            "checkpoints, and use spotguard.on_notice"
         )
 
 
@@ -199,12 +201,13 @@ def refuse_engines(values: Mapping[str, Any]) -> None:
         if engines is not None and isinstance(value, engines.DeepSpeedEngine):
             what = f"{name} is a {type(value).__name__}"
         elif cut := next((key for key, p in value.named_parameters() if hasattr(p, "ds_id")), ""):
-            what = f"{name}.{cut} is cut by DeepSpeed's ZeRO-3"
+            what = f"{name}.{cut} is sharded by DeepSpeed's ZeRO-3"
         else:
             continue
         raise StateError(
-            f"{what}, which keeps moments, float32 masters and shards where no state_dict() of torch shows them: a checkpoint "
-            "would lack them; keep DeepSpeed's own checkpoints, and use spotguard.on_notice for the notice"
+            f"{what}, which keeps moments, float32 masters and shards where no state_dict() of torch "
+            "shows them: a checkpoint would lack them; keep DeepSpeed's own checkpoints, and use "
+            "spotguard.on_notice to learn of the notice"
         )
 
 
@@ -225,7 +228,9 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
     elif isinstance(value, (torch.Generator, random.Random)) or type(value).__module__.startswith(
         "numpy.random"
     ):
-        advice = "wrap it in an object whose state_dict() gives its state and whose load_state_dict() sets it"
+        advice = (
+            "wrap it in an object whose state_dict() returns its state and whose load_state_dict() sets it"
+        )
     elif isinstance(value, torch.utils.data.DataLoader):
         advice = (
             "a DataLoader does not know its position: wrap it, as in loader = spotguard.ResumableLoader(loader), "

@@ -107,12 +107,14 @@ class RngPart:
         `put_back` leaves out the generators that this process lacks, and the restore warns.
         """
         if not isinstance(tree, dict):
-            raise CheckpointError(f"{self.name}: the generators' states are a {type(tree).__name__}")
+            raise CheckpointError(
+                f"{self.name}: the generators' states are a {type(tree).__name__}, not a dict"
+            )
         try:
             _try_on(tree, self._others)
         except REFUSALS as error:
             raise CheckpointError(
-                f"{self.name}: a generator's state is none ({error_text(error)})"
+                f"{self.name}: a generator's state is invalid ({error_text(error)})"
             ) from error
 
     def put_back(self, tree: Any) -> None:
@@ -131,7 +133,7 @@ def _try_on(states: dict[str, Any], others: Generators | None) -> None:
         random.Random().setstate(states["python"])
     numpy, state = sys.modules.get("numpy"), states.get("numpy", {})
     if not isinstance(state, (tuple, dict)):
-        raise TypeError(f"numpy's is a {type(state).__name__}")
+        raise TypeError(f"numpy's state is a {type(state).__name__}")
     if numpy is not None and isinstance(
         state, tuple
     ):  # a dict belongs to another bit generator than the default
@@ -140,10 +142,10 @@ def _try_on(states: dict[str, Any], others: Generators | None) -> None:
     devices = {name: states[name] for name in names if name in states}
     for name, device_states in devices.items():
         if not isinstance(device_states, (list, tuple)):
-            raise TypeError(f"{name}'s are a {type(device_states).__name__}")
+            raise TypeError(f"{name}'s states are a {type(device_states).__name__}")
     for name, state in (
         ("torch", states.get("torch", torch.get_rng_state())),
         *((name, each) for name, device_states in devices.items() for each in device_states),
     ):
         if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.dim() != 1:
-            raise TypeError(f"{name}'s is no tensor of bytes")
+            raise TypeError(f"{name}'s state is not a tensor of bytes")

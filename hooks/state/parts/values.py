@@ -234,7 +234,7 @@ def room(name: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         raise StateError(
-            f"{name} finds no memory here ({error_text(error)}); restore on a machine with more"
+            f"no memory for {name} on this machine ({error_text(error)}); restore on a machine with more"
         ) from error
 
 
@@ -367,8 +367,8 @@ def check_restorable(name: str, tensor: torch.Tensor) -> None:
     """Raise `StateError` for a user's tensor that no restore could write to."""
     if expanded(local(tensor)):
         raise StateError(
-            f"{name} is expanded: its elements share memory, and nothing can be restored into them; "
-            "give it memory of its own with .clone(), or leave it out"
+            f"{name} is expanded: its elements share memory, and nothing can be restored into them; give "
+            "it its own memory with .clone(), or leave it out"
         )
 
 

@@ -41,8 +41,8 @@ def _ask(wrapper: DistributedDataParallel, declarations: Declared) -> None:
     for name, parameter in wrapper.module.named_parameters():
         if hasattr(parameter, "_st_info"):
             raise StateError(
-                f"{name} is a tensor-parallel shard inside DistributedDataParallel, which hides where it lies; "
-                "shard both ways with fully_shard over a mesh of two dimensions"
+                f"{name} is a tensor-parallel shard inside DistributedDataParallel, which hides its place "
+                "in the tensor; shard both ways with fully_shard over a mesh of two dimensions"
             )
         if name not in ignored:
             declarations[id(parameter)] = DeclaredReplicas(ranks, ranks)

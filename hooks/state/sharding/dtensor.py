@@ -88,10 +88,10 @@ def layout(tensor: DTensor) -> ShardLayout:
     expected = _layout(spec.mesh, tuple(coordinate), tuple(spec.placements), tuple(tensor.shape))
     actual = tuple(tensor._local_tensor.shape)
     if actual != expected.sizes:
-        raise ValueError(f"a shard of shape {list(actual)} where its placements say {list(expected.sizes)}")
+        raise ValueError(f"a shard of shape {list(actual)} where its placements give {list(expected.sizes)}")
     order = getattr(spec, "shard_order", None)  # newer torch: may cut in another order than left to right
     if order is not None and any(list(each.mesh_dims) != sorted(each.mesh_dims) for each in order):
-        raise ValueError("cut in an order of its own")
+        raise ValueError("sharded in an order of its own")
     return expected
 
 
@@ -102,7 +102,7 @@ def _layout(
     cuts = [cut_of(placement, len(shape)) for placement in placements]
     part = box(shape, mesh.mesh.shape, coordinate, cuts)
     if part is None:
-        raise ValueError("a shard whose rows do not lie side by side in the whole tensor")
+        raise ValueError("a shard whose rows are not contiguous in the full tensor")
     replicas = mesh.mesh[
         tuple(slice(None) if c is None else at for c, at in zip(cuts, coordinate, strict=True))
     ]
@@ -127,7 +127,7 @@ def cut_of(placement: Any, dims: int) -> MeshCut | None:
     if placement.is_replicate():
         return None
     if placement.is_partial():
-        raise ValueError("a sum of which each rank holds a part (Partial)")
+        raise ValueError("a partial sum, of which each rank holds a part (Partial)")
     if not isinstance(getattr(placement, "dim", None), int):
         raise ValueError(f"placed by {placement!r}")
     return MeshCut(placement.dim % dims, int(getattr(placement, "split_factor", 1)))

@@ -39,8 +39,8 @@ def shards(name: str, module: nn.Module) -> dict[tuple[int, str], dict[str, Any]
     for each in module.modules():
         if fsdp1 is not None and isinstance(each, fsdp1.FullyShardedDataParallel):
             raise StateError(
-                f"{name} is wrapped by FullyShardedDataParallel, which gathers weights from all ranks to name what they "
-                "are; use fully_shard (FSDP2)"
+                f"{name} is wrapped by FullyShardedDataParallel, whose state_dict() gathers weights from "
+                "all ranks; use fully_shard (FSDP2)"
             )
         if fsdp2 is not None and isinstance(each, fsdp2.FSDPModule):
             for record in _records(name, each):
@@ -74,7 +74,7 @@ def _records(name: str, module: Any) -> list[Any]:
         records, missing = [], True
     if missing:
         raise StateError(
-            f"{name}: torch {torch.__version__} keeps the shards of fully_shard where spotguard does not look; use "
-            "another version of one of them"
+            f"{name}: torch {torch.__version__} keeps the shards of fully_shard where this version of "
+            "spotguard does not find them; use another version of one of them"
         )
     return records

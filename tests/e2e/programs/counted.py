@@ -45,7 +45,7 @@ class Counts(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         words = record.getMessage()
-        if words.endswith("s left, saving"):
+        if "s left, saving at step" in words:
             self.savers, self.faults = len(savers()), -faults()
             self.on = True
         elif self.on and " is committed: " in words:

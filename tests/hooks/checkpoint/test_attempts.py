@@ -36,7 +36,7 @@ def test_a_manifest_that_would_not_be_read_back_is_not_put() -> None:
     size = len(encode_manifest(manifest))
     with pytest.raises(
         CheckpointError,
-        match=rf"rank 0 has {size} bytes, and at most {size - 1} are read back; register large",
+        match=rf"rank 0 has {size} bytes, but a restore reads at most {size - 1}; register large",
     ):
         put_manifest(store, manifest, most=lambda world: size - 5 + world)
     assert not store.objects

@@ -83,7 +83,7 @@ def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(caplog: pytes
         Save(step=step).write(store)
     store.calls.clear()
     assert newest(store) == "000000010-0001-0000"
-    assert "00001-of-00002.json has 603979793 bytes, and no manifest of 2 ranks has more" in caplog.text
+    assert "00001-of-00002.json has 603979793 bytes, but a manifest of 2 ranks has at most" in caplog.text
     prune(store, "run", keep=1)
     asked = [
         key for verb, key in store.calls if verb == "get" and key.endswith("20-0001-0000/00001-of-00002.json")
@@ -128,7 +128,7 @@ def test_damage_is_warned_about_and_a_save_under_way_is_not(caplog: pytest.LogCa
     assert newest(store) == "000000010-0001-0000"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert record.message.startswith("checkpoint 000000020-0001-0000 of run run is skipped: ")
+    assert record.message.startswith("skipping checkpoint 000000020-0001-0000 of run run: ")
     assert "damaged" in record.message
 
 
@@ -355,7 +355,7 @@ def test_ls_tells_partial_from_damaged() -> None:
         (20, "partial"),
         (10, "complete"),
     ]
-    assert lines[0].reason == "no manifest is there"
+    assert lines[0].reason == "it has no manifest"
     assert lines[1].reason == "1 of 2 manifests are missing (00001-of-00002.json is the first)"
 
 

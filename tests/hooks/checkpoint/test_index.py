@@ -161,7 +161,7 @@ def test_the_key_is_named() -> None:
     """With the reason."""
     store, save = FakeStore(), Save(world=WORLD)
     indexed(store, save)
-    with pytest.raises(CheckpointError, match="the/key: the index is not of the manifests that are there"):
+    with pytest.raises(CheckpointError, match="the/key: the index does not match the manifests in the store"):
         decode_index(store.objects[save.prefix + INDEX], "the/key", {0: 1})
-    with pytest.raises(SpotguardError, match=r"the/key: .*cut short"):
+    with pytest.raises(SpotguardError, match=r"the/key: .*truncated"):
         decode_index(b"", "the/key", {})

@@ -98,7 +98,7 @@ def test_a_disk_that_cannot_be_read_is_said_and_left_alone(
     stage.files = broken  # type: ignore[assignment]
     with caplog.at_level(logging.WARNING):
         assert order(stage, store) == [(3, False), (2, False)]
-    assert "cannot be read, the store's is taken: an I/O error" in caplog.text
+    assert ", and uses those in the store: an I/O error" in caplog.text
 
 
 def test_a_store_that_cannot_be_read_is_no_reason_to_take_what_is_here(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_extras_are_worth_so_many_steps(
     assert order(found, worth)[0][1] == first
     assert len(order(found, worth)) == 2
     assert (first == "full") == (
-        f"step {50 + ahead} was saved without the extras of rank 1, and the full checkpoint of step 50 is taken: "
-        f"guard.restore(step={50 + ahead}) takes the other one" in caplog.text
+        f"step {50 + ahead} was saved without the extras of rank 1, so a restore uses the full checkpoint of step 50: "
+        f"guard.restore(step={50 + ahead}) restores the other one" in caplog.text
     )
 
 

@@ -68,7 +68,9 @@ def test_a_missing_right_is_named(verb: str, missing: str) -> None:
     with pytest.raises(DeniedError) as raised:
         probe(RetryingStore(store, Impatient(), "Training was not started"), "run")
     said = str(raised.value)
-    assert said.startswith(f"training was not started, for it could never be saved and restored: {verb}: Acc")
+    assert said.startswith(
+        f"training was not started, because it could never be saved and restored: {verb}: Acc"
+    )
     assert missing in said
     assert "\n" not in said
     assert store.objects == {}
@@ -96,8 +98,8 @@ def test_without_the_right_to_delete_training_begins(caplog: pytest.LogCaptureFi
     store = FakeStore("s3://bucket")
     store.faults = [denied("delete")]
     probe(store, "run")
-    assert "old checkpoints will pile up" in caplog.text
-    assert "the right to delete is missing: s3:DeleteObject" in caplog.text
+    assert "old checkpoints pile up" in caplog.text
+    assert "the permission to delete is missing: s3:DeleteObject" in caplog.text
 
 
 def test_what_a_probe_leaves_is_nothing_to_anybody() -> None:

@@ -29,7 +29,7 @@ def run(seconds: float, *words: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "not heard any more" not in done.stderr
+    assert "receives no more notices" not in done.stderr
     assert "terminate called" not in done.stderr
     assert "lost: True" not in done.stdout
     return done.stdout

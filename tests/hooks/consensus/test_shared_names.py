@@ -76,9 +76,9 @@ def test_two_tensors_of_one_name_are_refused_on_all_ranks_by_name() -> None:
     said = met([[on((0, 1), WEIGHT)], [on((0, 1), WEIGHT)], [on((2,), wide)], []])
     assert len(set(said)) == 1
     assert said[0].startswith(
-        "model/0.weight is float32[4, 3] on ranks 0, 1 and float32[5, 3] on rank 2; in a"
+        "model/0.weight is both float32[4, 3] on ranks 0, 1 and float32[5, 3] on rank 2; in a"
     )
-    assert "register each stage under a name of its own" in said[0]
+    assert "register each stage under its own name" in said[0]
 
 
 def test_of_one_shape_they_are_told_apart_by_their_values() -> None:
@@ -87,7 +87,9 @@ def test_of_one_shape_they_are_told_apart_by_their_values() -> None:
         [[on((rank,), bias, "model/0.bias"), on((rank,), w)] for rank, w in enumerate([WEIGHT, OTHER])]
     )
     assert len(set(said)) == 1
-    assert said[0].startswith("model/0.weight is on rank 0 and on rank 1 with other values; in a checkpoint")
+    assert said[0].startswith(
+        "model/0.weight is on rank 0 and on rank 1 with different values; in a checkpoint"
+    )
 
 
 def test_replicas_that_nobody_declares_may_be_saved_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -60,7 +60,7 @@ def test_a_complete_checkpoint_as_new_is_worth_more_than_one_without_the_silent(
     decision = decide(1, 3, there)
     assert (decision.step, decision.stands, decision.ranks) == (None, 6, (0, 2))
     assert decision.why == (
-        "rank 1 of 3 has not answered in time, and the complete checkpoint of step 6 stands"
+        "no answer in time from rank 1 of 3, and the complete checkpoint of step 6 is as new"
     )
     for older in ([there[0]], [there[0], replace(there[1], step=7, last=6)], [replace(there[1], last=5)]):
         assert decide(1, 3, older).stands == -1

@@ -94,7 +94,7 @@ def test_without_an_agent_it_is_only_a_decorator() -> None:
 
 def test_what_cannot_be_called_is_refused() -> None:
     """By its value."""
-    with pytest.raises(UsageError, match="given 3"):
+    with pytest.raises(UsageError, match="got 3"):
         on_notice(3)  # type: ignore[arg-type]
 
 

@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 PATIENCE = 20.0
 LATE = 10.0
-NO_STATE = "of 2 has no state to save yet"
+NO_STATE = "no state to save yet on rank "
 
 
 class Heard(Report):
@@ -78,7 +78,7 @@ class Heard(Report):
     def committed(self, preemption: PreemptionNotice, saved: SavedCheckpoint) -> None:
         self.words.put("committed")
 
-    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int) -> None:
+    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int, *, lost: bool = True) -> None:
         assert (
             threading.current_thread().name == "spotguard-saver"
         )  # what it also puts into the store is that one's to put
@@ -216,9 +216,9 @@ def test_a_second_try_that_nobody_hears_of_is_said_to_have_failed() -> None:
             ["x"], clock.monotonic() + 30, clock.monotonic() + 27, "aws", "terminate"
         )
         job = SaveRequest("emergency", CancelScope(clock), preemption, epoch=1)
-        ranks.again(job, "model/0.weight was changed while it was read")
+        ranks.again(job, "model/0.weight was changed while spotguard read it")
         clock.advance(60)
-        assert heard.outcome().startswith("model/0.weight was changed while it was read; ")
+        assert heard.outcome().startswith("model/0.weight was changed while spotguard read it; ")
 
 
 def test_a_step_that_is_saved_again_for_a_second_notice_is_not_sent_again() -> None:
@@ -244,7 +244,7 @@ def test_a_step_that_is_saved_again_for_a_second_notice_is_not_sent_again() -> N
 def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
     with two(SystemClock()) as (first, second):
         first.saver.ready = True
-        with pytest.raises(CheckpointError, match="not saved: rank 1 of 2 has no state to save yet"):
+        with pytest.raises(CheckpointError, match="not saved: no state to save yet on rank 1 of 2"):
             first.saver.manual()
         assert first.heard.words.empty()
         assert second.heard.words.empty()
@@ -278,7 +278,9 @@ def test_a_rank_whose_store_refuses_holds_nobody() -> None:
     with two(SystemClock(), store=asked) as (first, second), ThreadPoolExecutor(1) as pool:
         first.saver.ready = second.saver.ready = True
         theirs = pool.submit(second.saver.manual)
-        with pytest.raises(CheckpointError, match=r"not saved: rank 1 of 2 will put no manifest: .*denied"):
+        with pytest.raises(
+            CheckpointError, match=r"not saved: rank 1 of 2 will upload no manifest: .*denied"
+        ):
             first.saver.manual()
         with pytest.raises(DeniedError):
             theirs.result(PATIENCE)
@@ -294,7 +296,7 @@ def test_a_first_rank_that_hears_no_calls_calls_for_nothing_but_notices() -> Non
         until(lambda: first.ranks.lost)
         first.saver.ready = second.saver.ready = True
         assert not first.ranks.background("it is time")
-        with pytest.raises(CheckpointError, match="the ranks cannot be called any more"):
+        with pytest.raises(CheckpointError, match="this rank can no longer call the other ranks"):
             first.saver.manual()
         assert second.ranks.channel.call(WithdrawnEvent("nothing"), lambda: PATIENCE) == 2
 
@@ -359,7 +361,7 @@ def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_o
         until(lambda: first.ranks.lost)
         notice = Preempt("x", 30.0, 3.0, "terminate", "aws")
         first.ranks.notice(notice)
-        assert "do not arrive here any more" in first.heard.outcome()
+        assert "this rank receives no more calls" in first.heard.outcome()
         assert first.saver.alarmed
         clock.advance(60)
         first.ranks.notice(notice)  # once more: nobody waits here for so long
@@ -397,4 +399,4 @@ def test_a_call_that_comes_while_a_rank_ends_is_answered() -> None:
         first.saver.emergency(PreemptionNotice(["x"], now + 2, now + 1, "aws", "terminate"), 6)
         held.set()
         ending.result(PATIENCE)
-        assert "rank 1 of 2 has not answered in time" in first.heard.outcome()
+        assert "no answer in time from rank 1 of 2" in first.heard.outcome()

@@ -58,9 +58,7 @@ def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCapture
     found, state = restored(store, small)
     assert found == 3
     assert different(state, bits) == []
-    assert (
-        "the checkpoint that is being saved beside training is called off: training goes back" in caplog.text
-    )
+    assert "spotguard cancels the background checkpoint under way: guard.restore() was called" in caplog.text
 
 
 def test_what_is_gone_back_to_is_not_pruned_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ def test_a_long_step_ends_at_the_deadline_not_later() -> None:
     with trained(store) as (guard, job, heard):
         job.step(2)
         guard._agent.hear(notice("n1", seconds=0.1, reserve=0.05))
-        assert "no guard.step() was reached" in heard.wait(protocol.Failed).reason
+        assert "training reached no guard.step()" in heard.wait(protocol.Failed).reason
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
 
 

@@ -100,5 +100,5 @@ def test_the_thread_that_hears_the_other_ranks_does_not_end_in_silence(
         until(lambda: channel.lost)
     finally:
         channel.close(0.0)
-    assert "do not arrive any more; please report this" in caplog.text
+    assert "receives no more notices of other machines; please report it" in caplog.text
     assert "ValueError: a mistake of ours" in caplog.text

@@ -183,7 +183,7 @@ def test_a_mistake_in_a_handler_does_not_end_the_listener(
             assert heard == [NOTICE, NOTICE]
         finally:
             client.close()
-    assert "please report this" in caplog.text
+    assert "please report it" in caplog.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's socket needs root to make one")

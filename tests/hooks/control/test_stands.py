@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ class Heard(Report):
     def committed(self, preemption: PreemptionNotice, saved: SavedCheckpoint) -> None:
         self.outcomes.put(saved)
 
-    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int) -> None:
+    def failed(self, preemption: PreemptionNotice, reason: str, last_step: int, *, lost: bool = True) -> None:
         self.outcomes.put(reason)
 
     def checkpointed(self, saved: SavedCheckpoint) -> None: ...
@@ -138,7 +139,7 @@ def test_a_checkpoint_that_its_dead_rank_has_completed_stands() -> None:
         put_manifest(store, RankManifest("run", STEP, 1, COMPLETE.save, 1, 2, incarnation="nonce"))
         outcome = notice(saver, heard)
     assert isinstance(outcome, SavedCheckpoint), outcome
-    stands = "rank 1 has not answered in time, and the complete checkpoint of step 7 stands"
+    stands = "no answer in time from rank 1, and the complete checkpoint of step 7 is as new"
     assert (outcome.step, outcome.level, outcome.why) == (STEP, "full", stands)
     assert outcome.url.endswith(f"{COMPLETE}/")
     assert left.failures == [(NOTICE, stands)]
@@ -147,6 +148,7 @@ def test_a_checkpoint_that_its_dead_rank_has_completed_stands() -> None:
 
 def test_one_that_it_has_not_completed_does_not(caplog: pytest.LogCaptureFixture) -> None:
     """The others' part of it is worth nothing. What is saved instead says in the log what it lacks."""
+    caplog.set_level(logging.DEBUG, "spotguard")
     store = FakeStore()
     with left_alone(store) as (saver, left, heard):
         outcome = notice(saver, heard)

@@ -73,7 +73,7 @@ def test_a_boundary_waits_for_the_step_of_another_thread(caplog: pytest.LogCaptu
             with beside(let_go):
                 guard.step()
             caplog.handler.removeFilter(see)
-            assert "guard.step() waits for the optimizer.step() of another thread (learner)" in caplog.text
+            assert "guard.step() waits until the optimizer.step() of another thread (learner)" in caplog.text
             saved = guard.save()
         assert saved.step == 1
     again = layers()

@@ -157,7 +157,7 @@ def test_a_step_is_chosen_and_what_is_not_there_is_said(url: str) -> None:
         StorageReader(url, "run", 5).read_metadata()
     with pytest.raises(UsageError, match=r"run id '\.\./x'"):
         StorageReader(url, "../x")
-    with pytest.raises(UsageError, match="checkpoint_id 'x': leave it out"):
+    with pytest.raises(UsageError, match="checkpoint_id 'x' was passed: leave it out"):
         StorageReader(url, "run").reset("x")
 
 

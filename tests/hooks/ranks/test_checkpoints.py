@@ -79,7 +79,7 @@ def test_all_go_on_from_the_next_older_one_where_one_rank_finds_damage(gang: Gan
     of_the_second.write_bytes(data)
     then = gang.play(2, "fsdp", folder, total=5)
     assert [each["start"] for each in then] == [3, 3], gang.errors()
-    assert "damaged, the next older one is taken: rank 1" in gang.errors()
+    assert "damaged, trying the next older one: rank 1" in gang.errors()
     assert then[0]["digests"]["3"] == straight[0]["digests"]["3"]
 
 

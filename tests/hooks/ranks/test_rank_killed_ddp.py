@@ -58,17 +58,20 @@ def test_what_lacks_a_dead_rank_s_extras_is_a_level_of_its_own(gang: Gang, folde
     assert whole.manifests[2].state == {}
     (record,) = outcomes(store).values()
     assert (record["committed"], record["step"], record["level"]) == (True, 4, "partial-extras")
-    assert record["reason"].startswith("rank 2 of 3 has not answered in time: its extras are missing")
+    assert record["reason"].startswith("no answer in time from rank 2 of 3: its extras are missing")
 
     assert restored(gang, store) == 2
-    assert "step 4 was saved without the extras of rank 2, and the full checkpoint of step 2" in gang.errors()
+    assert (
+        "step 4 was saved without the extras of rank 2, so a restore uses the full checkpoint of step 2"
+        in gang.errors()
+    )
 
     assert restored(gang, store, env={"SPOTGUARD_EXTRAS_WORTH": "1"}) == 4
     said = gang.errors()
     assert "step 4 is restored without the extras of rank 2" in said
-    assert said.count("rank 2 restores rank 0's notes: its own were not saved") == 1
-    assert said.count(" restores rank ") == 1
-    assert "rank 2 was not there any more when the others saved: rng of its own is lost" in said
+    assert said.count("rank 2 resumes with rank 0's notes: its own were not saved") == 1
+    assert said.count(" resumes with rank ") == 1
+    assert "rank 2 was gone when the other ranks saved: its own rng is lost" in said
 
 
 @pytest.mark.slow
@@ -81,10 +84,10 @@ def test_nothing_is_saved_where_a_complete_checkpoint_is_as_new(gang: Gang, fold
     assert len(list((store / "r" / "checkpoints").iterdir())) == 1
     (record,) = outcomes(store).values()
     assert (record["committed"], record["step"], record["level"]) == (True, 4, "full")
-    stands = "rank 2 of 3 has not answered in time, and the complete checkpoint of step 4 stands"
+    stands = "no answer in time from rank 2 of 3, and the complete checkpoint of step 4 is as new"
     assert record["reason"] == stands
     assert restored(gang, store) == 4
-    assert " restores rank " not in gang.errors()
+    assert " resumes with rank " not in gang.errors()
 
 
 @pytest.mark.slow
@@ -96,7 +99,7 @@ def test_the_next_rank_keeps_the_record_where_the_first_one_died(gang: Gang, fol
     ((name, record),) = outcomes(store).items()
     assert (name, record["level"]) == ("0001-01-00001", "partial-extras")
     assert restored(gang, store, env={"SPOTGUARD_EXTRAS_WORTH": "0"}) == 4
-    assert "rank 0 restores rank 1's notes" in gang.errors()
+    assert "rank 0 resumes with rank 1's notes" in gang.errors()
 
 
 @pytest.mark.slow
@@ -106,6 +109,6 @@ def test_extras_that_all_ranks_had_alike_are_no_loss(gang: Gang, folder: Path) -
     killed(gang, store, 2, saves=[2], training="plain", seeded=True)
     assert restored(gang, store, training="plain") == 4
     said = gang.errors()
-    alike = "its own were not saved, and were the very same in the full checkpoint before"
-    assert said.count(f"rank 2 restores rank 0's rng: {alike}") == 1
+    alike = "its own were not saved, and were identical in the full checkpoint before"
+    assert said.count(f"rank 2 resumes with rank 0's rng: {alike}") == 1
     assert "is lost" not in said

@@ -164,7 +164,7 @@ def test_the_others_save_without_a_replica_that_was_killed(gang: Gang, folder: P
 @pytest.mark.slow
 def test_nothing_is_committed_without_a_shard_that_was_killed(gang: Gang, folder: Path) -> None:
     killed(gang, "fsdp", folder)
-    assert "nobody else holds the state of rank" in gang.errors()
+    assert "no other rank holds the state of rank" in gang.errors()
     assert len(marked(folder)) == 1
     assert restores(gang, 3, "fsdp", folder) == 2
 

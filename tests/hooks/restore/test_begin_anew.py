@@ -87,7 +87,7 @@ def test_begin_anew_is_spent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     train(store)
     assert start(store)[0] == 2, "a complete checkpoint is always taken"
     damage(store, ".json")
-    with pytest.raises(AllDamagedError, match="--begin-anew was spent on 000000002-0001"):
+    with pytest.raises(AllDamagedError, match="--begin-anew has already given up 000000002-0001"):
         start(store)
 
 

@@ -303,7 +303,7 @@ def test_a_rank_that_dies_while_it_reads_holds_the_others_for_a_minute_and_not_f
             clock.advance(1.0)
             wait([asked], 0.005)
         with pytest.raises(
-            StoreSilent, match="rank 1 of 2 has shown no life for 30 s where all ranks wait for it"
+            StoreSilent, match="rank 1 of 2 has shown no sign of life for 30 s while all ranks wait for it"
         ):
             asked.result()
         assert 30 <= clock.monotonic() - began < 300

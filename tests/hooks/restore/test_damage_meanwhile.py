@@ -129,7 +129,7 @@ def test_a_run_that_is_pruned_to_nothing_is_no_fresh_start() -> None:
     store = FakeStore()
     saved(store)
     asked = overtaken(store, lambda key: key.endswith("-of-00001.json"), lambda: pruned(store, 1, 2))
-    with guarded(asked, small().values) as guard, pytest.raises(CheckpointError, match="went away"):
+    with guarded(asked, small().values) as guard, pytest.raises(CheckpointError, match="disappeared"):
         guard.restore()
 
 

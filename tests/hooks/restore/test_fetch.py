@@ -155,7 +155,7 @@ def test_a_store_that_stays_away_ends_it() -> None:
     store.calls.clear()
     store.faults = [Fault(at, verbs=("read_into",)) for at in range(10, 5000)]
     taker = Strict()
-    with pytest.raises(UnavailableError, match="asked again for 60 s"):
+    with pytest.raises(UnavailableError, match="retried for 60 s"):
         reading(RetryingStore(store, Impatient(), "so"), wanted, taker).run()
     assert all(content[name] == held for name, held in taker.bytes.items())
     assert len(taker.bytes) < len(content)

@@ -83,8 +83,8 @@ def test_a_save_that_does_not_end_is_waited_for_to_its_deadline(caplog: pytest.L
     story.announce(30)
     assert story.waits()
     assert story.waited == 35
-    assert "step 20 is being saved by an earlier start of run run: waiting up to 35 s for it" in caplog.text
-    assert "step 20 was not saved to its end" in caplog.text
+    assert "step 20 is being saved by an earlier attempt of run run: waiting up to 35 s for it" in caplog.text
+    assert "the save of step 20 did not complete" in caplog.text
     assert not story.waits()
     assert story.waited == 35
 
@@ -215,7 +215,7 @@ class AtTheWait(logging.Handler):
         self._then = then
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "is being saved by an earlier start" in record.getMessage():
+        if "is being saved by an earlier attempt" in record.getMessage():
             self._then()
 
 

@@ -148,7 +148,8 @@ def test_after_a_restore_that_ended_in_its_middle_nobody_trains_or_saves() -> No
         done = guard.restore()
         job.values["moody"].moody = True
         with pytest.raises(
-            StateError, match=r"moody: Moody\.load_state_dict refuses .*tensors are the checkpoint's"
+            StateError,
+            match=r"moody: Moody\.load_state_dict refuses .*tensors already hold the values of the checkpoint",
         ):
             guard.restore()
         assert "mix" in guard._state.poisoned

@@ -59,8 +59,8 @@ def test_a_store_that_is_away_for_a_while_costs_a_while(at: int, caplog: pytest.
         assert guard.restore() == TOTAL
     assert different(job.bits(), trajectory(small, TOTAL)[TOTAL]) == []
     assert 10 < clock.now < PATIENCE
-    said = [record.message for record in caplog.records if "asked again" in record.message]
-    assert said == ["the store fails for now, it is asked again for up to 60 s: gone for now"]
+    said = [record.message for record in caplog.records if "retries" in record.message]
+    assert said == ["the store fails, spotguard retries for up to 60 s: gone for now"]
     assert "damaged" not in caplog.text
 
 
@@ -71,7 +71,7 @@ def test_a_store_that_stays_away_begins_nothing(at: int) -> None:
     store, job = filled(), small()
     with guarded(store, job.values, clock=Impatient()) as guard:
         failing(store, at, 1000)
-        with pytest.raises(UnavailableError, match=r"^gone for now; .* Nothing older was taken") as raised:
+        with pytest.raises(UnavailableError, match=r"^gone for now; .* Nothing older was restored") as raised:
             guard.restore()
         assert "\n" not in str(raised.value)
         opened = [key for verb, key in store.calls if verb != "list" and key != anew_key("run")]
@@ -126,7 +126,9 @@ def test_a_register_whose_store_stays_away_says_so() -> None:
     store, job = WatchedStore(), small()
     store.faults = [Fault(n) for n in range(1000)]
     with (
-        pytest.raises(UnavailableError, match="Training was not started: start again when the store answers"),
+        pytest.raises(
+            UnavailableError, match="Training was not started: rerun the command when the store answers"
+        ),
         guarded(store, job.values, clock=Impatient()),
     ):
         pass

@@ -151,7 +151,7 @@ def test_where_all_are_damaged_training_does_not_start() -> None:
     with (
         guarded(store, small().values) as guard,
         pytest.raises(
-            CheckpointError, match="Training was not started; run once with --begin-anew"
+            CheckpointError, match="Training was not started; rerun the command once with --begin-anew"
         ) as caught,
     ):
         guard.restore()
@@ -217,7 +217,7 @@ def other_kind() -> Job:
         (shallower, r"model does not fit .*unknown here: 4\.bias, 4\.weight"),
         (other_optimizer, "optimizer is SGD here and AdamW"),
         (fewer_groups, r"optimizer has parameter groups of \[5\] here and \[6\]"),
-        (more, r"no 'ema' \(it has .*model.*guard\.restore\(missing=\('ema',\)\)"),
+        (more, r"no 'ema' \(it holds .*model.*guard\.restore\(missing=\('ema',\)\)"),
         (other_kind, "notes is a tensor here and a dict"),
     ],
 )

@@ -54,7 +54,7 @@ def test_what_fails_for_now_is_asked_again(
     assert [each for each, _ in store.calls] == [verb] * 6
     assert clock.waits == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "asked again for up to 60 s: not now" in caplog.text
+    assert "retries for up to 60 s: not now" in caplog.text
 
 
 @pytest.mark.parametrize("verb", ALL)
@@ -67,9 +67,9 @@ def test_patience_has_an_end(verb: str) -> None:
         VERBS[verb](asked)
     assert clock.now == pytest.approx(PATIENCE)
     assert str(raised.value).startswith(
-        "the fake store fails, as it was told to; it was asked again for 60 s. "
+        "the fake store fails, as it was told to; spotguard retried for 60 s. "
     )
-    assert str(raised.value).endswith("Nothing was begun: start again when the store answers")
+    assert str(raised.value).endswith("Nothing was begun: rerun the command when the store answers")
     assert max(clock.waits) == 2.0
 
 

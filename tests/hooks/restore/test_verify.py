@@ -90,4 +90,4 @@ def test_a_manifest_that_describes_its_objects_otherwise_is_found() -> None:
     )
     put_manifest(store, replace(manifest, tensors=entries))
     (damage,) = verify(store, found(store))
-    assert str(damage).endswith("header: has the header of other tensors than its manifest")
+    assert str(damage).endswith("header: has a header that does not match the tensors in its manifest")

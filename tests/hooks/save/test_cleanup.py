@@ -59,7 +59,7 @@ def test_one_that_failed_is_not_let_finish(caplog: pytest.LogCaptureFixture) -> 
         committed = heard.wait(protocol.Committed)
         assert (committed.id, committed.step) == ("n1", 2)
         store.let_go()
-    assert "is let finish" not in caplog.text
+    assert "spotguard finishes the background checkpoint" not in caplog.text
     assert store.manifests() == ["000000002-0001-0001"]
 
 

@@ -42,10 +42,10 @@ def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> N
         write_progress = WriteProgress(writer.plans.of(save.collected.state_tensors), roles=agreed.roles)
         written = writer.write(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
         with pytest.raises(
-            IncompleteError, match="out of time; ranks 0, 2 of 3 have put no manifest"
+            IncompleteError, match="out of time; ranks 0, 2 of 3 have uploaded no manifest"
         ) as said:
             committer.commit(save, NAME, "full", written, writer)
-    hope = "What this rank had to write is in the store, and ranks 0, 2, which stay, can commit step 40 without it"
+    hope = "This rank's part is in the store, and ranks 0, 2, which stay, can commit step 40 without it"
     assert (hope in str(said.value)) == (not others)
     prefix = checkpoint_prefix("run", NAME)
     assert prefix + manifest_name(1, 3) in store.objects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 
 import pytest
@@ -34,6 +35,7 @@ def test_a_deadline_behind_the_manifest_finds_it_committed(
     also: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The store hangs from the marker on. A restore would take this step, so the agent is told that it may."""
+    caplog.set_level(logging.DEBUG, "spotguard")
     store, clock, last = WatchedStore(), ManualClock(), threading.Event()
 
     def hangs(key: str) -> bool:
@@ -56,7 +58,7 @@ def test_a_deadline_behind_the_manifest_finds_it_committed(
         assert (committed.id, committed.step) == ("n1", 2)
         assert heard.of(protocol.Failed) == []
         assert store.kinds() == {"objects": 2, "manifests": 1, "markers": 0}
-        assert "step 2 is committed, and its marker is not there: out of time" in caplog.text
+        assert "step 2 is committed, but its marker could not be uploaded: out of time" in caplog.text
         assert guard._position().checkpoint_step == 2
         if also == "marker":
             outcome = json.loads(next(data for key, data in store.objects.items() if "/outcomes/" in key))
@@ -129,7 +131,7 @@ def test_a_manifest_that_hangs_is_no_commit_and_may_become_one() -> None:
         failed = heard.wait(protocol.Failed)
         assert failed.last_step == 2
         assert failed.reason == (
-            "out of time; its manifest was on the way: if it arrives, a restore takes step 3"
+            "out of time; its manifest was being uploaded: if it arrives, a restore uses step 3"
         )
         assert store.kinds() == {"objects": 4, "manifests": 1, "markers": 1}
         restores(store, 2)
@@ -278,6 +280,6 @@ def test_an_earlier_deadline_ends_the_wait_for_a_boundary() -> None:
         guard._agent.hear(notice("n1", 600.0))
         wait_shut(guard)
         guard._agent.hear(notice("n2", seconds=3.0, reserve=3.0))
-        assert "no guard.step() was reached" in heard.wait(protocol.Failed, 2).reason
+        assert "training reached no guard.step()" in heard.wait(protocol.Failed, 2).reason
         assert {message.id for message in heard.of(protocol.Failed)} == {"n1", "n2"}
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}

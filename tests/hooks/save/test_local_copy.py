@@ -40,7 +40,7 @@ def test_a_background_checkpoint_goes_to_the_store_over_the_disk(
         assert guard._position().checkpoint_step == 2
     assert staged(stage) == objects(store) != {}
     assert store.kinds() == {"objects": 2, "manifests": 1, "markers": 1}
-    assert "step 2 is on this machine's disk, and goes to the store from there" in caplog.text
+    assert "step 2 is staged on this machine's disk, spotguard uploads it from there" in caplog.text
     shutil.rmtree(stage)
     restores(store, 2)
 

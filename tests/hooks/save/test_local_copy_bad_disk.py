@@ -63,7 +63,7 @@ def test_one_that_is_damaged_before_its_upload_is_never_committed(
         guard._saver.background()
         guard.save()  # behind it, and to the store directly
         assert [message.step for message in heard.of(protocol.Committed)] == [2]
-    assert "is not what was written there: look at that disk" in caplog.text
+    assert "differs from what spotguard wrote there: check that disk" in caplog.text
     assert store.kinds() == {"objects": 2, "manifests": 1, "markers": 1}
     restores(store, 2)
 
@@ -148,7 +148,7 @@ def test_a_full_disk_costs_a_warning(stage: Path, caplog: pytest.LogCaptureFixtu
         writer.uploads.store = full
         guard._saver.background()
         assert heard.wait(protocol.Committed).step == 2
-        assert "step 2 is not staged, it is copied to host memory instead: no room" in caplog.text
+        assert "step 2 is not staged, spotguard copies it to host memory instead: no room" in caplog.text
         assert staged(stage) == {}
         writer.uploads.store = disk
         step_on(guard, job, 2)
@@ -170,7 +170,7 @@ def test_a_disk_that_hangs_holds_training_up_once(stage: Path, caplog: pytest.Lo
         assert slow.reached.wait(PATIENCE)
         clock.advance(60)
         assert heard.wait(protocol.Committed).step == 2
-        assert "nothing is staged in" in caplog.text
+        assert "spotguard stages nothing in" in caplog.text
         step_on(guard, job, 2)
         guard._saver.background()
         assert heard.wait(protocol.Committed, 2).step == 3
@@ -199,7 +199,10 @@ def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_claimed(
 ) -> None:
     store = WatchedStore()
     (folder / "file").write_text("")
-    for said, reason in (("stage", "is not absolute"), (str(folder / "file" / "stage"), "cannot be used")):
+    for said, reason in (
+        ("stage", "is not an absolute path"),
+        (str(folder / "file" / "stage"), "cannot be used"),
+    ):
         monkeypatch.setenv("SPOTGUARD_STAGE", said)
         with pytest.raises(UsageError, match=reason), guarded(store, small().values):
             pass

@@ -59,7 +59,7 @@ def test_weights_alone_are_said_with_the_numbers(known: bool) -> None:
         clock.advance(8.5)
         committed = heard.wait(protocol.Committed, 3 if known else 2)
         assert (committed.id, committed.level) == ("n1", "weights")
-        assert "parameters and extras first, for everything does not fit: " in committed.detail
+        assert "parameters and extras first, because the full state does not fit: " in committed.detail
         assert "/s need " in committed.detail
         assert "; the moments: out of time" in committed.detail
         store.let_go()
@@ -104,7 +104,7 @@ def test_a_second_notice_that_finds_no_more_has_the_weights() -> None:
         guard._agent.hear(notice("n2"))
         committed = heard.wait(protocol.Committed, 4)
         assert (committed.step, committed.level) == (3, "weights")
-        assert committed.detail.endswith("; the moments: no room; after it: no")
+        assert committed.detail.endswith("; the moments: no room; the save after it: no")
         assert heard.of(protocol.Failed) == []
         assert store.kinds() == before
 
@@ -130,7 +130,9 @@ def test_weights_after_which_the_state_moved_are_no_background_checkpoint() -> N
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step, committed.level) == ("n1", 3, "weights")
         assert committed.detail.startswith("parameters and extras first, ")
-        assert committed.detail.endswith("; after it: out of time: no guard.step() was reached in the window")
+        assert committed.detail.endswith(
+            "; the save after it: out of time: training reached no guard.step() before the deadline"
+        )
 
 
 def test_nothing_is_said_with_the_numbers() -> None:
@@ -144,7 +146,7 @@ def test_nothing_is_said_with_the_numbers() -> None:
         before = store.kinds()
         guard._agent.hear(notice("n1", seconds=10.0, reserve=0.0))
         reason = heard.wait(protocol.Failed).reason
-        assert reason.startswith("nothing is saved, parameters and extras alone do not fit: ")
+        assert reason.startswith("nothing is saved: parameters and extras alone do not fit: ")
         assert "9.8 s are left; step 2 stays" in reason
         assert heard.of(protocol.Committed)[-1].id == ""
     assert store.kinds() == before

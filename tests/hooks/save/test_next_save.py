@@ -59,7 +59,7 @@ def test_where_there_is_no_memory_for_it_what_was_committed_stays_so(
     monkeypatch.setattr(HostBuffer, "__init__", none)
     with caplog.at_level(logging.WARNING, "spotguard"):
         assert one.background().step == one.done
-    assert "the next save makes do with less" in caplog.text
+    assert "the next save uses fewer threads and buffers" in caplog.text
     monkeypatch.undo()
     one.train()
     assert one.background().step == one.done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,7 @@ def test_an_early_manifest_that_fails_costs_the_full_save_nothing(
     saving: Callable[..., Saving], error: type[StoreError], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Refused, or not answered for as long as the moments take at least."""
+    caplog.set_level(logging.DEBUG, "spotguard")
     one = saving()
     real = one.store.put
 

@@ -132,7 +132,9 @@ def test_of_an_older_step_it_is_let_finish_where_a_new_save_does_not_fit() -> No
         end = answer(heard)
         assert isinstance(end, protocol.Committed)
         assert (end.step, end.level) == (4, "full")
-        assert end.detail.startswith("a background checkpoint was let finish; after it: nothing is saved, ")
+        assert end.detail.startswith(
+            "spotguard finished the background checkpoint under way; the save after it: nothing is saved: "
+        )
     outcome = json.loads(next(data for key, data in store.objects.items() if "/outcomes/" in key))
     assert (outcome["step"], outcome["level"], outcome["reason"]) == (4, "full", end.detail)
     newest(store, 4, "background")
@@ -189,7 +191,9 @@ def test_one_that_stalls_ends_with_the_deadline() -> None:
         end = answer(heard)
         assert isinstance(end, protocol.Failed)
         assert end.last_step == 3
-        assert end.reason.startswith("out of time; before that: the background checkpoint of step 4, ")
+        assert end.reason.startswith(
+            "out of time; before that: spotguard finishes the background checkpoint of step 4, "
+        )
         assert store.kinds()["manifests"] == 2
         newest(store, 3, "manual")
 

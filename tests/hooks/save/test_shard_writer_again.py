@@ -47,7 +47,7 @@ def test_pauses_grow_and_end_with_the_save() -> None:
         offered.append(left)
         raise UnavailableError("not now")
 
-    with pytest.raises(Abandoned, match="out of time; the last answer of the store: not now"):
+    with pytest.raises(Abandoned, match="out of time; the last error of the store: not now"):
         retry(CancelScope(clock, 6.0), ask)
     assert clock.waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.9]
     assert offered == pytest.approx([6.0, 5.9, 5.7, 5.3, 4.5, 2.9, 0.9])

@@ -103,7 +103,7 @@ def test_what_an_outage_took_is_put_again(
     one = away({("put", 5): lose}, parallel=parallel)
     one.save()
     assert one.asked("list") >= 1
-    assert "objects of this save: they are uploaded again" in caplog.text
+    assert "objects of this save: spotguard uploads them again" in caplog.text
 
 
 @pytest.mark.parametrize(

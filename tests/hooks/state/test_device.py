@@ -218,7 +218,7 @@ XLA = torch.device("xla", 0)
 def test_a_device_that_nothing_orders_is_refused_by_name() -> None:
     """Nothing would say when its bytes are there."""
     assert unordered(HOST) == unordered(FIRST) == unordered(torch.device("meta")) == ""
-    assert "knows no streams and events there" in unordered(XLA)
+    assert "has no streams and events there" in unordered(XLA)
     with pytest.raises(StateError, match=r"notes holds a tensor on xla:0, and torch .*; move it to the host"):
         DictPart("notes", {"a": elsewhere(XLA)}).at_boundary()
     with pytest.raises(StateError, match=r"meter holds a tensor on xla:0, and torch"):
@@ -275,7 +275,7 @@ def test_generators_of_other_accelerators_are_saved_and_put_back() -> None:
     assert part.left_out == []
     assert all(map(torch.equal, xpu.states, before))
     assert restore({"xpu": tree["xpu"]}) == ["xpu"]
-    with pytest.raises(CheckpointError, match="xpu's is no tensor of bytes"):
+    with pytest.raises(CheckpointError, match="xpu's state is not a tensor of bytes"):
         part.targets({**tree, "xpu": [torch.zeros(4)]})
 
 

@@ -108,7 +108,7 @@ def test_moments_without_bytes_do_not_end_training(folder: Path, caplog: pytest.
         assert "exp_avg" in guard._state.boundary_only
         with pytest.raises(StateError, match=r"optimizer/state/model/weight/exp_avg is a .*Hollow"):
             guard.save()
-    assert caplog.text.count("no save is possible") == 1
+    assert caplog.text.count("spotguard cannot save while it is") == 1
     assert find_whole(FileStore(folder), "run") is None
 
 
@@ -214,7 +214,7 @@ def test_a_lost_buffer_is_named_at_a_boundary(folder: Path, caplog: pytest.LogCa
             guard.step()
     lost = "model/1.running_mean is a tensor that needs 16 bytes of a storage that holds 0"
     assert caplog.text.count(f"from now on a save waits for the next guard.step(): {lost}") == 1
-    assert caplog.text.count(f"{lost}: no save is possible while it is") == 1
+    assert caplog.text.count(f"{lost}: spotguard cannot save while it is") == 1
 
 
 def test_a_buffer_without_bytes_of_its_own_is_not_copied(folder: Path) -> None:

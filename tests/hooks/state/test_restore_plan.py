@@ -135,7 +135,7 @@ def test_generators_go_on_where_the_rank_did_and_no_two_alike() -> None:
     own = torch.rand(2)
     torch.manual_seed(6)
     (warning,) = goes_on(saved, Rank(2, 3))
-    assert "rank 2 was none of them: its random number generators stay as they are" in warning
+    assert "rank 2 was not one of them: its random number generators stay as they are" in warning
     assert torch.equal(torch.rand(2), own)
 
 
@@ -219,7 +219,7 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing() -> None:
     other = nn.ModuleDict({"a": nn.Linear(3, 2)})
     refused(r"^model.a.weight is \(2, 3\)", 0, 2, model=other)
     model = filled(7)
-    refused("^the checkpoint has no 'else'", 0, 2, **{"else": model})
+    refused("^the checkpoint holds no 'else'", 0, 2, **{"else": model})
 
 
 def pair(tied: bool) -> nn.ModuleDict:
@@ -250,7 +250,9 @@ def test_one_tensor_into_two_that_are_cut_differently_is_refused() -> None:
                 )
                 setattr(model[name], key, nn.Parameter(cut))
         here = Rank(1, 2, model=model)
-        with pytest.raises(StateError, match=r"^model holds twice, and sharded in two ways"):
+        with pytest.raises(
+            StateError, match=r"^model holds one tensor of the checkpoint .* twice, sharded in two ways"
+        ):
             goes_on([saved], here)
 
 
@@ -260,7 +262,7 @@ def test_parameters_that_were_each_ranks_own_and_differed_are_named_among_anothe
     here = Rank(2, 3, model=filled(9.0))
     (warning,) = (each for each in goes_on(stages, here) if "differed" in each)
     assert "model/weight, model/bias differed between the 2 ranks" in warning
-    assert "rank 2 of 3 restores those of rank 0" in warning
+    assert "rank 2 of 3 resumes with those of rank 0" in warning
     assert value_of(here.values["model"]) == 0.0
 
 

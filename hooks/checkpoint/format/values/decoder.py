@@ -58,14 +58,14 @@ class Decoder:
             return raw
         if kind is float:
             if raw - raw != 0.0:
-                raise Malformed(f"{raw} stands as a plain number")
+                raise Malformed(f"{raw} is written as a plain number")
             return raw
         if depth > _MAX_JSON_DEPTH:
             raise Malformed(f"nested deeper than {_MAX_JSON_DEPTH} levels")
         if kind is list:
             return [self.decode(each, depth + 1) for each in raw]
         if kind is not dict:
-            raise Malformed(f"{kind.__name__} is no JSON")
+            raise Malformed(f"{kind.__name__} is not JSON")
         if "$" in raw:
             return self._typed(raw, depth + 1)
         return {_key(key): self.decode(each, depth + 1) for key, each in raw.items()}
@@ -76,18 +76,16 @@ class Decoder:
         if read is None:
             read = FOREIGN_READERS.get(word) if type(word) is str else None
         if read is None:
-            raise Malformed(f"{str(word)[:40]!r} is no type that this version knows")
+            raise Malformed(f"type {str(word)[:40]!r} is unknown to this version")
         try:
             return read(self, raw, depth)
         except ImportError as error:
             # The checkpoint is not damaged, so falling back to an older one would not help.
             raise StateError(
-                f"the saved state holds a {word}, and {error.name} is not installed here: install it"
+                f"the saved state holds a {word}, but {error.name} is not installed here: install it"
             ) from error
         except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
-            raise Malformed(
-                f"a {word} that is not one ({type(error).__name__}: {str(error)[:80]})"
-            ) from error
+            raise Malformed(f"an invalid {word} ({type(error).__name__}: {str(error)[:80]})") from error
 
     def items(self, raw: dict[str, Any], depth: int) -> list[Any]:
         return [self.decode(each, depth + 1) for each in exactly(raw["items"], list)]
@@ -106,7 +104,7 @@ def _key(key: Any) -> str:
 
 def _int(decoder: Decoder, raw: dict[str, Any], depth: int) -> int:
     if _HEX.fullmatch(exactly(raw["hex"], str)) is None:
-        raise Malformed("an integer that is not in hexadecimal")
+        raise Malformed("an integer that is not hexadecimal")
     return int(raw["hex"], 16)
 
 
@@ -121,7 +119,7 @@ def _str(decoder: Decoder, raw: dict[str, Any], depth: int) -> str:
 
 def _ints(values: Any, count: int) -> list[int]:
     if len(exactly(values, list)) != count:
-        raise Malformed(f"{len(values)} numbers where {count} belong")
+        raise Malformed(f"{len(values)} numbers where {count} are expected")
     return [exactly(value, int) for value in values]
 
 
@@ -137,14 +135,14 @@ def _complex(decoder: Decoder, raw: dict[str, Any], depth: int) -> complex:
 
 def _unique(values: list[Any], made: set[Any] | frozenset[Any]) -> Any:
     if len(made) != len(values):
-        raise Malformed("a set that has an element twice")
+        raise Malformed("a set with an element twice")
     return made
 
 
 def _mapping(pairs: list[tuple[Any, Any]], made: Any) -> Any:
     for key, value in pairs:
         if key in made:
-            raise Malformed("a dict that has a key twice")
+            raise Malformed("a dict with a key twice")
         made[key] = value
     return made
 
@@ -159,7 +157,7 @@ def _defaultdict(decoder: Decoder, raw: dict[str, Any], depth: int) -> defaultdi
 def _deque(decoder: Decoder, raw: dict[str, Any], depth: int) -> deque[Any]:
     items, maxlen = decoder.items(raw, depth), exactly(raw["maxlen"], int, type(None))
     if maxlen is not None and len(items) > maxlen:
-        raise Malformed(f"a deque of {len(items)} that holds {maxlen}")
+        raise Malformed(f"a deque of {len(items)} elements with a limit of {maxlen}")
     return deque(items, maxlen)
 
 

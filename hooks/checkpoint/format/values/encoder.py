@@ -78,8 +78,8 @@ def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
     article = "an" if name[:1].lower() in "aeiou" else "a"
     base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)
     base = base or next((each for each in kind.__mro__[1:-1] if each in (int, float, str)), None)
-    detail = f", a kind of {base.__name__} that would come back as another type" if base else ""
-    return StateError(f"{path or 'the value'}: {article} {name}{detail}, cannot be saved; {advice}")
+    detail = f", a subclass of {base.__name__} that would come back as another type" if base else ""
+    return StateError(f"{path or 'the value'} is {article} {name}{detail}, which cannot be saved; {advice}")
 
 
 class Encoder:
@@ -107,10 +107,13 @@ class Encoder:
     def _container(self, value: Any, path: str, write: Callable[[Encoder, Any, str], Any]) -> Any:
         if id(value) in self._inside:
             raise StateError(
-                f"{path}: a {type(value).__name__} that contains itself cannot be saved; break the circle"
+                f"{path or 'the value'} is a {type(value).__name__} that contains itself, which cannot be saved; break "
+                "the cycle"
             )
         if len(self._inside) >= MAX_DEPTH:
-            raise StateError(f"{path[:200]}: nested deeper than {MAX_DEPTH} levels; flatten it")
+            raise StateError(
+                f"{path[:200] or 'the value'} is nested deeper than {MAX_DEPTH} levels; flatten it"
+            )
         self._inside.add(id(value))
         try:
             return write(self, value, path)

@@ -113,10 +113,10 @@ def _dtype(word: Any) -> np.dtype[Any]:
 
     # Accept only numpy's own names, and of these only the saved ones: numpy.dtype("O") must not come out of a file.
     if _NUMPY_DTYPE.fullmatch(exactly(word, str)) is None:
-        raise Malformed(f"{word[:40]!r} is no dtype of numpy's")
+        raise Malformed(f"{word[:40]!r} is not a numpy dtype")
     dtype: np.dtype[Any] = numpy.dtype(word)
     if dtype.char not in _NUMPY_KINDS:
-        raise Malformed(f"dtype {word!r} is never saved")
+        raise Malformed(f"spotguard never saves dtype {word!r}")
     return dtype
 
 
@@ -171,7 +171,7 @@ def _parameter(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any:
     tensor = decoder.give_tensor(exactly(raw["name"], str))
     wants = exactly(raw["requires_grad"], bool)
     if wants and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise Malformed(f"a parameter of {tensor.dtype} that wants a gradient")
+        raise Malformed(f"a parameter of {tensor.dtype} that requires a gradient")
     return torch.nn.Parameter(tensor, requires_grad=wants)
 
 
@@ -186,7 +186,7 @@ def _torch_dtype(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> Any
 
     dtype = getattr(torch, exactly(raw["name"], str), None)
     if not isinstance(dtype, torch.dtype):
-        raise Malformed(f"{raw['name'][:40]!r} is no dtype of torch {torch.__version__}")
+        raise Malformed(f"{raw['name'][:40]!r} is not a dtype of torch {torch.__version__}")
     return dtype
 
 
@@ -194,11 +194,11 @@ def _torch_device(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> An
     import torch
 
     if _DEVICE.fullmatch(exactly(raw["name"], str)) is None:
-        raise Malformed(f"{raw['name'][:40]!r} is no device")
+        raise Malformed(f"{raw['name'][:40]!r} is not a device")
     try:
         return torch.device(raw["name"])
     except RuntimeError as error:
-        raise Malformed(f"{raw['name']!r} is no device of torch {torch.__version__}") from error
+        raise Malformed(f"{raw['name']!r} is not a device of torch {torch.__version__}") from error
 
 
 FOREIGN_READERS: dict[str, Callable[[_ValueDecoder, dict[str, Any], int], Any]] = {
@@ -226,7 +226,7 @@ def exactly(value: Any, *kinds: type) -> Any:
     """Return the value, which must have exactly one of these types."""
     if type(value) not in kinds:
         raise Malformed(
-            f"{type(value).__name__} where {' or '.join(kind.__name__ for kind in kinds)} belongs"
+            f"{type(value).__name__} where {' or '.join(kind.__name__ for kind in kinds)} is expected"
         )
     return value
 
@@ -234,7 +234,7 @@ def exactly(value: Any, *kinds: type) -> Any:
 def int64(value: Any) -> int:
     """Return the integer, which must fit 64 bits: `encode` writes a larger one in hexadecimal."""
     if not -(2**63) <= exactly(value, int) < 2**63:
-        raise Malformed("an integer of more than 64 bits stands as a plain number")
+        raise Malformed("an integer of more than 64 bits is written as a plain number")
     return int(value)
 
 

@@ -121,7 +121,7 @@ def test_what_ranks_have_in_common_is_kept_once(monkeypatch: pytest.MonkeyPatch)
     [
         ("forms", None, "a column is NoneType, not text"),
         ("forms", 7, "a column is int, not text"),
-        ("forms", pack({}), "no four columns"),
+        ("forms", pack({}), "not four columns"),
         ("forms", pack([["a"], ["int8"], [""], []]), "different lengths"),
         ("forms", pack([[""], ["int8"], [""], [[1]]]), "no usable name"),
         ("forms", pack([["a"], ["int9"], [""], [[1]]]), "unknown to this version"),
@@ -129,22 +129,22 @@ def test_what_ranks_have_in_common_is_kept_once(monkeypatch: pytest.MonkeyPatch)
         ("forms", pack([["a"], ["int8"], [""], [[2**40, 2**40]]]), "too large to exist"),
         ("forms", pack([["a", "a"], ["int8"] * 2, [""] * 2, [[1]] * 2]), "1 chunks|2 tensors|twice"),
         ("forms", "?", "not compressed text"),
-        ("forms", base64.b64encode(zlib.compress(b"[")).decode(), "not JSON inside"),
+        ("forms", base64.b64encode(zlib.compress(b"[")).decode(), "content of a packed value is not JSON"),
         ("forms", base64.b64encode(zlib.compress(b"NaN")).decode(), "NaN is not a JSON number"),
-        ("forms", base64.b64encode(zlib.compress(b"[]")[:-1]).decode(), "cut short"),
-        ("counts", pack_numbers("I", [1]), "chunks, and 1 are counted|1 numbers of chunks"),
+        ("forms", base64.b64encode(zlib.compress(b"[]")[:-1]).decode(), "truncated"),
+        ("counts", pack_numbers("I", [1]), "chunks, but the counts add up to 1|1 chunk counts"),
         ("counts", pack_numbers("I", [4, 0, 0]), "different lengths"),
-        ("counts", base64.b64encode(zlib.compress(b"abc")).decode(), "a column of numbers is cut short"),
+        ("counts", base64.b64encode(zlib.compress(b"abc")).decode(), "a column of numbers is truncated"),
         ("offsets", pack_numbers("q", [0]), "different lengths"),
-        ("offsets", pack_numbers("q", [0, 0, 3, 0, 0]), "tensor 'a' lies outside its shape"),
-        ("offsets", pack_numbers("q", [0, 0, 2, 0, -1]), "tensor 'moment' lies outside its shape"),
-        ("sizes", pack_numbers("q", [2, 2, 2, 2, 3]), "tensor 'moment' lies outside its shape"),
-        ("sizes", pack_numbers("q", [2, 2, 2, 2, -1]), "tensor 'moment' lies outside its shape"),
-        ("sizes", pack_numbers("q", [2, 2, 2**62, 2**62, 1]), "lies outside its shape"),
-        ("objects", pack_numbers("I", [0, 0, 0, 1]), "in object 1 of 1"),
+        ("offsets", pack_numbers("q", [0, 0, 3, 0, 0]), "tensor 'a' is outside its shape"),
+        ("offsets", pack_numbers("q", [0, 0, 2, 0, -1]), "tensor 'moment' is outside its shape"),
+        ("sizes", pack_numbers("q", [2, 2, 2, 2, 3]), "tensor 'moment' is outside its shape"),
+        ("sizes", pack_numbers("q", [2, 2, 2, 2, -1]), "tensor 'moment' is outside its shape"),
+        ("sizes", pack_numbers("q", [2, 2, 2**62, 2**62, 1]), "is outside its shape"),
+        ("objects", pack_numbers("I", [0, 0, 0, 1]), "refers to object 1, but there are 1 objects"),
         ("objects", pack_numbers("I", [0]), "different lengths"),
-        ("starts", pack_numbers("q", [95, 0, 0, 0]), "bytes 95 to 99 lies outside"),
-        ("starts", pack_numbers("q", [4094, 0, 0, 0]), "bytes 4094 to 4098 lies outside"),
+        ("starts", pack_numbers("q", [95, 0, 0, 0]), "bytes 95 to 99 is outside"),
+        ("starts", pack_numbers("q", [4094, 0, 0, 0]), "bytes 4094 to 4098 is outside"),
         ("starts", pack_numbers("q", [2**62, 2**62, 0, 0]), "beyond the largest size"),
         ("crc32", pack_numbers("I", [1]), "different lengths"),
         ("crc32", None, "a column is NoneType, not text"),
@@ -163,8 +163,8 @@ def test_a_column_that_is_not_valid_is_refused_with_the_key_and_the_reason(
 @pytest.mark.parametrize(
     ("tensors", "match"),
     [
-        ({}, "no list of columns"),
-        ([7], "no list of columns"),
+        ({}, "must be a list of columns"),
+        ([7], "must be a list of columns"),
         (raw()["tensors"][:1] * 2, "'a' is listed twice"),
     ],
 )
@@ -249,7 +249,7 @@ def test_replicas_that_differ_are_no_checkpoint() -> None:
     """The same box twice counts once, if its bytes are the same."""
     whole = ((0, 0), (4, 3))
     assert proves(whole, whole, crc32=lambda _: 9) == ""
-    assert "has other bytes from rank 1" in proves(whole, whole)
+    assert "the bytes of rank 1 differ from another rank's" in proves(whole, whole)
 
 
 def test_the_order_of_ranks_does_not_matter() -> None:

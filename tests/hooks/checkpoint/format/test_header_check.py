@@ -57,7 +57,7 @@ def test_a_tensor_that_is_described_otherwise_is_found(kind: str) -> None:
     (manifest,) = manifests(world=1)
     spoilt = tensor(manifest, "model.embed.weight", CHANGES[kind])
     with pytest.raises(
-        CheckpointError, match=r"safetensors has the header of other tensors than its manifest"
+        CheckpointError, match=r"safetensors has a header that does not match the tensors in its manifest"
     ):
         check_headers(spoilt)
 
@@ -122,10 +122,10 @@ def test_each_tensor_has_its_place(state: dict[str, Any], names: tuple[str, ...]
 
 
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
-    "a plain value": ({"model": {"w": 3}}, ("model/w",), "something else in the place of tensor 'model/w'"),
+    "a plain value": ({"model": {"w": 3}}, ("model/w",), "another value in place of tensor 'model/w'"),
     "another's": ({"a": {"w": named("b/w"), "v": named("a/v")}, "b": {"w": named("b/w")}}, ("a/v", "b/w"), "names tensor 'b/w'"),
     "for a number": ({"a": {"lr": named("b/w")}, "b": {"w": named("b/w")}}, ("b/w",), "names tensor 'b/w'"),
-    "in its place": ({"a": {"w": named("b/v")}, "b": {"v": named("b/v")}}, ("a/w", "b/v"), "something else"),
+    "in its place": ({"a": {"w": named("b/v")}, "b": {"v": named("b/v")}}, ("a/w", "b/v"), "another value in place"),
     "of no name": ({"a": {}}, ("b/w",), "no place for tensor 'b/w'"),
     "that nobody lists": ({"a": {"w": named("a/w")}}, (), "names tensor 'a/w'"),
 }  # fmt: skip

@@ -69,7 +69,7 @@ def test_many_manifests_are_fetched_by_several_threads(folder: Path) -> None:
             meeting.wait(30)
 
     asked = CalledStore(store, meets)
-    with pytest.raises(IncompleteError, match="rank 17 of 40 has put no manifest"):
+    with pytest.raises(IncompleteError, match="rank 17 of 40 has uploaded no manifest"):
         publish(asked, last)
     assert save.prefix + MARKER not in store.objects
     put_manifest(store, others[17])
@@ -90,7 +90,7 @@ def test_the_bytes_of_a_few_manifests_are_in_memory_at_once(
     for manifest in manifests:
         if manifest.rank not in (mine, 9):
             put_manifest(store, manifest)
-    with pytest.raises(IncompleteError, match="rank 9 of 11 has put no manifest"):
+    with pytest.raises(IncompleteError, match="rank 9 of 11 has uploaded no manifest"):
         publish(store, manifests[mine])
     assert save.prefix + MARKER not in store.objects
     put_manifest(store, manifests[9])
@@ -147,7 +147,7 @@ def test_a_manifest_that_never_comes_is_named() -> None:
     store, save = FakeStore(), Save(world=4)
     mine = [save.write_objects(store, rank) for rank in range(4)]
     put_manifest(store, mine[2])
-    with pytest.raises(IncompleteError, match="out of time; ranks 1, 3 of 4 have put no manifest"):
+    with pytest.raises(IncompleteError, match="out of time; ranks 1, 3 of 4 have uploaded no manifest"):
         publish(store, mine[0], 3.0)
     assert save.prefix + MARKER not in store.objects
     assert find_whole(store, "run") is None
@@ -156,7 +156,7 @@ def test_a_manifest_that_never_comes_is_named() -> None:
 def test_without_a_deadline_it_ends_all_the_same() -> None:
     """A rank that died unseen, and nobody says so."""
     store, save = FakeStore(), Save()
-    with pytest.raises(IncompleteError, match="waited for 900 s; rank 1 of 2 has put no manifest"):
+    with pytest.raises(IncompleteError, match="waited for 900 s; rank 1 of 2 has uploaded no manifest"):
         publish(store, save.write_objects(store, 0))
     assert save.prefix + MARKER not in store.objects
 
@@ -173,13 +173,13 @@ def test_who_can_never_write_is_not_waited_for() -> None:
         asked.append(rank)
         return gone.get(rank, "")
 
-    with pytest.raises(IncompleteError, match="out of time; rank 1 of 3 has put no manifest"):
+    with pytest.raises(IncompleteError, match="out of time; rank 1 of 3 has uploaded no manifest"):
         publish(store, mine[0], 3.0, hopeless)
     assert 0 not in asked
     del store.objects[save.prefix + manifest_name(2, 3)]
     with pytest.raises(
         IncompleteError,
-        match=r"rank 2 of 3 will put no manifest: its machine was to go 3 s ago; ranks 1, 2 of 3",
+        match=r"rank 2 of 3 will upload no manifest: its machine was to go 3 s ago; ranks 1, 2 of 3",
     ):
         publish(store, mine[0], None, hopeless)
     assert save.prefix + MARKER not in store.objects
@@ -192,7 +192,7 @@ def test_a_manifest_of_another_start_is_none_of_ours() -> None:
     put_manifest(
         store, RankManifest("run", 10, 1, 0, 1, 2, other.objects, other.tensors, incarnation="theirs")
     )
-    with pytest.raises(IncompleteError, match="waited for 900 s; rank 1 of 2 has put no manifest"):
+    with pytest.raises(IncompleteError, match="waited for 900 s; rank 1 of 2 has uploaded no manifest"):
         publish(store, mine)
     assert save.prefix + MARKER not in store.objects
 

@@ -38,8 +38,12 @@ def situation(
 @pytest.mark.parametrize(
     ("left", "choice", "said"),
     [
-        (20, BudgetChoice.FULL, "everything: 1.2 GiB at 100 MiB/s need 12.5 s, and 20.0 s are left"),
-        (10, BudgetChoice.LOWER, "they: 400 MiB at 100 MiB/s need 4.5 s, and 10.0 s are left"),
+        (20, BudgetChoice.FULL, "the full state: 1.2 GiB at 100 MiB/s need 12.5 s, and 20.0 s are left"),
+        (
+            10,
+            BudgetChoice.LOWER,
+            "parameters and extras: 400 MiB at 100 MiB/s need 4.5 s, and 10.0 s are left",
+        ),
         (
             3,
             BudgetChoice.KEEP,
@@ -64,7 +68,7 @@ def test_slow_commits_do_not_keep_a_save_from_being_tried() -> None:
     slow = replace(situation(10, commit=15.0), commit_at_best=0.1)
     chosen = plan(slow)
     assert chosen.choice is BudgetChoice.LOWER
-    assert "which is tried" in chosen.reason
+    assert "spotguard tries it" in chosen.reason
     assert plan(replace(slow, commit_at_best=math.inf)).choice is BudgetChoice.KEEP
     assert "a commit takes 11.0 s" in plan(replace(slow, commit_at_best=11.0)).reason
 
@@ -75,7 +79,10 @@ def test_where_nothing_was_committed_what_fits_by_no_estimate_is_tried() -> None
     assert plan(replace(stood_still, last=EarlierCheckpoint(90, 34.0))).choice is BudgetChoice.KEEP
     chosen = plan(stood_still)
     assert chosen.choice is BudgetChoice.LOWER
-    assert "need 51200.5 s, and 28.7 s are left, which is tried, for nothing else would fit" in chosen.reason
+    assert (
+        "need 51200.5 s, and 28.7 s are left; spotguard tries it, because nothing else would fit"
+        in chosen.reason
+    )
     assert chosen.slack is not None
     assert chosen.slack < 0
     alone = plan(replace(stood_still, sizes=SaveSizes(400 * MIB, 0)))
@@ -113,7 +120,7 @@ def test_one_of_this_very_step_is_let_finish_though_everything_fits() -> None:
 def test_rounded_moments_are_for_those_who_allow_them() -> None:
     sizes = SaveSizes(400 * MIB, 800 * MIB, rounded=400 * MIB)
     assert plan(situation(10, sizes=sizes)).choice is BudgetChoice.FULL_LOSSY
-    assert "its moments rounded" in plan(situation(10, sizes=sizes)).reason
+    assert "rounded moments" in plan(situation(10, sizes=sizes)).reason
     assert plan(situation(20, sizes=sizes)).choice is BudgetChoice.FULL
     assert plan(situation(10, sizes=replace(sizes, rounded=None))).choice is BudgetChoice.LOWER
     assert plan(situation(10, sizes=replace(sizes, rounded=800 * MIB))).choice is BudgetChoice.LOWER
@@ -130,7 +137,7 @@ def test_of_a_link_that_is_not_known_the_best_is_hoped() -> None:
     at = situation(10, rate=None)
     chosen = plan(at)
     assert (chosen.choice, chosen.end, chosen.slack) == (BudgetChoice.FULL, None, None)
-    assert "how fast is not known yet" in chosen.reason
+    assert "at a rate that is not known yet" in chosen.reason
     assert chosen.fall_back_at == at.deadline - 1.0
     assert replan(chosen, at, StoredBytes(a=MIB)) == chosen
     assert replan(chosen, replace(at, deadline=1005.0), StoredBytes(a=MIB)).fall_back_at == 1004.0
@@ -148,7 +155,7 @@ def test_what_may_fit_is_tried_where_nothing_else_would() -> None:
     chosen = plan(at)
     assert chosen.choice is BudgetChoice.LOWER
     assert chosen.slack == pytest.approx(-0.5)
-    assert "tried" in chosen.reason
+    assert "spotguard tries it" in chosen.reason
     whole = plan(replace(at, sizes=SaveSizes(400 * MIB, 0)))
     assert whole.choice is BudgetChoice.FULL
 

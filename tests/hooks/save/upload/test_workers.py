@@ -156,7 +156,7 @@ def test_what_the_store_said_last_is_kept_when_it_hangs() -> None:
     with writer_of(store) as writer:
         store.hold(lambda key: bool(store.calls))  # but for the first
         clock = SystemClock()
-        with pytest.raises(Abandoned, match="out of time; the last answer of the store: slow down"):
+        with pytest.raises(Abandoned, match="out of time; the last error of the store: slow down"):
             writer.write(STATE, CheckpointName(1, 5, 0), CancelScope(clock, clock.monotonic() + 0.3))
         store.let_go()
 

@@ -149,7 +149,9 @@ def test_an_edit_before_the_copy_of_a_background_checkpoint_discards_it(
         guard.step()
         store.wait_committed()
         assert [name[:9] for name in store.manifests()] == ["000000002"]
-    assert "step 1 was not saved as it stood: model/0.weight was changed in place" in caplog.text
+    assert (
+        "the state changed while spotguard saved step 1: model/0.weight was changed in place" in caplog.text
+    )
 
 
 def test_an_edit_after_the_copy_is_not_in_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

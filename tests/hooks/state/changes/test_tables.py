@@ -269,7 +269,7 @@ class Computed(nn.Module):
     [
         (lambda: nn.LazyLinear(3), r"model\.late\.weight is not initialized yet"),
         (lambda: nn.Linear(2, 2, device="meta"), r"model\.late\.weight is on the meta device"),
-        (Computed, r"model was given a part after register .*register the module when it is complete"),
+        (Computed, r"model got a part after register .*register the module when it is complete"),
     ],
     ids=["lazy", "meta", "computed"],
 )

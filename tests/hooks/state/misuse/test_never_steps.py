@@ -154,7 +154,7 @@ def test_one_opt_missing(caplog: pytest.LogCaptureFixture) -> None:
     assert told[0].endswith("AdamW trains b.weight, b.bias and is not registered")
     assert [each for each in told if each.startswith("an optimizer is not registered")] == [
         "an optimizer is not registered (AdamW trains b.weight, b.bias), so its state is not saved and a resumed run "
-        "begins it anew; add it to spotguard.register(…)"
+        "starts it fresh; add it to spotguard.register(…)"
     ]
     assert position.misuse == told[1]
     assert position.mode == "boundary", "what steps unseen is never read in the middle of a turn"
@@ -232,7 +232,7 @@ def test_a_notice_says_why_there_was_no_boundary() -> None:
         with pytest.raises(Abandoned) as caught:
             guard._saver._still.stand(late, boundary_only=False)
         guard._gate.open()
-    assert str(caught.value) == f"out of time: no guard.step() was reached in the window; {NEVER}"
+    assert str(caught.value) == f"out of time: training reached no guard.step() before the deadline; {NEVER}"
     assert store.manifests() == []
 
 
@@ -306,7 +306,7 @@ def test_a_mistake_of_the_monitor_ends_the_monitor_and_not_the_training(
         assert guard.save().step == 10
         assert not torch_optimizer._global_optimizer_pre_hooks
     assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
-        "spotguard failed inside; please report this"
+        "internal error; please report it"
     ]
 
 

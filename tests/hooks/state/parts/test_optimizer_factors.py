@@ -242,7 +242,7 @@ def test_who_has_the_same_shard_has_what_was_made_of_it(
 def test_who_has_another_is_refused_by_name(old: Way, before: int, new: Way, now: int) -> None:
     saved = save(old, before, Rows)
     with pytest.raises(
-        StateError, match=r"^optimizer keeps of 'model/(first|last).weight' what cannot be cut anew"
+        StateError, match=r"^optimizer keeps state of 'model/(first|last).weight' that cannot be resharded"
     ):
         goes_on(saved, new, 1, now, Rows)
 
@@ -290,7 +290,7 @@ def test_a_factor_of_its_weights_own_shape_is_what_it_was(rank: int) -> None:
 def test_a_factor_of_its_weights_own_shape_is_cut_for_nobody(old: Way, new: Way, now: int) -> None:
     saved = save(old, 2, Kronecker, Square)
     with pytest.raises(
-        StateError, match=r"^optimizer keeps of 'model/(first|last).weight' what cannot be cut anew"
+        StateError, match=r"^optimizer keeps state of 'model/(first|last).weight' that cannot be resharded"
     ):
         goes_on(saved, new, 1, now, Kronecker, Square)
 
@@ -373,5 +373,5 @@ def test_words_that_nobody_writes_are_no_checkpoint(more: dict[str, Any]) -> Non
     for each in saved.ranks:
         trees: Any = each.trees
         trees["optimizer"] |= more
-    with pytest.raises(CheckpointError, match=r"'(shards|plain)' is not as it is written"):
+    with pytest.raises(CheckpointError, match=r"'(shards|plain)' is not in the form that spotguard writes"):
         goes_on(saved, fsdp, 0, 2, Rows)

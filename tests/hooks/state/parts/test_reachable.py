@@ -237,7 +237,7 @@ def test_deepspeeds_engine_and_its_parameters_are_refused(
         pass
     vars(model.bias)["ds_id"] = 1
     with (
-        pytest.raises(StateError, match=r"model\.bias is cut by DeepSpeed's ZeRO-3"),
+        pytest.raises(StateError, match=r"model\.bias is sharded by DeepSpeed's ZeRO-3"),
         guarded(folder, {"model": model}),
     ):
         pass
@@ -251,7 +251,7 @@ def test_deepspeeds_engine_and_its_parameters_are_refused(
     ("cls", "said"),
     [
         (foreign.Projected, "['projector'].matrix"),
-        (foreign.LateAttribute, "optimizer.mean, which no save would have"),
+        (foreign.LateAttribute, "optimizer.mean, which no save would include"),
     ],
 )
 def test_what_the_first_step_makes_is_noticed_at_its_boundary(
@@ -344,7 +344,7 @@ def test_a_tensor_of_a_module_that_changes_is_told_and_no_other(
             optimizer.step()
             guard.step()
         guard.save()
-    told = [record.message for record in caplog.records if "state_dict() omits" in record.message]
+    told = [record.message for record in caplog.records if "state_dict() leaves out" in record.message]
     assert len(told) == 1
     assert told[0].startswith("model.0.mean is a tensor that changes")
 

@@ -65,11 +65,14 @@ def well() -> dict[str, Any]:
 
 
 UNSAVABLE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "generator": (lambda: {"draws": (n for n in range(3))}, r"notes\.draws: a generator, cannot be saved"),
-    "module": (lambda: {"os": random}, r"notes\.os: a module, cannot be saved"),
-    "function": (lambda: {"f": [lambda: 0]}, r"notes\.f\[0\]: a function, cannot be saved"),
-    "circle": (circle, r"notes\.me: a dict that contains itself cannot be saved; break the circle"),
-    "well": (well, r"notes\.x\..*: nested deeper than 64 levels; flatten it"),
+    "generator": (
+        lambda: {"draws": (n for n in range(3))},
+        r"notes\.draws is a generator, which cannot be saved",
+    ),
+    "module": (lambda: {"os": random}, r"notes\.os is a module, which cannot be saved"),
+    "function": (lambda: {"f": [lambda: 0]}, r"notes\.f\[0\] is a function, which cannot be saved"),
+    "circle": (circle, r"notes\.me is a dict that contains itself, which cannot be saved; break the cycle"),
+    "well": (well, r"notes\.x\..* is nested deeper than 64 levels; flatten it"),
 }
 
 
@@ -143,7 +146,7 @@ def test_the_words_of_others_are_put_into_one_line() -> None:
         (3, r"extra is of type int, .* put it into a dict .* notes=\{'extra': …\}"),
         ([1.0], "extra is of type list, .* put it into a dict"),
         ("x", "extra is of type str, .* put it into a dict"),
-        (nn.Linear, "extra is the class Linear; register an object of it"),
+        (nn.Linear, "extra is the class Linear; register an instance of it"),
         (torch.Generator(), r"extra is of type Generator, .* wrap it in an object whose state_dict\(\)"),
         (np.random.default_rng(0), "extra is of type Generator, .* wrap it"),
         (random.Random(0), "extra is of type Random, .* wrap it"),

@@ -188,13 +188,17 @@ def test_what_is_no_part_of_a_tensor_is_refused_by_name() -> None:
     with rank_of(1, 2):
         mesh = mesh_of(2)
         partial = DTensor.from_local(torch.zeros(3), mesh, [Partial()], run_check=False)
-        with pytest.raises(StateError, match=r"^it is a sum of which each rank holds a part \(Partial\)"):
+        with pytest.raises(
+            StateError, match=r"^it is a partial sum, of which each rank holds a part \(Partial\)"
+        ):
             State({"it": partial}, lambda frame: None, rank=1, world=2)
         wrong = DTensor.from_local(
             torch.zeros(3), mesh, [Shard(0)], run_check=False, shape=torch.Size([7]), stride=(1,)
         )
         wrong._local_tensor = torch.zeros(2)
-        with pytest.raises(StateError, match=r"^it is a shard of shape \[2\] where its placements say \[3\]"):
+        with pytest.raises(
+            StateError, match=r"^it is a shard of shape \[2\] where its placements give \[3\]"
+        ):
             State({"it": wrong}, lambda frame: None, rank=1, world=2)
         with pytest.raises(StateError, match=r"^notes holds a DTensor"):
             State(
