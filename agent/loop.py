@@ -272,8 +272,9 @@ class Agent:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
         record = outcome.record(seen)
         self._last = record
+        done = logging.INFO if outcome.drill else logging.WARNING
         logger.log(
-            logging.ERROR if outcome.failed else logging.WARNING,
+            logging.ERROR if outcome.failed else done,
             "%s",
             outcome.line(),
             extra={"fields": {"outcome": record}},

@@ -158,9 +158,8 @@ class Delivery:
         for session in concerned:
             self.deliver(p, session)
         # After the delivery, because nothing may delay it.
-        self._turn.log(
-            f"{self._first_line(p)}, notifying {len(concerned)} training process(es)", logging.WARNING
-        )
+        level = logging.INFO if p.rehearsal else logging.WARNING
+        self._turn.log(f"{self._first_line(p)}, notifying {len(concerned)} training process(es)", level)
         if (missing := self._missing(p)) and not p.rehearsal:
             p.return_by = min(now + (FOUND if p.of_orphan else RETURN), (now + p.limit) / 2)
             self._turn.log(f"{missing} without a socket: {p.return_by - now:.1f} s to come back")
