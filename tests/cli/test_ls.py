@@ -200,6 +200,23 @@ def test_what_lacks_extras_says_so_also_on_a_narrow_terminal(width: int, root: P
     assert full.rstrip().endswith(" complete")
 
 
+def test_each_command_refuses_a_newer_format_and_none_deletes_it(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its number, with what to do; `prune` leaves the checkpoint and what is older than it alone."""
+    a_newer_format(FileStore(root), root)
+    before = sorted(root.rglob("*"))
+    out = tmp_path / "out"
+    exports = [["export", "--to", "safetensors", f"{out}.safetensors"], ["export", "--to", "dcp", str(out)]]
+    for words in (["inspect"], ["verify"], *exports):
+        assert main.main([*words, root.as_uri()]) == 1
+        said = "".join(capsys.readouterr())
+        assert f"format version {FORMAT + 1} is newer than {FORMAT}: read it with a newer spotguard" in said
+    assert main.main(["prune", root.as_uri(), "--keep", "1"]) == 0
+    assert sorted(root.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == [root]
+
+
 def test_each_command_says_what_a_checkpoint_lacks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For people and in JSON: the ranks whose extras are missing."""
     Save(step=20, world=3, level="partial-extras").write(FileStore(root))
