@@ -117,8 +117,6 @@ def _serve(
             names = [watch.name for watch in watching if isinstance(watch, Poller)]
             nothing = "nothing (no cloud was named or found): drills still work"
             logger.info("serving at %s, watching %s", server.path, ", ".join(names) or nothing)
-        elif not watching:
-            logger.info("no cloud was named or found, so no notice is watched; SIGTERM and drills still work")
         for watch in watching:
             watch.start()
             stack.callback(watch.stop, _PATIENCE)

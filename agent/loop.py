@@ -262,7 +262,8 @@ class Agent:
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
             pid = supervisor.start()
-            logger.info("guarding pid %d as run %s", pid, self._facts.run_id)
+            unwatched = "" if self._watches else "; no notice is watched, SIGTERM and drills still work"
+            logger.info("guarding pid %d as run %s%s", pid, self._facts.run_id, unwatched)
             self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
             self._server.listener.write_down(supervisor.record)
             if self._metrics is not None:

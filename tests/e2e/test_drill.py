@@ -40,7 +40,7 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     assert (outcome["drill"], outcome["step"], outcome["ended"]) == (True, 3, "training continues")
     assert machine.committed() == [(1, 3, 0)]
     running.err.until("drill from spotguard drill: .* COMMITTED")
-    assert "no cloud was named or found, so no notice is watched; SIGTERM and drills" in running.err.text
+    assert "no notice is watched, SIGTERM and drills still work" in running.err.text
     assert "WARNING" not in running.err.text, "nothing needs attention"
     verdict = said[-1]["verdict"]
     assert (verdict["fits"], verdict["bytes"]) == (True, outcome["bytes"])
