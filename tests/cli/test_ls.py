@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 from collections.abc import Callable
@@ -207,8 +208,10 @@ def test_each_command_refuses_a_newer_format_and_none_deletes_it(
     a_newer_format(FileStore(root), root)
     before = sorted(root.rglob("*"))
     out = tmp_path / "out"
-    exports = [["export", "--to", "safetensors", f"{out}.safetensors"], ["export", "--to", "dcp", str(out)]]
-    for words in (["inspect"], ["verify"], *exports):
+    commands = [["inspect"], ["verify"], ["export", "--to", "safetensors", f"{out}.safetensors"]]
+    if importlib.util.find_spec("torch"):  # without it the export to DCP ends before it reads anything
+        commands.append(["export", "--to", "dcp", str(out)])
+    for words in commands:
         assert main.main([*words, root.as_uri()]) == 1
         said = "".join(capsys.readouterr())
         assert f"format version {FORMAT + 1} is newer than {FORMAT}: read it with a newer spotguard" in said
