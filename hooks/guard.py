@@ -284,7 +284,7 @@ class Guard:
         if not self._restored:
             raise UsageError(
                 "guard.step() was called before guard.restore(): call done = guard.restore() once, "
-                "before the loop"
+                "before the loop [SG405]"
             )
         gate, state = self._gate, self._state
         if gate.inert:
@@ -364,7 +364,7 @@ class Guard:
         if self._gate.place.dirty:
             raise UsageError(
                 "guard.save() was called in the middle of a step: call it right after guard.step(), or "
-                "first in the body of a loop over guard.steps()"
+                "first in the body of a loop over guard.steps() [SG405]"
             )
         while True:
             self._gate.take_again(self._state.take_again)
@@ -385,7 +385,7 @@ class Guard:
         if self._gate.inert:
             raise UsageError(
                 f"guard.{method}() was called in a forked child: only the process that called register() "
-                "saves and restores"
+                "saves and restores [SG413]"
             )
 
     # --- messages to and from the agent ---

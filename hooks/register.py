@@ -65,10 +65,12 @@ def register(
             raise
         raise UsageError(
             f"register() saves the state of PyTorch training, but {error.name} is not installed: "
-            f"{how_to_install('torch')}"
+            f"{how_to_install('torch')} [SG414]"
         ) from None
     if _current is not None and not _current.closed:
-        raise UsageError("register() was called before in this process; register everything in one call")
+        raise UsageError(
+            "register() was called before in this process; register everything in one call [SG404]"
+        )
     if not state:
         raise UsageError(
             "register() got nothing to save: pass the state by name, as in register(model=model, "

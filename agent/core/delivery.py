@@ -294,13 +294,13 @@ class Delivery:
         if any(event.uid in (0, session.uid) for session in sessions.values()):
             return ""
         if not self._command.running or signum is None or sessions:
-            return "no training process is registered here: nothing would be saved"
+            return "no training process is registered here: nothing would be saved [SG107]"
         if event.preempt:
             return ""
         name = signal.Signals(signum).name
         return (
             f"no training process is registered here; if the command saves by itself at {name}, rehearse that with "
-            "spotguard drill --preempt, which ends it"
+            "spotguard drill --preempt, which ends it [SG107]"
         )
 
     def rehearsed(self, p: Preemption, ended: str) -> None:

@@ -90,7 +90,8 @@ class Shutdown:
         p.term_at = p.again_at = None
         p.end_all()
         self._turn.log(
-            f"out of time: SIGKILL to the command, {p.deadline - self._turn.now:.1f} s left", logging.WARNING
+            f"out of time: SIGKILL to the command, {p.deadline - self._turn.now:.1f} s left [SG112]",
+            logging.WARNING,
         )
         self._command.kill_all()
 

@@ -43,7 +43,7 @@ def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKE
     except OSError as error:
         raise AgentError(
             f"socket directory {folder}: {error.strerror}: set XDG_RUNTIME_DIR to a directory of your own (su and sudo may keep "
-            "another user's), or pass --socket PATH"
+            "another user's), or pass --socket PATH [SG104]"
         ) from error
     return sockets + machine_sockets(service)
 
@@ -126,16 +126,18 @@ def choose(
         return sockets[0]
     if not sockets:
         raise AgentError(
-            "no spotguard runs here: start one with `spotguard run -- COMMAND`, or pass --socket PATH"
+            "no spotguard runs here: start one with `spotguard run -- COMMAND`, or pass --socket PATH [SG105]"
         )
     services = _either(path for path, body in answering if body["service"])
     if not runs:
-        raise UsageError(f"several service agents run here: pass {services}")
+        raise UsageError(f"several service agents run here: pass {services} [SG106]")
     names = sorted({str(body["run_id"]) for _, body in runs})
     if len(names) == 1:
         raise _same_name(names[0], sockets)
     beside = f"; for the service agent pass {services}" if services else ""
-    raise UsageError(f"several runs are guarded here: pass --run-id with one of {', '.join(names)}{beside}")
+    raise UsageError(
+        f"several runs are guarded here: pass --run-id with one of {', '.join(names)}{beside} [SG106]"
+    )
 
 
 def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
@@ -161,7 +163,7 @@ def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
 
 
 def _same_name(run_id: str, paths: Iterable[Path]) -> UsageError:
-    return UsageError(f"several runs here are named {run_id}: pass {_either(paths)}")
+    return UsageError(f"several runs here are named {run_id}: pass {_either(paths)} [SG106]")
 
 
 def _either(paths: Iterable[Path]) -> str:

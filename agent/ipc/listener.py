@@ -160,20 +160,20 @@ def _fenced(folder: Path, service: bool) -> os.stat_result:
 def _no_folder(folder: Path, error: OSError) -> UsageError:
     if isinstance(error, FileNotFoundError):
         return UsageError(
-            f"socket directory {folder} is not there: mkdir -m 700 {folder}, or choose another with --socket"
+            f"socket directory {folder} is not there: mkdir -m 700 {folder}, or choose another with --socket [SG104]"
         )
-    return UsageError(f"socket directory {folder}: {error.strerror}; choose another with --socket")
+    return UsageError(f"socket directory {folder}: {error.strerror}; choose another with --socket [SG104]")
 
 
 def _private(folder: Path, info: os.stat_result, uid: int) -> None:
     if not stat.S_ISDIR(info.st_mode):
         raise UsageError(
-            f"socket directory {folder} is a link or a file: name a real directory with --socket"
+            f"socket directory {folder} is a link or a file: name a real directory with --socket [SG104]"
         )
     if info.st_uid != uid:
         raise UsageError(
             f"socket directory {folder} belongs to uid {info.st_uid}, not to {uid}: choose one of your own "
-            "with --socket, or set XDG_RUNTIME_DIR"
+            "with --socket, or set XDG_RUNTIME_DIR [SG104]"
         )
     if info.st_mode & 0o022:
         mode = stat.S_IMODE(info.st_mode)
@@ -184,7 +184,7 @@ def _private(folder: Path, info: os.stat_result, uid: int) -> None:
             else f"chmod go-w {folder}, or choose another with --socket"
         )
         raise UsageError(
-            f"socket directory {folder} has mode {mode:04o}, so others could replace the socket: {advice}"
+            f"socket directory {folder} has mode {mode:04o}, so others could replace the socket: {advice} [SG104]"
         )
 
 
@@ -246,7 +246,7 @@ def _lies_at(name: Path, fd: int) -> bool:
 def _taken(path: Path) -> UsageError:
     return UsageError(
         f"another spotguard answers at {path}: give this run its own --run-id (or --socket, if you pass one), "
-        "or end the other"
+        "or end the other [SG103]"
     )
 
 

@@ -184,7 +184,7 @@ class Server:
             except ProcessLookupError:
                 pass  # it has ended: the selector reports its pidfd in a moment
             except PermissionError:
-                logger.warning("pid %d cannot be signalled: it runs as another user (sudo?)", pid)
+                logger.warning("pid %d cannot be signalled: it runs as another user (sudo?) [SG111]", pid)
 
     # --- new connections ---
 

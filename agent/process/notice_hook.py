@@ -67,7 +67,9 @@ class NoticeHook:
         """Run the command with this notice's facts, and kill it at `until` (monotonic seconds). Never blocks."""
         with self._lock:
             if len(self._running) >= _AT_ONCE:
-                logger.warning("--on-notice is not run for %s: it runs %d times already", notice.id, _AT_ONCE)
+                logger.warning(
+                    "--on-notice is not run for %s: it runs %d times already [SG110]", notice.id, _AT_ONCE
+                )
                 return
             env = {**self._env, **facts(notice, left)}
             thread = threading.Thread(
@@ -92,7 +94,7 @@ class NoticeHook:
         try:
             self._follow(self._start(env), until)
         except OSError as error:
-            logger.warning("--on-notice %r cannot be run: %s", self._command, error.strerror or error)
+            logger.warning("--on-notice %r cannot be run: %s [SG110]", self._command, error.strerror or error)
         finally:
             with self._lock:
                 self._running.discard(threading.current_thread())
@@ -122,10 +124,10 @@ class NoticeHook:
             log.take(_read(output.fileno()))
             log.end()
         if not ended:
-            logger.warning("--on-notice %r was killed: it had not ended in its time", self._command)
+            logger.warning("--on-notice %r was killed: it had not ended in its time [SG110]", self._command)
         elif code:
             how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-            logger.warning("--on-notice %r failed: %s", self._command, how)
+            logger.warning("--on-notice %r failed: %s [SG110]", self._command, how)
         else:
             logger.info("--on-notice is done")
 

@@ -288,7 +288,7 @@ class Supervisor:
             os.killpg(self._pid, signum)
         except PermissionError:
             name = signal.Signals(signum).name
-            logger.warning("%s cannot be sent to the command: it runs as another user (sudo?)", name)
+            logger.warning("%s cannot be sent to the command: it runs as another user (sudo?) [SG111]", name)
         except ProcessLookupError:
             logger.debug("group %d is gone", self._pid)
 

@@ -101,7 +101,7 @@ def _detected(options: Options, root: Path) -> tuple[str, str]:
     if machine.cloud == "none" and options.metadata_endpoint:
         raise UsageError(
             f"--metadata-endpoint {options.metadata_endpoint}: this machine's firmware names no cloud, so pass "
-            "--provider aws, azure or gcp as well"
+            "--provider aws, azure or gcp as well [SG108]"
         )
     return machine.cloud, machine.instance
 

@@ -202,7 +202,7 @@ def _check_folder(path: Path) -> None:
         if theirs or (writable and (at == folder or not info.st_mode & stat.S_ISVTX)):
             raise UsageError(
                 f"--notice-file {path}: another user could put a file there, or keep yours away ({at} is not yours "
-                "alone): use a directory of your own, or of root"
+                "alone): use a directory of your own, or of root [SG109]"
             )
 
 

@@ -66,14 +66,14 @@ class Stage:
         if (kind := file_system(self.folder)) in MEMORY:
             log.warning(
                 "--stage %s is in memory (%s), so each checkpoint there takes host memory; pass a "
-                "directory on a disk",
+                "directory on a disk [SG506]",
                 self.folder,
                 kind,
             )
         if (room := self.room()) < 2 * nbytes:
             log.warning(
                 "--stage %s has room for %d MiB, but two checkpoints take %d MiB: when it is full, "
-                "spotguard copies a background checkpoint to host memory instead",
+                "spotguard copies a background checkpoint to host memory instead [SG506]",
                 self.folder,
                 room >> 20,
                 2 * nbytes >> 20,
@@ -192,7 +192,7 @@ def usable(folder: Path, run_id: str) -> FileStore:
     try:
         probe(files, run_id)
     except StoreError as error:
-        raise UsageError(f"--stage {folder} (SPOTGUARD_STAGE) cannot be used: {error}") from error
+        raise UsageError(f"--stage {folder} (SPOTGUARD_STAGE) cannot be used: {error} [SG506]") from error
     return files
 
 

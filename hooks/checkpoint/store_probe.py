@@ -82,7 +82,7 @@ class StoreProbe:
     def read(self) -> None:
         if self._store.get(self.key, timeout=self._timeout) != self._data:
             raise CorruptError(
-                f"{self._store.url} returns other bytes than spotguard uploaded: check object {self.key}"
+                f"{self._store.url} returns other bytes than spotguard uploaded: check object {self.key} [SG310]"
             )
 
     def find(self, *, written: bool = True) -> None:
@@ -91,7 +91,7 @@ class StoreProbe:
             raise StoreError(
                 f"{self._store.url} does not list an object that spotguard uploaded a moment ago "
                 f"({self.key}): a restore would miss the newest checkpoint; use a store whose listings "
-                "are consistent"
+                "are consistent [SG310]"
             )
 
     def time(self) -> float:
@@ -130,7 +130,7 @@ def probe(store: BlobStore, run_id: str) -> None:
                 # Safety needs unique keys: of two starts at the same moment, both may get the same number.
                 log.warning(
                     "%s does not refuse to create an object that exists already: two starts of run %s at "
-                    "the same moment may get the same attempt number; start one at a time",
+                    "the same moment may get the same attempt number; start one at a time [SG314]",
                     store.url,
                     run_id,
                 )
@@ -148,7 +148,7 @@ def _remove(store: BlobStore, steps: StoreProbe) -> None:
         steps.remove()
     except StoreError as error:  # training goes on; the warning says that the store will grow
         log.warning(
-            "spotguard cannot delete objects in the store, so old checkpoints pile up and cost money: %s%s",
+            "spotguard cannot delete objects in the store, so old checkpoints pile up and cost money: %s%s [SG311]",
             error,
             _right(store, "delete") if isinstance(error, DeniedError) else "",
         )

@@ -84,7 +84,7 @@ class CallerPool:
             try:
                 order.call()
             except Exception:  # a bug of spotguard must not keep later events from the other ranks
-                log.exception("internal error; please report it")
+                log.exception("internal error; please report it [SG704]")
             order.done.set()
             with self._lock:
                 self._open -= 1

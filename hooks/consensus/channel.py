@@ -326,10 +326,10 @@ class Channel:
         except StoreSilent as why:
             self.lost = True
             if not self._leaving:
-                log.warning("this rank receives no more notices of other machines: %s", why)
+                log.warning("this rank receives no more notices of other machines: %s [SG504]", why)
         except Exception:  # other ranks and this rank's saver must not rely on a listener that has ended
             self.lost = True
-            log.exception("this rank receives no more notices of other machines; please report it")
+            log.exception("this rank receives no more notices of other machines; please report it [SG504]")
 
     def _hear(self, heard: Hear, hear: Hearer) -> None:
         call = events.decode(heard.raw)
@@ -337,7 +337,7 @@ class Channel:
         try:
             hear(heard.epoch, call, standing)
         except Exception:  # a bug of spotguard must not end the only thread that receives events
-            log.exception("internal error; please report it")
+            log.exception("internal error; please report it [SG704]")
         # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
         self.standing = standing
 

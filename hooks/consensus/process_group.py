@@ -30,7 +30,7 @@ def join(machine: str, clock: Clock) -> Channel | None:
         if (world := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
             raise UsageError(
                 f"WORLD_SIZE is {world}, but there is no process group: call "
-                "torch.distributed.init_process_group() before spotguard.register()"
+                "torch.distributed.init_process_group() before spotguard.register() [SG403]"
             )
         return None
     if distributed.get_world_size() == 1:

@@ -28,7 +28,7 @@ _READ = 64
 
 _WAY_OUT = (
     "in a checkpoint one name is one tensor, so name the layers of a pipeline stage by their positions "
-    "in the full model, or register each stage under its own name"
+    "in the full model, or register each stage under its own name [SG412]"
 )
 
 

@@ -47,7 +47,7 @@ def connect(store: JobStore) -> JobStore:
     except (AttributeError, NotImplementedError):
         return store  # a store in this process's memory or in a file has no connection
     except RuntimeError as error:
-        raise StoreSilent(f"the job's store does not answer: {_line(error)}") from error
+        raise StoreSilent(f"the job's store does not answer: {_line(error)} [SG504]") from error
 
 
 def do(store: JobStore, operation: Operation) -> Answer:
@@ -75,7 +75,7 @@ def do(store: JobStore, operation: Operation) -> Answer:
             case Wait() | Hear():
                 raise TypeError(f"{operation} is not done here")
     except RuntimeError as error:  # the base class of c10d's errors
-        raise StoreSilent(f"the job's store does not answer: {_line(error)}") from error
+        raise StoreSilent(f"the job's store does not answer: {_line(error)} [SG504]") from error
 
 
 def wait(store: JobStore, keys: Sequence[str], seconds: float) -> bool:

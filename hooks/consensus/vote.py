@@ -155,7 +155,7 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
     silent = sorted(set(range(world)) - set(there))
     late = f"no answer in time from {named(silent)} of {world}" if silent else ""
     if not steps:
-        return nothing(f"no answer in time from any of {world} ranks")
+        return nothing(f"no answer in time from any of {world} ranks [SG503]")
     if silent:
         held = {each for offer in offers for each in offer.covers}
         lost = [rank for rank in silent if not any(rank in each for each in held)]

@@ -182,7 +182,7 @@ class Coordinator:
 
         def unheard(why: str) -> None:
             self._asking = False
-            log.warning("spotguard makes no background checkpoint: %s", why)
+            log.warning("spotguard makes no background checkpoint: %s [SG507]", why)
 
         self._call(BackgroundEvent(why), _PATIENCE, unheard)
         return True
@@ -359,7 +359,7 @@ class Coordinator:
         try:
             offer = self._offer(job, step, boundary=boundary, parks=parks)
         except Exception:  # a bug in spotguard must not keep all ranks waiting for an offer
-            log.exception("internal error; please report it")
+            log.exception("internal error; please report it [SG704]")
             offer = Vote(channel.rank, None)
         decision = channel.agree(job.epoch, offer, left, over)
         self.speaks = channel.rank == min(decision.ranks, default=0)

@@ -212,7 +212,7 @@ class Gate:
             names = {each.ident: each.name for each in threading.enumerate()}
             log.warning(
                 "guard.step() waits until the optimizer.step() of another thread (%s) ends, because a "
-                "boundary is between steps; call guard.step() in the thread that steps",
+                "boundary is between steps; call guard.step() in the thread that steps [SG410]",
                 ", ".join(names.get(at, "a thread that has ended") for at in others),
             )
         running = sys._current_frames()

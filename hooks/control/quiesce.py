@@ -88,7 +88,7 @@ class Quiescence:
         if step is None and job.scope.left() == 0:
             why = self._state.monitor.unmarked
             raise Abandoned(
-                f"out of time: training reached no guard.step() before the deadline{'; ' * bool(why)}{why}"
+                f"out of time: training reached no guard.step() before the deadline{'; ' * bool(why)}{why} [SG502]"
             )
         job.scope.check()
         if step is None:

@@ -128,8 +128,10 @@ class Report:
             if last_step >= 0
             else "there is no checkpoint yet"
         )
-        level = logging.ERROR if lost else logging.INFO
-        _log(preemption, level, f"nothing new is committed: {reason}; {newest}")
+        if lost:
+            _log(preemption, logging.ERROR, f"nothing new is committed: {reason}; {newest} [SG501]")
+        else:
+            _log(preemption, logging.INFO, f"nothing new is committed: {reason}; {newest}")
         self._telling(preemption)
         self._introduce(preemption)
         for id in list(preemption.ids):

@@ -124,7 +124,7 @@ class Saver(SaveRequests):
             except SpotguardError as error:
                 self._ended(job, error)
         except Exception as error:  # a bug in spotguard must not leave training parked for ever
-            log.exception("internal error; please report it")
+            log.exception("internal error; please report it [SG704]")
             job.error = CheckpointError(f"{type(error).__name__}: {error}")
             self._say_failed(job, str(job.error))
         finally:
@@ -170,7 +170,7 @@ class Saver(SaveRequests):
         try:
             what()
         except Exception:  # a bug in spotguard must not leave training without a saver thread
-            log.exception("internal error; please report it")
+            log.exception("internal error; please report it [SG704]")
 
     def _patience(self) -> float | None:
         preemption = self._alarm
@@ -248,7 +248,7 @@ class Saver(SaveRequests):
                 raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
             log.warning(
                 "the state changed while spotguard saved step %d: %s. spotguard saves at the next "
-                "guard.step() instead; make every change of a step before its guard.step()",
+                "guard.step() instead; make every change of a step before its guard.step() [SG408]",
                 step,
                 reason,
             )

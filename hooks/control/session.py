@@ -81,7 +81,7 @@ class AgentSession:
         client.start()
         client.wait_answered(_WELCOME)
         if client.refused:
-            raise UsageError(f"the agent refuses this process: {client.refused}")
+            raise UsageError(f"the agent refuses this process: {client.refused} [SG102]")
 
     def built(self) -> None:
         """Start to handle messages. If a notice was active before this process registered, return once it is handled."""

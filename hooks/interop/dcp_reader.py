@@ -117,7 +117,7 @@ class StorageReader(storage.StorageReader):
             which = "" if self._step is None else f" of step {self._step}"
             raise CheckpointError(
                 f"run {self._run_id} has no complete checkpoint{which} in {self._store.url}; `spotguard "
-                f"ls {self._store.url}` lists its checkpoints"
+                f"ls {self._store.url}` lists its checkpoints [SG605]"
             )
         if lacking := lacks(whole.level, whole.missing):
             log.warning(

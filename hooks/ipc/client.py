@@ -160,7 +160,7 @@ class SocketClient:
             except Exception as error:
                 # A bug in spotguard must not end the only thread that receives notices, so the thread connects
                 # again.
-                log.exception("internal error; please report it")
+                log.exception("internal error; please report it [SG704]")
                 self._unguarded(f"{type(error).__name__}: {error}")
             lost = self._joined.is_set()
             self._joined.clear()
@@ -179,7 +179,7 @@ class SocketClient:
         self._warned = True
         log.warning(
             "unguarded: no agent answers on %s (%s); training and background checkpoints continue, but "
-            "no notice arrives until the agent is back",
+            "no notice arrives until the agent is back [SG101]",
             self._path,
             why,
         )

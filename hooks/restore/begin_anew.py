@@ -45,7 +45,9 @@ class DamagedCheckpoints:
                 self.add(whole.name, "--begin-anew has already given it up")
             elif self._allowed and recorded is None and (damages := verify(self._store, whole)):
                 self.add(whole.name, str(damages[0]))
-                log.error("checkpoint %s is damaged, trying the next older one: %s", whole.name, damages[0])
+                log.error(
+                    "checkpoint %s is damaged, trying the next older one: %s [SG604]", whole.name, damages[0]
+                )
             else:
                 yield whole
 

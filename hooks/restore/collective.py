@@ -72,7 +72,7 @@ def see_the_same(channel: Channel, options: Mapping[str, str]) -> None:
             if value != (first := of_ranks[0].get(name)):
                 raise UsageError(
                     f"rank {rank} has {name} {value!r}, but rank 0 has {first!r}: pass the same --{name} "
-                    "to `spotguard run` on all machines of the job"
+                    "to `spotguard run` on all machines of the job [SG415]"
                 )
 
 
@@ -300,7 +300,9 @@ class _Trial:
             if self.refused:
                 log.error("checkpoint %s is refused, trying the next older one: %s", self.name, self.refused)
             else:
-                log.error("checkpoint %s is damaged, trying the next older one: %s", self.name, self.failed)
+                log.error(
+                    "checkpoint %s is damaged, trying the next older one: %s [SG604]", self.name, self.failed
+                )
             return None
         if self.filled:
             self.state.poisoned = ""

@@ -133,7 +133,9 @@ def restore(
                     log.warning("checkpoint %s disappeared while spotguard read it: %s", whole.name, failed)
                 else:
                     damages.add(whole.name, failed)
-                    log.error("checkpoint %s is damaged, trying the next older one: %s", whole.name, failed)
+                    log.error(
+                        "checkpoint %s is damaged, trying the next older one: %s [SG604]", whole.name, failed
+                    )
                 continue
             said_of(whole)
             return _found(store, whole, near)
@@ -159,13 +161,13 @@ def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, faile
     if failed:
         raise CheckpointError(
             f"spotguard can restore no checkpoint of run {run_id} in {store.url}; the oldest complete one "
-            f"fails with: {failed}. Training was not started; choose another run id to begin at step 0"
+            f"fails with: {failed}. Training was not started; choose another run id to begin at step 0 [SG601]"
         )
     if step is not None or must:
         which = "" if step is None else f" of step {step}"
         raise CheckpointError(
             f"run {run_id} has no complete checkpoint{which} in {store.url}; `spotguard ls {store.url}` "
-            "lists its checkpoints"
+            "lists its checkpoints [SG605]"
         )
     return Restored(0, None)
 
@@ -184,14 +186,14 @@ def said_of(whole: WholeCheckpoint) -> None:
     if whole.missing:
         log.warning(
             "step %d is restored without %s: their own random numbers, loaders and dicts. Those ranks "
-            "had died, and the other ranks saved the rest",
+            "had died, and the other ranks saved the rest [SG607]",
             whole.name.step,
             lacks("full", whole.missing),
         )
     if whole.level == "weights":
         log.warning(
             "step %d is restored without the optimizer's moments, which were not saved with it: they "
-            "start fresh, and the loss may rise for some hundred steps",
+            "start fresh, and the loss may rise for some hundred steps [SG607]",
             whole.name.step,
         )
 

@@ -169,7 +169,7 @@ def say_what_drifted(name: CheckpointName, digests: Sequence[Mapping[str, int]])
         log.warning(
             "replicas have drifted apart by step %d: %s differ between ranks that should hold the same "
             "values; the checkpoint has one rank's copy of each. Look for a parameter that some rank "
-            "changes alone, or whose gradients are not averaged",
+            "changes alone, or whose gradients are not averaged [SG416]",
             name.step,
             few,
         )

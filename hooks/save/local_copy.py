@@ -288,7 +288,7 @@ class Snapshot:
             raise CheckpointError(
                 f"a background checkpoint needs {need >> 20} MiB of host memory for its copy, but "
                 f"{free >> 20} MiB are free: pass --stage with a directory on a local disk, switch "
-                "background checkpoints off with --every off, or use a machine with more memory"
+                "background checkpoints off with --every off, or use a machine with more memory [SG505]"
             )
 
 

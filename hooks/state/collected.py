@@ -100,7 +100,7 @@ def differences(saved: Mapping[str, Any]) -> list[str]:
     """
     here = describe()
     return [
-        f"saved with {words} {saved[key]}, restored with {here[key]}: training may differ in the last bits"
+        f"saved with {words} {saved[key]}, restored with {here[key]}: training may differ in the last bits [SG606]"
         for key, words in _DECISIVE.items()
         if key in saved and saved[key] != here[key]
     ]

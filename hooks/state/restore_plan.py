@@ -95,7 +95,7 @@ def plan(
             held = ", ".join(sorted(own))
             raise StateError(
                 f"the checkpoint holds no {part.name!r} (it holds {held}); register the same names, choose another "
-                f"run id, or, if {part.name!r} is new, call guard.restore(missing=({part.name!r},))"
+                f"run id, or, if {part.name!r} is new, call guard.restore(missing=({part.name!r},)) [SG602]"
             )
         outlines = SavedTrees(saved, len(states), ranks, lambda tree: decode(tree, names.outline), stand_ins)
         outline = pick(part, outlines)

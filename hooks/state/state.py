@@ -253,7 +253,7 @@ class State:
         """
         if not self.boundary_only:
             self.boundary_only = why
-            log.warning("from now on a save waits for the next guard.step(): %s", why)
+            log.warning("from now on a save waits for the next guard.step(): %s [SG406]", why)
 
     def _look_at_the_rest(self, dirty: float, step: float) -> None:
         """Warn, at the third such boundary in a row, about a long time between the optimizer's step and `guard.step()`.
@@ -269,7 +269,7 @@ class State:
             log.warning(
                 "%.1f s of each %.1f s step are between optimizer.step() and guard.step(), and a notice "
                 "waits for them: call guard.step() right after the optimizer (and scheduler), before "
-                "evaluation",
+                "evaluation [SG407]",
                 dirty,
                 step,
             )

@@ -36,6 +36,9 @@ _LEAVES: dict[int, type[StoreError]] = {
     HTTPStatus.INSUFFICIENT_STORAGE: FullError,
 }
 
+#: The advice of a full store, as the end of a message.
+FULL = "; delete what is not needed there, or raise its quota [SG312]"
+
 
 def leaf(status: int) -> type[StoreError]:
     """Return the error that a status means, for answers whose own code tells no more."""
@@ -58,7 +61,7 @@ def network(doing: str) -> Iterator[None]:
         inner = _inner(error)
         if untrusted(error):
             raise DeniedError(
-                f"{doing}: {inner}; the option ca=FILE in the store's URL names a certificate to trust"
+                f"{doing}: {inner}; the option ca=FILE in the store's URL names a certificate to trust [SG306]"
             ) from error
         raise UnavailableError(f"{doing}: {type(inner).__name__}: {inner}") from error
 

@@ -29,7 +29,7 @@ def open_store(url: str) -> BlobStore:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"store {url!r} needs {cloud.sdk}, which is not installed here ({error}): "
-            f"{how_to_install(cloud.extra)}"
+            f"{how_to_install(cloud.extra)} [SG307]"
         ) from error
     store: BlobStore = getattr(module, cloud.factory)(locate(url))
     return store

@@ -31,8 +31,8 @@ _PIECE = 16 * 2**20
 _TEMPORARY = ".put-"
 
 _ADVICE: dict[type[StoreError], str] = {
-    FullError: "; free some room there, or use another store",
-    DeniedError: "; make the directory writable for this user, or use another store",
+    FullError: "; free some room there, or use another store [SG312]",
+    DeniedError: "; make the directory writable for this user, or use another store [SG302]",
 }
 
 _NO_FOLDER = "; something in this path is a file: name a directory, or another store"
@@ -327,7 +327,7 @@ def _link(temporary: str, path: str) -> bool:
         if error.errno not in _NO_LINKS:
             raise
         raise StoreError(
-            f"put {path}: this file system has no hard links, which create an object exactly once; use a directory on another"
+            f"put {path}: this file system has no hard links, which create an object exactly once; use a directory on another [SG315]"
         ) from error
     return True
 

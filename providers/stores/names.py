@@ -129,7 +129,7 @@ def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
     if name is None:
         raise UsageError(
             f"store {at.url!r} names no storage account; write az://container/prefix?account=NAME, or set {ACCOUNT} or "
-            f"{CONNECTION}"
+            f"{CONNECTION} [SG308]"
         )
     if _NAME.fullmatch(name) is None:
         raise UsageError(

@@ -91,12 +91,12 @@ def check_url(url: str) -> None:
             hint = f"{scheme.lower()}://{place or f'{CLOUDS[scheme.lower()].place}/prefix'}"
         else:
             hint = Path(path).absolute().as_uri() if path and "\0" not in path else _EXAMPLE
-        raise UsageError(f"store {shown(url)!r} is not a URL; write it as {hint}")
+        raise UsageError(f"store {shown(url)!r} is not a URL; write it as {hint} [SG308]")
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise UsageError(
-            f"store {shown(url)!r} is not a URL ({error}); use one such as {_EXAMPLE}"
+            f"store {shown(url)!r} is not a URL ({error}); use one such as {_EXAMPLE} [SG308]"
         ) from error
     if parts.scheme in CLOUDS:
         locate(url)
@@ -104,7 +104,7 @@ def check_url(url: str) -> None:
     if parts.scheme != "file":
         raise UsageError(
             f"store {shown(url)!r} has scheme {parts.scheme!r}, which is unknown; use s3://bucket/prefix, gs://bucket/prefix, "
-            f"az://container/prefix, or {_EXAMPLE}"
+            f"az://container/prefix, or {_EXAMPLE} [SG308]"
         )
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
@@ -117,7 +117,7 @@ def check_url(url: str) -> None:
         )
     path = unquote(parts.path)
     if path in ("", "/") or "\0" in path:
-        raise UsageError(f"store {shown(url)!r} names no directory; use one, such as {_EXAMPLE}")
+        raise UsageError(f"store {shown(url)!r} names no directory; use one, such as {_EXAMPLE} [SG308]")
 
 
 def scheme_of(url: str) -> str:
@@ -151,7 +151,7 @@ def locate(url: str) -> Location:
             f"store {shown(url)!r}: {bucket!r} is one of Azure's own containers, which are not taken: name one of yours"
         )
     if _BUCKET.fullmatch(bucket) is None:
-        raise UsageError(f"store {shown(url)!r} names no {cloud.place}; write it as {example}")
+        raise UsageError(f"store {shown(url)!r} names no {cloud.place}; write it as {example} [SG308]")
     path = unquote(parts.path).strip("/")
     if path and not all(is_segment(segment) for segment in path.split("/")):
         raise UsageError(

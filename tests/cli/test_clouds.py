@@ -74,7 +74,7 @@ def test_a_bucket_that_is_not_there(capsys: pytest.CaptureFixture[str], day: Day
     day.remove()
     line = refused(capsys, command, day.url)
     assert f"there is no such {'container' if day.url.startswith('az:') else 'bucket'}" in line
-    assert line.endswith(": make it, or correct the URL")
+    assert line.endswith(": make it, or correct the URL [SG303]")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

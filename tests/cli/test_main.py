@@ -264,7 +264,7 @@ def test_a_misspelt_variable_is_said(tmp_path: Path) -> None:
     done = spotguard("run", "true", cwd=tmp_path, SPOTGUARD_STROE="file:///x")
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if "STROE" in line]
-    assert line.endswith("SPOTGUARD_STROE: did you mean SPOTGUARD_STORE?")
+    assert line.endswith("SPOTGUARD_STROE: did you mean SPOTGUARD_STORE? [SG701]")
 
 
 def test_status_of_killed_agents_alone(tmp_path: Path) -> None:

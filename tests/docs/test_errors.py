@@ -23,11 +23,11 @@ def test_every_state_and_every_reason_of_blindness_is_explained() -> None:
         assert not word or f"\n| `{word}` | " in text, word
 
 
-#: Messages that a store or the system writes, and not spotguard.
+#: Messages that a store or the system writes: the code is in the advice that spotguard adds.
 OF_OTHERS = {"AccessDenied (403)", "AuthorizationPermissionMismatch (403)", "No space left on device"}
 
 
-def test_each_message_on_the_errors_page_is_one_that_spotguard_prints() -> None:
+def test_each_message_on_the_errors_page_is_one_that_spotguard_prints_with_its_code() -> None:
     """With … for what the code fills in: the fixed parts of the message, in one literal and in this order."""
     literals = [
         "".join("…" if part is None else part for part in parts)
@@ -36,12 +36,15 @@ def test_each_message_on_the_errors_page_is_one_that_spotguard_prints() -> None:
     ]
     page = (ROOT / "docs" / "reference" / "errors.md").read_text()
     entries = re.findall(r"^### (SG\d{3}): .*\n\n(`.*`)$", page, re.MULTILINE)
+    printed = {code for literal in literals for code in re.findall(r"\[(SG\d{3})\]", literal)}
     assert len(entries) > 50
+    assert sorted(printed) == [code for code, _ in entries]
     wrong = []
     for code, line in entries:
+        coded = [literal for literal in literals if f"[{code}]" in literal]
         for message in re.findall(r"`([^`]+)`", line):
             fixed = [re.escape(part.strip()) for part in re.split("…|%[.0-9a-z]+", message) if part.strip()]
-            known = any(re.search(".*".join(fixed), literal, re.DOTALL) for literal in literals)
+            known = any(re.search(".*".join(fixed), literal, re.DOTALL) for literal in coded)
             if not known and message not in OF_OTHERS:
                 wrong.append(f"{code}: {message}")
     assert wrong == []

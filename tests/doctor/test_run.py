@@ -217,7 +217,7 @@ def test_what_is_logged_beside_the_page_says_whose_line_it_is(
     elif "--json-log" in form:
         assert [json.loads(line)["service.name"] for line in lines] == ["spotguard"]
     else:
-        words = r"spotguard [\d:]{8} WARNING: .*: SPOTGUARD_STROE: did you mean SPOTGUARD_STORE\?"
+        words = r"spotguard [\d:]{8} WARNING: .*: SPOTGUARD_STROE: did you mean SPOTGUARD_STORE\? \[SG701\]"
         assert len([line for line in lines if re.fullmatch(words, line)]) == 1
         assert [line for line in lines if not line.startswith("spotguard ")] == []
 

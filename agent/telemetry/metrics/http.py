@@ -51,7 +51,7 @@ def _taken(port: int, error: OSError) -> UsageError:
     why = os.strerror(error.errno or 0)  # the error's own text would repeat the address
     return UsageError(
         f"--metrics-port {port}: cannot listen at {HOST}:{port}: {why}; give another port: each run and each agent "
-        "of a machine needs one of its own"
+        "of a machine needs one of its own [SG703]"
     )
 
 

@@ -74,7 +74,7 @@ def _library(port: int) -> None:
         import prometheus_client  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"--metrics-port {port}: Prometheus's library is not installed: {how_to_install('metrics')}"
+            f"--metrics-port {port}: Prometheus's library is not installed: {how_to_install('metrics')} [SG702]"
         ) from error
 
 

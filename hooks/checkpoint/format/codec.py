@@ -194,7 +194,9 @@ def _value(body: bytes) -> dict[str, Any]:
 def check_format(raw: dict[str, Any]) -> None:
     """Refuse fields of a newer format."""
     if (version := integer(raw, "format", 1)) > FORMAT:
-        raise _Newer(f"format version {version} is newer than {FORMAT}: read it with a newer spotguard")
+        raise _Newer(
+            f"format version {version} is newer than {FORMAT}: read it with a newer spotguard [SG603]"
+        )
 
 
 def _no_constants(constant: str) -> float:

@@ -84,7 +84,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     if name in QUANTIZED:
         raise StateError(
             f"dtype {name} cannot be saved: a quantized tensor's scale is not in its bytes; "
-            "save tensor.int_repr() with its scale and zero point"
+            "save tensor.int_repr() with its scale and zero point [SG401]"
         )
     if name not in ITEMSIZE:
         raise StateError(

@@ -91,7 +91,7 @@ class PeerManifests:
         one = len(self.missing) == 1
         return (
             f"rank{('' if one else 's')} {ranks} of {self.world} {('has' if one else 'have')} uploaded no "
-            "manifest"
+            "manifest [SG503]"
         )
 
     def begin(self) -> list[int]:

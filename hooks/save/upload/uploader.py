@@ -195,7 +195,9 @@ class Uploader(Generic[B]):
         try:
             return self.pool.ready(max(1, min(self.width.count, objects)), size, left)
         except (RuntimeError, MemoryError) as error:
-            raise CheckpointError(f"a save needs buffers of {size >> 20} MiB and threads: {error}") from error
+            raise CheckpointError(
+                f"a save needs buffers of {size >> 20} MiB and threads: {error} [SG505]"
+            ) from error
 
     def object_size(self, nbytes: int) -> int:
         """Return the size of an object in bytes, for a state of `nbytes`.
@@ -214,7 +216,7 @@ class Uploader(Generic[B]):
             # Log it once: every thread meets the same error every few seconds. The save itself reports it again.
             before, self._cold = self._cold, str(error)
             if not before:
-                log.warning("the store cannot be reached, a save would fail now: %s", error)
+                log.warning("the store cannot be reached, a save would fail now: %s [SG313]", error)
 
     def _run(self, work: Transfer, fill: Fill[B], moved: Callable[[B], str], buffer: B) -> None:
         try:

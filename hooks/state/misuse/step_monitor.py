@@ -188,7 +188,7 @@ class StepMonitor:
                 what(*values)
         except Exception:  # a fault of the monitor must not end the training that it watches
             self.close()
-            log.exception("internal error; please report it")
+            log.exception("internal error; please report it [SG704]")
 
     # --- a step that is checked, under the lock ---
 

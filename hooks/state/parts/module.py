@@ -353,7 +353,7 @@ class ModulePart:
             raise StateError(
                 f"{self.name} does not fit the checkpoint: {_some('missing there', expected - saved)}"
                 f"{_some('unknown here', saved - expected)}; restore into the model it was saved from, "
-                "or choose another run id"
+                "or choose another run id [SG602]"
             )
         for key, tensor in self._live.items():
             if not isinstance(tree[key], torch.Tensor):

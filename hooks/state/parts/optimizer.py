@@ -347,7 +347,7 @@ class OptimizerPart:
 
     def _check_kind(self, tree: Any) -> None:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
-            raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name")
+            raise StateError(f"{self.name}: the checkpoint holds no optimizer under this name [SG602]")
         if type(cls := tree["class"]) is not str:
             raise CheckpointError(
                 f"{self.name}: the saved optimizer's {'class'!r} is not in the form that spotguard writes"

@@ -207,7 +207,7 @@ def refuse_engines(values: Mapping[str, Any]) -> None:
         raise StateError(
             f"{what}, which keeps moments, float32 masters and shards where no state_dict() of torch "
             "shows them: a checkpoint would lack them; keep DeepSpeed's own checkpoints, and use "
-            "spotguard.on_notice to learn of the notice"
+            "spotguard.on_notice to learn of the notice [SG411]"
         )
 
 
@@ -234,9 +234,9 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
     elif isinstance(value, torch.utils.data.DataLoader):
         advice = (
             "a DataLoader does not know its position: wrap it, as in loader = spotguard.ResumableLoader(loader), "
-            "or use torchdata's StatefulDataLoader"
+            "or use torchdata's StatefulDataLoader [SG402]"
         )
-    raise StateError(f"{name} is of type {type(value).__name__}, which cannot be saved: {advice}")
+    raise StateError(f"{name} is of type {type(value).__name__}, which cannot be saved: {advice} [SG401]")
 
 
 def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:
@@ -245,5 +245,5 @@ def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:
     if orphans:
         raise StateError(
             f"{name} steps {orphans} parameters that no registered module holds, so they would not be saved; "
-            "register the model too: register(model=model, optimizer=optimizer)"
+            "register the model too: register(model=model, optimizer=optimizer) [SG409]"
         )

@@ -13,8 +13,8 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpRes
 
 from ...clock import Clock
 from ...dates import parse_http_date
-from ...errors import CorruptError, DeniedError, NotFoundError, StoreError
-from ..errors import leaf, network
+from ...errors import CorruptError, DeniedError, FullError, NotFoundError, StoreError
+from ..errors import FULL, leaf, network
 
 #: Codes that tell more than the status.
 _CODES: dict[str, type[StoreError]] = {
@@ -34,18 +34,20 @@ STRANGER = {"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticati
 #: Codes by which it refuses recognized credentials this request only. (For other codes, no permission is known.)
 NOT_THIS = {"AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"}
 
-_ROLE = "; give this identity the role Storage Blob Data Contributor on the container, or the SAS the permissions racwdl"
+_ROLE = "; give this identity the role Storage Blob Data Contributor on the container, or the SAS the permissions racwdl [SG302]"
 _ADVICE = {
     "AuthorizationPermissionMismatch": _ROLE,
     "AuthorizationResourceTypeMismatch": _ROLE,
     "InsufficientAccountPermissions": _ROLE,
-    "AuthorizationFailure": "; let this machine through the account's network rules, and check the account's key",
+    "AuthorizationFailure": "; let this machine through the account's network rules, and check the account's key [SG302]",
     "KeyBasedAuthenticationNotPermitted": "; this account takes no keys: unset them, so that the machine's identity is used",
-    "ContainerNotFound": "; there is no such container in this account: make it, or correct the URL",
+    "ContainerNotFound": "; there is no such container in this account: make it, or correct the URL [SG303]",
     "ContainerBeingDeleted": "; somebody deletes this container: use another",
     "InvalidHeaderValue": "; an emulator may know older versions only: start Azurite with --skipApiVersionCheck",
 }
-_STRANGER_ADVICE = "; the key, SAS or token is not one of this account, or is out of date: give a new one"
+_STRANGER_ADVICE = (
+    "; the key, SAS or token is not one of this account, or is out of date: give a new one [SG301]"
+)
 
 #: Seconds between this machine's clock and the store's from which the message names the clock. (Azure refuses at 15 min; the
 #: start of a token's validity tolerates 5.)
@@ -65,7 +67,7 @@ def answers(doing: str, clock: Clock) -> Iterator[None]:
         if isinstance(error, ClientAuthenticationError):
             raise DeniedError(
                 f"{doing}: no token is to be had ({type(error).__name__}); give this machine an identity (a managed "
-                "identity, az login), or set AZURE_STORAGE_CONNECTION_STRING"
+                "identity, az login), or set AZURE_STORAGE_CONNECTION_STRING [SG301]"
             ) from error
         with network(doing):
             raise _below(error) from error
@@ -88,7 +90,7 @@ def readable(doing: str) -> Iterator[None]:
 def refusal(doing: str, status: int, code: str, headers: Mapping[str, str], clock: Clock) -> StoreError:
     """Return the error that a failed answer means."""
     kind = _CODES.get(code) or leaf(status)
-    advice = _ADVICE.get(code, "")
+    advice = _ADVICE.get(code) or (FULL if kind is FullError else "")
     if not advice and (code in STRANGER or status == 401):
         advice = _skew(headers, clock) or _STRANGER_ADVICE
     return kind(f"{doing}: {code or 'no code'} ({status}){advice}")
@@ -117,5 +119,5 @@ def _skew(headers: Mapping[str, str], clock: Clock) -> str:
         return ""
     return (
         f"; this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the store's: "
-        "set it (chrony, timedatectl set-ntp true)"
+        "set it (chrony, timedatectl set-ntp true) [SG304]"
     )

@@ -18,7 +18,7 @@ from ...errors import (
     ThrottledError,
     UnavailableError,
 )
-from ..errors import leaf, network
+from ..errors import FULL, leaf, network
 
 #: Reasons that tell more than the status.
 #: (https://cloud.google.com/storage/docs/json_api/v1/status-codes)
@@ -48,14 +48,14 @@ def answered(doing: str, permission: str) -> Iterator[None]:
     except DefaultCredentialsError as error:
         raise DeniedError(
             f"{doing}: no Google credentials are to be found ({_line(error)}); give the machine a service account, name a key file in "
-            "GOOGLE_APPLICATION_CREDENTIALS, or run gcloud auth application-default login"
+            "GOOGLE_APPLICATION_CREDENTIALS, or run gcloud auth application-default login [SG301]"
         ) from error
     except GoogleAuthError as error:
         if error.retryable or _is_networks(error):
-            raise UnavailableError(f"{doing}: no token can be had now: {_line(error)}") from error
+            raise UnavailableError(f"{doing}: no token can be had now: {_line(error)} [SG301]") from error
         raise DeniedError(
             f"{doing}: Google gives no token for these credentials: {_line(error)}; look at the service account, and at "
-            "this machine's clock"
+            "this machine's clock [SG301]"
         ) from error
 
 
@@ -66,19 +66,19 @@ def _refused(doing: str, permission: str, error: GoogleAPICallError) -> StoreErr
     text = f"{doing}: {' '.join([str(status), *reasons])}"
     if kind is DeniedError and status == 401:
         return DeniedError(
-            f"{text}; Google does not take this job's credentials: look at its service account, and at this machine's clock"
+            f"{text}; Google does not take this job's credentials: look at its service account, and at this machine's clock [SG301]"
         )
     if kind is DeniedError:
         return DeniedError(
-            f"{text}: {_line(error.message)}; the job's account needs {permission}: give it roles/storage.objectUser on the bucket"
+            f"{text}: {_line(error.message)}; the job's account needs {permission}: give it roles/storage.objectUser on the bucket [SG302]"
         )
     if kind is NotFoundError and permission in (CREATE, LIST):
-        return NotFoundError(f"{text}; there is no such bucket: make it, or correct the URL")
+        return NotFoundError(f"{text}; there is no such bucket: make it, or correct the URL [SG303]")
     # A checksum that differs from the bytes gives 400 "invalid". No other part of an upload that spotguard chooses can
     # cause it: object names, and the name of a KMS key, were checked before.
     if status == 400 and permission == CREATE and "invalid" in reasons:
         return CorruptError(f"{text}: other bytes arrived than were sent: {_line(error.message)}")
-    return kind(f"{text}: {_line(error.message)}")
+    return kind(f"{text}: {_line(error.message)}{FULL if kind is FullError else ''}")
 
 
 def _is_networks(error: BaseException) -> bool:

@@ -100,7 +100,7 @@ class S3Session:
         try:
             self._take(self._found)
         except _NONE_NOW as error:
-            log.warning("AWS credentials end soon, and new ones cannot be had now: %s", error)
+            log.warning("AWS credentials end soon, and new ones cannot be had now: %s [SG305]", error)
         finally:
             self._lock.release()
 
@@ -113,7 +113,7 @@ class S3Session:
             try:
                 self._make()
             except _NONE_NOW as error:
-                log.warning("AWS credentials are refused, and new ones cannot be had now: %s", error)
+                log.warning("AWS credentials are refused, and new ones cannot be had now: %s [SG305]", error)
                 return False
             return bool(self._frozen != before)
 
@@ -138,7 +138,7 @@ class S3Session:
         if credentials is None:
             raise DeniedError(
                 f"{self._at.url}: no AWS credentials are to be found; give the machine an instance role, or set "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY [SG301]"
             )
         self._boto = session
         self._take(credentials)
@@ -150,7 +150,7 @@ class S3Session:
         except RuntimeError as error:  # botocore raises it if the newer ones are out of date as well
             raise DeniedError(
                 f"{self._at.url}: the AWS credentials to be found have expired ({error}); renew them, or correct this "
-                "machine's clock"
+                "machine's clock [SG305]"
             ) from error
         self._found = found
         if self._client is not None and frozen == self._frozen:

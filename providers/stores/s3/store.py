@@ -35,7 +35,7 @@ from ...errors import (
     UsageError,
 )
 from ..base import Credentials, ObjectInfo, Sent, check_key, check_prefix
-from ..errors import leaf, network, untrusted
+from ..errors import FULL, leaf, network, untrusted
 from ..http import CONNECTIONS, Transport, fill, remaining, within
 from ..url import Location
 from .credentials import S3Session
@@ -72,11 +72,11 @@ _CODES: dict[str, type[StoreError]] = {
 _STALE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "RequestExpired"}
 
 _ADVICE = {
-    "RequestTimeTooSkewed": "; this machine's clock is wrong: set it (chrony, timedatectl set-ntp true)",
+    "RequestTimeTooSkewed": "; this machine's clock is wrong: set it (chrony, timedatectl set-ntp true) [SG304]",
     "AuthorizationHeaderMalformed": "; the bucket may be in another region: add it, as in s3://bucket/prefix?region=eu-west-1",
     "PermanentRedirect": "; the bucket is in another region: add it, as in s3://bucket/prefix?region=eu-west-1",
-    "NoSuchBucket": "; there is no such bucket: make it, or correct the URL",
-    "AccessDenied": "; allow s3:PutObject, s3:GetObject and s3:DeleteObject on the prefix and s3:ListBucket on the bucket",
+    "NoSuchBucket": "; there is no such bucket: make it, or correct the URL [SG303]",
+    "AccessDenied": "; allow s3:PutObject, s3:GetObject and s3:DeleteObject on the prefix and s3:ListBucket on the bucket [SG302]",
 }
 
 
@@ -292,7 +292,8 @@ def _mapped(doing: str) -> Iterator[None]:
         if status == 412:
             raise _Precondition(f"{doing}: {code} (412)") from error
         kind = _CODES.get(code) or leaf(status)
-        raise kind(f"{doing}: {code} ({status}){_ADVICE.get(code, '')}") from error
+        advice = _ADVICE.get(code) or (FULL if kind is FullError else "")
+        raise kind(f"{doing}: {code} ({status}){advice}") from error
     except (ResponseParserError, KeyError) as error:
         # Not S3's answer, or cut off. (Newer botocore treats a 200 that is not XML as a 500 for S3's operations; older does not.)
         raise UnavailableError(
@@ -316,7 +317,9 @@ def _identified(doing: str) -> Iterator[None]:
         yield
     except NoConnectionError as error:
         if untrusted(error):
-            raise DeniedError(f"{doing}: {error}; name a certificate to trust in AWS_CA_BUNDLE") from error
+            raise DeniedError(
+                f"{doing}: {error}; name a certificate to trust in AWS_CA_BUNDLE [SG306]"
+            ) from error
         raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
 
 

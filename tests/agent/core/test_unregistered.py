@@ -208,7 +208,9 @@ def test_a_drill_is_refused_where_nobody_would_be_told(policy: dict[str, Any]) -
     """`--signal none`, and a service, which signals nobody."""
     story = Story(**policy)
     story.asks(preempt=True)
-    assert story.tells[-1].body == {"error": "no training process is registered here: nothing would be saved"}
+    assert story.tells[-1].body == {
+        "error": "no training process is registered here: nothing would be saved [SG107]"
+    }
     assert story.machine.preemption is None
     assert story.signals == []
 
@@ -218,5 +220,5 @@ def test_a_drill_of_one_user_does_not_end_what_another_one_trains() -> None:
     story = Story()
     story.opens(uid=0)
     story.asks(uid=1000, preempt=True)
-    assert "nothing would be saved" in story.tells[-1].body["error"]
+    assert "nothing would be saved [SG107]" in story.tells[-1].body["error"]
     assert story.signals == []

@@ -82,7 +82,9 @@ def test_several_runs_beside_a_service_are_told_apart(start: Start, env: dict[st
     with pytest.raises(UsageError) as caught:
         control.choose(None, None, env, os.geteuid(), service)
     said = str(caught.value)
-    assert said.endswith(f"pass --run-id with one of gpt, vit; for the service agent pass --socket {service}")
+    assert said.endswith(
+        f"pass --run-id with one of gpt, vit; for the service agent pass --socket {service} [SG106]"
+    )
 
 
 # --- which run is meant ---
@@ -113,7 +115,7 @@ def test_a_run_is_known_by_its_id_and_not_by_its_socket(
     places = [unit(name) if units else folder / "spotguard" / f"my-{name}.sock" for name in ("gpt", "vit")]
     gpt, vit = start("gpt", at=places[0]), start("vit", at=places[1])
     with pytest.raises(
-        UsageError, match=r"several runs are guarded here: pass --run-id with one of gpt, vit$"
+        UsageError, match=r"several runs are guarded here: pass --run-id with one of gpt, vit \[SG106\]$"
     ):
         chosen(None, env, folder)
     assert (chosen("gpt", env, folder), chosen("vit", env, folder)) == (gpt, vit)
@@ -128,7 +130,7 @@ def test_runs_of_one_id_are_told_apart_by_their_sockets(
         with pytest.raises(UsageError) as caught:
             chosen(said, env, folder)
         where = f"--socket {own} or --socket {units}"
-        assert str(caught.value) == f"several runs here are named gpt: pass {where}"
+        assert str(caught.value) == f"several runs here are named gpt: pass {where} [SG106]"
 
 
 def test_another_run_at_the_socket_of_the_one_that_is_meant_is_not_taken_for_it(

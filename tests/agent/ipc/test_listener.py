@@ -159,7 +159,7 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -
 def test_a_folder_that_is_shared_on_purpose_is_not_to_be_taken_from_the_others(folder: Path) -> None:
     """Of /tmp, say: what root copies from a message must not close it. With the sticky bit a folder of ours in it is safe."""
     folder.chmod(0o1777)
-    advice = f"mkdir -m 700 {folder}/NAME, and pass --socket {folder}/NAME/run.sock"
+    advice = f"mkdir -m 700 {folder}/NAME, and pass --socket {folder}/NAME/run.sock [SG104]"
     assert (
         refused(folder / "a.sock")
         == f"socket directory {folder} has mode 1777, so others could replace the socket: {advice}"

@@ -77,15 +77,15 @@ def test_a_failure_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """With the command, and how it ended; a command that is not there is one."""
     heard = Heard("exit 3", caplog)
     heard.tell()
-    assert heard.ended() == ["--on-notice 'exit 3' failed: exit code 3"]
+    assert heard.ended() == ["--on-notice 'exit 3' failed: exit code 3 [SG110]"]
     caplog.clear()
     heard = Heard("kill -USR1 $$", caplog)
     heard.tell()
-    assert heard.ended() == ["--on-notice 'kill -USR1 $$' failed: SIGUSR1"]
+    assert heard.ended() == ["--on-notice 'kill -USR1 $$' failed: SIGUSR1 [SG110]"]
     caplog.clear()
     heard = Heard("no-such-command-here 2>/dev/null", caplog)
     heard.tell()
-    assert heard.ended() == ["--on-notice 'no-such-command-here 2>/dev/null' failed: exit code 127"]
+    assert heard.ended() == ["--on-notice 'no-such-command-here 2>/dev/null' failed: exit code 127 [SG110]"]
 
 
 def test_at_its_limit_it_is_killed_with_what_it_has_started(
@@ -96,7 +96,7 @@ def test_at_its_limit_it_is_killed_with_what_it_has_started(
     command = f"sh -c 'echo $$ > {pids}; {FOR_EVER}' & {FOR_EVER}"
     heard = Heard(command, caplog, fifo=str(fifo))
     heard.tell(until=0.5)
-    assert heard.ended() == [f"--on-notice {command!r} was killed: it had not ended in its time"]
+    assert heard.ended() == [f"--on-notice {command!r} was killed: it had not ended in its time [SG110]"]
     if pids.exists():  # else it was killed before it had begun
         assert _gone(int(pids.read_text()))
 

@@ -130,7 +130,10 @@ def test_a_notice_file_in_no_folder(tmp_path: Path) -> None:
 
 def test_a_notice_file_that_others_could_put_there(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert refused(notice_file=str(tmp_path / "notice")).advice == "use a directory of your own, or of root"
+    assert (
+        refused(notice_file=str(tmp_path / "notice")).advice
+        == "use a directory of your own, or of root [SG109]"
+    )
 
 
 def test_a_socket_folder_that_others_may_write_to(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ def test_a_mistake_in_one_call_ends_no_thread(caplog: pytest.LogCaptureFixture) 
         calls.give(lambda: 1 / 0, soon())
     calls.give(done.set, soon())
     assert done.wait(PATIENCE)
-    assert [record.message for record in caplog.records].count("internal error; please report it") == 3
+    assert [record.message for record in caplog.records].count(
+        "internal error; please report it [SG704]"
+    ) == 3
     calls.close()
 
 

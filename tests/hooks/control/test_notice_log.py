@@ -86,7 +86,7 @@ def test_why_nothing_is_committed_is_an_error(caplog: pytest.LogCaptureFixture) 
         found = lines(caplog)
         store.faults = []
     assert found[0] == ("INFO", LEARNS)
-    assert ("ERROR", "nothing new is committed: no; there is no checkpoint yet") in found
+    assert ("ERROR", "nothing new is committed: no; there is no checkpoint yet [SG501]") in found
 
 
 def test_before_training_there_is_nothing_to_lose(caplog: pytest.LogCaptureFixture) -> None:

@@ -131,7 +131,7 @@ def test_weights_after_which_the_state_moved_are_no_background_checkpoint() -> N
         assert (committed.id, committed.step, committed.level) == ("n1", 3, "weights")
         assert committed.detail.startswith("parameters and extras first, ")
         assert committed.detail.endswith(
-            "; the save after it: out of time: training reached no guard.step() before the deadline"
+            "; the save after it: out of time: training reached no guard.step() before the deadline [SG502]"
         )
 
 

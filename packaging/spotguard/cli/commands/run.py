@@ -138,7 +138,7 @@ def log_as(options: Options) -> logging.Handler:
 def warn_of_unknown_variables() -> None:
     """Warn of unknown SPOTGUARD_ variables: a misspelt name would leave its option unset without a word."""
     for line in resolve.unknown_variables(os.environ):
-        logger.warning("no option is called so, and nobody reads it: %s", line)
+        logger.warning("no option is called so, and nobody reads it: %s [SG701]", line)
 
 
 def _warn_of_a_store_that_dies(options: Options) -> None:
@@ -150,7 +150,7 @@ def _warn_of_a_store_that_dies(options: Options) -> None:
     if cloud != "none":
         logger.warning(
             "checkpoints go to %s, a disk of THIS machine: when %s preempts it, they are lost with it. Pass a store "
-            "that outlives it: --store s3://, gs:// or az://, or a directory of a network file system",
+            "that outlives it: --store s3://, gs:// or az://, or a directory of a network file system [SG309]",
             options.store,
             cloud,
         )

@@ -151,7 +151,7 @@ def test_one_opt_missing(caplog: pytest.LogCaptureFixture) -> None:
             guard.step()
         position = guard._position()
     told = said(caplog)
-    assert told[0].endswith("AdamW trains b.weight, b.bias and is not registered")
+    assert told[0].endswith("AdamW trains b.weight, b.bias and is not registered [SG406]")
     assert [each for each in told if each.startswith("an optimizer is not registered")] == [
         "an optimizer is not registered (AdamW trains b.weight, b.bias), so its state is not saved and a resumed run "
         "starts it fresh; add it to spotguard.register(…)"
@@ -232,7 +232,10 @@ def test_a_notice_says_why_there_was_no_boundary() -> None:
         with pytest.raises(Abandoned) as caught:
             guard._saver._still.stand(late, boundary_only=False)
         guard._gate.open()
-    assert str(caught.value) == f"out of time: training reached no guard.step() before the deadline; {NEVER}"
+    assert (
+        str(caught.value)
+        == f"out of time: training reached no guard.step() before the deadline; {NEVER} [SG502]"
+    )
     assert store.manifests() == []
 
 
@@ -306,7 +309,7 @@ def test_a_mistake_of_the_monitor_ends_the_monitor_and_not_the_training(
         assert guard.save().step == 10
         assert not torch_optimizer._global_optimizer_pre_hooks
     assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
-        "internal error; please report it"
+        "internal error; please report it [SG704]"
     ]
 
 

@@ -155,7 +155,7 @@ def test_an_inner_loop_beside_the_registered_one_takes_nothing_away(caplog: pyte
         saved, position = guard.save(), guard._position()
     assert (saved.level, position.misuse, position.mode) == ("full", "", "boundary")
     assert said(caplog) == [
-        "from now on a save waits for the next guard.step(): SGD trains model.weight, model.bias and is not registered"
+        "from now on a save waits for the next guard.step(): SGD trains model.weight, model.bias and is not registered [SG406]"
     ]
 
 
