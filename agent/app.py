@@ -208,7 +208,7 @@ def _watches(
 def _there(service_socket: Path) -> bool:
     """Return whether this machine has, or may soon have, a service agent.
 
-    The folder of the socket is enough, because the service may still be starting. A Kubernetes node that comes up starts its
+    The directory of the socket is enough, because the service may still be starting. A Kubernetes node that comes up starts its
     agent and its jobs at once, and an agent that restarts is absent for a moment.
     """
     try:

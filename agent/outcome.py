@@ -215,7 +215,7 @@ def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
     """Write the record beside the socket: the newest record alone into one file, and every record into another.
 
     Raises:
-        OSError: the folder is gone or full. The line in the log is then the only record.
+        OSError: the directory is gone or full. The line in the log is then the only record.
     """
     data = json.dumps(record).encode() + b"\n"
     last = folder / f"{run_id}.outcome.json"

@@ -51,7 +51,7 @@ def refusals(
     def socket() -> None:
         if options.socket or options.run_id:
             listener.check(path_of(options.socket, options.run_id, env, uid), env, uid)
-        else:  # a socket of any run id is in this folder
+        else:  # a socket of any run id is in this directory
             listener.check_folder(runtime_folder(env, uid), env, uid)
 
     def metrics() -> None:

@@ -33,7 +33,7 @@ _YES, _NO = ("1", "yes", "true"), ("", "0", "no", "false")
 
 
 def given_store(given: str | os.PathLike[str] | None) -> str:
-    """Return the URL of the folder for checkpoints: as given, else from the environment, else the default folder.
+    """Return the URL of the directory for checkpoints: as given, else from the environment, else the default directory.
 
     Raises:
         UsageError: the value is neither a text nor a path, such as a part of the state without its name.
@@ -51,17 +51,17 @@ def run_name(given: str | None) -> str:
     """Return the run's name, which is the same at every restart.
 
     Raises:
-        UsageError: the name cannot be a folder's name.
+        UsageError: the name cannot be a directory's name.
     """
     default = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
     return check_run_id(given or default)
 
 
 def stage_folder() -> Path | None:
-    """Return the folder that background checkpoints go to first, or None if the environment sets none.
+    """Return the directory that background checkpoints go to first, or None if the environment sets none.
 
     Raises:
-        UsageError: the path is not absolute, so it would depend on the working folder.
+        UsageError: the path is not absolute, so it would depend on the working directory.
     """
     text = os.environ.get("SPOTGUARD_STAGE", "")
     if text and not os.path.isabs(text):
@@ -180,7 +180,7 @@ def _count(text: str) -> int | None:
 
 # The default names that `spotguard run` and a bare `register` choose: the same names for the same job.
 
-#: The folder for checkpoints, in the working folder, if no store is given.
+#: The directory for checkpoints, in the working directory, if no store is given.
 STORE_FOLDER = "spotguard-checkpoints"
 
 #: Most characters of a run id (`providers.run_id`).
@@ -198,14 +198,14 @@ _OF_MACHINES = frozenset(
 
 
 def default_run_id(command: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
-    """Return the script's name and a hash of command and folder: stable across restarts, different for other arguments.
+    """Return the script's name and a hash of command and directory: stable across restarts, different for other arguments.
 
     In a Slurm job the job id stands between the two. It is the same on all nodes of the job and at each requeue. Another
     job is another run.
 
     Args:
         command: the command as the kernel got it (`sys.orig_argv`): ["python", "train.py", "--lr", "0.1"].
-        folder: the working folder.
+        folder: the working directory.
         env: the environment, in which a scheduler sets the job's id.
     """
     words = [word for word in command[1:] if not word.startswith("-")]

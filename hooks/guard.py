@@ -190,7 +190,7 @@ class Guard:
     def restore(
         self, *, step: int | None = None, run_id: str | None = None, missing: Iterable[str] = ()
     ) -> int:
-        """Load the newest whole checkpoint into the registered objects, in place.
+        """Load the newest complete checkpoint into the registered objects, in place.
 
         Call it before the loop, also on the first start. You can call it again to go back to an earlier state.
         Every save after that counts as newer than all earlier ones, whatever its step.

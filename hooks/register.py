@@ -35,7 +35,7 @@ def register(
             or a path. Default: SPOTGUARD_STORE, which `spotguard run` exports, else the directory `spotguard-checkpoints`
             in the working directory.
         run_id: name of the run, the same at every restart. Default: SPOTGUARD_RUN_ID, else the script's name and
-            a hash of its command and working folder; in a Slurm job its job id stands between the two.
+            a hash of its command and working directory; in a Slurm job its job id stands between the two.
         **state: the parts of the training state, by name: modules, optimizers, schedulers, other objects with
             `state_dict` and `load_state_dict`, tensors, dicts of plain values. RNG states are always included.
 

@@ -35,7 +35,7 @@ class StoreError(SpotguardError):
 
 
 class NotFoundError(StoreError):
-    """No object has this key, or the bucket or folder does not exist."""
+    """No object has this key, or the bucket or directory does not exist."""
 
 
 class DeniedError(StoreError):

@@ -62,7 +62,7 @@ _GIVEN = re.compile(
     r"""(?=["']?(?P<value>[^\s"';]+))"""
 )
 #: Endings of a secret's name. A name that continues (`--token-type`, `--api-key-file`) is another value's; PWD is the
-#: shell's folder.
+#: shell's directory.
 _SECRET = re.compile(
     r"(?:pass(?:word|wd|phrase)|(?:^|_)pw|_pwd|secret|(?:api|secret|access|private|storage|account|auth|signing)_?key)$"
 )

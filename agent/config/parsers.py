@@ -131,7 +131,7 @@ def store(origin: str, text: str) -> str:
 
 
 def absolute_path(origin: str, text: str) -> str:
-    """Return the absolute path, because the command may be in another folder when it uses the path."""
+    """Return the absolute path, because the command may be in another directory when it uses the path."""
     if not text or "\0" in text:
         refuse(origin, text, "a path, as in /run/user/1000/gpt.sock")
     return os.path.abspath(text)
@@ -146,7 +146,7 @@ def socket_path(origin: str, text: str) -> str:
 
 
 def folder(origin: str, text: str) -> str:
-    """Return the absolute path of a folder that exists or can be created. The parser only checks; the writer creates it."""
+    """Return the absolute path of a directory that exists or can be created. The parser only checks; the writer creates it."""
     path = existing = os.path.abspath(text.partition("\0")[0])
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)

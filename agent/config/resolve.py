@@ -49,7 +49,7 @@ def resolve(
         command: "run" or "agent".
         flags: the texts of the command line's flags, by option name; "config" names the file.
         env: the environment, SPOTGUARD_CONFIG included.
-        defaults: the defaults that depend on the command and the folder, by option name.
+        defaults: the defaults that depend on the command and the directory, by option name.
         readers: parsers that check more than this room can, by option name.
 
     Raises:

@@ -191,7 +191,7 @@ class SaveProgress:
         return (done - before) / (until - since) if until > since else None
 
     def overall(self) -> float | None:
-        """Return bytes per second of the whole save, from its first message to its last; None if it was too short."""
+        """Return bytes per second of the complete save, from its first message to its last; None if it was too short."""
         if not self._heard or (seconds := self._heard[-1][0] - self._first[0]) < _LEAST:
             return None
         return (self._heard[-1][1] - self._first[1]) / seconds

@@ -33,7 +33,7 @@ def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKE
     """Return every socket that this user may ask: those of their own runs, and the machine's.
 
     Raises:
-        AgentError: the folder belongs to another user.
+        AgentError: the directory belongs to another user.
     """
     folder = runtime_folder(env, uid)
     try:
@@ -49,15 +49,15 @@ def find_sockets(env: Mapping[str, str], uid: int, service: Path = SERVICE_SOCKE
 
 
 def machine_sockets(service: Path = SERVICE_SOCKET) -> list[Path]:
-    """Return the sockets outside of the users' folders.
+    """Return the sockets outside of the users' directories.
 
-    These are the sockets of the units that `spotguard bootstrap` installs, each in its own folder, and the service's. The
-    folder of another user's unit is not readable.
+    These are the sockets of the units that `spotguard bootstrap` installs, each in its own directory, and the service's. The
+    directory of another user's unit is not readable.
     """
     sockets = sorted(service.parent.parent.glob("spotguard-run-*/*.sock"))
     try:
         return [*sockets, service] if is_socket(service) else sockets
-    except PermissionError:  # its folder is 0750, and this user, who is not in its group, may not ask it
+    except PermissionError:  # its directory is 0750, and this user, who is not in its group, may not ask it
         return sockets
 
 
@@ -95,7 +95,7 @@ def _asked(paths: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def guards(run_id: str, path: Path, body: Mapping[str, Any]) -> bool:
-    """Return whether this agent guards that run: by its status, or, if it does not answer, by the folder of its unit."""
+    """Return whether this agent guards that run: by its status, or, if it does not answer, by the directory of its unit."""
     if "error" in body:
         return path.parent.name == f"spotguard-run-{run_id}"
     return not body["service"] and bool(body["run_id"] == run_id)
@@ -145,7 +145,7 @@ def _of(run_id: str, env: Mapping[str, str], uid: int, service: Path) -> Path:
     place = default_socket(run_id, env, uid)
     try:
         paths = find_sockets(env, uid, service)
-    except AgentError:  # a user who may not list the folder may still connect to a socket in it
+    except AgentError:  # a user who may not list the directory may still connect to a socket in it
         paths = [place, *machine_sockets(service)]
     asked = dict(_asked(paths))
     guarding = [path for path, body in asked.items() if guards(run_id, path, body)]

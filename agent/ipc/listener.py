@@ -1,6 +1,6 @@
 """The agent's listening socket, and the modes and owners that protect it (law 10). `paths` names its path.
 
-The folder protects the socket: its mode is 0700, or 0750 with a group for a service. The agent refuses a folder that another
+The directory protects the socket: its mode is 0700, or 0750 with a group for a service. The agent refuses a directory that another
 user owns or may write to, because that user could replace the socket.
 """
 
@@ -47,15 +47,15 @@ class Listener:
 
 
 def listen(path: Path, *, service: bool = False, lives: Callable[[str], object] = bool) -> Listener:
-    """Listen at `path`. A missing folder is created if `lives_there` allows it.
+    """Listen at `path`. A missing directory is created if `lives_there` allows it.
 
     Args:
         path: the path of the socket.
-        service: whether the socket is a service's, which the folder's group may use.
+        service: whether the socket is a service's, which the directory's group may use.
         lives: returns whether the process of a written record still lives (`proctree.recorded`).
 
     Raises:
-        UsageError: the path is too long, its folder is missing or not safe, the path is something else than a socket, or
+        UsageError: the path is too long, its directory is missing or not safe, the path is something else than a socket, or
             another agent answers there.
     """
     path = _short(path)
@@ -69,7 +69,7 @@ def listen(path: Path, *, service: bool = False, lives: Callable[[str], object] 
 
 
 def check(path: Path, env: Mapping[str, str], uid: int) -> None:
-    """Refuse what `listen` would refuse this user: the path, its folder, or a file at the path. Nothing is created.
+    """Refuse what `listen` would refuse this user: the path, its directory, or a file at the path. Nothing is created.
 
     No agent that answers there is asked: it may be the very run that is meant.
 
@@ -83,7 +83,7 @@ def check(path: Path, env: Mapping[str, str], uid: int) -> None:
 
 
 def check_folder(folder: Path, env: Mapping[str, str], uid: int) -> None:
-    """Refuse a folder for sockets of any name, as `check` does.
+    """Refuse a directory for sockets of any name, as `check` does.
 
     Raises:
         UsageError: as `listen`.
@@ -92,12 +92,12 @@ def check_folder(folder: Path, env: Mapping[str, str], uid: int) -> None:
 
 
 def _check_folder(folder: Path, first: Path, env: Mapping[str, str], uid: int) -> None:
-    """Refuse a folder in which this user could not listen safely.
+    """Refuse a directory in which this user could not listen safely.
 
     Args:
-        folder: the folder.
-        first: the first file that `listen` would create in the folder.
-        env: the environment, which names the runtime folder.
+        folder: the directory.
+        first: the first file that `listen` would create in the directory.
+        env: the environment, which names the runtime directory.
         uid: the user.
 
     Raises:
@@ -120,7 +120,7 @@ def _check_folder(folder: Path, first: Path, env: Mapping[str, str], uid: int) -
 
 
 def _unwritable(folder: Path) -> OSError | None:
-    """Return the error with which the kernel would refuse a new file in the folder; None if it would not."""
+    """Return the error with which the kernel would refuse a new file in the directory; None if it would not."""
     if os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         return None
     try:
@@ -177,7 +177,7 @@ def _private(folder: Path, info: os.stat_result, uid: int) -> None:
         )
     if info.st_mode & 0o022:
         mode = stat.S_IMODE(info.st_mode)
-        # A folder with the sticky bit is for all users, as /tmp: its mode must stay, and a private folder in it is safe.
+        # A directory with the sticky bit is for all users, as /tmp: its mode must stay, and a private directory in it is safe.
         advice = (
             f"mkdir -m 700 {folder}/NAME, and pass --socket {folder}/NAME/run.sock"
             if mode & stat.S_ISVTX
@@ -260,7 +260,7 @@ def _bind(path: Path, lock: int, mode: int, group: int, lives: Callable[[str], o
                 raise UsageError(f"socket {path}: {error.strerror}; choose another with --socket") from error
             _remove_stale(path)
             sock.bind(os.fspath(path))
-        # Between bind and chmod the folder's mode and the umask protect the socket: no other user can have connected.
+        # Between bind and chmod the directory's mode and the umask protect the socket: no other user can have connected.
         os.chmod(path, mode)
         if group >= 0:
             os.chown(path, -1, group)

@@ -1,4 +1,4 @@
-"""The path of the agent's Unix socket: in the run's own folder, or in the service's."""
+"""The path of the agent's Unix socket: in the run's own directory, or in the service's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = 107
 
 
 def runtime_folder(env: Mapping[str, str], uid: int) -> Path:
-    """Return the folder of this user's sockets: short-lived and private, so that no other user can forge a socket."""
+    """Return the directory of this user's sockets: short-lived and private, so that no other user can forge a socket."""
     base = env.get("XDG_RUNTIME_DIR", "")
     if base and os.path.isdir(base):
         return Path(base, "spotguard")
@@ -42,10 +42,10 @@ def path_of(configured: str | None, run_id: str, env: Mapping[str, str], uid: in
 
 
 def lives_there(folder: Path, env: Mapping[str, str], uid: int) -> bool:
-    """Return whether the agent creates a missing socket folder here.
+    """Return whether the agent creates a missing socket directory here.
 
-    It does in the system's or the user's own runtime folder, which a boot or a logout empties. Anywhere else a missing
-    folder is most likely a typing error, and a new folder would be clutter.
+    It does in the system's or the user's own runtime directory, which a boot or a logout empties. Anywhere else a missing
+    directory is most likely a typing error, and a new directory would be clutter.
     """
     default = runtime_folder(env, uid)
     runtime = {Path("/run"), default.parent} - {Path("/tmp")}
@@ -56,7 +56,7 @@ def is_socket(path: Path) -> bool:
     """Return whether there is a socket at `path`.
 
     Raises:
-        PermissionError: its folder does not let this user see it. (`Path.is_socket` returns False then, from Python 3.14 on.)
+        PermissionError: its directory does not let this user see it. (`Path.is_socket` returns False then, from Python 3.14 on.)
     """
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)

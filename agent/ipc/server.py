@@ -221,7 +221,7 @@ class Server:
         except OSError:  # it has already gone
             sock.close()
             return
-        # A service accepts every user who could open the folder: the folder's group lists them.
+        # A service accepts every user who could open the directory: the directory's group lists them.
         if not self._service and connection.uid not in (0, os.geteuid()):
             logger.warning("uid %d (pid %d) may not connect here", connection.uid, connection.pid)
             connection.release()

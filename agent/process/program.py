@@ -40,7 +40,7 @@ def find(word: str, env: Mapping[str, str]) -> str:
         raise CommandError("the command is an empty word: name a program, as in python", NOT_FOUND)
     if "/" in word:
         candidates = [word] if _exists(word) else []
-    else:  # like a shell, skip a folder of that name on PATH
+    else:  # like a shell, skip a directory of that name on PATH
         places = [os.path.join(folder, word) for folder in _path(env)]
         candidates = [place for place in places if os.path.isfile(place)]
     for place in candidates:
@@ -119,7 +119,7 @@ def _head(program: str) -> bytes:
 
 
 def _path(env: Mapping[str, str]) -> list[str]:
-    # An empty entry means the current folder (POSIX 8.3); os.path.join("", word) gives that.
+    # An empty entry means the current directory (POSIX 8.3); os.path.join("", word) gives that.
     return env.get("PATH", os.defpath).split(os.pathsep)
 
 

@@ -1,7 +1,7 @@
 """`--notice-file`: a file or a FIFO with which the operator of this machine ends a run. The type of the file decides.
 
 A file is a notice while it exists, empty or with text in it (`read` below). On a FIFO each line is a notice, until a line
-is `cancel`. No other user may forge a notice or prevent one (law 10). So only this user and root may write to the folder,
+is `cancel`. No other user may forge a notice or prevent one (law 10). So only this user and root may write to the directory,
 and the file must belong to this user or to root.
 """
 
@@ -35,7 +35,7 @@ class NoticeFile:
     withdraws = True
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        """Check the folder; nothing is opened.
+        """Check the directory; nothing is opened.
 
         Raises:
             UsageError: another user could write there.
@@ -181,10 +181,10 @@ def _drain(fd: int) -> tuple[bytes, bool]:
 
 
 def _check_folder(path: Path) -> None:
-    """Check that only this user and root can create a file at `path`, or replace one of the folders above it.
+    """Check that only this user and root can create a file at `path`, or replace one of the directories above it.
 
     Raises:
-        UsageError: another user can, or a folder does not exist.
+        UsageError: another user can, or a directory does not exist.
     """
     folder = Path(os.path.realpath(path.parent))
     for at in (folder, *folder.parents):
@@ -197,7 +197,7 @@ def _check_folder(path: Path) -> None:
         theirs = info.st_uid not in (0, os.geteuid())
         # A gid that equals the owner's uid is that user's own group: most distributions make one for each user.
         shared = info.st_mode & stat.S_IWGRP and info.st_gid not in (0, info.st_uid)
-        # In a sticky folder (/tmp) no user can move another user's file, but every user can create the file first.
+        # In a sticky directory (/tmp) no user can move another user's file, but every user can create the file first.
         writable = shared or info.st_mode & stat.S_IWOTH
         if theirs or (writable and (at == folder or not info.st_mode & stat.S_ISVTX)):
             raise UsageError(

@@ -56,7 +56,7 @@ class CheckpointFolder:
 
     run_id: str
     name: CheckpointName
-    #: Size of each file by its name inside the folder.
+    #: Size of each file by its name inside the directory.
     files: Mapping[str, int]
     #: When its emergency save was announced, in Unix seconds by the store's clock; 0 if it was not.
     announced: float = 0.0
@@ -87,7 +87,7 @@ class WholeCheckpoint:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its objects, and of those in earlier checkpoints' folders that it refers to."""
+        """Return the bytes of its objects, and of those in earlier checkpoints' directories that it refers to."""
         return self.written + sum(referred(self.manifests).values())
 
     @property
@@ -114,10 +114,10 @@ class Checkpoint:
     status: Status
     #: Reason why it is not whole, else "".
     reason: str
-    #: Bytes of all objects in its folder; for a whole checkpoint, also of those elsewhere that it refers to.
+    #: Bytes of all objects in its directory; for a complete checkpoint, also of those elsewhere that it refers to.
     nbytes: int
     marked: bool
-    #: Number of ranks from the names in its folder; None if the names disagree or give no number.
+    #: Number of ranks from the names in its directory; None if the names disagree or give no number.
     world: int | None = None
     #: None if no marker and no manifest could be read.
     level: Level | None = None
@@ -202,7 +202,7 @@ def whole_checkpoints(
     waited: Callable[[list[CheckpointFolder]], bool] = lambda folders: False,
     timeout: float | None = None,
 ) -> Iterator[WholeCheckpoint]:
-    """Yield whole checkpoints, newest first. A restore falls back along this order.
+    """Yield complete checkpoints, newest first. A restore falls back along this order.
 
     Each checkpoint is examined only when the caller asks for it.
 
@@ -254,7 +254,7 @@ def find_whole(
     levels: tuple[Level, ...] = ("full",),
     timeout: float | None = None,
 ) -> WholeCheckpoint | None:
-    """Return the newest whole checkpoint: highest (attempt, step, save)."""
+    """Return the newest complete checkpoint: highest (attempt, step, save)."""
     return next(whole_checkpoints(store, run_id, step=step, levels=levels, timeout=timeout), None)
 
 
@@ -263,8 +263,8 @@ def list_checkpoints(
 ) -> list[Checkpoint]:
     """Return every checkpoint of a run with its status, newest first.
 
-    Pruning can leave a folder that holds only objects of newer checkpoints. The
-    list omits such a folder, because it is not a checkpoint any more.
+    Pruning can leave a directory that holds only objects of newer checkpoints. The
+    list omits such a directory, because it is not a checkpoint any more.
 
     Args:
         store: the store that holds them.

@@ -1,9 +1,9 @@
-"""Stage: a folder on a disk of this machine, where a background checkpoint goes first.
+"""Stage: a directory on a disk of this machine, where a background checkpoint goes first.
 
 A staged checkpoint is an ordinary checkpoint, committed like any other, so a restart on the same machine restores
 from it. For every other purpose it does not count as committed, because the machine may be gone.
 
-The folder may also belong to another history: it was used with another store, or with one that was emptied since.
+The directory may also belong to another history: it was used with another store, or with one that was emptied since.
 So the stage keeps a copy of each attempt's record. A staged checkpoint is trusted only if the store holds the very
 same record, byte for byte.
 """
@@ -42,7 +42,7 @@ class StagedCheckpoint(WholeCheckpoint):
 
 
 class Stage:
-    """Staging folder of one run. Any thread may use it.
+    """Staging directory of one run. Any thread may use it.
 
     Args:
         folder: absolute path; it is created.
@@ -62,7 +62,7 @@ class Stage:
         self._look(nbytes)
 
     def _look(self, nbytes: int) -> None:
-        """Warn if the folder is in memory, or has too little room."""
+        """Warn if the directory is in memory, or has too little room."""
         if (kind := file_system(self.folder)) in MEMORY:
             log.warning(
                 "--stage %s is in memory (%s), so each checkpoint there takes host memory; pass a "
@@ -85,7 +85,7 @@ class Stage:
         return stats.f_bavail * stats.f_frsize
 
     def begin(self, store: BlobStore, attempt: int) -> None:
-        """Prepare the folder for attempt `attempt`, which was claimed in `store`.
+        """Prepare the directory for attempt `attempt`, which was claimed in `store`.
 
         From here on, the checkpoints that this attempt stages can be distinguished from all others.
         """
@@ -115,7 +115,7 @@ class Stage:
     # --- reading ---
 
     def wholes(self, store: BlobStore, *, step: int | None = None) -> Iterator[StagedCheckpoint]:
-        """Yield the trusted whole checkpoints, newest first; each is examined when it is asked for."""
+        """Yield the trusted complete checkpoints, newest first; each is examined when it is asked for."""
         candidates = whole_checkpoints(self.files, self.run_id, step=step)
         trusted: dict[int, bool] = {}
         while True:
@@ -183,7 +183,7 @@ def newest_first(
 
 
 def usable(folder: Path, run_id: str) -> FileStore:
-    """Create the folder, try it, and return it as a store.
+    """Create the directory, try it, and return it as a store.
 
     Raises:
         UsageError: nothing can be written there.

@@ -90,12 +90,12 @@ def is_complete(
 def mark_alone(
     store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
 ) -> CommitMarker:
-    """Prove that this manifest can be read back and is a whole checkpoint, and mark it, in a job of one process.
+    """Prove that this manifest can be read back and is a complete checkpoint, and mark it, in a job of one process.
 
     Call it after `put_manifest`. `hooks.save.commit` does the same for several ranks.
 
     Raises:
-        CheckpointError: the manifest is not a whole checkpoint; nothing is marked.
+        CheckpointError: the manifest is not a complete checkpoint; nothing is marked.
     """
     key = checkpoint_prefix(mine.run_id, mine.checkpoint) + manifest_name(mine.rank, mine.world)
     readable = decode_manifest(encode_manifest(mine), key)

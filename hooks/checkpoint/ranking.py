@@ -1,4 +1,4 @@
-"""Order in which a restore tries whole checkpoints, if some are not full.
+"""Order in which a restore tries complete checkpoints, if some are not full.
 
 This module needs no torch: a command that only asks which checkpoint a restore takes may run without it.
 """
@@ -40,7 +40,7 @@ def worth_it(
     worth.
 
     Args:
-        newest_first: whole checkpoints.
+        newest_first: complete checkpoints.
         extras_worth: steps that the extras of dead ranks are worth. They are worth nothing if each missing rank had
             the very same extras as a present rank in the full checkpoint; the present rank's then stand in for
             them.

@@ -1,6 +1,6 @@
 """Retention: which checkpoints may be deleted, and in which order.
 
-The newest K whole checkpoints stay, and one of every N steps. Pruning also never touches:
+The newest K complete checkpoints stay, and one of every N steps. Pruning also never touches:
 - the last good checkpoint;
 - anything newer than the last good one, since it may be a save under way;
 - anything at all once a newer attempt has claimed its number, since that attempt may be reading;
@@ -10,7 +10,7 @@ The newest K whole checkpoints stay, and one of every N steps. Pruning also neve
 Pruning deletes the marker of each checkpoint first, then all manifests, then the objects. So a death between any
 two deletions leaves nothing that seems whole and is not.
 
-Leftovers of saves that never ended are deleted with the rest, once a newer checkpoint is whole. A save of a dead
+Leftovers of saves that never ended are deleted with the rest, once a newer checkpoint is complete. A save of a dead
 attempt may still be uploading somewhere. It loses nothing, because a newer checkpoint exists.
 """
 
@@ -39,7 +39,7 @@ _KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Number of whole checkpoints of the full level that stay."""
+    """Number of complete checkpoints of the full level that stay."""
 
     #: How many of the newest stay. As many of each lower level stay, if they are newer than these.
     newest: int
@@ -69,7 +69,7 @@ class Pruning:
     checked: CheckpointName | None
     #: Checkpoints to delete, the oldest first.
     departing: tuple[CheckpointFolder, ...]
-    #: Keys in doomed folders that a kept checkpoint refers to.
+    #: Keys in doomed directories that a kept checkpoint refers to.
     protected: frozenset[str]
     #: Reason by name for each damaged checkpoint: newer than all that are kept, its manifests there, and not whole.
     #: The newest comes first.
@@ -103,13 +103,13 @@ def deletions(
 
 @dataclass(frozen=True, slots=True)
 class CheckedCheckpoint:
-    """A whole checkpoint: it was merged from its manifests and held against the listing."""
+    """A complete checkpoint: it was merged from its manifests and held against the listing."""
 
     name: CheckpointName
     level: Level
-    #: Digest of its folder's names and sizes.
+    #: Digest of its directory's names and sizes.
     listing: bytes
-    #: Sizes of the objects in other folders that it refers to, by key.
+    #: Sizes of the objects in other directories that it refers to, by key.
     refers: Mapping[str, int]
 
 
@@ -199,7 +199,7 @@ def plan_pruning(
     Args:
         store: the store.
         run_id: the run.
-        keep: how many whole checkpoints of the full level stay, the newest.
+        keep: how many complete checkpoints of the full level stay, the newest.
         every: as in `Keep`.
         attempt: the attempt that prunes. If a newer attempt has claimed its number, nothing is deleted. None: a
             person asks.
@@ -254,7 +254,7 @@ def _sort(
     check: Callable[[CheckpointFolder], CheckedCheckpoint],
     damaged: dict[CheckpointName, str],
 ) -> tuple[list[CheckedCheckpoint], list[CheckedCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
-    """Sort the folders into four lists: kept, light, newer, older.
+    """Sort the directories into four lists: kept, light, newer, older.
 
     - kept: the whole full checkpoints that stay.
     - light: those of each lower level that stay and are newer than the newest full one.

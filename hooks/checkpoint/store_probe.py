@@ -49,7 +49,7 @@ _DELETE = 10.0
 def right_to(url: str, verb: str) -> str:
     """Return the cloud's own name for a right in the store at `url`, such as "s3:PutObject".
 
-    The name is "" for a store without such rights, as a folder.
+    The name is "" for a store without such rights, as a directory.
     """
     return _RIGHTS.get(scheme_of(url), {}).get(verb, "")
 
@@ -62,7 +62,7 @@ class StoreProbe:
 
     Args:
         store: the store to probe.
-        run_id: the run whose folder holds the object.
+        run_id: the run whose directory holds the object.
         timeout: seconds for each step; None for no limit.
     """
 
@@ -115,7 +115,7 @@ def probe(store: BlobStore, run_id: str) -> None:
 
     Args:
         store: a store that retries, since it may be away for a moment.
-        run_id: the run whose folder holds the object.
+        run_id: the run whose directory holds the object.
 
     Raises:
         DeniedError: a right is missing; the message names it.

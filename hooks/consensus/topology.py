@@ -32,7 +32,7 @@ _ANYWHERE = "00000000"
 class Host:
     """A machine. Two ranks share it if their `Host` values are equal."""
 
-    #: The kernel's boot id, and the place of the agent's socket: its path, and the folder that has this path here.
+    #: The kernel's boot id, and the place of the agent's socket: its path, and the directory that has this path here.
     id: str
     #: Names by which others may know the machine: its host name, then its addresses, the best one last.
     names: tuple[str, ...]
@@ -75,14 +75,14 @@ def this_machine(agent: str) -> Host:
 
 
 def _place(agent: str) -> str:
-    """Return the path of an agent's socket, with the device and inode of its folder.
+    """Return the path of an agent's socket, with the device and inode of its directory.
 
     Two containers on one kernel have an agent each, at the same path. If they use the node's network, they have the same names
-    too. The folder tells them apart. The socket's own inode would not do, since it changes when the agent restarts.
+    too. The directory tells them apart. The socket's own inode would not do, since it changes when the agent restarts.
     """
     try:
         folder = os.stat(os.path.dirname(agent))
-    except OSError:  # no agent has made the folder
+    except OSError:  # no agent has made the directory
         return agent
     return f"{agent} {folder.st_dev}:{folder.st_ino}"
 

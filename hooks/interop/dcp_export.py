@@ -1,6 +1,6 @@
-"""Export of a checkpoint as a folder in the format of `torch.distributed.checkpoint` (DCP).
+"""Export of a checkpoint as a directory in the format of `torch.distributed.checkpoint` (DCP).
 
-Stock `dcp.load` reads the folder without spotguard. DCP's own writer writes the folder, so its files are those of
+Stock `dcp.load` reads the directory without spotguard. DCP's own writer writes the directory, so its files are those of
 the installed torch. This module gives the writer the contents, and then one verified chunk after the other. DCP's
 `.metadata` is a pickle, and so is each value that is not a tensor. That is the only exception to the rule that
 spotguard writes none.
@@ -46,14 +46,14 @@ from .dcp_reader import metadata_of, saved_bytes
 def to_dcp(
     store: BlobStore, whole: WholeCheckpoint, folder: Path, *, progress: Progress | None = None
 ) -> int:
-    """Write a checkpoint into an empty folder.
+    """Write a checkpoint into an empty directory.
 
     It needs memory for one chunk, and for the buffers of the reader.
 
     Args:
         store: the store that holds the checkpoint.
         whole: the checkpoint.
-        folder: an empty folder.
+        folder: an empty directory.
         progress: called with the bytes done and the bytes in total.
 
     Returns:
@@ -62,7 +62,7 @@ def to_dcp(
     Raises:
         CheckpointError: bytes differ from the saved ones.
         StoreError: the store failed.
-        OSError: the folder cannot be written.
+        OSError: the directory cannot be written.
     """
     planner = _Planner(store, whole, progress)
     writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)

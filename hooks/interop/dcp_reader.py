@@ -59,7 +59,7 @@ class StorageReader(storage.StorageReader):
     Args:
         url: the store, as in `spotguard run --store`.
         run_id: the run that saved the checkpoint.
-        step: load the checkpoint of this step; None for the newest whole one.
+        step: load the checkpoint of this step; None for the newest complete one.
 
     Raises:
         UsageError: `url` names no store, or `run_id` is not valid.
@@ -106,7 +106,7 @@ class StorageReader(storage.StorageReader):
             Every tensor with its dtype, global shape and chunks, and every other value.
 
         Raises:
-            CheckpointError: the run has no whole checkpoint.
+            CheckpointError: the run has no complete checkpoint.
             NewerFormatError: this version cannot read the checkpoint.
             StoreError: the store failed.
         """

@@ -101,7 +101,7 @@ class Progress(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class Committed(Message):
-    """Report of a whole checkpoint in the store, marker included. `id` is "" for a background checkpoint."""
+    """Report of a complete checkpoint in the store, marker included. `id` is "" for a background checkpoint."""
 
     type: ClassVar[str] = "committed"
     id: str

@@ -24,11 +24,11 @@ def stranger(sock: socket.socket, path: str | Path) -> int | None:
     """Return the uid of the process that listens at `path` if it must not be trusted, else None.
 
     An untrusted listener could end this process, hide a notice from it or invent one. Trusted are root, our own
-    user and the user of a service. A service's user owns the folder of the socket, in a place where only root can
-    make folders (as systemd makes /run/spotguard, RuntimeDirectory= in systemd.exec(5)).
+    user and the user of a service. A service's user owns the directory of the socket, in a place where only root can
+    make directories (as systemd makes /run/spotguard, RuntimeDirectory= in systemd.exec(5)).
 
     The kernel reports no uid for a process outside our user namespace (a pod with `hostUsers: false`;
-    user_namespaces(7)). Such a listener is trusted if only the owner of such a folder can have put the socket
+    user_namespaces(7)). Such a listener is trusted if only the owner of such a directory can have put the socket
     there.
     """
     _, uid = peer(sock)

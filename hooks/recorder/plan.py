@@ -35,9 +35,9 @@ class LifePlan:
 
     #: The run's name in the report and in errors.
     name: str
-    #: Folder of the records.
+    #: Directory of the records.
     folder: str
-    #: The copy of the working folder that the script runs in.
+    #: The copy of the working directory that the script runs in.
     workdir: str
     #: URL of the store for checkpoints. It overrides the script's.
     store: str

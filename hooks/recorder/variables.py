@@ -74,7 +74,7 @@ class CodeOwner:
         self._count = 0
 
     def portable(self, text: str) -> str:
-        """Return `text` with the working folder as `.`, so that it is the same in each copy of that folder."""
+        """Return `text` with the working directory as `.`, so that it is the same in each copy of that directory."""
         return text.replace(self._workdir, "./").replace(self._workdir.rstrip(os.sep), ".")
 
     def is_users(self, file: str | None) -> bool:

@@ -302,7 +302,7 @@ class Fetch(Generic[B]):
 
 
 def _readers(url: str) -> int:
-    """Return how many requests are in flight at once. A local folder is limited by the cores, which copy and verify."""
+    """Return how many requests are in flight at once. A local directory is limited by the cores, which copy and verify."""
     return min(READERS, max(2, os.cpu_count() or 1)) if url.startswith("file:") else READERS
 
 

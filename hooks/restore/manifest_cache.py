@@ -1,11 +1,11 @@
 """The manifest cache: answers of the store that one rank of a machine shares with the machine's other ranks.
 
 A restore needs the manifests of all ranks, on every rank: 65,000 requests for 256 of them, and eight times a hundred
-megabytes through one machine's link. So the first rank of each machine fetches them into a folder of its own. The folder is on
+megabytes through one machine's link. So the first rank of each machine fetches them into a directory of its own. The directory is on
 a disk or in memory that the machine's ranks share, and the other ranks read from there.
 
-The cache only saves requests. A rank in a container of its own may not see the folder. It then asks the store itself, and so
-does a rank that finds a wrong checksum. The folder serves one restore and is removed at its end.
+The cache only saves requests. A rank in a container of its own may not see the directory. It then asks the store itself, and so
+does a rank that finds a wrong checksum. The directory serves one restore and is removed at its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..checkpoint.format.crc import crc32
 
 log = logging.getLogger("spotguard")
 
-#: Prefixes of a folder's name: once its maker holds the lock, and before.
+#: Prefixes of a directory's name: once its maker holds the lock, and before.
 _PREFIX, _UNHELD = "spotguard-shelf-", "spotguard-unheld-"
 #: Bytes of the checksum at the head of each file.
 _CRC = 4
@@ -40,7 +40,7 @@ class ManifestCache:
     Args:
         store: answers requests that the cache cannot; for the rank that keeps the cache, every request.
         keeps: whether this rank writes the store's answers into the cache.
-        folder: the folder of the cache. None: there is no cache, because each rank has a machine to itself.
+        folder: the directory of the cache. None: there is no cache, because each rank has a machine to itself.
     """
 
     def __init__(self, store: ReadableStore, *, keeps: bool, folder: Path | None) -> None:
@@ -69,7 +69,7 @@ class ManifestCache:
     def forget(self, prefix: str) -> None:
         """Remove the cached objects under a prefix that no rank needs any more."""
         for name in [each for each in self._laid if each.startswith(prefix)]:
-            with suppress(OSError):  # the file is removed with the folder
+            with suppress(OSError):  # the file is removed with the directory
                 self._laid.pop(name).unlink()
 
     def _lay(self, name: str, data: bytes) -> None:
@@ -97,13 +97,13 @@ class ManifestCache:
 
 @contextmanager
 def own_folder() -> Iterator[str]:
-    """Yield a new folder that only this user can open, and remove it at the end. Yield "" if none can be made."""
+    """Yield a new directory that only this user can open, and remove it at the end. Yield "" if none can be made."""
     lock: int | None = None
     try:
         _sweep()
         made = Path(tempfile.mkdtemp(prefix=_UNHELD))
         lock = _hold(made)
-        # Renamed once the lock is held: another process would sweep away an unlocked folder with this prefix.
+        # Renamed once the lock is held: another process would sweep away an unlocked directory with this prefix.
         folder = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNHELD)))
     except OSError as error:
         log.debug("the other ranks of this machine fetch their own manifests: %s", error)
@@ -118,7 +118,7 @@ def own_folder() -> Iterator[str]:
 
 
 def _sweep() -> None:
-    """Remove the folders that killed processes of this user left: no process holds their locks."""
+    """Remove the directories that killed processes of this user left: no process holds their locks."""
     with os.scandir(tempfile.gettempdir()) as entries:
         folders = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
     for path in folders:
@@ -128,9 +128,9 @@ def _sweep() -> None:
 
 
 def _hold(folder: Path) -> int | None:
-    """Lock a folder and return the descriptor, which holds the lock until it is closed or the process ends.
+    """Lock a directory and return the descriptor, which holds the lock until it is closed or the process ends.
 
-    The result is None if another process holds the lock, or the folder cannot be locked.
+    The result is None if another process holds the lock, or the directory cannot be locked.
     """
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -145,14 +145,14 @@ def _hold(folder: Path) -> int | None:
 
 
 def _is_ours(folder: Path | None) -> bool:
-    """Return whether only this user can have written to the folder."""
+    """Return whether only this user can have written to the directory."""
     if folder is None:
         return False
     try:
         status = folder.lstat()
-    except OSError:  # not on this rank's file system: a container has folders of its own
+    except OSError:  # not on this rank's file system: a container has directories of its own
         return False
-    # The set-group-ID bit is ignored: a parent folder that passes its group down passes this bit down too.
+    # The set-group-ID bit is ignored: a parent directory that passes its group down passes this bit down too.
     mode = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and mode == stat.S_IRWXU
 

@@ -3,7 +3,7 @@
 Objects are read in parallel, through reused buffers, and each chunk is verified before it is copied.
 
 A chunk's bytes never reach a tensor unless their CRC32 is the manifest's (law 6). A wrong one raises `CheckpointError`. The
-caller then loads the next older whole checkpoint over everything, so training never starts from a mix.
+caller then loads the next older complete checkpoint over everything, so training never starts from a mix.
 
 The memory to fill may be a part of a tensor that no rank wrote in one piece. The reader then reads only the chunks that meet
 this part. It reads each of them as a whole, since the CRC covers the whole chunk, and copies the part that is needed.

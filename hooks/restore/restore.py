@@ -1,4 +1,4 @@
-"""The restore of one process: load the newest whole checkpoint into the registered objects, or the next older one.
+"""The restore of one process: load the newest complete checkpoint into the registered objects, or the next older one.
 
 It never leaves a mix of two checkpoints for training.
 """
@@ -76,7 +76,7 @@ def restore(
     anew: bool = False,
     in_flight: SavesInFlight | None = None,
 ) -> Restored:
-    """Load the newest whole checkpoint of a run, or that of `step`.
+    """Load the newest complete checkpoint of a run, or that of `step`.
 
     Args:
         store: the store with the run's checkpoints.
@@ -259,7 +259,7 @@ def _all(
     damages: DamagedCheckpoints | None = None,
     in_flight: SavesInFlight | None = None,
 ) -> Iterator[WholeCheckpoint]:
-    """Yield the whole checkpoints of every level, newest first."""
+    """Yield the complete checkpoints of every level, newest first."""
 
     def skipped(name: CheckpointName, error: CheckpointError) -> None:
         if isinstance(error, CheckpointGone) and gone is not None:

@@ -54,7 +54,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix itself. Its folders must form a key; after the last slash it may be any text.
+    """Return the prefix itself. Its directories must form a key; after the last slash it may be any text.
 
     Raises:
         UsageError: as for `check_key`.

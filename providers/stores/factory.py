@@ -12,7 +12,7 @@ from .url import CLOUDS, check_url, locate
 
 
 def open_store(url: str) -> BlobStore:
-    """Return the store at `url`. Opening sends nothing: the first put makes a folder, and `warm` sends the first request.
+    """Return the store at `url`. Opening sends nothing: the first put makes a directory, and `warm` sends the first request.
 
     Raises:
         UsageError: `check_url` refuses the URL, or the store's SDK is not installed.

@@ -1,12 +1,12 @@
-"""file:///path: a folder as a blob store, atomic on any POSIX file system.
+"""file:///path: a directory as a blob store, atomic on any POSIX file system.
 
-An object appears complete or not at all. The store writes its bytes to a temporary name in the same folder, and flushes them.
+An object appears complete or not at all. The store writes its bytes to a temporary name in the same directory, and flushes them.
 Then it renames the file. (For `put_if_absent` it makes a link instead, which fails if the name exists.) Last it flushes the
-folder, because a name is durable only with its folder (fsync(2)).
+directory, because a name is durable only with its directory (fsync(2)).
 
 A temporary file begins with "." and so is not a key. Its writer holds a lock on it (flock(2)), which the kernel releases when
 the process dies for any reason. So the store can tell a leftover from a file in progress. `delete` sweeps leftovers near the
-keys that it deletes, and folders that are then empty.
+keys that it deletes, and directories that are then empty.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def _mapped(doing: str) -> Iterator[None]:
 
 
 class FileStore:
-    """A `BlobStore` in a folder of this machine, or of a file system that several machines share.
+    """A `BlobStore` in a directory of this machine, or of a file system that several machines share.
 
     Args:
-        root: the folder; the first `put` makes it.
+        root: the directory; the first `put` makes it.
         url: the URL as the user wrote it.
         clock: the clock for timeouts, which are checked between two pieces of a large object.
     """
@@ -83,14 +83,14 @@ class FileStore:
         #: A thread copies and checksums while another waits for the disk; more threads than cores would only take turns.
         self.parallel = min(4, os.cpu_count() or 1)
         self._clock = clock or SystemClock()
-        #: Folders whose names are known to be durable, so that only the first object in a folder flushes its parents.
+        #: Directories whose names are known to be durable, so that only the first object in a directory flushes its parents.
         self._durable: set[str] = set()
         self._lock = threading.Lock()
 
     # --- the six verbs ---
 
     def warm(self, *, timeout: float | None = None) -> None:
-        """Do nothing: a folder needs no preparation."""
+        """Do nothing: a directory needs no preparation."""
 
     def put(
         self,
@@ -128,7 +128,7 @@ class FileStore:
         return iter([ObjectInfo(*each) for each in objects])
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Delete objects, and folders that are then empty; a missing key is not an error."""
+        """Delete objects, and directories that are then empty; a missing key is not an error."""
         deadline = self._deadline(timeout)
         folders: dict[str, None] = {}
         for key in keys:
@@ -160,7 +160,7 @@ class FileStore:
                 if sent is not None:
                     sent(count)
             os.fsync(fd)
-            # Opened while the temporary file protects the folder from a sweep: the object itself may be deleted at once.
+            # Opened while the temporary file protects the directory from a sweep: the object itself may be deleted at once.
             with _folder(folder) as names:
                 published = publish(temporary, path)
                 _flush(names)
@@ -179,7 +179,7 @@ class FileStore:
             os.close(fd)
 
     def _create(self, folder: str) -> tuple[int, str]:
-        # A sweep may remove the folder, or the file before its lock. Then try again, with a new name.
+        # A sweep may remove the directory, or the file before its lock. Then try again, with a new name.
         for _ in range(100):
             path = os.path.join(folder, f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
             try:
@@ -197,7 +197,7 @@ class FileStore:
         )
 
     def _make_folder(self, folder: str) -> None:
-        """Make the folder and its parents, and flush each name, once per folder and process."""
+        """Make the directory and its parents, and flush each name, once per directory and process."""
         with self._lock:
             if folder in self._durable:
                 return
@@ -251,12 +251,12 @@ class FileStore:
     # --- sweeping ---
 
     def _tidy(self, folders: Iterable[str]) -> None:
-        """Remove the files that dead writers left in these folders, then the folders and their parents if they are empty.
+        """Remove the files that dead writers left in these directories, then the directories and their parents if they are empty.
 
-        The deepest folders come first, so that a common parent is read once, not once for each of them. This only tidies
+        The deepest directories come first, so that a common parent is read once, not once for each of them. This only tidies
         up, so an error here fails no operation: a later sweep removes the rest.
         """
-        #: By depth below the root: each folder, and whether a folder directly below it was removed.
+        #: By depth below the root: each directory, and whether a directory directly below it was removed.
         due: dict[int, dict[str, bool]] = {}
         for folder in folders:
             due.setdefault(self._depth(folder), {})[folder] = False
@@ -269,11 +269,11 @@ class FileStore:
                     due.setdefault(depth - 1, {})[os.path.dirname(folder)] = True
 
     def _depth(self, folder: str) -> int:
-        """Return the folder's depth. 0 is the root itself, which stays."""
+        """Return the directory's depth. 0 is the root itself, which stays."""
         return folder.removeprefix(self._root.rstrip("/")).count("/")
 
     def _remove_if_empty(self, folder: str) -> bool:
-        """Sweep the folder and remove it if it is empty; return whether it is gone."""
+        """Sweep the directory and remove it if it is empty; return whether it is gone."""
         with suppress(OSError):
             _sweep(folder)
         try:
@@ -334,7 +334,7 @@ def _link(temporary: str, path: str) -> bool:
 
 @contextmanager
 def _folder(path: str) -> Iterator[int]:
-    """Open the folder for `_flush`: fsync(2) on it makes the names in it durable."""
+    """Open the directory for `_flush`: fsync(2) on it makes the names in it durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd
@@ -346,7 +346,7 @@ def _flush(folder: int) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
-        # Some network and user-space file systems cannot flush a folder, and need not: fsync(2), EINVAL.
+        # Some network and user-space file systems cannot flush a directory, and need not: fsync(2), EINVAL.
         if error.errno != errno.EINVAL:
             raise
 
@@ -375,7 +375,7 @@ def _sweep(folder: str) -> None:
 
 
 def _sweep_hollow(folder: str) -> None:
-    """Remove folders directly below that hold only leftovers of a writer killed in its very first put."""
+    """Remove directories directly below that hold only leftovers of a writer killed in its very first put."""
     with os.scandir(folder) as entries:
         below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     for path in below:

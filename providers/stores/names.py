@@ -1,4 +1,4 @@
-"""Checks of the names of buckets, containers and folders, before any request. They load no SDK, and make nothing.
+"""Checks of the names of buckets, containers and directories, before any request. They load no SDK, and make nothing.
 
 A bucket's name is checked only if the URL means the cloud itself. Another service with S3's or Google's protocol (MinIO,
 Swift, an emulator) has rules of its own. There the check accepts any possible bucket name, and the service tells whether
@@ -144,14 +144,14 @@ def endpoint_of(at: Location) -> str:
 
 
 def folder_of(url: str) -> Path:
-    """Return the folder that a `file://` URL names, byte for byte: a name need not be UTF-8."""
+    """Return the directory that a `file://` URL names, byte for byte: a name need not be UTF-8."""
     return Path(os.fsdecode(unquote_to_bytes(os.fsencode(urlsplit(url).path))))
 
 
 def check_folder(origin: str, url: str) -> None:
-    """Refuse a folder's URL whose path leads through a file.
+    """Refuse a directory's URL whose path leads through a file.
 
-    Nothing else is certain in advance. A missing folder is made, and only the training process learns whether it may write
+    Nothing else is certain in advance. A missing directory is made, and only the training process learns whether it may write
     there, since it may run as another user.
 
     Raises:
@@ -173,7 +173,7 @@ def check_folder(origin: str, url: str) -> None:
 
 
 # The code that opens a store reports the same mistakes, but later and less clearly: an SDK after some seconds, a training
-# process at the end of a traceback. A file in place of a folder would look like an empty store.
+# process at the end of a traceback. A file in place of a directory would look like an empty store.
 
 
 def read_place(origin: str, text: str) -> str:
@@ -188,9 +188,9 @@ def read_place(origin: str, text: str) -> str:
 
 
 def read_unlooked(origin: str, text: str) -> str:
-    """Return the URL, checked without access to its folder.
+    """Return the URL, checked without access to its directory.
 
-    For callers that check the folder within a time limit of their own, because its file server may be gone.
+    For callers that check the directory within a time limit of their own, because its file server may be gone.
     """
     url = store_url(text)
     check_named(origin, read_url(origin, url), os.environ, here=True)

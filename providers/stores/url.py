@@ -67,7 +67,7 @@ class Location:
     url: str
     #: Bucket or container.
     bucket: str
-    #: The prefix of every key: "" or "some/folder/".
+    #: The prefix of every key: "" or "some/directory/".
     prefix: str
     options: Mapping[str, str]
 

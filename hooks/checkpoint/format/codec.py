@@ -4,7 +4,7 @@ A file is `{"crc32":N,"manifest":{...}}`. N is zlib's CRC32 of the exact bytes o
 tool reads the file as JSON, and a flipped bit anywhere is noticed before the first value is trusted.
 
 The decoder validates everything (law 10): types, bounds, boxes inside shapes, byte ranges inside objects. Names
-must stay inside the checkpoint's own folder, or inside one of the same attempt. A failure is a `CheckpointError`
+must stay inside the checkpoint's own directory, or inside one of the same attempt. A failure is a `CheckpointError`
 that names the key and the reason. The decoder skips unknown fields, so that a newer writer may add some. It refuses
 a newer *format* by name.
 """

@@ -75,7 +75,7 @@ def full_set(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MergedTensor:
-    """One tensor of the whole checkpoint: all chunks that the ranks wrote, in order of offsets, without duplicates."""
+    """One tensor of the complete checkpoint: all chunks that the ranks wrote, in order of offsets, without duplicates."""
 
     name: str
     dtype: str

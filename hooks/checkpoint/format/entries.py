@@ -56,7 +56,7 @@ def objects_in(raw: list[Any], name: CheckpointName, rank: int, world: int) -> t
 
 
 def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) -> None:
-    """Refuse an object outside this rank's folder, except in an earlier checkpoint of this attempt.
+    """Refuse an object outside this rank's directory, except in an earlier checkpoint of this attempt.
 
     No path leads anywhere else.
     """

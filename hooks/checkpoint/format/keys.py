@@ -1,6 +1,6 @@
 """Layout of a run in a store: names in, keys out, and back.
 
-No two saves ever share a key. The folder of a checkpoint is named by step, attempt, and the save's number within
+No two saves ever share a key. The directory of a checkpoint is named by step, attempt, and the save's number within
 the attempt. This module parses names from listings and manifests strictly: a name in any other form than ours is
 not ours.
 """
@@ -44,7 +44,7 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointName | None:
-        """Return the name of a checkpoint's folder, or None if the text is not one of ours."""
+        """Return the name of a checkpoint's directory, or None if the text is not one of ours."""
         if (match := _CHECKPOINT.fullmatch(text)) is None:
             return None
         step, attempt, save = map(int, match.groups())
@@ -53,7 +53,7 @@ class CheckpointName:
 
 
 def check_run_id(run_id: object) -> str:
-    """Return the run id if it can be the name of a folder in every store.
+    """Return the run id if it can be the name of a directory in every store.
 
     Raises:
         UsageError: it cannot.
@@ -104,7 +104,7 @@ def checkpoints_prefix(run_id: str) -> str:
 
 
 def checkpoint_prefix(run_id: str, name: CheckpointName | str) -> str:
-    """Return the folder of one checkpoint with its slash, to which the names inside are appended."""
+    """Return the directory of one checkpoint with its slash, to which the names inside are appended."""
     return f"{run_id}/checkpoints/{name}/"
 
 
@@ -121,7 +121,7 @@ def object_name(rank: int, world: int, index: int) -> str:
 
 
 def parse_manifest_name(name: str) -> tuple[int, int] | None:
-    """Return (rank, world) of a manifest, from its name inside its checkpoint's folder."""
+    """Return (rank, world) of a manifest, from its name inside its checkpoint's directory."""
     if (match := _MANIFEST.fullmatch(name)) is None:
         return None
     rank, world = int(match[1]), int(match[2])
@@ -129,7 +129,7 @@ def parse_manifest_name(name: str) -> tuple[int, int] | None:
 
 
 def parse_object_name(name: str) -> tuple[int, int, int] | None:
-    """Return (rank, world, index) of an object, from its name inside its checkpoint's folder."""
+    """Return (rank, world, index) of an object, from its name inside its checkpoint's directory."""
     if (match := _OBJECT.fullmatch(name)) is None:
         return None
     rank, world, index = map(int, match.groups())

@@ -97,13 +97,13 @@ class TensorEntry(NamedTuple):
 class ObjectEntry:
     """One immutable object: a safetensors file."""
 
-    #: Name inside the checkpoint's folder, such as "00000-of-00008/0000.safetensors".
+    #: Name inside the checkpoint's directory, such as "00000-of-00008/0000.safetensors".
     name: str
     size: int
     #: Bytes before the first tensor, and their CRC. With the CRCs of the chunks, every byte is checked.
     header: int
     header_crc32: int
-    #: Folder of an earlier checkpoint of the same attempt that holds the object; "" for this checkpoint's own.
+    #: Directory of an earlier checkpoint of the same attempt that holds the object; "" for this checkpoint's own.
     checkpoint: str = ""
 
 
@@ -157,7 +157,7 @@ class RankManifest:
 
 
 def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
-    """Return size by key of the objects in earlier checkpoints' folders; several ranks may name the same object."""
+    """Return size by key of the objects in earlier checkpoints' directories; several ranks may name the same object."""
     return {
         checkpoint_prefix(manifest.run_id, entry.checkpoint) + entry.name: entry.size
         for manifest in manifests
@@ -183,7 +183,7 @@ class CommitMarker:
     created: float = 0.0
     #: Ranks that were gone, as in the manifests.
     missing: tuple[int, ...] = ()
-    #: Bytes of the objects in earlier checkpoints' folders that it refers to. Older markers lack it.
+    #: Bytes of the objects in earlier checkpoints' directories that it refers to. Older markers lack it.
     elsewhere: int = 0
     format: int = 1
 

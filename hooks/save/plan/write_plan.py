@@ -137,7 +137,7 @@ class StoredObject:
 
     #: The CRCs of its pieces.
     crcs: list[int]
-    #: The checkpoint whose folder has it.
+    #: The checkpoint whose directory has it.
     at: CheckpointName
     #: SHA-256 of all its bytes, if a later save may refer to it.
     digest: bytes = b""
@@ -246,7 +246,7 @@ class WriteProgress:
     def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> WrittenState:
         """Return the content of the manifest of `name`: all that this rank holds, and the objects of its share.
 
-        An object in the folder of an earlier checkpoint stays there, and the manifest refers to it.
+        An object in the directory of an earlier checkpoint stays there, and the manifest refers to it.
         """
         write_plan, mine = self.write_plan, self.mine
         used = [i for i, planned in enumerate(write_plan.objects) if i in mine and planned.tier in tiers]
@@ -395,7 +395,7 @@ class WritePlanCache:
             self._known = {}  # it refers to no earlier object, and `prune` removes objects without a reference
 
     def referred(self) -> Mapping[CheckpointName, frozenset[str]]:
-        """Return the names of the known objects, by the checkpoint whose folder has them."""
+        """Return the names of the known objects, by the checkpoint whose directory has them."""
         objects_of: dict[CheckpointName, set[str]] = {}
         for index, stored in self._known.items():
             objects_of.setdefault(stored.at, set()).add(object_name(self._rank, self._world, index))

@@ -19,7 +19,7 @@ from ..cancel_scope import Abandoned, CancelScope
 from ..plan.throughput import StoreLink, UploadWidth
 from ..plan.write_plan import ALL, StoredObject, WriteProgress
 
-#: Called with a phase, the bytes that have left for the store, and the bytes of the whole save. It must not wait.
+#: Called with a phase, the bytes that have left for the store, and the bytes of the complete save. It must not wait.
 Progress = Callable[[str, int, int], None]
 
 #: A put lags if none of its bytes moved for `_STILL` seconds, and for as long as its peers took. It also lags if it takes

@@ -1,6 +1,6 @@
 """Check of `run`'s options for another machine, which reads them later.
 
-That machine has its own folders and time zone, and not the environment of this process.
+That machine has its own directories and time zone, and not the environment of this process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def store(origin: str, text: str) -> str:
 
 def place(origin: str, text: str) -> None:
     """Refuse a URL that does not name a bucket or a container. The storage account may be missing."""
-    if "://" not in text:  # the error does not propose a folder of this machine
+    if "://" not in text:  # the error does not propose a directory of this machine
         raise UsageError(
             f"{origin} {text!r}: expected a store's URL, as in s3://bucket/prefix, gs://bucket/prefix or az://container/prefix?account=NAME"
         )
@@ -111,7 +111,7 @@ def _on_the_machine(origin: str, text: str) -> str:
 
 
 def absolute(flag: str, path: str, example: str) -> str:
-    """Return `path` unchanged. Refuse a relative path: on the machine there is no folder that it could be relative to."""
+    """Return `path` unchanged. Refuse a relative path: on the machine there is no directory that it could be relative to."""
     if not path.startswith("/"):
         raise UsageError(f"{flag} {path!r}: expected a path on the machine from its root, as in {example}")
     return path

@@ -110,7 +110,7 @@ def make(
     flags = {**flags, "provider": _provider(cloud, flags.get("provider", cloud))}
     options = machines_options.read(flags, wish.user, clock)
     _refuse_what_is_lost_on_the_way(texts)
-    # The unit makes the socket's folder, so no other user can have put anything there.
+    # The unit makes the socket's directory, so no other user can have put anything there.
     flags = {"socket": f"/run/spotguard-run-{flags['run-id']}/run.sock", **flags}
     index = "" if wish.index is None else requirement.index(wish.index)
     return BootstrapPlan(

@@ -19,11 +19,11 @@ _OF_THE_SHELL = re.compile(
     r"|if|for|while|until|case|function"
 )
 #: A word with blanks that is certainly a whole command in quotes. It has one of these marks:
-#: - no folder comes before its first blank, or the word ends in a blank;
-#: - a program in a folder bin, or a script, comes before a blank;
+#: - no directory comes before its first blank, or the word ends in a blank;
+#: - a program in a directory bin, or a script, comes before a blank;
 #: - an option or another path comes after a blank;
 #: - it has a sign for a shell or a program to read, such as a pipe or ://.
-#: Any other word with blanks may be a path, because a folder's name may have blanks.
+#: Any other word with blanks may be a path, because a directory's name may have blanks.
 _QUOTED = re.compile(
     r"^[^/\s]*\s|\s$|/s?bin/[^/\s]+\s|[^/\s]\.(?:py|sh)\s|\s--?[A-Za-z]|\s[.~]{0,2}/|://|&&|[;|<>]"
 )

@@ -24,7 +24,7 @@ from .warnings import doubts
 #: for a metadata value. Azure: 65535 bytes of custom data.
 LIMITS: dict[Cloud, int] = {"aws": 16 * 1024, "gcp": 256 * 1024, "azure": 65535}
 
-#: The script's path. cloud-init runs this folder at every boot (module scripts_per_boot), after the network and the users.
+#: The script's path. cloud-init runs this directory at every boot (module scripts_per_boot), after the network and the users.
 PER_BOOT = "/var/lib/cloud/scripts/per-boot/spotguard.sh"
 
 #: Indent of the script's lines in the document. No other line begins so, and `sed` can find them by it.

@@ -48,7 +48,7 @@ _INSTALLED = (
 )  # fmt: skip
 
 
-#: Paths of pages for a browser: a folder, or a file's page at a forge (even if that file is a wheel).
+#: Paths of pages for a browser: a directory, or a file's page at a forge (even if that file is a wheel).
 _PAGE = re.compile(r"/?|.*/|.*\.html?|.*/(?:tree|blob)/.*", re.IGNORECASE)
 #: Hosts at which a repository's path and its files' paths are pages too.
 _FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org")

@@ -48,7 +48,7 @@ def doubts(plan: BootstrapPlan, version: str = spotguard.__version__) -> list[st
             f"{program} would be looked for on the machine's PATH, as a program: for a script in the job's directory use … -- "
             f"{'python' if program.endswith('.py') else 'sh'} {program}, or ./{program} where it may be executed"
         )
-    # Blanks in a folder's name are valid. `program` has already refused a word that is certainly no path.
+    # Blanks in a directory's name are valid. `program` has already refused a word that is certainly no path.
     if re.search(r"\s", program.rpartition("/")[2]):
         warnings.append(
             f"{program!r} is run as one program of that name, blanks and all: for a program and its arguments leave the quotes out, as in … -- "

@@ -1,6 +1,6 @@
 """Selection of the run and the checkpoint that a command works on, from its URL and flags.
 
-The URL may name the store, a run's folder, the `checkpoints` folder of a run, or one checkpoint. Logs and outcomes print such
+The URL may name the store, a run's directory, the `checkpoints` directory of a run, or one checkpoint. Logs and outcomes print such
 URLs, so a URL copied from there works here. Only a checkpoint's URL can be recognised by its form: a store may have the name
 `checkpoints`, or a name that is a valid run id. For all other URLs, a listing of the store decides.
 """
@@ -74,7 +74,7 @@ class Target:
 
         Raises:
             NewerFormatError: a restore would refuse the checkpoint.
-            CheckpointError: no selected checkpoint is whole; the message says why the newest is not.
+            CheckpointError: no selected checkpoint is complete; the message says why the newest is not.
         """
         chosen, folders = self.chosen()
         if self.name is None and self.step is None:
@@ -141,9 +141,9 @@ def _place(url: str) -> tuple[BlobStore, str | None, CheckpointName | None]:
 
 
 def _inside(place: BlobStore, called: str) -> int:
-    """Return how many folders below its store a place is, by its contents.
+    """Return how many directories below its store a place is, by its contents.
 
-    The depth is 1 for a run, 2 for a run's `checkpoints` folder, and 0 for a store. A place that holds one run is a store,
+    The depth is 1 for a run, 2 for a run's `checkpoints` directory, and 0 for a store. A place that holds one run is a store,
     even if it holds other objects too.
     """
     depth = 0

@@ -1,4 +1,4 @@
-"""A machine of the simulated cloud: a folder, the processes in it, and a power switch."""
+"""A machine of the simulated cloud: a directory, the processes in it, and a power switch."""
 
 from __future__ import annotations
 

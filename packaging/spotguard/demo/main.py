@@ -90,7 +90,7 @@ def _guest(plan: DemoPlan, clock: Clock) -> AbstractContextManager[None]:
 
 @contextmanager
 def _workspace() -> Iterator[Path]:
-    """Give a temporary folder with a short path, for Unix sockets: their paths have at most 107 bytes (unix(7), sun_path)."""
+    """Give a temporary directory with a short path, for Unix sockets: their paths have at most 107 bytes (unix(7), sun_path)."""
     folder = Path(tempfile.mkdtemp(prefix="spotguard-demo-"))
     try:
         yield folder

@@ -46,9 +46,9 @@ class DemoPlan:
     window: float
     #: Mbit/s of the simulated link to the store; 0 for no link, which is as fast as the disk.
     link: float
-    #: The folder that the demo runs in, removed at its end.
+    #: The directory that the demo runs in, removed at its end.
     folder: Path
-    #: The folder that stays, with the report and the machines' output.
+    #: The directory that stays, with the report and the machines' output.
     left: Path
     #: The URL of the store for checkpoints.
     store: str

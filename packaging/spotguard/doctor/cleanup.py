@@ -55,7 +55,7 @@ class Leftovers:
         return key
 
     def look_once(self) -> None:
-        """Note which folders the first put will make, before it makes them. A cloud's store has none."""
+        """Note which directories the first put will make, before it makes them. A cloud's store has none."""
         if self._made is None:
             self._made = []
             if scheme_of(self._store.url) != "file":
@@ -124,7 +124,7 @@ def _remove(folders: list[Path]) -> None:
 
 
 def _missing(url: str) -> list[Path]:
-    """Return the folders that the first put would make, the innermost first."""
+    """Return the directories that the first put would make, the innermost first."""
     missing, folder = [], folder_of(url)
     while not os.path.lexists(folder):
         missing.append(folder)

@@ -1,4 +1,4 @@
-"""Measurement of a folder's write rate, by whole objects: a byte is stored once its object is flushed to the disk.
+"""Measurement of a directory's write rate, by whole objects: a byte is stored once its object is flushed to the disk.
 
 write(2) runs at the speed of memory, and then fsync(2) blocks until the disk has caught up. A count over a fixed time would
 depend on which of the two phases it met. So each connection has a rate of its own, its bytes divided by the seconds of its
@@ -47,10 +47,10 @@ class _Lane:
 
 
 class DiskMeasurement(Measuring):
-    """The measurement of a folder: a byte counts when its object is flushed, even if the put ends a little late.
+    """The measurement of a directory: a byte counts when its object is flushed, even if the put ends a little late.
 
     Args:
-        store: the folder's store.
+        store: the directory's store.
         key: returns a new key at each call, already noted in `litter`.
         litter: removes the objects, and stops the puts if the visit ends.
         clock: times the puts.

@@ -1,7 +1,7 @@
 """The frame of a rate measurement: as many threads as a save has connections put objects, until enough is measured.
 
 Each object has the same random bytes, which cannot be compressed, and a key of its own. The subclasses define the rate:
-`throughput` for a network, `disk_rate` for a folder.
+`throughput` for a network, `disk_rate` for a directory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MeasureLimits:
     ramp: float = 0.5
     #: Most bytes for a cloud's store.
     most: int = 4 * 2**30
-    #: Most bytes for a folder: the doctor does not measure a disk beyond its cache, and others need the free space.
+    #: Most bytes for a directory: the doctor does not measure a disk beyond its cache, and others need the free space.
     most_on_disk: int = 256 * 2**20
 
 

@@ -135,7 +135,7 @@ def _measure(who: Patient, opened: BlobStore, run_id: str, litter: Leftovers, ro
     """Measure the store's rate.
 
     Args:
-        room: free bytes, if the store is a folder; None for a cloud's store.
+        room: free bytes, if the store is a directory; None for a cloud's store.
     """
 
     def key() -> str:

@@ -144,7 +144,7 @@ def told(measured: Measured, *, folder: bool = False) -> Finding:
 
     Args:
         measured: the result of the measurement.
-        folder: the store is a folder, not a cloud's.
+        folder: the store is a directory, not a cloud's.
     """
     facts: dict[str, Any] = {"connections": measured.connections, "bytes": measured.nbytes}
     if measured.rate is None:

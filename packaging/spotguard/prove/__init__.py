@@ -3,7 +3,7 @@
 Read in this order:
 
 - `series`: the runs of the command;
-- `copies`: the folder that each runs in;
+- `copies`: the directory that each runs in;
 - `runner` and `processes`: one run, from its start to its end;
 - `record`: the records of a run;
 - `compare`: the first difference;

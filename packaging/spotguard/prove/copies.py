@@ -1,4 +1,4 @@
-"""Copies of the working folder: one for each series of lives, so that no life reads what another series has written.
+"""Copies of the working directory: one for each series of lives, so that no life reads what another series has written.
 
 A copy shares blocks with the original if the file system can (btrfs, XFS, bcachefs). Such a copy takes no room and no time.
 """
@@ -21,20 +21,20 @@ from spotguard.providers.text import amount
 
 #: `ioctl_ficlone(2)`.
 _FICLONE = 0x40049409
-#: Folders that a copy links to: a program writes nothing there that it reads again.
+#: Directories that a copy links to: a program writes nothing there that it reads again.
 _LINKED = frozenset({".git", ".hg", ".tox", "node_modules"})
-#: Folders that no life needs.
+#: Directories that no life needs.
 _LEFT_OUT = frozenset({STORE_FOLDER, "__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The working folder, and which parts of it are copied.
+    """The working directory, and which parts of it are copied.
 
     Args:
-        folder: the working folder.
-        linked: folders in it that a copy links to, as paths below `folder`.
-        without: folders that a copy leaves out, as paths below `folder`: those that hold the copies themselves.
+        folder: the working directory.
+        linked: directories in it that a copy links to, as paths below `folder`.
+        without: directories that a copy leaves out, as paths below `folder`: those that hold the copies themselves.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class Original:
         return replace(self, without=self.without | {folder.relative_to(self.folder)})
 
     def files(self) -> Iterator[tuple[Path, os.DirEntry[str]]]:
-        """Yield each entry that is not left out, with its path below the folder; a folder before its contents."""
+        """Yield each entry that is not left out, with its path below the directory; a directory before its contents."""
         folders = [Path()]
         while folders:
             below = folders.pop()
@@ -67,7 +67,7 @@ class Original:
                     folders.append(path)
 
     def is_linked(self, path: Path) -> bool:
-        """Report whether a copy links to this folder: by its name, by `linked`, or because it is a virtual environment."""
+        """Report whether a copy links to this directory: by its name, by `linked`, or because it is a virtual environment."""
         known = path.name in _LINKED or path in self.linked
         return known or os.path.isfile(self.folder / path / "pyvenv.cfg")
 
@@ -80,7 +80,7 @@ def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[in
     """Check that the copies may be made.
 
     Args:
-        at: the folder that will hold the copies.
+        at: the directory that will hold the copies.
         most: the limit in bytes for one copy that shares no blocks.
         copies: the number of copies at one time.
 
@@ -112,7 +112,7 @@ def check_size(original: Original, at: Path, most: int, copies: int) -> tuple[in
 
 
 def can_share(original: Original, at: Path) -> bool:
-    """Report whether the file system can clone a file of the folder to `at` without copying its blocks. Clones one to try."""
+    """Report whether the file system can clone a file of the directory to `at` without copying its blocks. Clones one to try."""
     first = next((path for path, entry in original.files() if _size(entry)), None)
     if first is None:
         return False
@@ -128,10 +128,10 @@ def can_share(original: Original, at: Path) -> bool:
 
 
 def beside(original: Path, root: Path) -> Path:
-    """Make the folders above a copy, and link their other entries to the real ones, so that `../data` still works.
+    """Make the directories above a copy, and link their other entries to the real ones, so that `../data` still works.
 
     Args:
-        root: a new folder, which stands for `/`.
+        root: a new directory, which stands for `/`.
 
     Returns:
         The path for the copy; it does not exist yet.
@@ -139,7 +139,7 @@ def beside(original: Path, root: Path) -> Path:
     real, here = Path(original.root), root
     for part in original.parts[1:]:
         here.mkdir(mode=0o700)
-        with contextlib.suppress(PermissionError):  # nobody can list this folder
+        with contextlib.suppress(PermissionError):  # nobody can list this directory
             for name in os.listdir(real):
                 if name != part:
                     (here / name).symlink_to(real / name)
@@ -148,10 +148,10 @@ def beside(original: Path, root: Path) -> Path:
 
 
 def copy(original: Original, to: Path) -> None:
-    """Copy the folder. Links stay links; anything that is neither a file nor a folder is left out.
+    """Copy the directory. Links stay links; anything that is neither a file nor a directory is left out.
 
     Raises:
-        UsageError: a file or folder cannot be read.
+        UsageError: a file or directory cannot be read.
         OSError: the disk has no room for the copy.
     """
     to.mkdir(mode=0o700)
@@ -187,13 +187,13 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def links(folder: Path, given: Collection[str]) -> frozenset[Path]:
-    """Return the folders to link to, as paths below the working folder.
+    """Return the directories to link to, as paths below the working directory.
 
     Args:
-        given: folders as the user passed them, relative to the working folder.
+        given: directories as the user passed them, relative to the working directory.
 
     Raises:
-        UsageError: a folder does not exist, or is not inside the working folder.
+        UsageError: a directory does not exist, or is not inside the working directory.
     """
     linked = set()
     for word in given:

@@ -71,7 +71,7 @@ class Evidence:
     unlike: tuple[str, ...] = ()
     #: Places where the script has started threads, as "train.py:12".
     threads: tuple[str, ...] = ()
-    #: Files in the working folder that the life before wrote and this life read.
+    #: Files in the working directory that the life before wrote and this life read.
     own_files: tuple[str, ...] = ()
     #: The id of the run that the script restores from at every start.
     elsewhere: str = ""

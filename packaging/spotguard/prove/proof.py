@@ -38,7 +38,7 @@ class ProofRequest:
 
     command: Sequence[str]
     env: Mapping[str, str]
-    #: The working folder.
+    #: The working directory.
     original: copies.Original
     #: Steps that each run trains.
     steps: int
@@ -48,9 +48,9 @@ class ProofRequest:
     stall: float
     #: The number of lives at one time.
     jobs: int
-    #: The limit in bytes for one copy of the working folder.
+    #: The limit in bytes for one copy of the working directory.
     most: int
-    #: The folder for all files; None: a temporary folder, which is removed at the end.
+    #: The directory for all files; None: a temporary directory, which is removed at the end.
     folder: Path | None = None
 
 
@@ -97,7 +97,7 @@ class Proof:
     unsteady: Sequence[str] = ()
     #: Variables that begin anew after a restore, although the run is exact.
     not_saved: Sequence[str] = ()
-    #: Files in the working folder that a resumed life read and the life before it wrote.
+    #: Files in the working directory that a resumed life read and the life before it wrote.
     own_files: Sequence[str] = ()
     #: Whether files were watched from each process's first line on.
     watched: bool = True
@@ -121,7 +121,7 @@ def prove(trial: ProofRequest, clock: Clock, say: Callable[[str], None]) -> Proo
 
     Raises:
         ProveError: no verdict about the command is possible.
-        UsageError: the working folder cannot be copied.
+        UsageError: the working directory cannot be copied.
     """
     began = clock.monotonic()
     with ExitStack() as stack:
@@ -290,7 +290,7 @@ def _first(per_rank: Sequence[Sequence[Difference]]) -> list[Difference]:
 
 
 def _threads(*of: Life) -> tuple[str, ...]:
-    """Return the places where the script has started threads, by paths below its folder."""
+    """Return the places where the script has started threads, by paths below its directory."""
     places = (
         place.removeprefix(f"{os.path.realpath(life.workdir)}{os.sep}")
         for life in of

@@ -234,7 +234,7 @@ class OpenedFiles:
         return {path for path, ways in self.ways.items() if ways[0] in _READS}
 
     def within(self, folder: Path) -> OpenedFiles:
-        """Return the files in a folder, by their paths below it."""
+        """Return the files in a directory, by their paths below it."""
         inside = f"{os.path.realpath(folder)}{os.sep}"
         return OpenedFiles({p.removeprefix(inside): w for p, w in self.ways.items() if p.startswith(inside)})
 

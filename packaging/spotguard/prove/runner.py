@@ -32,7 +32,7 @@ _WINDOW = 60
 #: The number of stack frames that an error shows, the innermost first.
 _FRAMES = 4
 
-#: Environment variables that keep trackers and hubs offline. `{folder}` is the life's own folder.
+#: Environment variables that keep trackers and hubs offline. `{folder}` is the life's own directory.
 OFFLINE = {
     "WANDB_MODE": "offline",
     "WANDB_DIR": "{folder}",
@@ -117,21 +117,21 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The folders, store and run id that the lives of one series share."""
+    """The directories, store and run id that the lives of one series share."""
 
-    #: The series' own folder; the copy and the store lie below it.
+    #: The series' own directory; the copy and the store lie below it.
     folder: Path
-    #: The user's working folder.
+    #: The user's working directory.
     original: Path
-    #: The copy of the working folder that the lives run in.
+    #: The copy of the working directory that the lives run in.
     workdir: Path
     store: str
     run_id: str
-    #: The folder with the `sitecustomize` that `write_startup` wrote.
+    #: The directory with the `sitecustomize` that `write_startup` wrote.
     startup: Path
 
     def moved(self, word: str) -> str:
-        """Return a command word, or an entry of a search path, with the working folder replaced by its copy."""
+        """Return a command word, or an entry of a search path, with the working directory replaced by its copy."""
         head, equals, tail = word.rpartition("=") if word.startswith("-") else ("", "", word)
         here = f"{self.original}{os.sep}"
         if tail == str(self.original):
@@ -154,7 +154,7 @@ def environment(env: Mapping[str, str], plan: Path, scratch: Path, ground: Groun
     """Return the user's environment with trackers and hubs offline, and without other SPOTGUARD_ variables.
 
     Args:
-        scratch: a folder for files that the life's tools write outside the working folder, temporary files included.
+        scratch: a directory for files that the life's tools write outside the working directory, temporary files included.
     """
     kept = {name: value for name, value in env.items() if not name.startswith("SPOTGUARD_")}
     offline = {name: value.format(folder=scratch) for name, value in OFFLINE.items()}
@@ -177,7 +177,7 @@ class Runner:
         env: the user's environment.
         steps: steps that each life trains.
         stall: seconds without a completed step after which a life counts as hung.
-        sockets: a folder with a short path, for the agents' sockets.
+        sockets: a directory with a short path, for the agents' sockets.
         keeps: whether the lives' output is kept after the end.
         stop: an event that ends every life at once.
     """
@@ -195,7 +195,7 @@ class Runner:
         """Run one life to its end.
 
         Args:
-            ground: the folders, store and run id of the life's series.
+            ground: the directories, store and run id of the life's series.
             name: the life's name on the page and in errors.
             action: the notice, preemption or kill that ends the life; None to train to the end.
             every: steps between two background checkpoints; 0 for none.

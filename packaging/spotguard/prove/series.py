@@ -1,7 +1,7 @@
 """The runs of the command: how each one ends, and the code that runs them.
 
 A *life* is one run of the command from its start to its end. A *series* is a sequence of lives that share a store and a copy of
-the working folder; each life resumes where the one before was ended. Several series run at one time.
+the working directory; each life resumes where the one before was ended. Several series run at one time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import copies
 from .record import Record
 from .runner import Ground, Life, ProveError, Runner
 
-#: The copy's name in the series' folder.
+#: The copy's name in the series' directory.
 _COPY = "work"
 #: The fewest steps of a run that can be preempted inside.
 FEWEST_STEPS = 3
@@ -113,8 +113,8 @@ class SeriesRunner:
     """Runs series of lives, several at one time.
 
     Args:
-        base: the folder for all files.
-        startup: the folder with the `sitecustomize` that `runner.write_startup` wrote.
+        base: the directory for all files.
+        startup: the directory with the `sitecustomize` that `runner.write_startup` wrote.
         jobs: the number of lives at one time.
         say: called with one line for each life that has ended.
     """
@@ -147,7 +147,7 @@ class SeriesRunner:
 
         Raises:
             ProveError: a life failed in a way that proves nothing.
-            UsageError: the working folder cannot be copied.
+            UsageError: the working directory cannot be copied.
         """
         self.lives |= {each.name: [] for each in series}
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="prove") as pool:

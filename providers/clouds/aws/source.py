@@ -19,7 +19,7 @@ from .imds import GET_TIMEOUT, AwsImds
 
 log = logging.getLogger("spotguard.providers")
 
-#: The folder of all watched keys; a source's name is the path below it.
+#: The directory of all watched keys; a source's name is the path below it.
 ROOT = "/latest/meta-data/"
 
 #: Seconds for a value that this program cannot read, or for which AWS gives no time. As short as the shortest warning of

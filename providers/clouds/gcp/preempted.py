@@ -163,7 +163,7 @@ def parse_preempted(body: bytes) -> bool | None:
 
 
 def parse_promise(body: bytes) -> float | None:
-    """Return the preemption notice duration in the folder `instance/scheduling`, in seconds, or None. Never raises.
+    """Return the preemption notice duration in the directory `instance/scheduling`, in seconds, or None. Never raises.
 
     Any spelling of the name counts: `gcloud` writes `preemption-notice-duration`, the API `preemptionNoticeDuration`.
     """

@@ -4,7 +4,7 @@ Other mocks get three things wrong:
 
 - `time` is fixed when the notice appears, not computed anew for each request.
 - The key's body is text/plain.
-- The folder `spot/` does not exist before a notice.
+- The directory `spot/` does not exist before a notice.
 
 Captures also show `Connection: close` after each answer (with `Server: EC2ws`), which is the default here.
 """

@@ -1,4 +1,4 @@
-"""The keys of an EC2 instance's metadata service: keys in folders, below a version."""
+"""The keys of an EC2 instance's metadata service: keys in directories, below a version."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AwsTree:
         self._keys.pop(key, None)
 
     def read(self, path: str) -> tuple[bytes, float | None] | None:
-        """Return a key's value and the time of its last change, a folder's listing, or None if there is neither."""
+        """Return a key's value and the time of its last change, a directory's listing, or None if there is neither."""
         if path == "/":
             return b"1.0\n2021-07-15\nlatest", None
         match = _VERSION.fullmatch(path)
@@ -71,7 +71,7 @@ class AwsTree:
         return (listing, None) if listing else None
 
     def _listing(self, folder: str) -> bytes:
-        """Return the children, one a line, folders with a slash; empty if there is no such folder."""
+        """Return the children, one a line, directories with a slash; empty if there is no such directory."""
         prefix = f"{folder}/" if folder else ""
         below = [key.removeprefix(prefix) for key in self._keys if key.startswith(prefix)]
         children = {name.partition("/")[0] + ("/" if "/" in name else "") for name in below}

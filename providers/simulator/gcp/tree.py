@@ -1,6 +1,6 @@
-"""The keys of a Compute Engine VM's metadata server: keys in folders, as text or as JSON, each with its ETag.
+"""The keys of a Compute Engine VM's metadata server: keys in directories, as text or as JSON, each with its ETag.
 
-The ETag belongs to the requested path: a folder's differs from its keys'. It changes with each change, even if the value
+The ETag belongs to the requested path: a directory's differs from its keys'. It changes with each change, even if the value
 returns to an earlier one.
 """
 
@@ -87,7 +87,7 @@ class GcpTree:
         self._versions[key] = self._versions.get(key, 0) + 1
 
     def read(self, path: str, query: Mapping[str, str]) -> TreeLeaf | None:
-        """Return a key or a folder below the root; None if there is neither. A folder needs its trailing slash."""
+        """Return a key or a directory below the root; None if there is neither. A directory needs its trailing slash."""
         if self._gke and path and not path.endswith("/") and not _SHOWN_TO_PODS.fullmatch(path):
             return None
         if (raw := self._raw.get(path)) is not None:
@@ -127,7 +127,7 @@ class GcpTree:
         ]
 
     def _listing(self, folder: str) -> list[str]:
-        """Return the children, one a line, folders with a slash."""
+        """Return the children, one a line, directories with a slash."""
         names = (name for name, _ in self._below(folder))
         return sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in names})
 
@@ -135,7 +135,7 @@ class GcpTree:
         return [f"{name} {value}" for name, value in self._below(folder)]
 
     def _nested(self, folder: str) -> dict[str, Any]:
-        """Return a folder as nested objects, with names in camelCase, as in every folder's JSON."""
+        """Return a directory as nested objects, with names in camelCase, as in every directory's JSON."""
         tree: dict[str, Any] = {}
         for name, value in self._below(folder):
             *folders, leaf = (

@@ -119,7 +119,7 @@ class AzureBlobStore:
         doing, start = f"list {self._named(check_prefix(prefix))}", len(self._at.prefix)
 
         def pages() -> list[ObjectInfo]:
-            # Accounts with a hierarchical namespace list folders as well, in the order of a tree.
+            # Accounts with a hierarchical namespace list directories as well, in the order of a tree.
             blobs = self._container.list_blobs(
                 name_starts_with=self._at.key(prefix), results_per_page=_PAGE, include=["metadata"]
             )

@@ -30,7 +30,7 @@ examples:
 
 _OURS = ("package", "index", "others", "python", "user", "directory", "prepare", "restart", "then")
 
-#: Help texts of options that `run --help` explains by this machine and its folder.
+#: Help texts of options that `run --help` explains by this machine and its directory.
 _HELP = {
     "provider": "poll this machine's cloud, or none [its cloud]",
     "store": "save to s3://, gs://, az:// or a network file system (required)",

@@ -44,7 +44,7 @@ examples:
   spotguard doctor --window 120 --json"""
 
 PACE = MeasureLimits()
-#: Seconds that checking the configured folders may take, as `run` checks them: their file server may be gone.
+#: Seconds that checking the configured directories may take, as `run` checks them: their file server may be gone.
 LOOK = 10.0
 #: Signals that end the visit. A terminal sends SIGHUP when it closes, for example when an ssh connection breaks.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -99,7 +99,7 @@ def _visit(arguments: argparse.Namespace, options: Options, run_id: str, command
 def _options(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Options, str]:
     """Return the options as `run` would have them, and the run id.
 
-    The run id may come from the command. It is "" if there is neither a run id nor a command. A folder that does not answer is
+    The run id may come from the command. It is "" if there is neither a run id nor a command. A directory that does not answer is
     accepted unchecked: the checks `store`, `disk` and `stage` report on it.
     """
     given = settings_given(arguments, "run")

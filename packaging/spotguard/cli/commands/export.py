@@ -155,7 +155,7 @@ def _meter(whole: WholeCheckpoint) -> ReadProgress:
 def appearing(dest: Path) -> Iterator[Path]:
     """Yield a temporary path beside `dest`.
 
-    At the end the file or folder there is renamed to `dest`. After an error it is removed.
+    At the end the file or directory there is renamed to `dest`. After an error it is removed.
 
     Raises:
         StoreError: the export cannot be written.
@@ -187,7 +187,7 @@ def _rename(path: Path, dest: Path) -> None:
     _refuse_what_is_there(dest)
     try:
         os.link(path, dest)  # a rename would replace a file
-    except OSError:  # a folder, or a file system without links
+    except OSError:  # a directory, or a file system without links
         _refuse_what_is_there(dest)
         os.rename(path, dest)
     folder = os.open(dest.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -91,7 +91,7 @@ def lines_of(store: BlobStore, run_id: str) -> list[ListedCheckpoint]:
 def _corrected(each: Checkpoint, error: CheckpointError | None) -> Checkpoint:
     """Return the checkpoint with its status corrected by `error`, which comes from its manifests.
 
-    The marker is a shortcut only: the manifests decide whether a checkpoint is whole.
+    The marker is a shortcut only: the manifests decide whether a checkpoint is complete.
     """
     if error is None or each.status != "complete":
         return each

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """On SIGTERM (`timeout 60 spotguard prove …`) or SIGHUP, end all runs and remove their folders, as Ctrl-C does."""
+    """On SIGTERM (`timeout 60 spotguard prove …`) or SIGHUP, end all runs and remove their directories, as Ctrl-C does."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + signum)
@@ -168,10 +168,10 @@ def _jobs(command: Sequence[str]) -> int:
 
 
 def _folder(text: str | None) -> Path | None:
-    """Return the folder of `--folder`, which is made if it is missing; None without the flag.
+    """Return the directory of `--folder`, which is made if it is missing; None without the flag.
 
     Raises:
-        UsageError: the folder is not empty, or cannot be made.
+        UsageError: the directory is not empty, or cannot be made.
     """
     if text is None:
         return None

@@ -50,7 +50,7 @@ def ask(
 
     Args:
         options: the options of the visit.
-        env: the environment that names the folder of sockets.
+        env: the environment that names the directory of sockets.
         uid: the user who asks.
         run_id: the run to check; "" for all.
         service: socket of the machine's service.
@@ -63,7 +63,7 @@ def ask(
         if not given:
             what, _, advice = str(error).rpartition(": ")
             return Agents((fails("agent", what, advice),), ())
-        # The folder belongs to another user. `run` does not need it, because a socket was passed.
+        # The directory belongs to another user. `run` does not need it, because a socket was passed.
         sockets = control.machine_sockets(service)
     # The socket that the selected run has, or would have.
     place = path_of(options.socket, run_id, env, uid).absolute() if given or run_id else None

@@ -1,6 +1,6 @@
-"""The check of a store that is a folder: whether it outlives this machine, and has room.
+"""The check of a store that is a directory: whether it outlives this machine, and has room.
 
-Another user may own the folder, and a network file system may hang. Neither ends the visit.
+Another user may own the directory, and a network file system may hang. Neither ends the visit.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _DIES = (
 def look(
     url: str, cloud: str, nbytes: int, clock: Clock, mounts: Path = Path("/proc/self/mounts")
 ) -> Generator[Finding, None, int | None]:
-    """Yield the finding about the folder.
+    """Yield the finding about the directory.
 
     Args:
-        url: the URL of the folder.
+        url: the URL of the directory.
         cloud: "aws", "gcp", "azure" or "none".
         nbytes: bytes of the state; 0 if they are not known.
         clock: times the check.
         mounts: the table of mounts, as in proc_pid_mounts(5).
 
     Returns:
-        Free bytes; None if the folder does not answer.
+        Free bytes; None if the directory does not answer.
     """
     path = folder_of(url)
     try:
@@ -86,14 +86,14 @@ def look(
 
 
 def free(folder: Path) -> int:
-    """Return the free bytes where a folder lies, or will lie; `UNTOLD` if its file system has no size."""
+    """Return the free bytes where a directory lies, or will lie; `UNTOLD` if its file system has no size."""
     usage = shutil.disk_usage(_there(folder))
     return usage.free if usage.total else UNTOLD
 
 
 def _there(folder: Path) -> Path:
-    """Return the folder, or the nearest parent that exists: the first put makes the rest."""
-    # Not `Path.is_dir`: up to Python 3.13 it raises on a folder that it may not read.
+    """Return the directory, or the nearest parent that exists: the first put makes the rest."""
+    # Not `Path.is_dir`: up to Python 3.13 it raises on a directory that it may not read.
     while not os.path.isdir(folder):
         folder = folder.parent
     return folder
@@ -103,6 +103,6 @@ def _lies_elsewhere(place: str, kind: str) -> bool:
     """Report whether the file system outlives this machine, as far as its type shows."""
     if kind.startswith("fuse"):  # except a disk (NTFS, exFAT), and the writable layer of a rootless container
         return kind != "fuseblk" and not kind.endswith("overlayfs")
-    if kind in _OF_THE_HOST:  # a folder of the host, except a sandbox's own root (gVisor, Kata)
+    if kind in _OF_THE_HOST:  # a directory of the host, except a sandbox's own root (gVisor, Kata)
         return place != "/"
     return kind.startswith(_NETWORKS)

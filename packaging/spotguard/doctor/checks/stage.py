@@ -25,7 +25,7 @@ def look(folder: Path, run_id: str, nbytes: int, clock: Clock) -> Iterator[Findi
     """Yield the finding about the stage.
 
     Args:
-        folder: the folder of `--stage`.
+        folder: the directory of `--stage`.
         run_id: the run that would use it.
         nbytes: bytes of the state; 0 if they are not known.
         clock: times the probe.

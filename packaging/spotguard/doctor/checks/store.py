@@ -76,17 +76,17 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
     except Exception as error:  # noqa: BLE001 - an error inside an SDK is one more finding
         return fails("store", f"{store.url}: {type(error).__name__}: {error}", _REPORT, url=store.url)
     took = clock.monotonic() - began
-    # A folder gets no request, so no time is shown. The rights below show whether it works.
+    # A directory gets no request, so no time is shown. The rights below show whether it works.
     answers = "" if folder else f" answers in {took * 1000:.0f} ms"
     return ok("store", f"{store.url}{answers}", url=store.url, seconds=round(took, 3))
 
 
 def _enter(url: str) -> None:
-    """Check that the path is a folder that this user may read. A folder that does not exist is made by the first put.
+    """Check that the path is a directory that this user may read. A directory that does not exist is made by the first put.
 
     Raises:
-        StoreError: the path is not a folder, or its file system fails.
-        DeniedError: this user may not read the folder.
+        StoreError: the path is not a directory, or its file system fails.
+        DeniedError: this user may not read the directory.
     """
     try:
         os.scandir(folder_of(url)).close()
