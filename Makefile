@@ -84,8 +84,8 @@ site: .venv/ready  ## build the docs site into build/site
 bench: .venv/ready  ## measure, and print the table of benchmarks/
 	$(BIN)/python -m benchmarks
 
-release-check: dist/built  ## refuse a release that is not ready: version, changelog, places, licences, archives
-	$(BIN)/python -Im build --sdist --no-isolation .
+release-check: dist/built .venv/ready  ## refuse a release that is not ready: version, changelog, places, licences, archives
+	.venv-build/bin/python -Im build --sdist --no-isolation .
 	$(BIN)/python scripts/release-check
 
 wheel: dist/built  ## build the wheel into dist/
@@ -101,7 +101,7 @@ servers:  ## install the real servers of the integration tests (as root where De
 	@scripts/servers $(PYTHON)
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-wheel .venv-3.* .servers build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-build .venv-wheel .venv-3.* .servers build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find agent hooks providers packaging tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is made again when its Python changed, else brought up to date.
@@ -119,10 +119,16 @@ endef
 	$(BIN)/python $(PIP_INSTALL) --group dev --group docs --editable '.[$(EXTRAS)]'
 	@touch $@
 
+# What ends in the archives passes through these tools only, and pip checks their digests.
+.venv-build/ready: packaging/build-tools.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
 # No stale build/ and no older wheel: what lies in dist/ is this checkout.
-dist/built: .venv/ready $(SOURCES)
+dist/built: .venv-build/ready $(SOURCES)
 	rm -rf build dist
-	$(BIN)/python -Im build --wheel --no-isolation .
+	.venv-build/bin/python -Im build --wheel --no-isolation .
 	@touch $@
 
 # Away from the checkout's own packages, or the tests would pass whatever the wheel holds.

@@ -132,3 +132,13 @@ def test_the_source_archive_builds_without_a_warning_and_its_tests_are_found(tmp
         timeout=120,
     )
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr
+
+
+def test_the_tools_that_build_the_archives_are_pinned_by_digest() -> None:
+    """In the versions that every other environment has."""
+    lines = [
+        line for line in (ROOT / "packaging" / "build-tools.txt").read_text().splitlines() if line[0] != "#"
+    ]
+    pinned = [re.fullmatch(r"([\w-]+==[\w.]+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert all(pinned)
+    assert {each[1] for each in pinned if each} < set((ROOT / "constraints.txt").read_text().splitlines())
