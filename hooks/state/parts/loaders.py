@@ -71,11 +71,14 @@ class ResumableLoader:
     sampler that draws from a global generator in the middle of a pass while workers prefetch, and random augmentation in
     workers with `persistent_workers=True` after the first pass.
 
+    A look at the first batch, as in `next(iter(loader))`, is no pass: neither `epoch` nor the position counts it. A pass
+    that the loop leaves after a `guard.step()` is over.
+
     Args:
         loader: the loader. Everything that its dataset and samplers return must follow from the generators and the epoch.
 
     Attributes:
-        loader: the wrapped loader.
+        loader: the wrapped loader. Its own attributes, such as `batch_size` and `sampler`, are the wrapper's too.
         epoch: passes that are over.
 
     Example:
@@ -92,46 +95,59 @@ class ResumableLoader:
         self.loader = loader
         self.epoch = 0
         self._taken = 0
-        self._resumes = False
+        #: Batches of an interrupted pass that its next iterator drops.
+        self._cut = 0
+        #: Whether a boundary came since the iterator was made. The batches of an iterator without one trained nothing.
+        self._stepped = False
         #: The generators at the beginning of this pass, and the epoch that the sampler had then.
         self._begin: dict[str, Any] = {}
+        #: The generators of the restored step, once an iterator was made after it.
+        self._after: tuple[Any, dict[str, torch.Tensor]] | None = None
         #: The iterator whose batches count; an older one that is used on changes nothing.
         self._current: object = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "loader":  # copies and pickles ask before there is a loader
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        resumes, self._resumes = self._resumes, False
-        if resumes:
+        if self._cut and not self._stepped:
             return self._resumed()
-        if self._taken:  # the loop was left in the middle of a pass
+        if self._taken and self._stepped:  # the loop was left in the middle of a pass
             self.epoch += 1
-        self._taken = 0
+        self._taken = self._cut = 0
         self._begin = {**self._own(), "global": rng.capture(), "epoch": self._sampler_epoch()}
         return self._counted(iter(self.loader))
 
     def _resumed(self) -> Iterator[Any]:
         """The rest of the pass that was interrupted."""
-        now, own = rng.capture(), self._own()
+        if self._after is None:
+            self._after = rng.capture(), self._own()
         rng.restore(self._begin["global"])
         self._set_own(self._begin)
         for each in self._samplers():
             if self._begin["epoch"] is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(self._begin["epoch"])
         batches = iter(self.loader)
-        for number in range(self._taken):
+        for number in range(self._cut):
             if next(batches, _END) is _END:
                 raise StateError(
-                    f"the loader ended after {number} batches, and {self._taken} were taken before the restart: give it the "
+                    f"the loader ended after {number} batches, and {self._cut} were taken before the restart: give it the "
                     "same dataset, batch size and number of ranks"
                 )
+        now, own = self._after
         rng.restore(now)
         self._set_own(own)
+        self._taken = self._cut
         return self._counted(batches)
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._current = batches
+        self._stepped = False
 
         def rest() -> Iterator[Any]:
             for batch in batches:
@@ -141,18 +157,19 @@ class ResumableLoader:
             if self._current is batches:
                 self._current = None
                 self.epoch += 1
-                self._taken = 0
+                self._taken = self._cut = 0
 
         return rest()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, with the generators that a resumed pass begins from."""
+        """Return the position, with the generators that a resumed pass begins from. A boundary asks for it."""
+        self._stepped = self._stepped or self._current is not None
         return {"epoch": self.epoch, "taken": self._taken, "begin": self._begin, "own": self._own()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a position of `state_dict`. The next iterator continues there."""
         self.epoch, self._taken, self._begin = state["epoch"], state["taken"], state["begin"]
-        self._resumes = self._taken > 0
+        self._cut, self._stepped, self._after = self._taken, False, None
         self._current = None
         self._set_own(state["own"])
 

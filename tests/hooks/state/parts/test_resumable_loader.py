@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -134,13 +135,55 @@ def test_a_run_that_is_cut_anywhere_ends_with_the_same_bits(make: Make) -> None:
         assert different(live(store, make, TOTAL), expected) == [], cuts
 
 
-def test_a_pass_that_the_loop_leaves_is_over() -> None:
-    """As with a plain loader: the next loop begins a pass."""
+def test_a_pass_that_the_loop_leaves_after_a_step_is_over() -> None:
+    """As with a plain loader: the next loop begins a pass. A boundary asks for the position."""
     loader = spotguard.ResumableLoader(plain())
-    next(iter(loader))
+    batches = iter(loader)
+    next(batches)
+    loader.state_dict()
+    next(batches)
     assert len(list(loader)) == len(loader) == EACH
     assert loader.epoch == 2
     assert loader.state_dict()["taken"] == 0
+
+
+def test_a_look_at_the_first_batch_is_no_pass() -> None:
+    """Before each pass, and before what is left of one after a restart."""
+
+    class Peeks(Training):
+        def batches(self) -> Iterator[torch.Tensor]:
+            for _ in range(self.loader.epoch, PASSES):
+                next(iter(self.loader))
+                yield from self.loader
+
+    def life(store: FakeStore, until: int) -> dict[str, int]:
+        training = Peeks(shuffled)
+        with guarded(store, training.values) as guard:
+            if not (done := guard.restore()):
+                seed()
+            for batch in training.batches():
+                training.learn(batch)
+                guard.step()
+                done += 1
+                if done == until:
+                    break
+            guard.save()
+        assert done == until
+        return bits({"model": training.model, "optimizer": training.optimizer})
+
+    expected = life(FakeStore(), TOTAL)
+    for cuts in ((1,), (EACH - 1,), (EACH + 1, EACH + 2), (TOTAL - 1,)):
+        store = FakeStore()
+        for cut in cuts:
+            life(store, cut)
+        assert different(life(store, TOTAL), expected) == [], cuts
+
+
+def test_the_loaders_own_attributes_are_the_wrappers() -> None:
+    loader = spotguard.ResumableLoader(distributed())
+    assert (loader.batch_size, loader.sampler) == (BATCH, loader.loader.sampler)
+    assert not hasattr(loader, "no_such_thing")
+    assert len(list(copy.copy(loader))) == EACH
 
 
 def test_an_iterator_of_before_a_restore_counts_no_more() -> None:
