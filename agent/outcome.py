@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..providers.notice import NoticeKind
+from ..providers.text import amount
 
 #: The end of a notice that its source withdrew while training could go on: nothing had to be committed.
 WITHDRAWN = "withdrawn"
@@ -162,7 +163,7 @@ class Outcome:
         elif step:
             parts.append(step)
         if self.bytes:
-            parts.append(_amount(self.bytes) + (f" at {_amount(self.rate)}/s" if self.rate else ""))
+            parts.append(amount(self.bytes) + (f" at {amount(self.rate)}/s" if self.rate else ""))
         if self.first_byte is not None:
             parts.append(f"first byte after {self.first_byte:.2f} s")
         if self.committed is not None:
@@ -196,14 +197,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return value
-
-
-def _amount(value: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
 
 
 def seen_time(outcome: Outcome, monotonic: float, wall: float) -> datetime:

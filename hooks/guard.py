@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 from ..providers.clock import Clock
@@ -232,7 +233,7 @@ class Guard:
         # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
-        self._state.monitor.restored()
+        self._state.restored()
         self._restored_at = self._clock.monotonic()
         self._unsettled = _SETTLED
         self._schedule.restored(self._clock.monotonic())
@@ -311,11 +312,12 @@ class Guard:
             )
             self._schedule.begun(self._clock.monotonic(), taken=taken)
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: int | None = None) -> Iterator[int]:
         """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
 
         Args:
-            total: optimizer steps of the whole run, including those that earlier attempts completed.
+            total: optimizer steps of the whole run, including those that earlier attempts completed; None for a run without
+                an end.
 
         Yields:
             Step numbers from the count of completed steps to `total - 1`; none if the checkpoint has `total` steps already.
@@ -329,9 +331,10 @@ class Guard:
             ...     train_one_step(step)
             >>> guard.save()
         """
-        if (done := self.restore()) >= total:
+        done = self.restore()
+        if total is not None and done >= total:
             self._startup_messages.finished(self._run_id, done, total)
-        for step in range(done, total):
+        for step in count(done) if total is None else range(done, total):
             yield step
             self.step()
 
@@ -365,6 +368,11 @@ class Guard:
             raise UsageError(
                 "guard.save() was called in the middle of a step: call it right after guard.step(), or "
                 "first in the body of a loop over guard.steps() [SG405]"
+            )
+        if self._state.monitor.trained_unseen:  # without a torch optimizer, the gate saw no step
+            raise UsageError(
+                f"guard.save() would save trained weights as step {self._gate.place.completed}, because guard.step() was not "
+                "called since guard.restore(): call guard.step() after each step of the training [SG405]"
             )
         while True:
             self._gate.take_again(self._state.take_again)

@@ -299,8 +299,9 @@ class Answers:
 
     def _position(self, session: Session, message: protocol.Position) -> None:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
+            at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
             self._turn.log(
-                f"rank {session.rank} (pid {session.pid}): training stands at step {message.step} "
+                f"rank {session.rank} (pid {session.pid}): training {at} "
                 f"of run {session.run_id} in {session.store}"
             )
         session.stands(message, self._turn.now)
@@ -334,7 +335,7 @@ class Answers:
         who = f"rank {part.session.rank} (pid {part.session.pid})"
         if isinstance(message, protocol.Progress):
             at = f" at step {message.step}" if message.step >= 0 else ""
-            text, level = f"{who}: {part.phase}{at}", logging.INFO
+            text, level = f"{who}: {part.phase}{at}", logging.DEBUG
         elif isinstance(message, protocol.Committed):
             least = as_level(clip(message.level, NAME), ", ")
             own = message.step < 0  # from `on_notice`, which reports only that its function returned
@@ -343,7 +344,7 @@ class Answers:
         elif isinstance(message, protocol.Failed):
             text, level = f"{who}: will not commit: {part.failed}", logging.ERROR
         else:
-            text, level = f"{who}: has the notice", logging.INFO
+            text, level = f"{who}: has the notice", logging.DEBUG
         if news:
             self._turn.log(f"{text}; {spent:.2f} s after the notice{p.left_words(now)}", level)
         if p.asker is not None:

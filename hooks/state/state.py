@@ -21,11 +21,12 @@ from .collected import CollectedState, collect, describe
 from .device import Fence
 from .memory_access import unreadable
 from .misuse.step_monitor import StepMonitor, hook
+from .parts.loaders import ResumableLoader
 from .parts.module import ModulePart
 from .parts.optimizer import OptimizerPart
 from .parts.registry import build, check_held
 from .parts.rng import RngPart
-from .parts.values import Copied, InPlace, check_savable, prove
+from .parts.values import Copied, InPlace, StatefulPart, check_savable, prove
 from .restore_plan import NOBODY, RestorePlan, plan
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint
@@ -244,6 +245,13 @@ class State:
         self.fence.record()  # after the slice: the saver thread compares the slice on its own stream
         self._stepped = False
         self.ended_at = self._now()
+
+    def restored(self) -> None:
+        """Note that training begins, or returns to an earlier step. On the training thread."""
+        self.monitor.restored()
+        for part in self.parts:
+            if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader):
+                part.value.restored()
 
     def save_at_boundaries(self, why: str) -> None:
         """Make saves wait for the boundary from now on.

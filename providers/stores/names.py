@@ -76,7 +76,7 @@ def _check_s3(at: Location, env: Mapping[str, str], here: bool) -> None:
         return
     raise UsageError(
         f"store {at.url!r}: {at.bucket!r} is no name that S3 gives a bucket: it has 3 characters or more, and is no IP address (for another "
-        "service add its ?endpoint=)"
+        "service add its ?endpoint=) [SG308]"
     )
 
 
@@ -102,7 +102,7 @@ def _check_gs(at: Location, env: Mapping[str, str]) -> None:
         return
     raise UsageError(
         f"store {at.url!r}: {at.bucket!r} is no name that Google Cloud Storage gives a bucket: 3 to 63 lower-case letters, digits, hyphens and "
-        "underscores, or several of that with dots between them, a letter or a digit first and last, not goog first, and no IP address"
+        "underscores, or several of that with dots between them, a letter or a digit first and last, not goog first, and no IP address [SG308]"
     )
 
 
@@ -117,7 +117,7 @@ def check_container(at: Location) -> None:
     if _CONTAINER.fullmatch(at.bucket) is None:
         raise UsageError(
             f"store {at.url!r}: {at.bucket!r} is no container's name; it has 3 to 63 lower-case letters, digits and "
-            "single hyphens between them"
+            "single hyphens between them [SG308]"
         )
 
 
@@ -133,7 +133,7 @@ def account_of(at: Location, env: Mapping[str, str]) -> tuple[str | None, str]:
         )
     if _NAME.fullmatch(name) is None:
         raise UsageError(
-            f"store {at.url!r}: {name!r} is no storage account's name; it has 3 to 24 lower-case letters and digits"
+            f"store {at.url!r}: {name!r} is no storage account's name; it has 3 to 24 lower-case letters and digits [SG308]"
         )
     return name, f"https://{name}.blob.core.windows.net"
 
@@ -167,7 +167,7 @@ def check_folder(origin: str, url: str) -> None:
             continue
         if not stat.S_ISDIR(mode):
             raise UsageError(
-                f"{origin}: store {url!r}: {place} is a file: name a directory, or another store"
+                f"{origin}: store {url!r}: {place} is a file: name a directory, or another store [SG308]"
             )
         return
 

@@ -109,11 +109,11 @@ def check_url(url: str) -> None:
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
             f"store {shown(url)!r} names a host, {parts.netloc.rpartition('@')[2]!r}; a path on this machine has three slashes: "
-            f"file:///{parts.netloc.rpartition('@')[2]}{parts.path}"
+            f"file:///{parts.netloc.rpartition('@')[2]}{parts.path} [SG308]"
         )
     if parts.query or parts.fragment:
         raise UsageError(
-            f"store {shown(url)!r} has a '?' or '#'; a path that holds one is written %3F or %23"
+            f"store {shown(url)!r} has a '?' or '#'; a path that holds one is written %3F or %23 [SG308]"
         )
     path = unquote(parts.path)
     if path in ("", "/") or "\0" in path:
@@ -148,27 +148,27 @@ def locate(url: str) -> Location:
     bucket = parts.netloc
     if parts.scheme == "az" and bucket in _OF_AZURE:
         raise UsageError(
-            f"store {shown(url)!r}: {bucket!r} is one of Azure's own containers, which are not taken: name one of yours"
+            f"store {shown(url)!r}: {bucket!r} is one of Azure's own containers, which are not taken: name one of yours [SG308]"
         )
     if _BUCKET.fullmatch(bucket) is None:
         raise UsageError(f"store {shown(url)!r} names no {cloud.place}; write it as {example} [SG308]")
     path = unquote(parts.path).strip("/")
     if path and not all(is_segment(segment) for segment in path.split("/")):
         raise UsageError(
-            f"store {shown(url)!r} has the prefix {path!r}; use letters, digits and ._@=+,- between slashes, as in {example}"
+            f"store {shown(url)!r} has the prefix {path!r}; use letters, digits and ._@=+,- between slashes, as in {example} [SG308]"
         )
     if parts.fragment:
-        raise UsageError(f"store {shown(url)!r} has a '#'; write it as {example}")
+        raise UsageError(f"store {shown(url)!r} has a '#'; write it as {example} [SG308]")
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in cloud.options:
             # The message omits the option's value, which may be a key.
             raise UsageError(
-                f"store {shown(url.partition('?')[0])!r} has the option {name!r}; {cloud.name} knows {', '.join(cloud.options)}"
+                f"store {shown(url.partition('?')[0])!r} has the option {name!r}; {cloud.name} knows {', '.join(cloud.options)} [SG308]"
             )
         if not value or name in options:
             raise UsageError(
-                f"store {shown(url)!r}: option {name!r} needs one value, as in {example}?{name}=VALUE"
+                f"store {shown(url)!r}: option {name!r} needs one value, as in {example}?{name}=VALUE [SG308]"
             )
         options[name] = value
     if "endpoint" in options:
@@ -185,7 +185,7 @@ def _check_endpoint(store: str, scheme: str, endpoint: str) -> None:
     if "@" in endpoint:
         raise UsageError(
             f"store {shown(store)!r}: its endpoint names a user; leave that out: credentials come from the environment, as "
-            "the cloud's own SDK finds them"
+            "the cloud's own SDK finds them [SG308]"
         )
     try:
         # STORAGE_EMULATOR_HOST has no scheme, and users may copy its form here.
@@ -197,7 +197,7 @@ def _check_endpoint(store: str, scheme: str, endpoint: str) -> None:
     if not sound or parts.query or parts.fragment or any(each <= " " for each in endpoint):
         example = "https://NAME.blob.core.windows.net" if scheme == "az" else "https://storage.example:9000"
         raise UsageError(
-            f"store {shown(store)!r}: endpoint={endpoint.partition('?')[0]!r} is no endpoint; write it as {example}"
+            f"store {shown(store)!r}: endpoint={endpoint.partition('?')[0]!r} is no endpoint; write it as {example} [SG308]"
         )
 
 

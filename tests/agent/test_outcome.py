@@ -71,8 +71,8 @@ def test_the_line_says_it_to_a_person() -> None:
     """One line."""
     line = committed().line()
     assert line == (
-        "terminate notice from aws spot/instance-action: seen with 120.0 s left, delivered in 0 ms, step 42, 512 MiB at "
-        "86 MiB/s, first byte after 0.08 s, COMMITTED after 6.00 s with 114.0 s to spare, TERM after the commit, "
+        "terminate notice from aws spot/instance-action: seen with 120.0 s left, delivered in 0 ms, step 42, 512.0 MiB at "
+        "86.5 MiB/s, first byte after 0.08 s, COMMITTED after 6.00 s with 114.0 s to spare, TERM after the commit, "
         "exit code 75"
     )
 

@@ -109,6 +109,13 @@ def test_ls_of_an_empty_place(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert not (tmp_path / "none").exists()
 
 
+def test_ls_of_a_run_that_is_not_there_names_those_that_are(
+    capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    said_of_it = said(capsys, "ls", store.as_uri(), "--run-id", "run-8")
+    assert said_of_it.strip() == f"no checkpoint of run run-8 in {store.as_uri()}; there are runs run-7"
+
+
 def test_inspect_shows_the_newest_whole_one(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     body = told(capsys, "inspect", store.as_uri())
     assert (body["step"], body["world"], body["level"]) == (6, 1, "full")
@@ -146,7 +153,7 @@ def test_a_checkpoint_may_be_named_by_its_own_url(capsys: pytest.CaptureFixture[
     ("words", "code", "line"),
     [
         (["--step", "5"], 1, "has no checkpoint of step 5: there are those of steps 6, 4, 2"),
-        (["--run-id", "other"], 1, "nothing was saved yet"),
+        (["--run-id", "other"], 1, "has no checkpoint: there are runs run-7"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.cli import main
+from spotguard.cli.commands import run as run_command
 from tests.cases import cases
 from tests.docs import generated
 from tests.fakes.report import TIMEOUT
@@ -373,3 +374,18 @@ def test_an_options_help_is_one_short_phrase() -> None:
                 continue
             assert len(text) <= 70, (name, text)
             assert text[0].islower() or text.startswith("Azure"), (name, text)
+
+
+def test_a_missing_sdk_is_said_before_the_command_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent needs none, and the training process would say so once a rank, after it has loaded torch."""
+    assert not run_command._is_installed("no_such_package.inside")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_command, "_is_installed", lambda package: package != "boto3")
+    for store, wanted in (("s3://bucket/x", 1), ("gs://bucket/x", 0), (str(tmp_path), 0)):
+        caplog.clear()
+        run_command._warn_of_a_missing_sdk(run_command.options_for({"store": store}, ["true"]))
+        said = [line for line in caplog.messages if "which is not installed here" in line]
+        assert len(said) == wanted
+        assert all(line.startswith("store s3://bucket/x needs boto3") and "[SG307]" in line for line in said)

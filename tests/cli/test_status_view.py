@@ -83,7 +83,7 @@ def test_what_a_save_would_take_is_said_once_one_has_shown_it() -> None:
     """An older agent says neither."""
     session = a_session(save_seconds=12.04, rate=7.0 * 2**30)
     lines = shown(a_body(sessions=[session]), None)
-    assert lines[-1].endswith("in the middle of a step too; 12.0 s at the 7.0 GiB/s of the last ones")
+    assert lines[-1].endswith("in the middle of a step too; about 12.0 s, as the last ones were (7.0 GiB/s)")
     for unknown in ({"save_seconds": None, "rate": None}, {}):
         assert shown(a_body(sessions=[a_session(**unknown)]), None)[-1].endswith("step too")
 

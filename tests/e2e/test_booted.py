@@ -112,7 +112,7 @@ def test_a_machine_is_preempted_and_the_next_one_of_the_template_goes_on(
     assert step >= 50
     with Booted(tmp_path, "second", cloud, printed, files=files, store=store) as second:
         second.boot()
-        second.until(f"training stands at step {step} ")
+        second.until(f"training continues at step {step} ")
         second.until("fifty more steps")
     assert committed(store) == [step]
 
@@ -130,7 +130,7 @@ def test_the_power_button_is_a_notice_and_the_next_boot_finds_everything_set_up(
         assert "COMMITTED after" in said
         (step,) = committed(store)
         machine.boot()
-        machine.until(f"training stands at step {step} ")
+        machine.until(f"training continues at step {step} ")
         assert machine.log().count("run gpt is set up already") == 1
         assert machine.log().count("installing spotguard") == 1
         assert "no torch is here" not in machine.log()
@@ -165,7 +165,7 @@ def test_the_store_may_be_s3_and_what_the_job_must_know_a_file_of_the_machine(
         tmp_path, "second", "aws", printed, files=files, store=store, upstream=swift.endpoint
     ) as second:
         second.boot()
-        second.until(f"training stands at step {step} ")
+        second.until(f"training continues at step {step} ")
         second.until("fifty more steps")
     assert committed(store) == []
 
@@ -225,7 +225,7 @@ def test_a_shutdown_is_a_notice_to_who_is_registered_with_the_service(
         ]
         variables = [f"--setenv={name}={value}" for name, value in given.items()]
         machine.run("systemd-run", *unit, *variables, "/opt/spotguard/bin/python", "/srv/train.py")
-        machine.until("training stands at step 0 of run direct")
+        machine.until("training begins at step 0 of run direct")
         machine.until("fifty more steps", times=machine.journal().count("fifty more steps") + 3)
         machine.press_power_button()
         assert "all processes were asked to leave" in machine.journal()

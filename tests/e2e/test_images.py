@@ -128,7 +128,7 @@ def test_docker_stop_is_a_notice_and_the_next_container_goes_on(engine: Engine, 
         running = engine.run_container(
             name, "localhost/train", *before, "python3", "/job/train.py", options=options
         )
-        running.err.until("training stands at step" if attempt == 2 else "guarding pid")
+        running.err.until("training continues at step" if attempt == 2 else "guarding pid")
         running.out.until(r"^step \d+: loss")
         assert engine.said_by("exec", name, "cat", "/proc/1/cmdline").split("\0")[1:3] == [
             "/usr/local/bin/spotguard",

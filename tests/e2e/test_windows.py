@@ -29,7 +29,7 @@ def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee)
     assert first.ended() == 75
     outcome = trainee.machine.outcome()
     assert outcome["committed"] is None
-    assert outcome["why"] == "out of time: training reached no guard.step() before the deadline"
+    assert outcome["why"] == "out of time: training reached no guard.step() before the deadline [SG502]"
     assert trainee.machine.committed() == [(1, 2, 0)]
 
     second = trainee.guarded("--every off --window 2 --reserve 1")

@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..changes.change_detector import ChangeDetector
+from ..sharding.dtensor import local
 from .loop_order import LoopOrder, Misplaced, call_path
 from .unregistered import UnregisteredOptimizer, few, holds
 
@@ -40,6 +43,10 @@ _TURNS, _TURNS_ELSEWHERE = 2, 3
 NEVER = (
     "guard.step() was not called since guard.restore(), so no save is possible after the first optimizer "
     "step; call guard.step() after each optimizer.step()"
+)
+UNSEEN = (
+    "the weights change, but guard.step() was not called since guard.restore(), so no save is possible; call "
+    "guard.step() after each step of the training"
 )
 NEITHER = (
     "neither guard.restore() nor guard.step() was called, so nothing is saved; call done = "
@@ -118,6 +125,8 @@ class StepMonitor:
         self.steps = 0
         #: Whether training has reached a boundary since it began.
         self.marked = False
+        #: The weights as of the restore, in a job whose steps no hook sees; None from its first boundary on.
+        self._weights: ChangeDetector | None = None
         #: The reason by name for each registered optimizer that no longer steps while another trains its parameters.
         #: It is as of the last boundary. Any thread may read it.
         self.dead: Mapping[str, str] = {}
@@ -139,13 +148,23 @@ class StepMonitor:
 
         Any thread may call it.
         """
-        return next((what for case in _CASES if (what := self._misuse.get(case))), "")
+        known = next((what for case in _CASES if (what := self._misuse.get(case))), "")
+        return known or (UNSEEN if self.trained_unseen else "")
 
     @property
     def unmarked(self) -> str:
         """Return why no boundary can be expected; "" if one may still come. Any thread may call it."""
         early = NEVER if self._restored and not self.marked and self.steps >= _SEVERAL else ""
-        return self._misuse.get("unmarked") or early
+        return self._misuse.get("unmarked") or early or (UNSEEN if self.trained_unseen else "")
+
+    @property
+    def trained_unseen(self) -> bool:
+        """Return whether weights changed since the restore although neither an optimizer stepped nor a boundary came.
+
+        Any thread may call it.
+        """
+        weights = self._weights
+        return weights is not None and bool(weights.broken())
 
     def position(self) -> dict[str, Any]:
         """Return the fields for a `Position`. Any thread may call it."""
@@ -161,6 +180,7 @@ class StepMonitor:
             self._others, self._beside, self._stepped = {}, {}, set()
             self.dead, self._misuse = {}, {}
             self._order, self._alert, self._quiet = LoopOrder(), True, frozenset()
+            self._weights = None if self._registered else _weights_of(self._values)
 
     def boundary(self) -> None:
         """End a turn. `guard.step()` calls this."""
@@ -252,7 +272,7 @@ class StepMonitor:
             log.info("guard.step() was called, after %d optimizer steps: saves are possible", self.steps)
 
     def _end_turn(self) -> None:
-        self.marked = True
+        self.marked, self._weights = True, None
         beside, self._beside = [*self._beside.values()], {}
         self._others = {key: each for key, each in self._others.items() if each.ref() is not None}
         self._look_for_dead(beside)
@@ -317,6 +337,15 @@ class StepMonitor:
             self._misuse[case] = what
         else:
             self._misuse.pop(case, None)
+
+
+def _weights_of(values: Mapping[str, Any]) -> ChangeDetector:
+    """Return the trainable parameters of the registered modules as they are now."""
+    modules = [each for each in values.values() if isinstance(each, nn.Module)]
+    trained = {id(p): local(p) for module in modules for p in module.parameters() if p.requires_grad}
+    weights = ChangeDetector([*trained.values()], [], [])
+    weights.mark()
+    return weights
 
 
 # Hooks before and after each change that a registered optimizer makes.

@@ -105,6 +105,8 @@ class ResumableLoader:
         self._after: tuple[Any, dict[str, torch.Tensor]] | None = None
         #: The iterator whose batches count; an older one that is used on changes nothing.
         self._current: object = None
+        #: The number of restores. An iterator of before the last one is at another position than the state.
+        self._restores = 0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "loader":  # copies and pickles ask before there is a loader
@@ -148,9 +150,15 @@ class ResumableLoader:
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._current = batches
         self._stepped = False
+        restores = self._restores
 
         def rest() -> Iterator[Any]:
             for batch in batches:
+                if self._restores != restores:
+                    raise StateError(
+                        "an iterator of this loader was made before guard.restore(), and its batches are not those of the "
+                        "restored position: call iter(loader) after guard.restore() [SG417]"
+                    )
                 if self._current is batches:
                     self._taken += 1
                 yield batch
@@ -172,6 +180,11 @@ class ResumableLoader:
         self._cut, self._stepped, self._after = self._taken, False, None
         self._current = None
         self._set_own(state["own"])
+
+    def restored(self) -> None:
+        """Refuse the iterators made until now, after a restore or at a first start. `guard.restore()` calls this."""
+        self._restores += 1
+        self._current = None
 
     def _samplers(self) -> list[Any]:
         batched = getattr(self.loader, "batch_sampler", None)

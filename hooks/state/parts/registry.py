@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ....providers.errors import StateError
 from ..sharding.dtensor import RankOf
-from .loaders import LoaderPart, is_stateful_loader
+from .loaders import LoaderPart, ResumableLoader, is_stateful_loader
 from .module import KnownTensor, ModulePart, module_part
 from .optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
@@ -232,11 +232,20 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
             "wrap it in an object whose state_dict() returns its state and whose load_state_dict() sets it"
         )
     elif isinstance(value, torch.utils.data.DataLoader):
-        advice = (
-            "a DataLoader does not know its position: wrap it, as in loader = spotguard.ResumableLoader(loader), "
-            "or use torchdata's StatefulDataLoader [SG402]"
+        raise StateError(
+            f"{name} is a DataLoader, and a DataLoader does not know its position: wrap it, as in {name} = "
+            f"spotguard.ResumableLoader({name}), or use torchdata's StatefulDataLoader [SG402]"
         )
+    elif held := next((key for key, each in _attributes(value) if isinstance(each, _LOADERS)), ""):
+        advice = f"its loader is in .{held}: register that, as a spotguard.ResumableLoader; or {advice}"
     raise StateError(f"{name} is of type {type(value).__name__}, which cannot be saved: {advice} [SG401]")
+
+
+_LOADERS = (torch.utils.data.DataLoader, ResumableLoader)
+
+
+def _attributes(value: object) -> Iterable[tuple[str, object]]:
+    return getattr(value, "__dict__", {}).items()
 
 
 def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:

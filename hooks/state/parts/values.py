@@ -124,10 +124,10 @@ def freeze(value: Any, devices: set[torch.device] | None = None) -> Any:
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):
             raise StateError(
-                "a DTensor outside a module or an optimizer, which cannot be saved; use a plain tensor, or leave it out"
+                "a DTensor outside a module or an optimizer, which cannot be saved; use a plain tensor, or leave it out [SG401]"
             )
         if value.layout is torch.strided and value.device.type != "meta" and (why := lack(value)):
-            raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out")
+            raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out [SG401]")
         if devices is not None and not value.is_cpu and value.device not in devices:
             if why := unordered(value.device):
                 raise StateError(f"a tensor on {value.device}, {why}; move it to the host, or leave it out")
@@ -352,9 +352,11 @@ def check_savable(name: str, tensor: torch.Tensor) -> None:
     tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
-        raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out")
+        raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out [SG401]")
     if why := unreadable(tensor):
-        raise StateError(f"{name} is {why}, which cannot be saved; use a plain tensor, or leave it out")
+        raise StateError(
+            f"{name} is {why}, which cannot be saved; use a plain tensor, or leave it out [SG401]"
+        )
     if why := unordered(tensor.device):
         raise StateError(f"{name} is on {tensor.device}, {why}; move it to the host, or leave it out")
     try:

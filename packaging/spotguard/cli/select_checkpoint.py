@@ -64,8 +64,14 @@ class Target:
         meant = [folder for folder in folders if self.means(folder.name)]
         if not meant:
             asked = "" if self.name is None and self.step is None else f" {self._said()}"
-            there = ", ".join(str(folder.name.step) for folder in folders[:8])
-            others = f"there are those of steps {there}" if there else "nothing was saved yet"
+            steps = sorted({folder.name.step for folder in folders}, reverse=True)
+            others = (
+                f"there are those of steps {', '.join(map(str, steps[:8]))}"
+                if steps
+                else "nothing was saved yet"
+            )
+            if not steps and (runs := list_runs(self.store)):
+                others = f"there are runs {', '.join(runs)}"
             raise CheckpointError(f"run {run_id} in {self.store.url} has no checkpoint{asked}: {others}")
         return meant, folders
 

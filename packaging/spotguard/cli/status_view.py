@@ -310,7 +310,7 @@ def _takes(session: dict[str, Any]) -> str:
     seconds, rate = session.get("save_seconds"), session.get("rate")
     if seconds is None or not rate:
         return ""
-    return f"; {seconds:.1f} s at the {amount(rate)}/s of the last ones"
+    return f"; about {seconds:.1f} s, as the last ones were ({amount(rate)}/s)"
 
 
 def _short(session: dict[str, Any]) -> str:

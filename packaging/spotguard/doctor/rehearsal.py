@@ -25,6 +25,8 @@ class Rehearsed:
     fit: Fit
     #: The loss of the save, in words; "" if it saved the whole state of the current step.
     short: str
+    #: The reason that the outcome names; "" if there is none.
+    reason: str = ""
     #: How the script misuses spotguard, and after a semicolon the advice; "" if no misuse is known.
     misuse: str = ""
 
@@ -43,6 +45,10 @@ class Rehearsed:
             return self.misuse.partition("; ")[2]
         if self.fits is not False:
             return ""
+        if "[SG502]" in self.reason:
+            return (
+                "call guard.step() after each step of the training; a step must be shorter than the warning"
+            )
         return _LONGER if self._disagrees else "; ".join(ways(self.fit))
 
     def as_json(self) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
     fit = Fit(
         nbytes, rate or _known(before), left, reserve, max(0.0, beside), None if usual else float(reserve)
     )
-    return Rehearsed(fit, short, misuse)
+    return Rehearsed(fit, short, str(outcome.get("why") or ""), misuse)
 
 
 def _short(outcome: Mapping[str, Any], *, misused: bool) -> str:

@@ -56,8 +56,8 @@ def test_where_training_stands_is_said_once_restored() -> None:
         story.says(session, Position(step))
     callback = story.opens(store="")
     story.says(callback, Position(-1, mode="callback"))
-    (line,) = [log.text for log in story.all(Log) if "stands" in log.text]
-    assert line == "rank 0 (pid 100): training stands at step 2810 of run gpt in file:///s"
+    (line,) = [log.text for log in story.all(Log) if "training" in log.text]
+    assert line == "rank 0 (pid 100): training continues at step 2810 of run gpt in file:///s"
 
 
 # --- one training process, our own child ---

@@ -79,7 +79,9 @@ def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
     base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)
     base = base or next((each for each in kind.__mro__[1:-1] if each in (int, float, str)), None)
     detail = f", a subclass of {base.__name__} that would come back as another type" if base else ""
-    return StateError(f"{path or 'the value'} is {article} {name}{detail}, which cannot be saved; {advice}")
+    return StateError(
+        f"{path or 'the value'} is {article} {name}{detail}, which cannot be saved; {advice} [SG401]"
+    )
 
 
 class Encoder:

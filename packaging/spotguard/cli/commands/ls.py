@@ -13,6 +13,7 @@ from spotguard.hooks.checkpoint.catalog import (
     Checkpoint,
     PartialCheckpoint,
     list_checkpoints,
+    list_runs,
     side_by_side,
 )
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
@@ -59,8 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"store": meant.store.url, "checkpoints": [as_json(line) for line in lines]})
         return 0
     if not lines:
-        which = "" if meant.name is None else f" {meant.name} of run {meant.run_id}"
-        print(f"no checkpoint{which} in {meant.store.url}")
+        which = "" if meant.name is None else f" {meant.name}"
+        whose = "" if meant.run_id is None else f" of run {meant.run_id}"
+        others = [] if meant.run_id is None else list_runs(meant.store)
+        there = f"; there are runs {', '.join(others)}" if others else ""
+        print(f"no checkpoint{which}{whose} in {meant.store.url}{there}")
         return 0
     out = console()
     out.print(_table(lines, out.width, SystemClock().time()))

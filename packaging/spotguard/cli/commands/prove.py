@@ -83,9 +83,8 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     trial = _trial(arguments, command)
-    quiet = arguments.json or not sys.stderr.isatty()
     with _ended_in_order():
-        proof = prove(trial, SystemClock(), _tell_nobody if quiet else _tell)
+        proof = prove(trial, SystemClock(), _tell_nobody if arguments.json else _tell)
     if arguments.json:
         print_json(page.as_json(proof, command))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import signal
@@ -13,6 +14,8 @@ from spotguard.agent.config import resolve
 from spotguard.agent.config.options import Options, settings_of
 from spotguard.agent.process import terminal
 from spotguard.providers.errors import UsageError
+from spotguard.providers.optional_deps import how_to_install
+from spotguard.providers.stores.url import CLOUDS, scheme_of
 
 from ..parser import add_settings, settings_given
 
@@ -75,6 +78,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
         read_place("the default", options.store)
     _warn_of_a_store_that_dies(options)
+    _warn_of_a_missing_sdk(options)
     from spotguard.agent import app
 
     code = app.run(options, list(command))
@@ -154,3 +158,23 @@ def _warn_of_a_store_that_dies(options: Options) -> None:
             options.store,
             cloud,
         )
+
+
+def _warn_of_a_missing_sdk(options: Options) -> None:
+    """Warn early: the training process meets this only after it has loaded torch, once in each rank."""
+    cloud = CLOUDS.get(scheme_of(options.store))
+    if cloud is None or _is_installed(cloud.sdk):
+        return
+    logger.warning(
+        "store %s needs %s, which is not installed here: if the command uses this Python, install it: %s [SG307]",
+        options.store,
+        cloud.sdk,
+        how_to_install(cloud.extra),
+    )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False

@@ -15,9 +15,17 @@ from torch.optim import optimizer as torch_optimizer
 
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest
-from spotguard.hooks.state.misuse.step_monitor import BETWEEN, NEITHER, NEVER, STOPPED, TOP, StepMonitor
+from spotguard.hooks.state.misuse.step_monitor import (
+    BETWEEN,
+    NEITHER,
+    NEVER,
+    STOPPED,
+    TOP,
+    UNSEEN,
+    StepMonitor,
+)
 from spotguard.hooks.state.state import State
-from spotguard.providers.errors import CheckpointError, StateError
+from spotguard.providers.errors import CheckpointError, StateError, UsageError
 from tests.fakes.clock import ManualClock
 from tests.fakes.loops import Pair, said, watched
 from tests.fakes.watched_store import WatchedStore
@@ -51,6 +59,33 @@ def test_never_step(caplog: pytest.LogCaptureFixture) -> None:
     (once,) = told
     assert once.endswith(f" optimizer steps without a boundary: {NEVER}")
     assert (position.marked, position.unmarked_steps, position.misuse) == (False, 4000, NEVER)
+
+
+def by_hand(model: nn.Module) -> None:
+    """A step without an optimizer, as in PyTorch's word language model."""
+    for each in model.parameters():
+        each.data.add_(torch.ones_like(each), alpha=-0.1)
+
+
+def test_weights_that_are_trained_by_hand_and_no_step() -> None:
+    """No hook sees such a step; trained weights must not be saved as those of step 0."""
+    model, clock, store = nn.Linear(2, 2), ManualClock(), WatchedStore()
+    with watched({"model": model}, clock, store) as guard:
+        guard.restore()
+        assert guard.save().step == 0  # nothing is trained yet
+        by_hand(model)
+        assert guard._position().misuse == UNSEEN
+        saved = len(store.manifests())
+        with pytest.raises(
+            UsageError, match=r"trained weights as step 0, because guard\.step\(\) was not called"
+        ):
+            guard.save()
+        assert len(store.manifests()) == saved
+        guard.step()
+        assert guard._position().misuse == ""
+        assert guard.save().step == 1
+        by_hand(model)
+        assert guard.save().step == 1  # a boundary was marked: what the script changes after it is its own
 
 
 def test_no_restore(caplog: pytest.LogCaptureFixture) -> None:

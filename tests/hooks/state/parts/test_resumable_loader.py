@@ -199,6 +199,17 @@ def test_an_iterator_of_before_a_restore_counts_no_more() -> None:
     assert (loader.epoch, loader.state_dict()["taken"]) == (1, 0)
 
 
+def test_an_iterator_made_before_the_restore_is_refused() -> None:
+    """At the first start already, where its batches would be the right ones: after a restart they would not be."""
+    training = Training(shuffled)
+    early = iter(training.loader)
+    with guarded(FakeStore(), training.values) as guard:
+        guard.restore()
+        with pytest.raises(StateError, match=r"made before guard\.restore\(\).* \[SG417\]"):
+            next(early)
+        assert len(list(training.loader)) == EACH
+
+
 def test_a_loader_with_fewer_batches_than_were_taken_is_refused() -> None:
     loader = spotguard.ResumableLoader(plain())
     batches = iter(loader)
