@@ -150,6 +150,7 @@ class Cluster:
 
     def train(self, *words: str, options: tuple[str, ...] = (), **env: str) -> Job:
         """The batch script as it is shipped, with this command."""
+        env = {"SPOTGUARD_LOG_LEVEL": "debug", **env}  # tests wait for the stages of a save
         return Job(self, self.sbatch(*options, "train.sbatch", *words, **env))
 
     def take_nodes(self) -> str:

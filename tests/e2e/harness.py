@@ -34,6 +34,7 @@ class Machine:
             name: value,
             "XDG_RUNTIME_DIR": str(self.runtime),
             "OMP_NUM_THREADS": "1",
+            "SPOTGUARD_LOG_LEVEL": "debug",  # tests wait for the stages of a save
             "PYTHONUNBUFFERED": "1",
         }
         self._started: list[Running] = []
