@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import testing
+    from . import integrations, testing
     from .hooks.control.callback import on_notice
     from .hooks.control.sigterm import Preempted
     from .hooks.guard import Guard
@@ -27,6 +27,7 @@ __all__ = [
     "ResumableLoader",
     "SpotguardError",
     "StorageReader",
+    "integrations",
     "on_notice",
     "register",
     "testing",
@@ -50,8 +51,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name], __name__), name)
         globals()[name] = value  # the next use costs a dict lookup
         return value
-    if name == "testing":
-        return importlib.import_module(".testing", __name__)
+    if name in ("integrations", "testing"):
+        return importlib.import_module(f".{name}", __name__)
     if name == "__version__":
         # Few callers need the version, and reading the installed metadata costs more than the whole import.
         return importlib.import_module("importlib.metadata").version("spotguard")

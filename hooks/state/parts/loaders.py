@@ -122,7 +122,12 @@ class ResumableLoader:
         if self._taken and self._stepped:  # the loop was left in the middle of a pass
             self.epoch += 1
         self._taken = self._cut = 0
-        self._begin = {**self._own(), "global": rng.capture(), "epoch": self._sampler_epoch()}
+        self._begin = {
+            **self._own(),
+            "global": rng.capture(),
+            "epoch": self._sampler_epoch(),
+            "iteration": getattr(self.loader, "iteration", None),
+        }
         return self._counted(iter(self.loader))
 
     def _resumed(self) -> Iterator[Any]:
@@ -134,6 +139,10 @@ class ResumableLoader:
         for each in self._samplers():
             if self._begin["epoch"] is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(self._begin["epoch"])
+        if (
+            self._begin.get("iteration") is not None
+        ):  # accelerate's loaders count their passes, and seed the samplers by it
+            self.loader.iteration = self._begin["iteration"]
         batches = iter(self.loader)
         for number in range(self._cut):
             if next(batches, _END) is _END:
@@ -209,4 +218,7 @@ class ResumableLoader:
 
     def _set_own(self, states: dict[str, Any]) -> None:
         for where, each in self._generators().items():
-            each.set_state(states[where])
+            if (
+                where in states
+            ):  # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then
+                each.set_state(states[where])

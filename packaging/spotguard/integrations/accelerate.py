@@ -1,0 +1,149 @@
+"""A loop of your own with Hugging Face accelerate: `Accelerator.prepare`, `accelerate launch`, gradient accumulation.
+
+accelerate counts micro-batches in the Accelerator and passes in its loaders, and seeds samplers by that count.
+`register` takes both along, looks through accelerate's wrappers of optimizer and scheduler, and marks a boundary only where
+the gradients were synchronized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+from spotguard.hooks.state.parts.loaders import ResumableLoader
+from spotguard.providers.errors import UsageError
+
+from .binding import Bound, check_members, unwrapped
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from spotguard.hooks.guard import Guard
+    from spotguard.hooks.save.request import SavedCheckpoint
+
+__all__ = ["AcceleratedGuard", "register"]
+
+
+def register(
+    accelerator: Accelerator,
+    model: Any,
+    optimizer: Any,
+    loader: Any,
+    scheduler: Any = None,
+    *,
+    store: str | PathLike[str] | None = None,
+    run_id: str | None = None,
+    **more: Any,
+) -> AcceleratedGuard:
+    """Register what `accelerator.prepare` returned, and restore the newest checkpoint.
+
+    Args:
+        accelerator: the Accelerator of this process.
+        model: the prepared model.
+        optimizer: the prepared optimizer.
+        loader: the prepared loader; from now on, train on the batches of `guard.loader`.
+        scheduler: the prepared scheduler, if there is one.
+        store: place of the checkpoints, as `spotguard.register` takes it.
+        run_id: name of the run, as `spotguard.register` takes it.
+        **more: other values, as `spotguard.register` takes them.
+
+    Returns:
+        A guard whose `step` may be called after every micro-batch.
+
+    Raises:
+        UsageError: the loader or the distribution is one with which no resume is exact.
+
+    Example:
+        >>> model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+        >>> guard = spotguard.integrations.accelerate.register(accelerator, model, optimizer, loader, scheduler)
+        >>> for epoch in range(guard.epoch, 3):
+        ...     for batch in guard.loader:
+        ...         with accelerator.accumulate(model):
+        ...             accelerator.backward(loss_of(model, batch))
+        ...             optimizer.step()
+        ...             scheduler.step()
+        ...             optimizer.zero_grad()
+        ...         guard.step()
+    """
+    _check(accelerator)
+    values = {"model": model, "optimizer": unwrapped(optimizer), **more}
+    if scheduler is not None:
+        values["scheduler"] = getattr(scheduler, "scheduler", scheduler)
+    if accelerator.scaler is not None:
+        values["scaler"] = accelerator.scaler
+    return AcceleratedGuard(accelerator, loader, values, None if store is None else fspath(store), run_id)
+
+
+class AcceleratedGuard:
+    """The guard of a loop that accelerate prepared.
+
+    Attributes:
+        guard: the guard beneath, for everything else.
+        loader: the loader to train on.
+        done: the optimizer steps that were completed before this start.
+    """
+
+    def __init__(
+        self, accelerator: Any, loader: Any, values: dict[str, Any], store: str | None, run_id: str | None
+    ) -> None:
+        self._accelerator = accelerator
+        self._values = values
+        self.loader = ResumableLoader(loader)
+        bound = Bound(self, store, run_id)
+        self.guard: Guard = bound.guard
+        self.done = bound.done
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the loader that are over."""
+        return self.loader.epoch
+
+    def step(self) -> None:
+        """Mark a boundary if the last micro-batch completed a step.
+
+        Raises:
+            Preempted: the machine is going, and the state is committed.
+        """
+        if self._accelerator.sync_gradients:
+            self.guard.step()
+
+    def save(self) -> SavedCheckpoint:
+        """Save now, as `Guard.save` does."""
+        return self.guard.save()
+
+    # --- the protocol `Binding` ---
+
+    def state(self) -> dict[str, Any]:
+        return {**self._values, "loader": self.loader}
+
+    def position(self) -> dict[str, Any]:
+        return {"micro_batches": self._accelerator.step}
+
+    def resume(self, position: Mapping[str, Any], done: int) -> None:
+        self._accelerator.step = position["micro_batches"]
+
+
+def _check(accelerator: Any) -> None:
+    """Refuse by name what no resume makes exact.
+
+    Raises:
+        UsageError: an argument of the Accelerator, with the way out.
+    """
+    check_members("accelerate", accelerator, ["accumulate", "backward"])
+    config = accelerator.dataloader_config
+    if config.use_stateful_dataloader and not config.use_seedable_sampler:
+        raise UsageError(
+            "DataLoaderConfiguration(use_stateful_dataloader=True) shuffles in another order after a resume, unless "
+            "use_seedable_sampler=True is passed too: pass both, or neither"
+        )
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind == "DEEPSPEED":
+        raise UsageError(
+            "the Accelerator uses DeepSpeed, whose state its own checkpoints hold: use spotguard.on_notice to learn of the notice"
+        )
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
+        raise UsageError(
+            "the Accelerator uses FSDP1, which spotguard cannot save: pass FullyShardedDataParallelPlugin(fsdp_version=2)"
+        )

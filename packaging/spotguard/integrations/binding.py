@@ -1,0 +1,115 @@
+"""The protocol of an adapter: what a framework's training is made of, and where its steps end.
+
+A framework owns the loop, so the script cannot write `restore` and `step` into it. An adapter answers four questions:
+
+- State: which values to register, by name.
+- Position: which small values belong to a boundary beside them, such as counters, logs and flags.
+- Resume: how the position goes back into the framework's objects after a restore.
+- Repeat: what the framework does between a boundary and the next step (log, evaluate, save), which a resumed run does
+  again; and at which moments the generators must be as they were.
+
+`Bound` does the rest for all adapters: it registers, restores, marks boundaries, and keeps the generators.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from spotguard.hooks.guard import Guard
+from spotguard.hooks.register import register
+from spotguard.hooks.state.parts import rng
+from spotguard.providers.errors import UsageError
+
+
+class Binding(Protocol):
+    """One framework's training."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the values to register, by name. Called once, when model and optimizer are as training uses them."""
+        ...
+
+    def position(self) -> dict[str, Any]:
+        """Return the small values of this boundary as a dict of plain values and tensors. Called after every step."""
+        ...
+
+    def resume(self, position: Mapping[str, Any], done: int) -> None:
+        """Put a restored position back into the framework's objects.
+
+        Args:
+            position: a result of `position`.
+            done: the completed steps.
+        """
+        ...
+
+
+class _BoundaryPosition:
+    """The position as a value that `register` takes."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
+        self.restored: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._binding.position()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.restored = state
+
+
+class Bound:
+    """A training that is registered and restored.
+
+    Args:
+        binding: the adapter's view of the framework's training.
+        store: the store, as `spotguard.register` takes it.
+        run_id: the run, as `spotguard.register` takes it.
+
+    Attributes:
+        guard: the guard of this process.
+        done: the steps that were completed before this start.
+    """
+
+    def __init__(self, binding: Binding, store: str | None, run_id: str | None) -> None:
+        position = _BoundaryPosition(binding)
+        self.guard: Guard = register(store, run_id=run_id, position=position, **binding.state())
+        self.done = self.guard.restore()
+        self._generators = self._captured()
+        if self.done:
+            binding.resume(position.restored, self.done)
+
+    def keep_generators(self) -> None:
+        """Make the generators' present states the ones that `put_generators_back` sets."""
+        self._generators = self._captured()
+
+    def put_generators_back(self) -> None:
+        """Set the generators as they were after the restore, or at the last `keep_generators`."""
+        rng.restore(self._generators, rng.other_generators())
+
+    @staticmethod
+    def _captured() -> dict[str, Any]:
+        return rng.capture(rng.other_generators())
+
+
+def check_members(package: str, owner: object, names: Iterable[str]) -> None:
+    """Refuse a version of a framework that lacks a private member which the adapter uses.
+
+    Raises:
+        UsageError: a member is missing; the message has its name and the framework's version.
+    """
+    for name in names:
+        if not callable(getattr(owner, name, None)):
+            version = importlib.metadata.version(package)
+            kind = type(owner).__name__
+            raise UsageError(
+                f"{package} {version}: {kind} has no method {name}(), which spotguard's adapter needs: use a version that "
+                f"docs/how-to/frameworks/{package}.md lists as tested [SG418]"
+            )
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the torch optimizer inside the wrappers of accelerate and Fabric."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer

@@ -1,0 +1,319 @@
+"""The Trainer of Hugging Face transformers, and what subclasses it, such as TRL's SFTTrainer and DPOTrainer.
+
+A TrainerCallback alone cannot resume in the middle of an epoch: the Trainer computes the epoch and the batch at which
+it begins before it calls any callback. So `attach` replaces five methods of one Trainer object:
+
+- `_prepare_for_training` made the model, the optimizer and the scheduler: register them, and restore.
+- `_run_epoch` trains one epoch: leave out the finished ones, and begin the resumed one at its batch.
+- `_load_rng_state` is called once the skipped batches are behind: put the generators back.
+- `_maybe_log_save_evaluate` comes right after each step's callbacks: the boundary.
+- `callback_handler.on_epoch_begin` is called for each epoch: leave out the finished ones.
+
+The boundary comes before log, evaluation and save. A notice during an evaluation can save at once, and a resumed run
+repeats them, from the same weights and generators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.hooks.state.parts import rng
+from spotguard.providers.errors import StateError, UsageError
+
+from .binding import Bound, check_members, unwrapped
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+    from spotguard.hooks.guard import Guard
+
+__all__ = ["TrainerBinding", "attach"]
+
+_REPLACED = ("_prepare_for_training", "_run_epoch", "_load_rng_state", "_maybe_log_save_evaluate")
+#: Fields of TrainerState that this start computes from its arguments.
+_OF_THIS_START = {
+    "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size",
+    "is_local_process_zero", "is_world_process_zero", "is_hyper_param_search", "trial_name", "trial_params",
+}  # fmt: skip
+#: Fields of TrainerState that the position holds in another form.
+_OTHERWISE = {"log_history", "stateful_callbacks"}
+#: Any text but None: the Trainer then asks for the generators where it has skipped the batches.
+_RESUMED = "spotguard"
+
+
+def attach(
+    trainer: Trainer, store: str | PathLike[str] | None = None, *, run_id: str | None = None
+) -> TrainerBinding:
+    """Guard the one `trainer.train()` that follows: it resumes bit for bit, log included.
+
+    Args:
+        trainer: a Trainer that has not trained yet.
+        store: place of the checkpoints, as `spotguard.register` takes it.
+        run_id: name of the run, as `spotguard.register` takes it.
+
+    Returns:
+        The binding; its `guard` is there once training begins.
+
+    Raises:
+        UsageError: the Trainer has an argument with which no resume is exact, or this version lacks a method.
+
+    Example:
+        >>> trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
+        >>> spotguard.integrations.transformers.attach(trainer)
+        >>> trainer.train()
+    """
+    return TrainerBinding(trainer, None if store is None else fspath(store), run_id)
+
+
+class TrainerBinding:
+    """The training of one Trainer object.
+
+    Attributes:
+        trainer: the Trainer.
+        guard: the guard, from the beginning of training on.
+    """
+
+    guard: Guard
+
+    def __init__(self, trainer: Trainer, store: str | None, run_id: str | None) -> None:
+        check_members("transformers", trainer, _REPLACED)
+        _check(trainer)
+        self.trainer: Any = trainer
+        self._store, self._run_id = store, run_id
+        self._bound: Bound | None = None
+        self._restored: Mapping[str, Any] = {}
+        #: The epoch in which training begins, and the batches of it that were trained.
+        self._first, self._batches = 0, 0
+        self._epoch = -1
+        #: The generators when the running epoch began: an order of samples may be drawn from them.
+        self._epoch_began: dict[str, Any] = {}
+        self._marked = 0
+        self._last: dict[str, Any] = {"grad_norm": None, "learning_rate": None}
+        self._log, self._logged = "", 0
+        self._original = {name: getattr(trainer, name) for name in _REPLACED}
+        self._original["on_epoch_begin"] = self.trainer.callback_handler.on_epoch_begin
+        for name in _REPLACED:
+            setattr(trainer, name, getattr(self, name))
+        self.trainer.callback_handler.on_epoch_begin = self._on_epoch_begin
+        trainer.add_callback(_begin_callback(self))
+
+    # --- the protocol `Binding` ---
+
+    def state(self) -> dict[str, Any]:
+        trainer = self.trainer
+        values = {"model": trainer.model_wrapped, "optimizer": unwrapped(trainer.optimizer)}
+        if trainer.lr_scheduler is not None:
+            values["scheduler"] = trainer.lr_scheduler
+        if trainer.accelerator.scaler is not None:
+            values["scaler"] = trainer.accelerator.scaler
+        return values
+
+    def position(self) -> dict[str, Any]:
+        trainer, state = self.trainer, self.trainer.state
+        history = state.log_history
+        if (
+            len(history) != self._logged
+        ):  # text, because a copy of all entries at each boundary would cost more and more
+            self._log += "".join(json.dumps(each) + "\n" for each in history[self._logged :])
+            self._logged = len(history)
+        left_out = _OF_THIS_START | _OTHERWISE
+        return {
+            "state": {
+                field.name: getattr(state, field.name)
+                for field in dataclasses.fields(state)
+                if field.name not in left_out
+            },
+            "log": self._log,
+            "callbacks": [each.state()["attributes"] for each in self._with_state()],
+            "flags": dataclasses.asdict(trainer.control),
+            "loss": getattr(trainer, "_tr_loss", torch.zeros(())),
+            "counts": [getattr(trainer, name, 0) for name in _COUNTS],
+            "last": self._last,
+            "epoch_began": self._epoch_began,
+        }
+
+    def resume(self, position: Mapping[str, Any], done: int) -> None:
+        state = self.trainer.state
+        self._restored = position
+        for name, value in position["state"].items():
+            setattr(state, name, value)
+        state.log_history = [json.loads(line) for line in position["log"].splitlines()]
+        self._log, self._logged = position["log"], len(state.log_history)
+        for each, attributes in zip(self._with_state(), position["callbacks"], strict=True):
+            for name, value in attributes.items():
+                setattr(each, name, value)
+        if state.global_step != done:
+            raise StateError(
+                f"the Trainer's global_step is {state.global_step}, and {done} steps are completed: please report it"
+            )
+        self._last, self._epoch_began = position["last"], position["epoch_began"]
+        self._marked = done
+
+    def _with_state(self) -> list[Any]:
+        """The callbacks that have a state of their own."""
+        from transformers.trainer_callback import ExportableState
+
+        return [each for each in self.trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+    # --- the methods of the Trainer that this object replaces ---
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: Any) -> Any:
+        if resume is not None:
+            raise UsageError(
+                "train(resume_from_checkpoint=…) would load another state than spotguard restores: leave it out"
+            )
+        if self._bound is not None:
+            raise UsageError(
+                "trainer.train() was called twice, and a restart does not know which one to resume: make a Trainer and a "
+                "process for each, with a run id of its own"
+            )
+        if self.trainer.state.is_hyper_param_search:
+            raise UsageError(
+                "hyperparameter_search() trains several models, and spotguard resumes one: call train()"
+            )
+        prepared = self._original["_prepare_for_training"](max_steps, train_dataloader, None)
+        self._bound = bound = Bound(self, self._store, self._run_id)
+        self.guard = bound.guard
+        if bound.done:
+            per_epoch = self._steps_of_an_epoch(train_dataloader)
+            self._first, into = divmod(bound.done, per_epoch)
+            self._batches = into * self.trainer.args.gradient_accumulation_steps
+        return prepared
+
+    def _run_epoch(self, **given: Any) -> None:
+        if given["epoch"] < self._first or self.trainer.control.should_training_stop:
+            return
+        if given["epoch"] == self._first and self._restored:
+            given["epochs_trained"], given["steps_trained_in_current_epoch"] = self._first, self._batches
+            given["resume_from_checkpoint"] = _RESUMED
+        self._original["_run_epoch"](**given)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint == _RESUMED and self._bound is not None:
+            self._bound.put_generators_back()
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Any,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: Any,
+        ignored: Any,
+        start: Any,
+        **more: Any,
+    ) -> None:
+        if self.trainer.state.global_step > self._marked:
+            self._marked = self.trainer.state.global_step
+            self._last = {"grad_norm": grad_norm, "learning_rate": more.get("learning_rate")}
+            self.guard.step()
+        self._original["_maybe_log_save_evaluate"](
+            tr_loss, grad_norm, model, trial, epoch, ignored, start, **more
+        )
+
+    def _on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
+        self._epoch += 1
+        if self._epoch < self._first or control.should_training_stop:
+            return control
+        control = self._original["on_epoch_begin"](args, state, control)
+        if self._epoch == self._first and self._batches:
+            # The order of this epoch's samples may come from the generators as they were when it began.
+            rng.restore(self._epoch_began, rng.other_generators())
+        else:
+            self._epoch_began = rng.capture(rng.other_generators())
+        return control
+
+    # --- the repetition of what comes between the boundary and the next step ---
+
+    def begin(self) -> None:
+        """Put the values back that the Trainer sets at the beginning of training, and repeat what came after the boundary."""
+        trainer, bound, restored = self.trainer, self._bound, self._restored
+        if bound is None or not restored:
+            return
+        for name, value in restored[
+            "flags"
+        ].items():  # the event of training's beginning cleared some of them
+            setattr(trainer.control, name, value)
+        trainer._tr_loss = restored["loss"].to(trainer._tr_loss.device)
+        for name, value in zip(_COUNTS, restored["counts"], strict=True):
+            setattr(trainer, name, value)
+        bound.put_generators_back()
+        self._finish_step()
+        control = trainer.control
+        if not self._batches or control.should_epoch_stop or control.should_training_stop:
+            trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, control)
+            self._finish_step()
+            if self._batches:  # the loop left the epoch before its end
+                self._first, self._batches = self._first + 1, 0
+        bound.keep_generators()
+
+    def _finish_step(self) -> None:
+        import time
+
+        trainer, last = self.trainer, self._last
+        self._original["_maybe_log_save_evaluate"](
+            trainer._tr_loss, last["grad_norm"], trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
+            learning_rate=last["learning_rate"],
+        )  # fmt: skip
+
+    def _steps_of_an_epoch(self, dataloader: Any) -> int:
+        """Return the optimizer steps of an epoch, as the Trainer computes them."""
+        args = self.trainer.args
+        length = self.trainer.set_initial_training_values(args, dataloader)
+        return int(length[1])
+
+
+#: Counters that the Trainer keeps in attributes of its own.
+_COUNTS = (
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "_initial_num_input_tokens_seen",
+    "current_flos",
+)
+
+
+def _begin_callback(binding: TrainerBinding) -> Any:
+    """Return a callback that is told when training begins, after all callbacks that the script passed."""
+    from transformers import TrainerCallback
+
+    class SpotguardCallback(TrainerCallback):
+        def on_train_begin(self, *given: Any, **more: Any) -> None:
+            binding.begin()
+
+    return SpotguardCallback()
+
+
+def _check(trainer: Any) -> None:
+    """Refuse by name what no resume makes exact.
+
+    Raises:
+        UsageError: an argument of the Trainer, with the way out.
+    """
+    args = trainer.args
+    if args.auto_find_batch_size:
+        raise UsageError(
+            "auto_find_batch_size=True begins again with another batch size after an error, and a resumed run would not: find "
+            "the size once, and pass it as per_device_train_batch_size"
+        )
+    if args.ignore_data_skip:
+        raise UsageError("ignore_data_skip=True trains on batches again after a resume: leave it out")
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise UsageError(
+            "the Trainer uses DeepSpeed, whose state its own checkpoints hold: use spotguard.on_notice to learn of the notice"
+        )
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
+        raise UsageError(
+            "the Trainer uses FSDP1, which spotguard cannot save: set fsdp_config={'fsdp_version': 2}"
+        )
+    if args.max_steps <= 0 and not hasattr(trainer.train_dataset, "__len__"):
+        raise UsageError(
+            "train_dataset has no length, so no batch can be found again: pass a dataset with __len__"
+        )

@@ -1,0 +1,91 @@
+"""A loop that accelerate prepared: `accel.py OUT CASE [STORE [EVENT…]]`; events as in hf.py: `step:N`, `kill:N`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from torch import nn
+
+import spotguard
+
+CASES: dict[str, dict[str, Any]] = {
+    "seedable": {"use_seedable_sampler": True},
+    "shuffled": {},
+    "stateful": {"use_stateful_dataloader": True, "use_seedable_sampler": True},
+    "unseeded": {"use_stateful_dataloader": True},
+}
+
+
+def main() -> None:
+    out, case, events = Path(sys.argv[1]), sys.argv[2], sys.argv[4:]
+    met = Path(f"{out}.met")
+    torch.set_num_threads(1)
+    set_seed(0)
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=2,
+        dataloader_config=DataLoaderConfiguration(**CASES[case]),
+    )
+    model: Any = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler: Any = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
+    inputs = torch.randn(44, 8)
+    dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    loader: Any = torch.utils.data.DataLoader(dataset, batch_size=4, shuffle=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    guard = None
+    if len(sys.argv) > 3:
+        guard = spotguard.integrations.accelerate.register(
+            accelerator, model, optimizer, loader, scheduler, store=sys.argv[3], run_id="accelerate"
+        )
+    done, first = (guard.done, guard.epoch) if guard else (0, 0)
+    losses: dict[int, float] = {}
+    for _ in range(first, 3):
+        for x, y in guard.loader if guard else loader:
+            if guard and meets(met, events, f"step:{done}"):
+                spotguard.testing.preempt(guard.guard, seconds=60)
+            with accelerator.accumulate(model):
+                loss = (model(x) - y).square().mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                done += 1
+                losses[done] = loss.item()
+            if guard:
+                guard.step()
+                if accelerator.sync_gradients and meets(met, events, f"kill:{done}"):
+                    guard.save()
+                    os.kill(os.getpid(), signal.SIGKILL)
+    torch.save(
+        {
+            "weights": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "generator": torch.get_rng_state(),
+            "step": done,
+            "last": losses[done],
+        },
+        f"{out}{accelerator.process_index or ''}",
+    )
+
+
+def meets(met: Path, events: list[str], event: str) -> bool:
+    """Whether this event is to come, and no earlier life has met it."""
+    if event not in events or (met.exists() and event in met.read_text().split()):
+        return False
+    with met.open("a") as known:
+        known.write(f"{event}\n")
+    return True
+
+
+if __name__ == "__main__":
+    main()

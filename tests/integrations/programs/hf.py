@@ -1,0 +1,183 @@
+"""A Trainer of transformers on a small GPT-2: `hf.py OUT CASE [STORE [EVENT…]]`.
+
+Without a store it trains plainly. With one it is guarded, and gets a notice at the first of the events that this life reaches:
+`step:7` when step 7 begins, `eval:8` in the evaluation after step 8, `log:6` at that log. `kill:9` is SIGKILL after a background
+checkpoint, at the beginning of step 9. It exits with 75 after a notice. At the end it writes what must be equal to OUT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+
+import torch
+import transformers
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+import spotguard
+
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)
+
+SAMPLES = 45  # an odd number: the last batch of an epoch, and its last accumulation, are short
+BASE: dict[str, Any] = {
+    "num_train_epochs": 3,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 3,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 3,
+    "save_strategy": "no",
+    "seed": 7,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "eval": {"eval_strategy": "steps", "eval_steps": 4},
+    "epochs": {"eval_strategy": "epoch", "logging_strategy": "epoch"},
+    "steps": {"num_train_epochs": 1, "max_steps": 17, "gradient_accumulation_steps": 1, "eval_strategy": "epoch"},
+    "best": {
+        "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4,
+        "load_best_model_at_end": True, "save_total_limit": 2,
+    },
+    "early": {
+        "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "best", "load_best_model_at_end": True,
+        "metric_for_best_model": "loss", "learning_rate": 0.3, "save_total_limit": 1,
+    },
+    "workers": {"dataloader_num_workers": 2, "gradient_accumulation_steps": 1, "num_train_epochs": 2},
+    "grouped": {"train_sampling_strategy": "group_by_length"},
+    "bf16": {"bf16": True, "gradient_checkpointing": True, "optim": "adamw_torch_fused"},
+    "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 4},
+    "compile": {"torch_compile": True, "torch_compile_backend": "eager", "num_train_epochs": 2},
+    "peft": {},
+    # refused
+    "finds-size": {"auto_find_batch_size": True},
+    "skips-nothing": {"ignore_data_skip": True},
+    "twice": {"max_steps": 2},
+}  # fmt: skip
+
+
+class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, number: int, *, lengths: bool = False) -> None:
+        draws = torch.Generator().manual_seed(1)
+        self.ids = torch.randint(0, 64, (number, 16), generator=draws)
+        self.lengths = (
+            torch.randint(4, 17, (number,), generator=draws) if lengths else torch.full((number,), 16)
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = self.ids[index][: int(self.lengths[index])]
+        return {"input_ids": ids, "labels": ids}
+
+
+def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def padded(key: str, value: int) -> torch.Tensor:
+        return torch.stack(
+            [nn.functional.pad(row[key], (0, longest - len(row[key])), value=value) for row in rows]
+        )
+
+    return {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100)}
+
+
+class Events(TrainerCallback):
+    """The notices of this life. The first that training reaches is given; an event that an earlier life met is left out."""
+
+    def __init__(self, events: list[tuple[str, int]], met: Path) -> None:
+        self.events = events
+        self.met = met
+        self.binding: Any = None
+
+    def _meets(self, kind: str, step: int) -> bool:
+        known = self.met.read_text().split() if self.met.exists() else []
+        name = f"{kind}:{step}"
+        if (kind, step) not in self.events or name in known:
+            return False
+        with self.met.open("a") as met:
+            met.write(f"{name}\n")
+        return True
+
+    def _notice(self) -> None:
+        spotguard.testing.preempt(self.binding.guard, seconds=60)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self._meets("step", state.global_step):
+            self._notice()
+        if self._meets("kill", state.global_step):
+            self.binding.guard.save()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self._meets("eval", state.global_step):
+            self._notice()
+
+    def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self._meets("log", state.global_step):
+            self._notice()
+
+
+def main() -> None:
+    out, case = Path(sys.argv[1]), sys.argv[2]
+    events = [(kind, int(step)) for kind, _, step in (word.partition(":") for word in sys.argv[4:])]
+    torch.manual_seed(0)
+    model: Any = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+        )
+    )
+    if case == "peft":
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.1))
+    trained = Samples(SAMPLES, lengths=case == "grouped")
+    arguments = TrainingArguments(
+        output_dir=f"{out}-files", report_to=[], use_cpu=True, disable_tqdm=True, **(BASE | CASES[case])
+    )
+    callbacks: list[Any] = []
+    if case == "early":
+        callbacks.append(transformers.EarlyStoppingCallback(early_stopping_patience=3))
+    told = Events(events, Path(f"{out}.met"))
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=trained,
+        eval_dataset=Samples(8),
+        data_collator=collate,
+        callbacks=[*callbacks, told],
+    )
+    if len(sys.argv) > 3:
+        told.binding = spotguard.integrations.transformers.attach(trainer, sys.argv[3], run_id="hf")
+    trainer.train()
+    if case == "twice":
+        trainer.train()
+    log = [
+        {key: value for key, value in entry.items() if not key.endswith(("runtime", "_per_second"))}
+        for entry in trainer.state.log_history
+    ]
+    torch.save(
+        {
+            "weights": trainer.model.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "generator": torch.get_rng_state(),
+            "log": json.dumps(log),
+            "step": trainer.state.global_step,
+            "best": (trainer.state.best_metric, trainer.state.best_global_step),
+        },
+        out,
+    )
+
+
+if __name__ == "__main__":
+    main()

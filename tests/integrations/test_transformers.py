@@ -1,0 +1,68 @@
+"""The Trainer of transformers: cut at any moment, it ends with the weights, the moments, the generators and the log of a run
+that was never cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.frameworks import Training, differences
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+#: By case: where lives end. A step in the middle of an epoch, the first one of an epoch, an evaluation, an epoch's last step.
+EVENTS = {
+    "plain": "step:4 step:12 kill:20",
+    "eval": "eval:4 step:8 eval:12 step:13 kill:17 eval:24 eval:36",
+    "epochs": "step:5 eval:12 step:12 log:24 eval:36",
+    "steps": "step:3 step:16 eval:17",
+    "best": "eval:4 step:8 kill:17",
+    "early": "eval:2 step:5 eval:8",
+    "workers": "step:11 step:23 kill:30",
+    "grouped": "step:4 step:12 kill:20",
+    "bf16": "step:4 kill:20",
+    "plateau": "eval:4 step:8 kill:18",
+    "compile": "step:4 kill:14",
+    "peft": "step:4 step:12 kill:20",
+}
+
+
+@pytest.mark.parametrize("case", EVENTS)
+def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
+    training = Training("transformers", "hf.py", case, tmp_path)
+    plain = training.plain()
+    resumed, lives = training.cut(*EVENTS[case].split())
+    assert differences(plain, resumed) == []
+    assert lives > 2
+
+
+def test_two_ranks_of_a_trainer(tmp_path: Path) -> None:
+    training = Training("transformers", "hf.py", "eval", tmp_path, ranks=2)
+    plain = training.plain()
+    resumed, lives = training.cut("step:2", "eval:4", "step:9")
+    assert differences(plain, resumed) == []
+    assert lives == 4
+
+
+def test_a_guarded_trainer_that_is_not_disturbed_is_a_plain_one(tmp_path: Path) -> None:
+    training = Training("transformers", "hf.py", "eval", tmp_path)
+    plain = training.plain()
+    guarded, lives = training.cut()
+    assert differences(plain, guarded) == []
+    assert lives == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("finds-size", "auto_find_batch_size=True begins again with another batch size"),
+        ("skips-nothing", "ignore_data_skip=True trains on batches again after a resume: leave it out"),
+        ("twice", "trainer.train() was called twice"),
+    ],
+)
+def test_what_no_resume_makes_exact_is_refused_by_name(case: str, said: str, tmp_path: Path) -> None:
+    done = Training("transformers", "hf.py", case, tmp_path).run("out", str(tmp_path / "store"))
+    assert done.returncode == 1
+    assert f"UsageError: {said}" in done.stderr
+    assert not (tmp_path / "out").exists()
