@@ -38,6 +38,7 @@ def join(machine: str, clock: Clock) -> Channel | None:
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
+    _check_connections(store)
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
     return Channel.join(
         cast(JobStore, store),
@@ -58,14 +59,33 @@ def _meet(value: bytes | None) -> bytes:
     return bytes(values[0])
 
 
+def _check_connections(store: object) -> None:
+    """Refuse a store over TCP that gives a thread no connection of its own: a waiting thread would block all others.
+
+    Raises:
+        UsageError: this torch is too old for jobs of several ranks.
+    """
+    if not hasattr(store, "clone") and not _is_in_memory(store):
+        from torch import __version__
+
+        raise UsageError(
+            f"torch {__version__}: a job of several ranks needs torch 2.8 or newer, in which each thread gets a "
+            "connection of its own to the job's store [SG419]"
+        )
+
+
+def _is_in_memory(store: object) -> bool:
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return not isinstance(store, TCPStore)
+
+
 def _hosted(store: object) -> bool:
     """Return whether the first rank's process serves the store.
 
     It does, unless its launcher serves the store and has set the variable for that
     (`torch.distributed.rendezvous._torchelastic_use_agent_store`).
     """
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return isinstance(store, TCPStore) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    return not _is_in_memory(store) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)

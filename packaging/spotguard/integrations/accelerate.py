@@ -120,7 +120,7 @@ class AcceleratedGuard:
     def position(self) -> dict[str, Any]:
         return {"micro_batches": self._accelerator.step}
 
-    def resume(self, position: Mapping[str, Any], done: int) -> None:
+    def resume(self, position: Mapping[str, Any]) -> None:
         self._accelerator.step = position["micro_batches"]
 
 

@@ -34,12 +34,10 @@ class Binding(Protocol):
         """Return the small values of this boundary as a dict of plain values and tensors. Called after every step."""
         ...
 
-    def resume(self, position: Mapping[str, Any], done: int) -> None:
-        """Put a restored position back into the framework's objects.
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Put a position back into the framework's objects. Called during the restore, with a result of `position`.
 
-        Args:
-            position: a result of `position`.
-            done: the completed steps.
+        Until training goes on, `position` returns the same values again: `spotguard prove` compares them.
         """
         ...
 
@@ -49,13 +47,12 @@ class _BoundaryPosition:
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
-        self.restored: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return self._binding.position()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.restored = state
+        self._binding.resume(state)
 
 
 class Bound:
@@ -72,12 +69,11 @@ class Bound:
     """
 
     def __init__(self, binding: Binding, store: str | None, run_id: str | None) -> None:
-        position = _BoundaryPosition(binding)
-        self.guard: Guard = register(store, run_id=run_id, position=position, **binding.state())
+        self.guard: Guard = register(
+            store, run_id=run_id, position=_BoundaryPosition(binding), **binding.state()
+        )
         self.done = self.guard.restore()
         self._generators = self._captured()
-        if self.done:
-            binding.resume(position.restored, self.done)
 
     def keep_generators(self) -> None:
         """Make the generators' present states the ones that `put_generators_back` sets."""

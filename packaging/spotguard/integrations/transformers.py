@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.hooks.state.parts import rng
-from spotguard.providers.errors import StateError, UsageError
+from spotguard.providers.errors import UsageError
 
 from .binding import Bound, check_members, unwrapped
 
@@ -87,7 +87,8 @@ class TrainerBinding:
         self.trainer: Any = trainer
         self._store, self._run_id = store, run_id
         self._bound: Bound | None = None
-        self._restored: Mapping[str, Any] = {}
+        #: The restored position, until training goes on from it.
+        self._restored: Mapping[str, Any] | None = None
         #: The epoch in which training begins, and the batches of it that were trained.
         self._first, self._batches = 0, 0
         self._epoch = -1
@@ -115,6 +116,8 @@ class TrainerBinding:
         return values
 
     def position(self) -> dict[str, Any]:
+        if self._restored is not None:
+            return dict(self._restored)
         trainer, state = self.trainer, self.trainer.state
         history = state.log_history
         if (
@@ -138,7 +141,7 @@ class TrainerBinding:
             "epoch_began": self._epoch_began,
         }
 
-    def resume(self, position: Mapping[str, Any], done: int) -> None:
+    def resume(self, position: Mapping[str, Any]) -> None:
         state = self.trainer.state
         self._restored = position
         for name, value in position["state"].items():
@@ -148,12 +151,8 @@ class TrainerBinding:
         for each, attributes in zip(self._with_state(), position["callbacks"], strict=True):
             for name, value in attributes.items():
                 setattr(each, name, value)
-        if state.global_step != done:
-            raise StateError(
-                f"the Trainer's global_step is {state.global_step}, and {done} steps are completed: please report it"
-            )
         self._last, self._epoch_began = position["last"], position["epoch_began"]
-        self._marked = done
+        self._marked = state.global_step
 
     def _with_state(self) -> list[Any]:
         """The callbacks that have a state of their own."""
@@ -189,7 +188,7 @@ class TrainerBinding:
     def _run_epoch(self, **given: Any) -> None:
         if given["epoch"] < self._first or self.trainer.control.should_training_stop:
             return
-        if given["epoch"] == self._first and self._restored:
+        if given["epoch"] == self._first and self._bound is not None and self._bound.done:
             given["epochs_trained"], given["steps_trained_in_current_epoch"] = self._first, self._batches
             given["resume_from_checkpoint"] = _RESUMED
         self._original["_run_epoch"](**given)
@@ -234,8 +233,9 @@ class TrainerBinding:
     def begin(self) -> None:
         """Put the values back that the Trainer sets at the beginning of training, and repeat what came after the boundary."""
         trainer, bound, restored = self.trainer, self._bound, self._restored
-        if bound is None or not restored:
+        if bound is None or restored is None:
             return
+        self._restored = None
         for name, value in restored[
             "flags"
         ].items():  # the event of training's beginning cleared some of them

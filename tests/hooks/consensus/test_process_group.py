@@ -55,3 +55,19 @@ def test_the_first_rank_hosts_the_store_unless_its_launcher_does(monkeypatch: py
     assert not process_group._hosted(HashStore())
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(True))
     assert not process_group._hosted(store)
+
+
+class OldStore(TCPStore):
+    """As in torch 2.6: a connection cannot be copied for another thread."""
+
+    @property
+    def clone(self) -> object:
+        raise AttributeError("clone")
+
+
+def test_a_store_whose_threads_would_block_each_other_is_refused() -> None:
+    old = OldStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(UsageError, match=r"needs torch 2\.8 or newer.* \[SG419\]"):
+        process_group._check_connections(old)
+    process_group._check_connections(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    process_group._check_connections(HashStore())
