@@ -37,6 +37,15 @@ def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: P
     assert lives > 2
 
 
+@pytest.mark.parametrize("case", ["sft", "dpo"])
+def test_a_trainer_of_trl_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
+    training = Training("transformers", "trl_trainers.py", case, tmp_path)
+    plain = training.plain()
+    resumed, lives = training.cut("step:3", "eval:5", "step:8", "kill:11", "eval:15")
+    assert differences(plain, resumed) == []
+    assert lives == 6
+
+
 def test_two_ranks_of_a_trainer(tmp_path: Path) -> None:
     training = Training("transformers", "hf.py", "eval", tmp_path, ranks=2)
     plain = training.plain()

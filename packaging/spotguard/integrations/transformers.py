@@ -136,7 +136,7 @@ class TrainerBinding:
             "callbacks": [each.state()["attributes"] for each in self._with_state()],
             "flags": dataclasses.asdict(trainer.control),
             "loss": getattr(trainer, "_tr_loss", torch.zeros(())),
-            "counts": [getattr(trainer, name, 0) for name in _COUNTS],
+            "counts": {name: getattr(trainer, name) for name in _COUNTS if hasattr(trainer, name)},
             "last": self._last,
             "epoch_began": self._epoch_began,
         }
@@ -241,9 +241,10 @@ class TrainerBinding:
         ].items():  # the event of training's beginning cleared some of them
             setattr(trainer.control, name, value)
         trainer._tr_loss = restored["loss"].to(trainer._tr_loss.device)
-        for name, value in zip(_COUNTS, restored["counts"], strict=True):
+        for name, value in restored["counts"].items():
             setattr(trainer, name, value)
         bound.put_generators_back()
+        trainer.model_wrapped.train()  # as after a step: TRL's trainers choose by it what they log
         self._finish_step()
         control = trainer.control
         if not self._batches or control.should_epoch_stop or control.should_training_stop:
@@ -269,13 +270,15 @@ class TrainerBinding:
         return int(length[1])
 
 
-#: Counters that the Trainer keeps in attributes of its own.
+#: Counters and sums for the log that the Trainer, or a subclass of TRL, keeps in attributes of its own.
 _COUNTS = (
     "_total_loss_scalar",
     "_globalstep_last_logged",
     "_initial_global_step",
     "_initial_num_input_tokens_seen",
     "current_flos",
+    "_metrics",
+    "_total_train_tokens",
 )
 
 

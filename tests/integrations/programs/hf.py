@@ -94,16 +94,19 @@ def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 class Events(TrainerCallback):
     """The notices of this life. The first that training reaches is given; an event that an earlier life met is left out."""
 
-    def __init__(self, events: list[tuple[str, int]], met: Path) -> None:
+    def __init__(self, events: list[str], met: Path) -> None:
         self.events = events
         self.met = met
         self.binding: Any = None
+        #: Whether this life has had its event. The next life meets the next one.
+        self.given = False
 
     def _meets(self, kind: str, step: int) -> bool:
         known = self.met.read_text().split() if self.met.exists() else []
         name = f"{kind}:{step}"
-        if (kind, step) not in self.events or name in known:
+        if self.given or name not in self.events or name in known:
             return False
+        self.given = True
         with self.met.open("a") as met:
             met.write(f"{name}\n")
         return True
@@ -129,7 +132,6 @@ class Events(TrainerCallback):
 
 def main() -> None:
     out, case = Path(sys.argv[1]), sys.argv[2]
-    events = [(kind, int(step)) for kind, _, step in (word.partition(":") for word in sys.argv[4:])]
     torch.manual_seed(0)
     model: Any = GPT2LMHeadModel(
         GPT2Config(
@@ -147,7 +149,7 @@ def main() -> None:
     callbacks: list[Any] = []
     if case == "early":
         callbacks.append(transformers.EarlyStoppingCallback(early_stopping_patience=3))
-    told = Events(events, Path(f"{out}.met"))
+    told = Events(sys.argv[4:], Path(f"{out}.met"))
     trainer = Trainer(
         model=model,
         args=arguments,
@@ -161,22 +163,24 @@ def main() -> None:
     trainer.train()
     if case == "twice":
         trainer.train()
+    torch.save(result(trainer), out)
+
+
+def result(trainer: Any) -> dict[str, Any]:
+    """All that a run which was cut must have in common with one that was not."""
     log = [
         {key: value for key, value in entry.items() if not key.endswith(("runtime", "_per_second"))}
         for entry in trainer.state.log_history
     ]
-    torch.save(
-        {
-            "weights": trainer.model.state_dict(),
-            "optimizer": trainer.optimizer.state_dict(),
-            "scheduler": trainer.lr_scheduler.state_dict(),
-            "generator": torch.get_rng_state(),
-            "log": json.dumps(log),
-            "step": trainer.state.global_step,
-            "best": (trainer.state.best_metric, trainer.state.best_global_step),
-        },
-        out,
-    )
+    return {
+        "weights": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": trainer.lr_scheduler.state_dict(),
+        "generator": torch.get_rng_state(),
+        "log": json.dumps(log),
+        "step": trainer.state.global_step,
+        "best": (trainer.state.best_metric, trainer.state.best_global_step),
+    }
 
 
 if __name__ == "__main__":
