@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 from tests.integrations.frameworks import Training, differences
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -1,8 +1,7 @@
 """Adapters: a training of a framework, resumed bit for bit. Public as `spotguard.integrations.<name>`.
 
 Read `binding` first: the protocol that every adapter implements, and what all of them share. `transformers`
-(its Trainer and subclasses) and `accelerate` follow it. `import spotguard` loads none of them, and an adapter loads its framework
-only when it is called.
+(its Trainer and subclasses), `accelerate` and `lightning` follow it. `import spotguard` loads none of them.
 
 An adapter that uses a private method of its framework checks at once that the method is there, and refuses by name and version.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_ADAPTERS = ("accelerate", "transformers")
+_ADAPTERS = ("accelerate", "lightning", "transformers")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,187 @@
+"""Lightning's Trainer: `Trainer(callbacks=[SpotguardCallback()])`.
+
+Lightning restores in two ways, and neither is exact: its checkpoints have no generators, and after an epoch's last batch its loops
+skip what follows. So this adapter loads no loop by Lightning's own restart. It lets the interrupted epoch begin as any epoch does,
+from the generators of its beginning, takes the batches that were trained without training on them, and goes on behind them.
+
+It replaces four methods of one Trainer's loops:
+
+- `fit_loop._load_combined_loader_states` and `epoch_loop.on_run_start` come right before the iterator of the first epoch and of
+  each later one is made: note the generators.
+- `epoch_loop.run` runs one epoch: of the interrupted one, the rest.
+- `epoch_loop.on_advance_end` follows each batch, before validation: the boundary, where an optimizer has stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer import call
+
+from spotguard.hooks.state.parts import rng
+from spotguard.hooks.state.parts.loaders import ResumableLoader
+from spotguard.providers.errors import UsageError
+
+from .binding import Bound, check_members
+
+if TYPE_CHECKING:
+    from spotguard.hooks.guard import Guard
+
+__all__ = ["LightningBinding", "SpotguardCallback"]
+
+
+class SpotguardCallback(Callback):
+    """The callback that guards `trainer.fit`.
+
+    Args:
+        store: place of the checkpoints, as `spotguard.register` takes it.
+        run_id: name of the run, as `spotguard.register` takes it.
+
+    Attributes:
+        binding: the binding, from the beginning of `fit` on; its `guard` is the guard.
+
+    Example:
+        >>> trainer = Trainer(max_epochs=3, callbacks=[SpotguardCallback()])
+        >>> trainer.fit(model, loader)
+    """
+
+    binding: LightningBinding | None = None
+
+    def __init__(self, store: str | PathLike[str] | None = None, *, run_id: str | None = None) -> None:
+        self._store = None if store is None else fspath(store)
+        self._run_id = run_id
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.binding is not None:
+            raise UsageError(
+                "trainer.fit() was called twice with one SpotguardCallback, and a restart does not know which one to resume: "
+                "make a Trainer and a process for each, with a run id of its own"
+            )
+        self.binding = LightningBinding(trainer, self._store, self._run_id)
+
+
+class LightningBinding:
+    """The training of one `trainer.fit`.
+
+    Attributes:
+        trainer: the Trainer.
+        guard: the guard.
+    """
+
+    def __init__(self, trainer: Any, store: str | None, run_id: str | None) -> None:
+        self.trainer = trainer
+        self._fit, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        check_members("lightning", self._fit, ["_load_combined_loader_states"])
+        check_members("lightning", self._epoch_loop, ["run", "on_run_start", "on_advance_end", "advance"])
+        #: The generators when the running epoch made its iterator: the global ones, and those of the loaders.
+        self._epoch_began: dict[str, Any] = {}
+        #: The restored position, until training goes on from it.
+        self._restored: Mapping[str, Any] | None = None
+        self._marked = 0
+        self._bound = Bound(self, store, run_id)
+        self.guard: Guard = self._bound.guard
+        self._load_states = self._fit._load_combined_loader_states
+        self._fit._load_combined_loader_states = self.load_combined_loader_states
+        for name in ("run", "on_run_start", "on_advance_end"):
+            setattr(self, f"_{name}", getattr(self._epoch_loop, name))
+            setattr(self._epoch_loop, name, getattr(self, name))
+
+    _run: Any
+    _on_run_start: Any
+    _on_advance_end: Any
+
+    # --- the protocol `Binding` ---
+
+    def state(self) -> dict[str, Any]:
+        trainer = self.trainer
+        optimizers = {f"optimizer{at}": each for at, each in enumerate(trainer.optimizers)}
+        schedulers = {
+            f"scheduler{at}": each.scheduler for at, each in enumerate(trainer.lr_scheduler_configs)
+        }
+        return {"model": trainer.strategy.model, **optimizers, **schedulers}
+
+    def position(self) -> dict[str, Any]:
+        if self._restored is not None:
+            return dict(self._restored)
+        trainer = self.trainer
+        return {
+            "epoch": self._fit.epoch_progress.current.processed,
+            "loop": self._epoch_loop.state_dict(),
+            "callbacks": call._call_callbacks_state_dict(trainer),
+            "precision": trainer.precision_plugin.state_dict(),
+            "metrics": dict(trainer._logger_connector._callback_metrics),
+            "epoch_began": self._epoch_began,
+        }
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        self._restored = position
+        progress = self._fit.epoch_progress
+        for each in (progress.total, progress.current):
+            each.ready = each.started = each.processed = each.completed = position["epoch"]
+        call._call_callbacks_load_state_dict(self.trainer, {"callbacks": position["callbacks"]})
+        self.trainer.precision_plugin.load_state_dict(position["precision"])
+        self.trainer._logger_connector._callback_metrics.update(position["metrics"])
+
+    # --- the methods of the loops that this object replaces ---
+
+    def load_combined_loader_states(self) -> None:
+        self._load_states()
+        self._note_generators()
+
+    def on_run_start(self, fetcher: Any) -> None:
+        if self.trainer.current_epoch > 0:
+            self._note_generators()
+        self._on_run_start(fetcher)
+
+    def on_advance_end(self, fetcher: Any) -> None:
+        if self.trainer.global_step != self._marked:
+            self._marked = self.trainer.global_step
+            self.guard.step()
+        self._on_advance_end(fetcher)
+
+    def run(self, fetcher: Any) -> None:
+        if self._restored is None:
+            self._run(fetcher)
+            return
+        loop, restored = self._epoch_loop, self._restored
+        self._on_run_start(fetcher)
+        self._skip_trained_batches(fetcher, restored)
+        loop.load_state_dict(restored["loop"])
+        for each in (loop, loop.val_loop, loop.automatic_optimization, loop.manual_optimization):
+            each.on_iteration_done()  # this is no restart by Lightning's own rules
+        self._marked = self.trainer.global_step
+        self._epoch_began = restored["epoch_began"]
+        self._restored = None
+        try:
+            self._on_advance_end(fetcher)  # what came after the boundary: validation, plateau schedulers
+            while not loop.done:
+                loop.advance(fetcher)
+                self.on_advance_end(fetcher)
+        except StopIteration:
+            pass
+        finally:
+            loop.on_iteration_done()
+
+    def _skip_trained_batches(self, fetcher: Any, restored: Mapping[str, Any]) -> None:
+        began = restored["epoch_began"]
+        rng.restore(began["global"], rng.other_generators())
+        for loader, own in zip(self._loaders(), began["loaders"], strict=True):
+            loader._set_own(own)
+        iter(fetcher)
+        for _ in range(restored["loop"]["batch_progress"]["current"]["ready"]):
+            next(fetcher)
+        self._bound.put_generators_back()
+
+    def _note_generators(self) -> None:
+        self._epoch_began = {
+            "global": rng.capture(rng.other_generators()),
+            "loaders": [loader._own() for loader in self._loaders()],
+        }
+
+    def _loaders(self) -> list[ResumableLoader]:
+        """The training loaders, as what knows their generators."""
+        combined = self._fit._combined_loader
+        return [] if combined is None else [ResumableLoader(each) for each in combined.flattened]

@@ -1,0 +1,146 @@
+"""Lightning's Trainer on a small network: `pl.py OUT CASE [STORE [EVENT…]]`.
+
+Events: `step:5` when a batch begins and 5 steps are done, `val:6` in a validation after 6 steps, `kill:4` for SIGKILL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+
+import spotguard
+
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+torch.set_num_threads(1)
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stateful": {},
+    "accumulation": {"accumulate_grad_batches": 2},
+    "half": {"val_check_interval": 0.5, "accumulate_grad_batches": 3},
+    "manual": {},
+    "plateau": {},
+    "steps": {"max_epochs": None, "max_steps": 15},
+    "workers": {},
+    "early": {"max_epochs": 8},
+    "sanity": {"num_sanity_val_steps": 2},
+    "ddp": {"strategy": "ddp", "devices": 2},
+    "twice": {"max_epochs": 1},
+}
+
+
+class Network(L.LightningModule):
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.automatic_optimization = case != "manual"
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.seen: list[float] = []
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        x, y = batch
+        self.seen.append(x.sum().item())
+        loss = (self.layers(x) - y).square().mean()
+        if not self.automatic_optimization:
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        x, y = batch
+        torch.rand(3)  # a validation that draws
+        self.log("v", (self.layers(x) - y).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if self.case == "plateau":
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "v"}}
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+
+class Events(L.Callback):
+    def __init__(self, events: list[str], met: Path) -> None:
+        self.events, self.met, self.given = events, met, False
+        self.guarded: Any = None
+
+    def _meets(self, event: str) -> bool:
+        known = self.met.read_text().split() if self.met.exists() else []
+        if self.given or event not in self.events or event in known:
+            return False
+        self.given = True
+        with self.met.open("a") as met:
+            met.write(f"{event}\n")
+        return True
+
+    def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
+        if self._meets(f"step:{trainer.global_step}"):
+            spotguard.testing.preempt(self.guarded.binding.guard, seconds=60)
+        if self._meets(f"kill:{trainer.global_step}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_validation_batch_start(self, trainer: Any, *given: Any) -> None:
+        if not trainer.sanity_checking and self._meets(f"val:{trainer.global_step}"):
+            spotguard.testing.preempt(self.guarded.binding.guard, seconds=60)
+
+
+def main() -> None:
+    out, case = Path(sys.argv[1]), sys.argv[2]
+    L.seed_everything(0, verbose=False)
+    inputs = torch.randn(42, 8)
+    dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    kind: Any = StatefulDataLoader if case == "stateful" else DataLoader
+    loader = kind(dataset, batch_size=4, shuffle=True, num_workers=2 if case == "workers" else 0)
+    told = Events(sys.argv[4:], Path(f"{out}.met"))
+    callbacks: list[Any] = [told]
+    if case == "early":
+        callbacks.append(L.pytorch.callbacks.EarlyStopping("v", patience=1, min_delta=10.0))
+    if len(sys.argv) > 3:
+        told.guarded = spotguard.integrations.lightning.SpotguardCallback(sys.argv[3], run_id="lightning")
+        callbacks.append(told.guarded)
+    options = {"max_epochs": 3, "num_sanity_val_steps": 0} | CASES[case]
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+        **options,
+    )
+    network = Network(case)
+    trainer.fit(network, loader, DataLoader(dataset, batch_size=16))
+    if case == "twice":
+        trainer.fit(network, loader)
+    torch.save(
+        {
+            "weights": network.state_dict(),
+            "optimizer": trainer.optimizers[0].state_dict(),
+            "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+            "generator": torch.get_rng_state(),
+            "step": trainer.global_step,
+            "epoch": trainer.current_epoch,
+            "metrics": dict(trainer.callback_metrics),
+            "last": network.seen[-1],
+        },
+        out,
+    )
+
+
+if __name__ == "__main__":
+    main()
