@@ -21,7 +21,7 @@ from tests.tiers import tier
 TESTS = Path(__file__).parent
 RECORD = Path(__file__).with_suffix(".json")
 #: Seconds that a tier may take on two cores, with the environment ready.
-LIMITS = {"fast": 300.0, "slow": 720.0}
+LIMITS = {"fast": 300.0, "slow": 1500.0}
 #: Parts that are no folder: imports and collection of every worker, and servers that several folders share.
 STARTS, SERVERS = "imports, collection", "servers"
 HEAD = ["| tier | part | tests | seconds of workers | seconds of processors |", "|---|---|---|---|---|"]
