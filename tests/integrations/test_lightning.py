@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 
 from tests.integrations.frameworks import Training, differences
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+# Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: By case: where lives end. Steps in the middle of an epoch, at its last batch, the first one of an epoch, validations.
 EVENTS = {

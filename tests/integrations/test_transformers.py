@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 from tests.integrations.frameworks import Training, differences
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+# Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: By case: where lives end. A step in the middle of an epoch, the first one of an epoch, an evaluation, an epoch's last step.
 EVENTS = {

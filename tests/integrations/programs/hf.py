@@ -163,7 +163,8 @@ def main() -> None:
     trainer.train()
     if case == "twice":
         trainer.train()
-    torch.save(result(trainer), out)
+    if trainer.is_world_process_zero():  # the other ranks have the same file
+        torch.save(result(trainer), out)
 
 
 def result(trainer: Any) -> dict[str, Any]:

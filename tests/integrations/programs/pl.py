@@ -127,6 +127,8 @@ def main() -> None:
     trainer.fit(network, loader, DataLoader(dataset, batch_size=16))
     if case == "twice":
         trainer.fit(network, loader)
+    if not trainer.is_global_zero:  # the other ranks have the same file
+        return
     torch.save(
         {
             "weights": network.state_dict(),
