@@ -48,13 +48,13 @@ class Training:
         )
 
     def plain(self) -> Any:
-        """What an uninterrupted run without spotguard ends with."""
+        """The result of an uninterrupted run without spotguard."""
         done = self.run("plain")
         assert done.returncode == 0, done.stderr
         return self.result("plain")
 
     def cut(self, *events: str) -> tuple[Any, int]:
-        """What a guarded run ends with that is ended at each of these events, and the number of its lives."""
+        """The result of a guarded run that is ended at each of these events, and the number of its lives."""
         for life in range(1, LIVES):
             done = self.run("cut", str(self.folder / "store"), *events)
             if done.returncode == 0:

@@ -139,9 +139,8 @@ class ResumableLoader:
         for each in self._samplers():
             if self._begin["epoch"] is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(self._begin["epoch"])
-        if (
-            self._begin.get("iteration") is not None
-        ):  # accelerate's loaders count their passes, and seed the samplers by it
+        # accelerate's loaders count their passes, and seed the samplers by it.
+        if self._begin.get("iteration") is not None:
             self.loader.iteration = self._begin["iteration"]
         batches = iter(self.loader)
         for number in range(self._cut):
@@ -218,7 +217,6 @@ class ResumableLoader:
 
     def _set_own(self, states: dict[str, Any]) -> None:
         for where, each in self._generators().items():
-            if (
-                where in states
-            ):  # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then
+            # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then.
+            if where in states:
                 each.set_state(states[where])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
-from .binding import Bound, check_members, unwrapped
+from .binding import Bound, check_distribution, check_members, unwrapped
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -137,13 +137,4 @@ def _check(accelerator: Any) -> None:
             "DataLoaderConfiguration(use_stateful_dataloader=True) shuffles in another order after a resume, unless "
             "use_seedable_sampler=True is passed too: pass both, or neither"
         )
-    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    if kind == "DEEPSPEED":
-        raise UsageError(
-            "the Accelerator uses DeepSpeed, whose state its own checkpoints hold: use spotguard.on_notice to learn of the notice"
-        )
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
-        raise UsageError(
-            "the Accelerator uses FSDP1, which spotguard cannot save: pass FullyShardedDataParallelPlugin(fsdp_version=2)"
-        )
+    check_distribution("the Accelerator", accelerator, "pass FullyShardedDataParallelPlugin(fsdp_version=2)")

@@ -73,19 +73,25 @@ class Bound:
             store, run_id=run_id, position=_BoundaryPosition(binding), **binding.state()
         )
         self.done = self.guard.restore()
-        self._generators = self._captured()
+        self._generators = captured()
 
     def keep_generators(self) -> None:
         """Make the generators' present states the ones that `put_generators_back` sets."""
-        self._generators = self._captured()
+        self._generators = captured()
 
     def put_generators_back(self) -> None:
         """Set the generators as they were after the restore, or at the last `keep_generators`."""
-        rng.restore(self._generators, rng.other_generators())
+        put_back(self._generators)
 
-    @staticmethod
-    def _captured() -> dict[str, Any]:
-        return rng.capture(rng.other_generators())
+
+def captured() -> dict[str, Any]:
+    """Return the states of all generators, those of the accelerator included."""
+    return rng.capture(rng.other_generators())
+
+
+def put_back(states: dict[str, Any]) -> None:
+    """Set the generators to states that `captured` returned."""
+    rng.restore(states, rng.other_generators())
 
 
 def check_members(package: str, owner: object, names: Iterable[str]) -> None:
@@ -102,6 +108,26 @@ def check_members(package: str, owner: object, names: Iterable[str]) -> None:
                 f"{package} {version}: {kind} has no method {name}(), which spotguard's adapter needs: use a version that "
                 f"docs/how-to/frameworks/{package}.md lists as tested [SG418]"
             )
+
+
+def check_distribution(who: str, accelerator: Any, fsdp2: str) -> None:
+    """Refuse what an Accelerator distributes in a way that spotguard cannot save.
+
+    Args:
+        who: the owner of the Accelerator, for the message.
+        accelerator: the Accelerator.
+        fsdp2: what to do to get FSDP2.
+
+    Raises:
+        UsageError: DeepSpeed or FSDP1.
+    """
+    if getattr(accelerator.distributed_type, "value", accelerator.distributed_type) == "DEEPSPEED":
+        raise UsageError(
+            f"{who} uses DeepSpeed, whose state its own checkpoints hold: use spotguard.on_notice to learn of the notice"
+        )
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
+        raise UsageError(f"{who} uses FSDP1, which spotguard cannot save: {fsdp2}")
 
 
 def unwrapped(optimizer: Any) -> Any:

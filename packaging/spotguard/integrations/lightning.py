@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer import call
 
-from spotguard.hooks.state.parts import rng
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
-from .binding import Bound, check_members
+from .binding import Bound, captured, check_members, put_back
 
 if TYPE_CHECKING:
     from spotguard.hooks.guard import Guard
@@ -167,7 +166,7 @@ class LightningBinding:
 
     def _skip_trained_batches(self, fetcher: Any, restored: Mapping[str, Any]) -> None:
         began = restored["epoch_began"]
-        rng.restore(began["global"], rng.other_generators())
+        put_back(began["global"])
         for loader, own in zip(self._loaders(), began["loaders"], strict=True):
             loader._set_own(own)
         iter(fetcher)
@@ -177,7 +176,7 @@ class LightningBinding:
 
     def _note_generators(self) -> None:
         self._epoch_began = {
-            "global": rng.capture(rng.other_generators()),
+            "global": captured(),
             "loaders": [loader._own() for loader in self._loaders()],
         }
 

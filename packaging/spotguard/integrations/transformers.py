@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spotguard.hooks.state.parts import rng
 from spotguard.providers.errors import UsageError
 
-from .binding import Bound, check_members, unwrapped
+from .binding import Bound, captured, check_distribution, check_members, put_back, unwrapped
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -36,13 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["TrainerBinding", "attach"]
 
 _REPLACED = ("_prepare_for_training", "_run_epoch", "_load_rng_state", "_maybe_log_save_evaluate")
-#: Fields of TrainerState that this start computes from its arguments.
-_OF_THIS_START = {
+#: Fields of TrainerState that this start computes from its arguments, and two that the position holds in another form.
+_LEFT_OUT = {
     "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size",
     "is_local_process_zero", "is_world_process_zero", "is_hyper_param_search", "trial_name", "trial_params",
+    "log_history", "stateful_callbacks",
 }  # fmt: skip
-#: Fields of TrainerState that the position holds in another form.
-_OTHERWISE = {"log_history", "stateful_callbacks"}
 #: Any text but None: the Trainer then asks for the generators where it has skipped the batches.
 _RESUMED = "spotguard"
 
@@ -120,17 +119,15 @@ class TrainerBinding:
             return dict(self._restored)
         trainer, state = self.trainer, self.trainer.state
         history = state.log_history
-        if (
-            len(history) != self._logged
-        ):  # text, because a copy of all entries at each boundary would cost more and more
+        # As text, because a copy of all entries at each boundary would cost more and more.
+        if len(history) != self._logged:
             self._log += "".join(json.dumps(each) + "\n" for each in history[self._logged :])
             self._logged = len(history)
-        left_out = _OF_THIS_START | _OTHERWISE
         return {
             "state": {
                 field.name: getattr(state, field.name)
                 for field in dataclasses.fields(state)
-                if field.name not in left_out
+                if field.name not in _LEFT_OUT
             },
             "log": self._log,
             "callbacks": [each.state()["attributes"] for each in self._with_state()],
@@ -223,9 +220,9 @@ class TrainerBinding:
         control = self._original["on_epoch_begin"](args, state, control)
         if self._epoch == self._first and self._batches:
             # The order of this epoch's samples may come from the generators as they were when it began.
-            rng.restore(self._epoch_began, rng.other_generators())
+            put_back(self._epoch_began)
         else:
-            self._epoch_began = rng.capture(rng.other_generators())
+            self._epoch_began = captured()
         return control
 
     # --- the repetition of what comes between the boundary and the next step ---
@@ -236,9 +233,8 @@ class TrainerBinding:
         if bound is None or restored is None:
             return
         self._restored = None
-        for name, value in restored[
-            "flags"
-        ].items():  # the event of training's beginning cleared some of them
+        # The event of training's beginning cleared some of the flags.
+        for name, value in restored["flags"].items():
             setattr(trainer.control, name, value)
         trainer._tr_loss = restored["loss"].to(trainer._tr_loss.device)
         for name, value in restored["counts"].items():
@@ -255,8 +251,6 @@ class TrainerBinding:
         bound.keep_generators()
 
     def _finish_step(self) -> None:
-        import time
-
         trainer, last = self.trainer, self._last
         self._original["_maybe_log_save_evaluate"](
             trainer._tr_loss, last["grad_norm"], trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
@@ -307,15 +301,7 @@ def _check(trainer: Any) -> None:
         )
     if args.ignore_data_skip:
         raise UsageError("ignore_data_skip=True trains on batches again after a resume: leave it out")
-    if getattr(trainer, "is_deepspeed_enabled", False):
-        raise UsageError(
-            "the Trainer uses DeepSpeed, whose state its own checkpoints hold: use spotguard.on_notice to learn of the notice"
-        )
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
-        raise UsageError(
-            "the Trainer uses FSDP1, which spotguard cannot save: set fsdp_config={'fsdp_version': 2}"
-        )
+    check_distribution("the Trainer", trainer.accelerator, "set fsdp_config={'fsdp_version': 2}")
     if args.max_steps <= 0 and not hasattr(trainer.train_dataset, "__len__"):
         raise UsageError(
             "train_dataset has no length, so no batch can be found again: pass a dataset with __len__"

@@ -15,6 +15,9 @@ from torch import nn
 
 import spotguard
 
+sys.path.insert(0, str(Path(__file__).parent))
+from events import Ends
+
 CASES: dict[str, dict[str, Any]] = {
     "seedable": {"use_seedable_sampler": True},
     "shuffled": {},
@@ -24,8 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    out, case, events = Path(sys.argv[1]), sys.argv[2], sys.argv[4:]
-    met = Path(f"{out}.met")
+    out, case = Path(sys.argv[1]), sys.argv[2]
+    ends = Ends(sys.argv[4:], Path(f"{out}.met"))
     torch.set_num_threads(1)
     set_seed(0)
     accelerator = Accelerator(
@@ -49,7 +52,7 @@ def main() -> None:
     losses: dict[int, float] = {}
     for _ in range(first, 3):
         for x, y in guard.loader if guard else loader:
-            if guard and meets(met, events, f"step:{done}"):
+            if guard and ends.meets(f"step:{done}"):
                 spotguard.testing.preempt(guard.guard, seconds=60)
             with accelerator.accumulate(model):
                 loss = (model(x) - y).square().mean()
@@ -62,7 +65,7 @@ def main() -> None:
                 losses[done] = loss.item()
             if guard:
                 guard.step()
-                if accelerator.sync_gradients and meets(met, events, f"kill:{done}"):
+                if accelerator.sync_gradients and ends.meets(f"kill:{done}"):
                     guard.save()
                     os.kill(os.getpid(), signal.SIGKILL)
     torch.save(
@@ -76,15 +79,6 @@ def main() -> None:
         },
         f"{out}{accelerator.process_index or ''}",
     )
-
-
-def meets(met: Path, events: list[str], event: str) -> bool:
-    """Whether this event is to come, and no earlier life has met it."""
-    if event not in events or (met.exists() and event in met.read_text().split()):
-        return False
-    with met.open("a") as known:
-        known.write(f"{event}\n")
-    return True
 
 
 if __name__ == "__main__":

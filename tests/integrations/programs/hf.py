@@ -23,6 +23,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import spotguard
 
+sys.path.insert(0, str(Path(__file__).parent))
+from events import Ends
+
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
 
@@ -95,38 +98,25 @@ class Events(TrainerCallback):
     """The notices of this life. The first that training reaches is given; an event that an earlier life met is left out."""
 
     def __init__(self, events: list[str], met: Path) -> None:
-        self.events = events
-        self.met = met
+        self.ends = Ends(events, met)
         self.binding: Any = None
-        #: Whether this life has had its event. The next life meets the next one.
-        self.given = False
-
-    def _meets(self, kind: str, step: int) -> bool:
-        known = self.met.read_text().split() if self.met.exists() else []
-        name = f"{kind}:{step}"
-        if self.given or name not in self.events or name in known:
-            return False
-        self.given = True
-        with self.met.open("a") as met:
-            met.write(f"{name}\n")
-        return True
 
     def _notice(self) -> None:
         spotguard.testing.preempt(self.binding.guard, seconds=60)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        if self._meets("step", state.global_step):
+        if self.ends.meets(f"step:{state.global_step}"):
             self._notice()
-        if self._meets("kill", state.global_step):
+        if self.ends.meets(f"kill:{state.global_step}"):
             self.binding.guard.save()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        if self._meets("eval", state.global_step):
+        if self.ends.meets(f"eval:{state.global_step}"):
             self._notice()
 
     def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        if self._meets("log", state.global_step):
+        if self.ends.meets(f"log:{state.global_step}"):
             self._notice()
 
 

@@ -21,6 +21,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 
 import spotguard
 
+sys.path.insert(0, str(Path(__file__).parent))
+from events import Ends
+
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 torch.set_num_threads(1)
@@ -76,26 +79,17 @@ class Network(L.LightningModule):
 
 class Events(L.Callback):
     def __init__(self, events: list[str], met: Path) -> None:
-        self.events, self.met, self.given = events, met, False
+        self.ends = Ends(events, met)
         self.guarded: Any = None
 
-    def _meets(self, event: str) -> bool:
-        known = self.met.read_text().split() if self.met.exists() else []
-        if self.given or event not in self.events or event in known:
-            return False
-        self.given = True
-        with self.met.open("a") as met:
-            met.write(f"{event}\n")
-        return True
-
     def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
-        if self._meets(f"step:{trainer.global_step}"):
+        if self.ends.meets(f"step:{trainer.global_step}"):
             spotguard.testing.preempt(self.guarded.binding.guard, seconds=60)
-        if self._meets(f"kill:{trainer.global_step}"):
+        if self.ends.meets(f"kill:{trainer.global_step}"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_validation_batch_start(self, trainer: Any, *given: Any) -> None:
-        if not trainer.sanity_checking and self._meets(f"val:{trainer.global_step}"):
+        if not trainer.sanity_checking and self.ends.meets(f"val:{trainer.global_step}"):
             spotguard.testing.preempt(self.guarded.binding.guard, seconds=60)
 
 

@@ -105,9 +105,9 @@ def undisturbed(make: Make) -> dict[str, int]:
     return bits({"model": training.model, "optimizer": training.optimizer})
 
 
-def live(store: FakeStore, make: Make, until: int) -> dict[str, int]:
+def live(store: FakeStore, make: Make, until: int, kind: type[Training] = Training) -> dict[str, int]:
     """One life of a guarded training: from the newest checkpoint to `until` steps, and a save there."""
-    training = Training(make)
+    training = kind(make)
     seed(99)  # whatever the generators are in a new process
     with guarded(store, training.values) as guard:
         if not (done := guard.restore()):
@@ -119,6 +119,7 @@ def live(store: FakeStore, make: Make, until: int) -> dict[str, int]:
             if done == until:
                 break
         guard.save()
+    assert done == until
     return bits({"model": training.model, "optimizer": training.optimizer})
 
 
@@ -156,27 +157,12 @@ def test_a_look_at_the_first_batch_is_no_pass() -> None:
                 next(iter(self.loader))
                 yield from self.loader
 
-    def life(store: FakeStore, until: int) -> dict[str, int]:
-        training = Peeks(shuffled)
-        with guarded(store, training.values) as guard:
-            if not (done := guard.restore()):
-                seed()
-            for batch in training.batches():
-                training.learn(batch)
-                guard.step()
-                done += 1
-                if done == until:
-                    break
-            guard.save()
-        assert done == until
-        return bits({"model": training.model, "optimizer": training.optimizer})
-
-    expected = life(FakeStore(), TOTAL)
+    expected = live(FakeStore(), shuffled, TOTAL, Peeks)
     for cuts in ((1,), (EACH - 1,), (EACH + 1, EACH + 2), (TOTAL - 1,)):
         store = FakeStore()
         for cut in cuts:
-            life(store, cut)
-        assert different(life(store, TOTAL), expected) == [], cuts
+            live(store, shuffled, cut, Peeks)
+        assert different(live(store, shuffled, TOTAL, Peeks), expected) == [], cuts
 
 
 def test_the_loaders_own_attributes_are_the_wrappers() -> None:
