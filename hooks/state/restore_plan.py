@@ -102,7 +102,15 @@ def plan(
         if isinstance(outline, LeftOut):
             warnings.append(outline.why)
             continue
-        part.targets(outline)
+        try:
+            part.targets(outline)
+        except StateError as error:
+            if len(states) == ranks.world:
+                raise
+            raise StateError(
+                f"{error}. The checkpoint is of {len(states)} ranks, and this job has {ranks.world}: if each rank held a part "
+                f"of {part.name}, start {len(states)} again"
+            ) from error
         if outlines.source != ranks.rank and not isinstance(part, MergedByName):
             taken.setdefault(outlines.source, []).append(part.name)
         if key := unknown(part, outlines, outline):
