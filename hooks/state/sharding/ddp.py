@@ -4,9 +4,14 @@ DDP does not treat its buffers as it treats its parameters. BatchNorm's statisti
 each forward all replicas take those of the group's first rank. So that rank's buffers are the job's, and it alone
 writes them. If DDP does not broadcast a buffer (`broadcast_buffers=False`, or a name in
 `_ddp_params_and_buffers_to_ignore`), nothing is declared for it: each rank has its own.
+
+An adapter declares for a framework that reduces gradients without DDP.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -17,6 +22,13 @@ from .dtensor import DeclaredReplicas
 
 #: Declarations by the id of a tensor.
 Declared = dict[int, DeclaredReplicas]
+
+_by_adapters: WeakKeyDictionary[nn.Module, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def declare_replicas(module: nn.Module, ranks: Iterable[int]) -> None:
+    """Declare that these ranks hold equal parameters of a module, as if DDP wrapped it. Each rank's buffers are its own."""
+    _by_adapters[module] = tuple(sorted(ranks))
 
 
 def declared(module: nn.Module) -> Declared:
@@ -29,6 +41,8 @@ def declared(module: nn.Module) -> Declared:
     for each in module.modules():
         if isinstance(each, DistributedDataParallel):
             _ask(each, declarations)
+        elif len(ranks := _by_adapters.get(each, ())) > 1:
+            declarations |= {id(p): DeclaredReplicas(ranks, ranks) for p in each.parameters()}
     return declarations
 
 

@@ -123,7 +123,8 @@ def check_distribution(who: str, accelerator: Any, fsdp2: str) -> None:
     """
     if getattr(accelerator.distributed_type, "value", accelerator.distributed_type) == "DEEPSPEED":
         raise UsageError(
-            f"{who} uses DeepSpeed, whose state its own checkpoints hold: use spotguard.on_notice to learn of the notice"
+            f"{who} uses DeepSpeed, whose engine keeps the state: write the loop with spotguard.integrations.deepspeed, or save "
+            "DeepSpeed's own checkpoints from spotguard.on_notice"
         )
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:

@@ -1,8 +1,14 @@
-"""The events at which lives of a training end."""
+"""The events at which lives of a training end, and the file that it leaves."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
 
 
 class Ends:
@@ -10,11 +16,12 @@ class Ends:
 
     Args:
         events: their names, as in `step:7`.
-        met: a file that outlives the life: the names of those that were met.
+        met: a file that outlives the life: the names of those that were met. Each rank has one of its own.
     """
 
     def __init__(self, events: list[str], met: Path) -> None:
-        self._events, self._met, self._given = events, met, False
+        self._events, self._given = events, False
+        self._met = Path(f"{met}{os.environ.get('RANK', '')}")
 
     def meets(self, event: str) -> bool:
         """Whether this life ends here."""
@@ -25,3 +32,9 @@ class Ends:
         with self._met.open("a") as met:
             met.write(f"{event}\n")
         return True
+
+
+def write(result: dict[str, Any], out: Path, rank: int) -> None:
+    """Write a rank's result to OUT, or OUT1 and so on; of a sharded tensor its own part."""
+    own = tree_map(lambda value: value.to_local() if isinstance(value, DTensor) else value, result)
+    torch.save(own, f"{out}{rank or ''}")

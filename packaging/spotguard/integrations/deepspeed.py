@@ -1,0 +1,232 @@
+"""A loop around DeepSpeed's engine: ZeRO stages 0 to 3, mixed precision, accumulation, clipping, the `deepspeed` launcher.
+
+The engine keeps what it trains apart from the module: masters in float32, moments of flat partitions, and at stage 3 the weights
+too. `register` hands all of it to spotguard, counts the engine's steps, and marks a boundary where the engine has stepped. It calls
+no collective of DeepSpeed, so a rank can save while another one is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.hooks.state.parts.loaders import ResumableLoader
+from spotguard.hooks.state.sharding.ddp import declare_replicas
+from spotguard.providers.errors import UsageError
+
+from .binding import Bound, check_members
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+    from spotguard.hooks.guard import Guard
+    from spotguard.hooks.save.request import SavedCheckpoint
+
+__all__ = ["EngineGuard", "register"]
+
+#: Counters of the engine. The first three are in DeepSpeed's own checkpoints too; `micro_steps` tells where an accumulation ends.
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+#: The wrappers of optimizers whose state is known, by the names of their classes.
+_WRAPPERS = (
+    "BF16_Optimizer",
+    "DeepSpeedZeroOptimizer",
+    "DeepSpeedZeroOptimizer_Stage3",
+    "FP16_Optimizer",
+    "FP16_UnfusedOptimizer",
+)
+
+
+def register(
+    engine: DeepSpeedEngine,
+    loader: Any = None,
+    *,
+    store: str | PathLike[str] | None = None,
+    run_id: str | None = None,
+    **more: Any,
+) -> EngineGuard:
+    """Register a DeepSpeed engine, and restore the newest checkpoint. Every rank calls it.
+
+    Args:
+        engine: what `deepspeed.initialize` returned first.
+        loader: the loader of the training data; from now on, train on the batches of `guard.loader`. Default: the engine's
+            `training_dataloader`, if `initialize` made one.
+        store: place of the checkpoints, as `spotguard.register` takes it.
+        run_id: name of the run, as `spotguard.register` takes it.
+        **more: other values, as `spotguard.register` takes them.
+
+    Returns:
+        A guard whose `step` may be called after every micro-batch.
+
+    Raises:
+        UsageError: the engine trains in a way that is not known to resume exactly; the message names it.
+        StateError: the checkpoint is of another number of ranks.
+
+    Example:
+        >>> engine, _, loader, _ = deepspeed.initialize(model=model, training_data=dataset, config="ds.json")
+        >>> guard = spotguard.integrations.deepspeed.register(engine, loader)
+        >>> for epoch in range(guard.epoch, 3):
+        ...     for batch in guard.loader:
+        ...         engine.backward(loss_of(engine, batch))
+        ...         engine.step()
+        ...         guard.step()
+    """
+    _check(engine)
+    if loader is None:
+        loader = engine.training_dataloader
+    return EngineGuard(engine, loader, more, None if store is None else fspath(store), run_id)
+
+
+class EngineGuard:
+    """The guard of a loop around a DeepSpeed engine.
+
+    Attributes:
+        guard: the guard beneath, for everything else.
+        loader: the loader to train on, or None.
+        done: the engine's steps that were completed before this start.
+    """
+
+    def __init__(
+        self, engine: Any, loader: Any, more: dict[str, Any], store: str | None, run_id: str | None
+    ) -> None:
+        self._engine, self._more = engine, more
+        self._sharded = engine.zero_optimization_stage() == 3
+        self.loader = None if loader is None else ResumableLoader(loader)
+        bound = Bound(self, store, run_id)
+        self.guard: Guard = bound.guard
+        self.done = bound.done
+        self._marked = engine.global_steps
+        if self.done and self._sharded:
+            self._gather_anew()
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the loader that are over; 0 without a loader."""
+        return 0 if self.loader is None else self.loader.epoch
+
+    def step(self) -> None:
+        """Mark a boundary if the engine has stepped since the last one.
+
+        Raises:
+            Preempted: the machine is going, and the state is committed.
+        """
+        if self._engine.global_steps != self._marked:
+            self._marked = self._engine.global_steps
+            self.guard.step()
+
+    def save(self) -> SavedCheckpoint:
+        """Save now, as `Guard.save` does."""
+        return self.guard.save()
+
+    # --- the protocol `Binding` ---
+
+    def state(self) -> dict[str, Any]:
+        engine = self._engine
+        values: dict[str, Any] = dict(self._more)
+        if self._sharded:
+            values |= _shards(engine)
+        else:
+            declare_replicas(engine.module, range(engine.dp_world_size))
+            values["model"] = engine.module
+            values |= _masters(engine)
+        values["optimizer"] = engine.basic_optimizer
+        if engine.lr_scheduler is not None:
+            values["scheduler"] = engine.lr_scheduler
+        if engine.torch_autocast_z0_gradscaler is not None:
+            values["scaler"] = engine.torch_autocast_z0_gradscaler
+        if self.loader is not None:
+            values["loader"] = self.loader
+        return values
+
+    def position(self) -> dict[str, Any]:
+        return {
+            "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
+            "loss_scale": _plain(getattr(self._engine.optimizer, "loss_scaler", None)),
+        }
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        for name, value in position["counters"].items():
+            setattr(self._engine, name, value)
+        for name, value in position["loss_scale"].items():
+            setattr(self._engine.optimizer.loss_scaler, name, value)
+
+    def _gather_anew(self) -> None:
+        """Drop the gathered copies of small weights, which predate the restore: the next forward gathers them."""
+        kept = [p for p in self._engine.optimizer.persistent_parameters if p.data.numel()]
+        if kept:
+            kept[0].partition(kept)
+
+
+def _shards(engine: Any) -> dict[str, torch.Tensor]:
+    """The tensors of stage 3: this rank's parts of the weights and masters, the weights that are not trained, the buffers."""
+    zero = engine.optimizer
+    values: dict[str, torch.Tensor] = {}
+    for at, (weights, masters) in enumerate(
+        zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True)
+    ):
+        values[f"weights{at}"], values[f"masters{at}"] = weights, masters
+    frozen = (p.ds_tensor for p in engine.module.parameters() if not p.requires_grad)
+    values |= {f"frozen{at}": tensor for at, tensor in enumerate(frozen)}
+    values |= {f"buffer{at}": tensor for at, tensor in enumerate(_persistent_buffers(engine.module))}
+    return values
+
+
+def _masters(engine: Any) -> dict[str, torch.Tensor]:
+    """What the optimizer steps instead of the module's parameters."""
+    own = {id(p) for p in engine.module.parameters()}
+    stepped = (p for group in engine.basic_optimizer.param_groups for p in group["params"])
+    return {f"masters{at}": p for at, p in enumerate(p for p in stepped if id(p) not in own)}
+
+
+def _persistent_buffers(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for each in module.modules():
+        for name, buffer in each.named_buffers(recurse=False):
+            if name not in each._non_persistent_buffers_set:
+                yield buffer
+
+
+def _plain(scaler: Any) -> dict[str, Any]:
+    """The plain values of a loss scaler."""
+    values = {} if scaler is None else vars(scaler)
+    return {name: value for name, value in values.items() if isinstance(value, (bool, int, float))}
+
+
+def _check(engine: Any) -> None:
+    """Refuse by name what is not known to resume exactly.
+
+    Raises:
+        UsageError: with the way out.
+    """
+    kind = type(engine).__name__
+    if kind != "DeepSpeedEngine":
+        raise UsageError(
+            f"expected the DeepSpeedEngine that deepspeed.initialize() returns first, got {kind}: pipeline and hybrid engines "
+            "keep their own checkpoints; save them from spotguard.on_notice"
+        )
+    check_members("deepspeed", engine, ["zero_optimization_stage", "module_state_dict"])
+    wrapper = type(engine.optimizer).__name__
+    if engine.basic_optimizer is None or not (
+        wrapper in _WRAPPERS or isinstance(engine.optimizer, torch.optim.Optimizer)
+    ):
+        raise UsageError(
+            f"the engine's optimizer is {wrapper}, and it is not known what that keeps: use torch's or DeepSpeed's Adam with ZeRO "
+            "stage 0 to 3, or save DeepSpeed's own checkpoints from spotguard.on_notice"
+        )
+    zero = engine._config.zero_config
+    refused = {
+        "offload_optimizer": zero.offload_optimizer is not None,
+        "offload_param": zero.offload_param is not None,
+        "zero_hpz_partition_size": zero.zero_hpz_partition_size > 1,
+        "zero_quantized_weights": zero.zero_quantized_weights,
+        "moe": engine.has_moe_layers,
+        "curriculum_learning": engine.curriculum_learning_enabled(),
+        "random_ltd": engine.random_ltd_enabled(),
+    }
+    for name, is_on in refused.items():
+        if is_on:
+            raise UsageError(
+                f"DeepSpeed's {name} keeps state that spotguard does not read: leave it out, or save DeepSpeed's own checkpoints "
+                "from spotguard.on_notice"
+            )
