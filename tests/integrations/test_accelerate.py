@@ -26,13 +26,23 @@ def test_a_loop_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path
     assert lives == len(EVENTS) + 1
 
 
-def test_two_ranks_of_a_loop(tmp_path: Path) -> None:
-    training = Training("transformers", "accel.py", "seedable", tmp_path, ranks=2)
+@pytest.mark.parametrize("case", ["seedable", "fsdp2"])
+def test_two_ranks_of_a_loop(case: str, tmp_path: Path) -> None:
+    training = Training("transformers", "accel.py", case, tmp_path, ranks=2)
     training.plain()
     _, lives = training.cut("step:2", "step:4", "step:6")
     for rank in ("", "1"):
         assert differences(training.result(f"plain{rank}"), training.result(f"cut{rank}")) == []
     assert lives == 4
+
+
+def test_fsdp1_is_refused_by_name(tmp_path: Path) -> None:
+    done = Training("transformers", "accel.py", "fsdp1", tmp_path, ranks=2).run(
+        "out", str(tmp_path / "store")
+    )
+    assert done.returncode == 1
+    assert "the Accelerator uses FSDP1, which spotguard cannot save: pass FullyShardedData" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_stateful_loader_with_another_order_after_a_resume_is_refused(tmp_path: Path) -> None:

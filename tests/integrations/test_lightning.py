@@ -1,14 +1,15 @@
-"""Lightning's Trainer: cut at any moment, also at an epoch's last batch, it ends as one that was never cut."""
+"""Lightning's Trainer and Fabric: cut at any moment, also at an epoch's last batch, a training ends as one that was never cut."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences
+from tests.integrations.frameworks import Training, differences, environment
 
 # Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -25,6 +26,8 @@ EVENTS = {
     "workers": "step:5 step:12",
     "early": "step:5 val:11 step:12 kill:20",
     "sanity": "step:5 val:11",
+    "older": "step:5 val:11",
+    "means": "step:1 step:2 val:3 step:5 val:6 step:7 kill:11 step:16",
 }
 
 
@@ -38,11 +41,13 @@ def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: P
     assert lives > 2
 
 
-def test_two_ranks_of_a_trainer(tmp_path: Path) -> None:
-    training = Training("lightning", "pl.py", "ddp", tmp_path, ranks=2)
-    plain = training.plain()
-    resumed, lives = training.cut("step:2", "val:6", "step:7")
-    assert differences(plain, resumed) == []
+@pytest.mark.parametrize("case", ["ddp", "fsdp2"])
+def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
+    training = Training("lightning", "pl.py", case, tmp_path, ranks=2)
+    training.plain()
+    _, lives = training.cut("step:2", "val:6", "step:7")
+    for rank in ("", "1"):
+        assert differences(training.result(f"plain{rank}"), training.result(f"cut{rank}")) == []
     assert lives == 4
 
 
@@ -51,3 +56,26 @@ def test_a_second_fit_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "trainer.fit() was called twice with one SpotguardCallback" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("case", "ranks"), [("auto", 1), ("ddp", 2), ("fsdp2", 2)])
+def test_a_loop_with_fabric(case: str, ranks: int, tmp_path: Path) -> None:
+    training = Training("lightning", "fab.py", case, tmp_path, ranks=ranks)
+    training.plain()
+    _, lives = training.cut("step:2", "step:6", "kill:9")
+    for rank in ["", "1"][:ranks]:
+        assert differences(training.result(f"plain{rank}"), training.result(f"cut{rank}")) == []
+    assert lives == 4
+
+
+def test_what_spotguard_cannot_save_is_refused_by_name() -> None:
+    """Lightning refuses FSDP1 on CPUs itself, so the strategies are asked without a Trainer."""
+    script = (
+        "from lightning.pytorch.strategies import FSDPStrategy\n"
+        "from spotguard.integrations.lightning import check_strategy\n"
+        "check_strategy(FSDPStrategy())"
+    )
+    words = [str(environment("lightning")), "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "FSDPStrategy is FSDP1, which spotguard cannot save: pass strategy=ModelParallel" in done.stderr

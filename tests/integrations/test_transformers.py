@@ -49,11 +49,13 @@ def test_a_trainer_of_trl_that_is_cut_ends_as_one_that_never_was(case: str, tmp_
     assert lives == 6
 
 
-def test_two_ranks_of_a_trainer(tmp_path: Path) -> None:
-    training = Training("transformers", "hf.py", "eval", tmp_path, ranks=2)
-    plain = training.plain()
-    resumed, lives = training.cut("step:2", "eval:4", "step:9")
-    assert differences(plain, resumed) == []
+@pytest.mark.parametrize("case", ["eval", "fsdp2"])
+def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
+    training = Training("transformers", "hf.py", case, tmp_path, ranks=2)
+    training.plain()
+    _, lives = training.cut("step:2", "eval:4", "step:9")
+    for rank in ("", "1"):
+        assert differences(training.result(f"plain{rank}"), training.result(f"cut{rank}")) == []
     assert lives == 4
 
 

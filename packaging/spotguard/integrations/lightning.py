@@ -14,20 +14,29 @@ It replaces four methods of one Trainer's loops:
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.trainer import call
-
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
+from . import lightning_results
 from .binding import Bound, captured, check_members, put_back
+from .marks.loggers import follow_loggers
 
 if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
     from spotguard.hooks.guard import Guard
+
+#: The package of the script's Trainer: the newer name, or the older one, which has classes of its own.
+_PACKAGE = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
+call = importlib.import_module(f"{_PACKAGE}.trainer.call")
+if not TYPE_CHECKING:
+    Callback = importlib.import_module(f"{_PACKAGE}.callbacks").Callback
 
 __all__ = ["LightningBinding", "SpotguardCallback"]
 
@@ -38,6 +47,7 @@ class SpotguardCallback(Callback):
     Args:
         store: place of the checkpoints, as `spotguard.register` takes it.
         run_id: name of the run, as `spotguard.register` takes it.
+        **more: other values, as `spotguard.register` takes them.
 
     Attributes:
         binding: the binding, from the beginning of `fit` on; its `guard` is the guard.
@@ -49,9 +59,11 @@ class SpotguardCallback(Callback):
 
     binding: LightningBinding | None = None
 
-    def __init__(self, store: str | PathLike[str] | None = None, *, run_id: str | None = None) -> None:
+    def __init__(
+        self, store: str | PathLike[str] | None = None, *, run_id: str | None = None, **more: Any
+    ) -> None:
         self._store = None if store is None else fspath(store)
-        self._run_id = run_id
+        self._run_id, self._more = run_id, more
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if self.binding is not None:
@@ -59,7 +71,9 @@ class SpotguardCallback(Callback):
                 "trainer.fit() was called twice with one SpotguardCallback, and a restart does not know which one to resume: "
                 "make a Trainer and a process for each, with a run id of its own"
             )
-        self.binding = LightningBinding(trainer, self._store, self._run_id)
+        check_strategy(trainer.strategy)
+        self.binding = LightningBinding(trainer, self._more, self._store, self._run_id)
+        follow_loggers(self.binding.guard, trainer)
 
 
 class LightningBinding:
@@ -70,8 +84,8 @@ class LightningBinding:
         guard: the guard.
     """
 
-    def __init__(self, trainer: Any, store: str | None, run_id: str | None) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Any, more: dict[str, Any], store: str | None, run_id: str | None) -> None:
+        self.trainer, self._more = trainer, more
         self._fit, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         check_members("lightning", self._fit, ["_load_combined_loader_states"])
         check_members("lightning", self._epoch_loop, ["run", "on_run_start", "on_advance_end", "advance"])
@@ -100,7 +114,11 @@ class LightningBinding:
         schedulers = {
             f"scheduler{at}": each.scheduler for at, each in enumerate(trainer.lr_scheduler_configs)
         }
-        return {"model": trainer.strategy.model, **optimizers, **schedulers}
+        values = {"model": trainer.strategy.model, **optimizers, **schedulers, **self._more}
+        data = trainer.datamodule
+        if data is not None and type(data).state_dict.__module__ == type(data).__module__:
+            values["datamodule"] = data  # it has a state of its own
+        return values
 
     def position(self) -> dict[str, Any]:
         if self._restored is not None:
@@ -111,7 +129,7 @@ class LightningBinding:
             "loop": self._epoch_loop.state_dict(),
             "callbacks": call._call_callbacks_state_dict(trainer),
             "precision": trainer.precision_plugin.state_dict(),
-            "metrics": dict(trainer._logger_connector._callback_metrics),
+            "results": lightning_results.collected(trainer),
             "epoch_began": self._epoch_began,
         }
 
@@ -120,9 +138,9 @@ class LightningBinding:
         progress = self._fit.epoch_progress
         for each in (progress.total, progress.current):
             each.ready = each.started = each.processed = each.completed = position["epoch"]
-        call._call_callbacks_load_state_dict(self.trainer, {"callbacks": position["callbacks"]})
-        self.trainer.precision_plugin.load_state_dict(position["precision"])
-        self.trainer._logger_connector._callback_metrics.update(position["metrics"])
+        trainer = self.trainer
+        call._call_callbacks_load_state_dict(trainer, {"callbacks": position["callbacks"]})
+        trainer.precision_plugin.load_state_dict(position["precision"])
 
     # --- the methods of the loops that this object replaces ---
 
@@ -151,6 +169,7 @@ class LightningBinding:
         loop.load_state_dict(restored["loop"])
         for each in (loop, loop.val_loop, loop.automatic_optimization, loop.manual_optimization):
             each.on_iteration_done()  # this is no restart by Lightning's own rules
+        lightning_results.put_back(self.trainer, restored["results"])
         self._marked = self.trainer.global_step
         self._epoch_began = restored["epoch_began"]
         self._restored = None
@@ -184,3 +203,22 @@ class LightningBinding:
         """The training loaders, as what knows their generators."""
         combined = self._fit._combined_loader
         return [] if combined is None else [ResumableLoader(each) for each in combined.flattened]
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuse by name what spotguard cannot save.
+
+    Raises:
+        UsageError: a strategy, with the way out.
+    """
+    kind = type(strategy).__name__
+    if kind == "FSDPStrategy":
+        raise UsageError(
+            "FSDPStrategy is FSDP1, which spotguard cannot save: pass strategy=ModelParallelStrategy(), and call fully_shard in "
+            "the module's configure_model()"
+        )
+    if kind == "DeepSpeedStrategy":
+        raise UsageError(
+            "DeepSpeedStrategy keeps masters and moments in DeepSpeed's engine: save its own checkpoints from spotguard.on_notice, "
+            "or write the loop yourself with spotguard.integrations.deepspeed"
+        )

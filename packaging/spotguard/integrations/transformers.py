@@ -27,6 +27,7 @@ import torch
 from spotguard.providers.errors import UsageError
 
 from .binding import Bound, captured, check_distribution, check_members, put_back, unwrapped
+from .marks.loggers import follow_loggers
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -47,7 +48,7 @@ _RESUMED = "spotguard"
 
 
 def attach(
-    trainer: Trainer, store: str | PathLike[str] | None = None, *, run_id: str | None = None
+    trainer: Trainer, store: str | PathLike[str] | None = None, *, run_id: str | None = None, **more: Any
 ) -> TrainerBinding:
     """Guard the one `trainer.train()` that follows: it resumes bit for bit, log included.
 
@@ -55,6 +56,7 @@ def attach(
         trainer: a Trainer that has not trained yet.
         store: place of the checkpoints, as `spotguard.register` takes it.
         run_id: name of the run, as `spotguard.register` takes it.
+        **more: other values, as `spotguard.register` takes them.
 
     Returns:
         The binding; its `guard` is there once training begins.
@@ -67,7 +69,7 @@ def attach(
         >>> spotguard.integrations.transformers.attach(trainer)
         >>> trainer.train()
     """
-    return TrainerBinding(trainer, None if store is None else fspath(store), run_id)
+    return TrainerBinding(trainer, more, None if store is None else fspath(store), run_id)
 
 
 class TrainerBinding:
@@ -80,9 +82,10 @@ class TrainerBinding:
 
     guard: Guard
 
-    def __init__(self, trainer: Trainer, store: str | None, run_id: str | None) -> None:
+    def __init__(self, trainer: Trainer, more: dict[str, Any], store: str | None, run_id: str | None) -> None:
         check_members("transformers", trainer, _REPLACED)
         _check(trainer)
+        self._more = more
         self.trainer: Any = trainer
         self._store, self._run_id = store, run_id
         self._bound: Bound | None = None
@@ -107,7 +110,7 @@ class TrainerBinding:
 
     def state(self) -> dict[str, Any]:
         trainer = self.trainer
-        values = {"model": trainer.model_wrapped, "optimizer": unwrapped(trainer.optimizer)}
+        values = {"model": trainer.model_wrapped, "optimizer": unwrapped(trainer.optimizer), **self._more}
         if trainer.lr_scheduler is not None:
             values["scheduler"] = trainer.lr_scheduler
         if trainer.accelerator.scaler is not None:
@@ -207,11 +210,17 @@ class TrainerBinding:
     ) -> None:
         if self.trainer.state.global_step > self._marked:
             self._marked = self.trainer.state.global_step
-            self._last = {"grad_norm": grad_norm, "learning_rate": more.get("learning_rate")}
+            self._last = {"grad_norm": self._norm(grad_norm), "learning_rate": more.get("learning_rate")}
             self.guard.step()
         self._original["_maybe_log_save_evaluate"](
             tr_loss, grad_norm, model, trial, epoch, ignored, start, **more
         )
+
+    def _norm(self, norm: Any) -> Any:
+        """Return the norm as the log shows it. FSDP2's is spread over the ranks, and is gathered for a log only."""
+        if not hasattr(norm, "full_tensor"):
+            return norm
+        return norm.full_tensor() if self.trainer.control.should_log else None
 
     def _on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
         self._epoch += 1
@@ -230,6 +239,8 @@ class TrainerBinding:
     def begin(self) -> None:
         """Put the values back that the Trainer sets at the beginning of training, and repeat what came after the boundary."""
         trainer, bound, restored = self.trainer, self._bound, self._restored
+        if bound is not None:
+            follow_loggers(bound.guard, trainer)  # the callbacks of report_to are set up by now
         if bound is None or restored is None:
             return
         self._restored = None

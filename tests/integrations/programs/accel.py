@@ -9,21 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.utils import DataLoaderConfiguration, DistributedType, set_seed
 from torch import nn
 
 import spotguard
 
 sys.path.insert(0, str(Path(__file__).parent))
-from events import Ends
+from events import Ends, write
 
 CASES: dict[str, dict[str, Any]] = {
     "seedable": {"use_seedable_sampler": True},
     "shuffled": {},
     "stateful": {"use_stateful_dataloader": True, "use_seedable_sampler": True},
     "unseeded": {"use_stateful_dataloader": True},
+    "fsdp1": {},
+    "fsdp2": {},
 }
+
+
+def shard(accelerator: Any, version: int) -> None:
+    """Give the Accelerator FSDP, which it makes on accelerators only; what it then prepares is the same on CPUs."""
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=version, auto_wrap_policy="size_based_wrap", min_num_params=10, cpu_ram_efficient_loading=False
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -36,13 +46,16 @@ def main() -> None:
         gradient_accumulation_steps=2,
         dataloader_config=DataLoaderConfiguration(**CASES[case]),
     )
+    if case.startswith("fsdp"):
+        shard(accelerator, int(case[-1]))
     model: Any = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler: Any = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
     inputs = torch.randn(44, 8)
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
     loader: Any = torch.utils.data.DataLoader(dataset, batch_size=4, shuffle=True)
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    if case != "fsdp1":  # which torch does not make on CPUs
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     guard = None
     if len(sys.argv) > 3:
         guard = spotguard.integrations.accelerate.register(
@@ -68,17 +81,15 @@ def main() -> None:
                 if accelerator.sync_gradients and ends.meets(f"kill:{done}"):
                     guard.save()
                     os.kill(os.getpid(), signal.SIGKILL)
-    torch.save(
-        {
-            "weights": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
-            "generator": torch.get_rng_state(),
-            "step": done,
-            "last": losses[done],
-        },
-        f"{out}{accelerator.process_index or ''}",
-    )
+    result = {
+        "weights": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "generator": torch.get_rng_state(),
+        "step": done,
+        "last": losses[done],
+    }
+    write(result, out, accelerator.process_index)
 
 
 if __name__ == "__main__":

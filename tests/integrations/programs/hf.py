@@ -18,13 +18,15 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_V
 
 import torch
 import transformers
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import spotguard
 
 sys.path.insert(0, str(Path(__file__).parent))
-from events import Ends
+from events import Ends, write
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -60,6 +62,9 @@ CASES: dict[str, dict[str, Any]] = {
     "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 4},
     "compile": {"torch_compile": True, "torch_compile_backend": "eager", "num_train_epochs": 2},
     "peft": {},
+    "fsdp2": {
+        "eval_strategy": "steps", "eval_steps": 4, "fsdp": True,
+        "fsdp_config": {"transformer_layer_cls_to_wrap": ["GPT2Block"], "cpu_ram_efficient_loading": False}},
     # refused
     "finds-size": {"auto_find_batch_size": True},
     "skips-nothing": {"ignore_data_skip": True},
@@ -120,6 +125,17 @@ class Events(TrainerCallback):
             self._notice()
 
 
+class ShardedTrainer(Trainer):
+    """accelerate makes FSDP2 on accelerators only; what it then prepares is the same on CPUs."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        state = self.accelerator.state
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+        self.is_fsdp_enabled = True
+
+
 def main() -> None:
     out, case = Path(sys.argv[1]), sys.argv[2]
     torch.manual_seed(0)
@@ -140,7 +156,8 @@ def main() -> None:
     if case == "early":
         callbacks.append(transformers.EarlyStoppingCallback(early_stopping_patience=3))
     told = Events(sys.argv[4:], Path(f"{out}.met"))
-    trainer = Trainer(
+    kind = ShardedTrainer if case == "fsdp2" else Trainer
+    trainer = kind(
         model=model,
         args=arguments,
         train_dataset=trained,
@@ -153,8 +170,7 @@ def main() -> None:
     trainer.train()
     if case == "twice":
         trainer.train()
-    if trainer.is_world_process_zero():  # the other ranks have the same file
-        torch.save(result(trainer), out)
+    write(result(trainer), out, arguments.process_index)
 
 
 def result(trainer: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Events: `step:5` when a batch begins and 5 steps are done, `val:6` in a validati
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -13,19 +14,23 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+import torchmetrics
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import spotguard
 
 sys.path.insert(0, str(Path(__file__).parent))
-from events import Ends
+from events import Ends, write
+
+# The older name of the package has classes of its own.
+L: Any = importlib.import_module("pytorch_lightning" if sys.argv[2] == "older" else "lightning.pytorch")
 
 warnings.filterwarnings("ignore")
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+logging.getLogger(L.__name__).setLevel(logging.ERROR)
 torch.set_num_threads(1)
 
 CASES: dict[str, dict[str, Any]] = {
@@ -38,8 +43,16 @@ CASES: dict[str, dict[str, Any]] = {
     "steps": {"max_epochs": None, "max_steps": 15},
     "workers": {},
     "early": {"max_epochs": 8},
+    "older": {},
     "sanity": {"num_sanity_val_steps": 2},
+    "means": {
+        "val_check_interval": 0.5,
+        "accumulate_grad_batches": 2,
+        "logger": True,
+        "log_every_n_steps": 1,
+    },
     "ddp": {"strategy": "ddp", "devices": 2},
+    "fsdp2": {"strategy": "fsdp2", "devices": 2},
     "twice": {"max_epochs": 1},
 }
 
@@ -51,11 +64,24 @@ class Network(L.LightningModule):
         self.automatic_optimization = case != "manual"
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
         self.seen: list[float] = []
+        self.error = torchmetrics.MeanAbsoluteError()
+
+    def configure_model(self) -> None:
+        if self.case == "fsdp2" and not isinstance(self.layers, FSDPModule):
+            fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: Any, number: int) -> Any:
         x, y = batch
         self.seen.append(x.sum().item())
-        loss = (self.layers(x) - y).square().mean()
+        answer = self.layers(x)
+        loss = (answer - y).square().mean()
+        if self.case in ("means", "ddp"):
+            self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+            self.log("largest", loss.detach(), on_step=False, on_epoch=True, reduce_fx="max")
+            self.error(answer.detach(), y)
+            self.log("error", self.error, on_step=False, on_epoch=True)
+            if number == 1:
+                self.log("once", loss.detach(), on_step=False, on_epoch=True)
         if not self.automatic_optimization:
             optimizer: Any = self.optimizers()
             optimizer.zero_grad()
@@ -75,6 +101,18 @@ class Network(L.LightningModule):
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "v"}}
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+
+class Log(L.loggers.logger.DummyLogger):
+    """What was logged, as lines of a file that outlives the process."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        with self.path.open("a") as log:
+            log.write(f"{step} {sorted(metrics.items())}\n")
 
 
 class Events(L.Callback):
@@ -103,14 +141,17 @@ def main() -> None:
     told = Events(sys.argv[4:], Path(f"{out}.met"))
     callbacks: list[Any] = [told]
     if case == "early":
-        callbacks.append(L.pytorch.callbacks.EarlyStopping("v", patience=1, min_delta=10.0))
+        callbacks.append(L.callbacks.EarlyStopping("v", patience=1, min_delta=10.0))
     if len(sys.argv) > 3:
         told.guarded = spotguard.integrations.lightning.SpotguardCallback(sys.argv[3], run_id="lightning")
         callbacks.append(told.guarded)
-    options = {"max_epochs": 3, "num_sanity_val_steps": 0} | CASES[case]
+    options = {"max_epochs": 3, "num_sanity_val_steps": 0, "logger": False} | CASES[case]
+    if case == "fsdp2":
+        options["strategy"] = L.strategies.ModelParallelStrategy()
+    if options["logger"]:
+        options["logger"] = Log(Path(f"{out}.log"))
     trainer = L.Trainer(
         accelerator="cpu",
-        logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -121,21 +162,19 @@ def main() -> None:
     trainer.fit(network, loader, DataLoader(dataset, batch_size=16))
     if case == "twice":
         trainer.fit(network, loader)
-    if not trainer.is_global_zero:  # the other ranks have the same file
-        return
-    torch.save(
-        {
-            "weights": network.state_dict(),
-            "optimizer": trainer.optimizers[0].state_dict(),
-            "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
-            "generator": torch.get_rng_state(),
-            "step": trainer.global_step,
-            "epoch": trainer.current_epoch,
-            "metrics": dict(trainer.callback_metrics),
-            "last": network.seen[-1],
-        },
-        out,
-    )
+    log = Path(f"{out}.log")
+    result = {
+        "weights": network.state_dict(),
+        "optimizer": trainer.optimizers[0].state_dict(),
+        "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+        "generator": torch.get_rng_state(),
+        "step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "metrics": dict(trainer.callback_metrics),
+        "last": network.seen[-1],
+        "log": sorted(set(log.read_text().splitlines())) if log.exists() else [],
+    }
+    write(result, out, trainer.global_rank)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""What `self.log` has collected in a training epoch, and the states of torchmetrics: Lightning's checkpoints lack both.
+
+A mean that `self.log(on_epoch=True)` forms is a sum and a count per logged name. A checkpoint holds them with the arguments of the
+call, so that a resumed run can make the entry anew, also where the rest of the epoch logs nothing more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+#: Arguments of `self.log` that an entry keeps as plain values.
+_ARGUMENTS = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "enable_graph",
+    "add_dataloader_idx",
+    "dataloader_idx",
+    "metric_attribute",
+)
+#: Attributes of an entry: its sum or extreme, its count of samples, the value of the last step.
+_VALUES = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset")
+#: Attributes of the trainer's connector that say what the next `self.log` resets.
+_CONNECTOR = ("_first_loop_iter", "_current_fx")
+_SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+def collected(trainer: Any) -> dict[str, Any]:
+    """Return the entries of the running training epoch, and of the states of the module's metrics."""
+    connector = trainer._logger_connector
+    return {
+        "entries": {
+            key: _entry(each)
+            for key, each in trainer.fit_loop.epoch_loop._results.items()
+            # A process group cannot be in a checkpoint: such a mean begins anew.
+            if each.meta.sync.group is None
+        },
+        "metrics": {name: _states(each) for name, each in _metrics(trainer.lightning_module)},
+        "connector": {name: getattr(connector, name) for name in _CONNECTOR},
+        "shown": {name: dict(getattr(connector, name)) for name in _SHOWN},
+    }
+
+
+def put_back(trainer: Any, saved: Mapping[str, Any]) -> None:
+    """Make the entries anew, and set the states of the metrics."""
+    module, connector = trainer.lightning_module, trainer._logger_connector
+    for name, metric in _metrics(module):
+        _set(metric, saved["metrics"].get(name, {}), module.device)
+    results = trainer.fit_loop.epoch_loop._results
+    for key, entry in saved["entries"].items():
+        results[key] = _made(trainer, results, entry)
+    for name, value in saved["connector"].items():
+        setattr(connector, name, value)
+    for name, values in saved["shown"].items():
+        getattr(connector, name).update(values)
+
+
+def _entry(metric: Any) -> dict[str, Any]:
+    meta = metric.meta
+    values = {name: getattr(metric, name) for name in _VALUES if hasattr(metric, name)}
+    if not metric.is_tensor:
+        del values["value"]  # the module's own metric
+    return {
+        "arguments": {name: getattr(meta, name) for name in _ARGUMENTS},
+        "reduce": meta.reduce_fx.__name__,
+        "sync": meta.sync.should,
+        "rank_zero_only": meta.sync.rank_zero_only,
+        "tensor": metric.is_tensor,
+        "values": values,
+    }
+
+
+def _made(trainer: Any, results: Any, entry: Mapping[str, Any]) -> Any:
+    """An entry as `_ResultCollection.log` makes it."""
+    result = importlib.import_module(type(results).__module__)
+    meta = result._Metadata(**entry["arguments"], reduce_fx=entry["reduce"])
+    meta.sync = result._Sync(
+        _should=entry["sync"], fn=trainer.strategy.reduce, rank_zero_only=entry["rank_zero_only"]
+    )
+    metric = result._ResultMetric(meta, entry["tensor"])
+    if not entry["tensor"]:
+        metric.value = operator.attrgetter(entry["arguments"]["metric_attribute"])(trainer.lightning_module)
+    metric.to(trainer.lightning_module.device)
+    for name, value in entry["values"].items():
+        setattr(metric, name, _on(value, trainer.lightning_module.device))
+    return metric
+
+
+def _metrics(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """The metrics of torchmetrics within a module, by name."""
+    from torchmetrics import Metric
+
+    return [(name, each) for name, each in module.named_modules() if isinstance(each, Metric)]
+
+
+def _states(metric: Any) -> dict[str, Any]:
+    names = [*metric._defaults, "_update_count", "_forward_cache"]
+    return {name: getattr(metric, name) for name in names if _is_plain(getattr(metric, name))}
+
+
+def _set(metric: Any, states: Mapping[str, Any], device: Any) -> None:
+    for name, value in states.items():
+        setattr(metric, name, _on(value, device))
+    metric._computed = None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a checkpoint can hold the value; a metric may keep the last value as an object of its own."""
+    if isinstance(value, list):
+        return all(isinstance(each, torch.Tensor) for each in value)
+    return value is None or isinstance(value, (int, float, torch.Tensor))
+
+
+def _on(value: Any, device: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [_on(each, device) for each in value] if isinstance(value, list) else value
