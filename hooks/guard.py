@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import count
+from queue import SimpleQueue
 from typing import Any
 
 from ..providers.clock import Clock
@@ -104,7 +105,9 @@ class Guard:
             if channel is not None:
                 cannot_begin(channel, error)
             raise
-        self._restored_at = 0.0
+        self._restored_at, self._restored_step = 0.0, 0
+        #: Queues, and no functions: only spotguard's own code runs on the threads that save.
+        self._followers: list[SimpleQueue[Any]] = []
         self._restored = self.closed = self._forked = self._looked_back = False
         try:
             self._build()
@@ -177,6 +180,7 @@ class Guard:
 
         After the first background save the first rank also reads from the store how often this run was preempted.
         """
+        self._announce(saved.step, saved)
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True
@@ -234,7 +238,8 @@ class Guard:
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
         self._state.restored()
-        self._restored_at = self._clock.monotonic()
+        self._restored_at, self._restored_step = self._clock.monotonic(), done.step
+        self._announce(done.step)
         self._unsettled = _SETTLED
         self._schedule.restored(self._clock.monotonic())
         self._agent.tell_position()
@@ -436,10 +441,22 @@ class Guard:
             **self._state.monitor.position(),
         )
 
+    def follow(self, events: SimpleQueue[Any]) -> None:
+        """Put each restore and commit into this queue, as (step, `SavedCheckpoint` or None, its notice or None)."""
+        self._followers.append(events)
+        if self._restored:
+            events.put((self._restored_step, None, None))
+
+    def _announce(self, *event: Any) -> None:
+        for events in self._followers:
+            events.put((*event, None, None)[:3])
+
     def _alarm_told(self, preemption: PreemptionNotice) -> None:
         self._shutdown.alarm_told(preemption)
 
     def _alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
+        if committed and self._checkpointer.last is not None:
+            self._announce(self._checkpointer.last.step, self._checkpointer.last, preemption)
         self._shutdown.alarm_ended(preemption, committed)
 
     def preempt(self, seconds: float) -> None:
@@ -452,14 +469,12 @@ class Guard:
         """
         # Closed here, before the saver thread gets its turn: the ten small steps of a test would be over by then.
         self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
-        now = self._clock.monotonic()
+        until = (now := self._clock.monotonic()) + seconds
         if self._coordinator is not None:
             self._coordinator.notice(protocol.Preempt("by hand", seconds, 0.0, BY_HAND, "spotguard.testing"))
             return
         self._saver.emergency(
-            PreemptionNotice(
-                ["by hand"], now + seconds, now + seconds, "spotguard.testing", BY_HAND, by_hand=True
-            )
+            PreemptionNotice(["by hand"], until, until, "spotguard.testing", BY_HAND, by_hand=True, seen=now)
         )
 
     def leave(self, code: int) -> None:

@@ -110,6 +110,8 @@ class Report:
             url=saved.url,
             level=saved.level,
             reason=saved.why,
+            seconds=round(saved.seconds, 3),
+            seconds_to_commit=round(max(0.0, saved.at - preemption.seen), 3),
         )
         self._telling(preemption)
         self._introduce(preemption)

@@ -28,6 +28,8 @@ class PreemptionNotice:
     by_hand: bool = False
     #: The outcome of its save as the log has it; "" before the save has ended.
     outcome: str = ""
+    #: Monotonic seconds at which this process got it.
+    seen: float = 0.0
 
     def join(self, other: PreemptionNotice) -> None:
         """Merge another notice. The deadline only moves earlier, and the result is a drill only if both are."""
@@ -50,4 +52,5 @@ def alarm_of(notice: Preempt, now: float) -> PreemptionNotice:
         kind=notice.kind,
         drill=notice.drill,
         by_hand=notice.kind in (BY_HAND, LAUNCHER),
+        seen=now,
     )

@@ -82,7 +82,7 @@ def parse_attempt(run_id: str, key: str) -> int | None:
 def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
     """Return the key for the outcome of one of the attempt's notices.
 
-    The outcome is a record for people, and spotguard never reads it. Each rank counts its own records, because a
+    The outcome is a record for people, and no save or restore reads it: marks do. Each rank counts its own records, because a
     rank that writes one for a first rank that is gone does not know that rank's count.
     """
     other = f"-{rank:05d}" if rank else ""
