@@ -8,22 +8,18 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences
+from tests.integrations.frameworks import Training, differences, with_nights
 
 # Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: Two steps into the second epoch, the last step of an epoch, and a kill after a save. An epoch has three steps.
 EVENTS = ("step:4", "step:6", "kill:8")
-#: The cases of the slow tier. The others are for nights: two ranks that import DeepSpeed five times take a minute.
-CASES = ["1-bf16", "1-fp16", "3-fp32-frozen"]
-NIGHTS = [
-    pytest.param(case, marks=pytest.mark.soak)
-    for case in ("0-fp32", "0-bf16", "2-fp32-frozen", "2-bf16", "3-bf16")
-]
+CASES = ("0-fp32", "0-bf16", "1-bf16", "1-fp16", "2-fp32-frozen", "2-bf16", "3-bf16", "3-fp32-frozen")
+NIGHTS = ("0-fp32", "0-bf16", "2-fp32-frozen", "2-bf16", "3-bf16")
 
 
-@pytest.mark.parametrize("case", [*CASES, *NIGHTS])
+@pytest.mark.parametrize("case", with_nights(CASES, NIGHTS))
 def test_two_ranks_that_are_cut_end_as_ones_that_never_were(case: str, tmp_path: Path) -> None:
     training = Training("deepspeed", "ds.py", case, tmp_path, ranks=2)
     training.plain()

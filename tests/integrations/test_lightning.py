@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences, environment
+from tests.integrations.frameworks import Training, differences, environment, with_nights
 
 # Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,7 +31,7 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("case", EVENTS)
+@pytest.mark.parametrize("case", with_nights(EVENTS, ("half", "manual", "plateau", "steps", "sanity")))
 def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
     training = Training("lightning", "pl.py", case, tmp_path)
     training.env["SPOTGUARD_EVERY"] = "0.1"  # what a kill leaves
@@ -58,7 +58,9 @@ def test_a_second_fit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("case", "ranks"), [("auto", 1), ("ddp", 2), ("fsdp2", 2)])
+@pytest.mark.parametrize(
+    ("case", "ranks"), [("auto", 1), pytest.param("ddp", 2, marks=pytest.mark.soak), ("fsdp2", 2)]
+)
 def test_a_loop_with_fabric(case: str, ranks: int, tmp_path: Path) -> None:
     training = Training("lightning", "fab.py", case, tmp_path, ranks=ranks)
     training.plain()

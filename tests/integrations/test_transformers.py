@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences
+from tests.integrations.frameworks import Training, differences, with_nights
 
 # Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,7 +31,7 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("case", EVENTS)
+@pytest.mark.parametrize("case", with_nights(EVENTS, ("steps", "grouped", "plateau", "compile")))
 def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
     training = Training("transformers", "hf.py", case, tmp_path)
     plain = training.plain()
