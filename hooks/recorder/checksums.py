@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..checkpoint.format.crc import crc32
+from ..state.inner_tensors import inner
 from ..state.sharding.dtensor import local
 
 #: Longest plain value, in characters, that is shown in full. A longer one is cut, with a checksum of the full text.
@@ -30,6 +31,9 @@ def of_tensor(tensor: torch.Tensor, *, sampled: bool = False) -> str:
     try:
         here = local(tensor.detach())
         kind = str(here.dtype).removeprefix("torch.")
+        if inside := inner(here):
+            texts = [f"{each.path} {of_tensor(each.tensor, sampled=sampled)}" for each in inside]
+            return f"{type(here).__name__}{list(here.shape)} {crc32(' '.join(texts).encode()):08x}"
         if here.layout is not torch.strided or here.device.type == "meta":
             return f"{kind}{list(here.shape)} {here.layout} on {here.device.type}"
         if here.numel() == 1 and not here.is_complex() and kind in _NUMBERS:

@@ -20,7 +20,7 @@ def unreadable(tensor: torch.Tensor) -> str:
     """Return why this tensor's bytes cannot be read by address; "" if all of them can."""
     kind = type(tensor)
     if kind not in _PLAIN:
-        return f"a {kind.__module__}.{kind.__qualname__}, whose bytes are not its own"
+        return f"a {kind.__module__}.{kind.__qualname__}, a subclass of Tensor whose value is not in its own bytes alone"
     if tensor.layout is not torch.strided:
         return f"of layout {tensor.layout}"
     return lack(tensor)

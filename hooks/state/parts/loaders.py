@@ -1,59 +1,21 @@
-"""Data loaders: torchdata's `StatefulDataLoader`, and `ResumableLoader` around a plain `DataLoader`.
-
-torchdata's loader is asked for its state only while it iterates.
-A loader that has not begun would begin when asked. Its workers start, and it draws a seed from torch's generator,
-earlier than in a run without spotguard. A loader with a restored position draws that seed when it makes its iterator.
-The uninterrupted run drew nothing there. So the restore makes that iterator before it restores the generators.
-"""
+"""`ResumableLoader` around a plain `DataLoader`. (`stateful_loaders` has the loaders with a state of their own.)"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from ....providers.errors import StateError
+from ...checkpoint.format.crc import crc32
+from ..memory_access import copyable, unreadable
 from . import rng
-from .values import StatefulPart, prove
 
-
-def is_stateful_loader(value: object) -> bool:
-    """Return whether the value is torchdata's loader, or a subclass of it."""
-    return hasattr(value, "_iterator") and any(
-        cls.__module__.startswith("torchdata.") for cls in type(value).__mro__
-    )
-
-
-def is_position(value: object) -> bool:
-    """Return whether the value's state is a position among the samples that one of N ranks reads."""
-    return is_stateful_loader(value) or isinstance(value, (ResumableLoader, Sampler))
-
-
-class LoaderPart(StatefulPart):
-    """A stateful loader. Its tree is None until it has begun."""
-
-    def __init__(self, name: str, value: Any) -> None:
-        super().__init__(name, value)
-        self._proven = False
-
-    def at_boundary(self) -> None:
-        if self.value._iterator is None:
-            return
-        super().at_boundary()
-        if not self._proven:
-            prove(self.name, self._frozen)  # `register` had no state to prove yet
-            self._proven = True
-
-    def put_back(self, tree: Any) -> None:
-        self._frozen = tree
-        if tree is not None:
-            super().put_back(tree)
-            self.value.state_dict()
-        elif self.value._iterator is not None:
-            super().put_back({})  # torchdata's form of "not begun"
-
+log = logging.getLogger("spotguard")
 
 _END = object()
 
@@ -70,6 +32,9 @@ class ResumableLoader:
     Exact: shuffling, `num_workers`, random augmentation in workers, `DistributedSampler` with `set_epoch`. Not exact: a
     sampler that draws from a global generator in the middle of a pass while workers prefetch, and random augmentation in
     workers with `persistent_workers=True` after the first pass.
+
+    A restart that finds other batches than before warns: something draws numbers that no seed sets, or counts passes
+    from 0 again.
 
     A look at the first batch, as in `next(iter(loader))`, is no pass: neither `epoch` nor the position counts it. A pass
     that the loop leaves after a `guard.step()` is over.
@@ -95,6 +60,8 @@ class ResumableLoader:
         self.loader = loader
         self.epoch = 0
         self._taken = 0
+        #: A checksum over samples of the batches that were taken.
+        self._mark = 0
         #: Batches of an interrupted pass that its next iterator drops.
         self._cut = 0
         #: Whether a boundary came since the iterator was made. The batches of an iterator without one trained nothing.
@@ -121,12 +88,12 @@ class ResumableLoader:
             return self._resumed()
         if self._taken and self._stepped:  # the loop was left in the middle of a pass
             self.epoch += 1
-        self._taken = self._cut = 0
+        self._taken = self._cut = self._mark = 0
         self._begin = {
             **self._own(),
             "global": rng.capture(),
             "epoch": self._sampler_epoch(),
-            "iteration": getattr(self.loader, "iteration", None),
+            "passes": self._passes(),
         }
         return self._counted(iter(self.loader))
 
@@ -139,16 +106,22 @@ class ResumableLoader:
         for each in self._samplers():
             if self._begin["epoch"] is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(self._begin["epoch"])
-        # accelerate's loaders count their passes, and seed the samplers by it.
-        if self._begin.get("iteration") is not None:
-            self.loader.iteration = self._begin["iteration"]
-        batches = iter(self.loader)
+        self._set_passes(self._begin["passes"])
+        batches, mark = iter(self.loader), 0
         for number in range(self._cut):
-            if next(batches, _END) is _END:
+            if (batch := next(batches, _END)) is _END:
                 raise StateError(
                     f"the loader ended after {number} batches, and {self._cut} were taken before the restart: give it the "
                     "same dataset, batch size and number of ranks"
                 )
+            mark = _marked(batch, mark)
+        if mark != self._mark:
+            log.warning(
+                "the loader's first %d batches are not those of before the restart, so the resumed run is not the "
+                "uninterrupted one: seed everything that draws, and let what counts passes begin at loader.epoch [SG420]",
+                self._cut,
+            )
+            self._mark = mark
         now, own = self._after
         rng.restore(now)
         self._set_own(own)
@@ -161,7 +134,8 @@ class ResumableLoader:
         restores = self._restores
 
         def rest() -> Iterator[Any]:
-            for batch in batches:
+            # Not a for loop: that calls iter() again, and DeepSpeed's loader is an iterator that begins anew then.
+            while (batch := next(batches, _END)) is not _END:
                 if self._restores != restores:
                     raise StateError(
                         "an iterator of this loader was made before guard.restore(), and its batches are not those of the "
@@ -169,35 +143,60 @@ class ResumableLoader:
                     )
                 if self._current is batches:
                     self._taken += 1
+                    self._mark = _marked(batch, self._mark)
                 yield batch
             if self._current is batches:
                 self._current = None
                 self.epoch += 1
-                self._taken = self._cut = 0
+                self._taken = self._cut = self._mark = 0
 
         return rest()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, with the generators that a resumed pass begins from. A boundary asks for it."""
         self._stepped = self._stepped or self._current is not None
-        return {"epoch": self.epoch, "taken": self._taken, "begin": self._begin, "own": self._own()}
+        position = {"epoch": self.epoch, "taken": self._taken, "mark": self._mark}
+        return {**position, "begin": self._begin, "own": self._own(), "passes": self._passes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a position of `state_dict`. The next iterator continues there."""
         self.epoch, self._taken, self._begin = state["epoch"], state["taken"], state["begin"]
         self._cut, self._stepped, self._after = self._taken, False, None
-        self._current = None
+        self._current, self._mark = None, state["mark"]
         self._set_own(state["own"])
+        self._set_passes(state["passes"])
 
     def restored(self) -> None:
         """Refuse the iterators made until now, after a restore or at a first start. `guard.restore()` calls this."""
         self._restores += 1
         self._current = None
 
+    def _passes(self) -> dict[str, int]:
+        """The passes that the loader or its dataset counts itself, and shuffles by, by the name of the count."""
+        counts = {name: getattr(holder, name, None) for name, holder in self._counters()}
+        return {name: count for name, count in counts.items() if isinstance(count, int)}
+
+    def _set_passes(self, passes: dict[str, int]) -> None:
+        for name, holder in self._counters():
+            if name in passes:
+                setattr(holder, name, passes[name])
+
+    def _counters(self) -> list[tuple[str, Any]]:
+        """The counts of accelerate's loaders, of Fabric's, and of mosaicml-streaming's datasets."""
+        dataset = getattr(self.loader, "dataset", None)
+        return [("iteration", self.loader), ("_num_iter_calls", self.loader), ("next_epoch", dataset)]
+
     def _samplers(self) -> list[Any]:
-        batched = getattr(self.loader, "batch_sampler", None)
-        found = [getattr(self.loader, "sampler", None), batched, getattr(batched, "sampler", None)]
-        return [each for at, each in enumerate(found) if each is not None and each not in found[:at]]
+        """The samplers of the loader, and those inside them: accelerate's sampler of a rank wraps the loader's own."""
+        found: list[Any] = []
+        waiting: list[Any] = [self.loader]
+        while waiting:
+            each = waiting.pop()
+            inside = [getattr(each, name, None) for name in ("sampler", "batch_sampler")]
+            new = [one for one in inside if one is not None and not any(one is known for known in found)]
+            found += new
+            waiting += new
+        return found
 
     def _sampler_epoch(self) -> int | None:
         return next(
@@ -220,3 +219,42 @@ class ResumableLoader:
             # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then.
             if where in states:
                 each.set_state(states[where])
+
+
+#: The most values of a batch that count for its mark, and the bytes at each end of a tensor.
+_MARKED_VALUES, _MARKED_BYTES = 32, 64
+
+
+def _marked(batch: Any, mark: int) -> int:
+    """Return a checksum of samples of a batch and of the batches before it.
+
+    Only shapes count of tensors that are not on the host: reading one would wait for its device.
+    """
+    waiting, values = [batch], 0
+    while waiting and values < _MARKED_VALUES:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, (list, tuple)):
+            waiting += value[:_MARKED_VALUES]
+        else:
+            values += 1
+            mark = crc32(_sample(value), mark)
+    return mark
+
+
+def _sample(value: Any) -> bytes:
+    if not isinstance(value, torch.Tensor):
+        if isinstance(value, (str, bytes)):
+            value = value[:_MARKED_BYTES]
+        return repr(value).encode() if isinstance(value, (bool, int, float, str, bytes)) else b""
+    about = f"{value.dtype}{tuple(value.shape)}".encode()
+    if type(value) is not torch.Tensor or not value.is_cpu or unreadable(value) or not value.numel():
+        return about
+    if not value.is_contiguous():
+        value = copyable(value.detach()[:1]).contiguous()
+    # By address: the same by torch's calls takes 50 µs.
+    start, count = value.data_ptr(), min(_MARKED_BYTES, value.nbytes)
+    return b"".join(
+        [about, ctypes.string_at(start, count), ctypes.string_at(start + value.nbytes - count, count)]
+    )

@@ -20,6 +20,7 @@ from torch import nn
 
 from ....providers.errors import CheckpointError, StateError
 from ..changes.change_detector import ModuleTables
+from ..inner_tensors import description, inner
 from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, local, state_tensor
@@ -90,14 +91,32 @@ def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
             raise StateError(
                 f"{name}.{key} is not initialized yet; run one forward pass (or give its sizes) before register"
             )
-        if isinstance(value, torch.Tensor):
-            check_savable(f"{name}.{key}", value)
+        for path, tensor in _plain_tensors(key, value):
+            check_savable(f"{name}.{path}", tensor, _instead(value))
         extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
         if not extra and id(value) not in own:
             return None
-        if not extra:
-            check_restorable(f"{name}.{key}", value)
+        for path, tensor in _plain_tensors(key, value):
+            check_restorable(f"{name}.{path}", tensor)
     return entries
+
+
+def _plain_tensors(key: str, value: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensor under this key, or the inner tensors of a parameter whose bytes are in these."""
+    if not isinstance(value, torch.Tensor):
+        return []
+    inside = inner(value) if isinstance(value, nn.Parameter) else []
+    return [(f"{key}.{each.path}", each.tensor) for each in inside] or [(key, value)]
+
+
+def _instead(value: Any) -> str:
+    """Return what to do instead of saving a parameter whose bytes cannot be read."""
+    if not isinstance(value, nn.Parameter) or value.requires_grad:
+        return "use a plain tensor, or leave it out"
+    return (
+        "as it is frozen, register the trained parameters instead of the model, as in "
+        "trained=nn.ParameterDict({key.replace('.', '/'): p for key, p in model.named_parameters() if p.requires_grad})"
+    )
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -148,15 +167,36 @@ class ModulePart:
     def _list(self, entries: dict[str, Any]) -> None:
         self._tables = ModuleTables(self._module)
         #: key -> the live tensor; a tied weight appears under each of its keys.
-        self._live = {k: v for k, v in entries.items() if isinstance(v, torch.Tensor)}
+        self._live = {path: each for k, v in entries.items() for path, each in _plain_tensors(k, v)}
+        #: key -> the parameter around an inner tensor.
+        self._around = {path: v for k, v in entries.items() for path, _ in _plain_tensors(k, v) if path != k}
+        #: key -> a parameter with inner tensors, and its text.
+        self._outer = {
+            k: v for k, v in entries.items() if isinstance(v, torch.Tensor) and k not in self._live
+        }
+        self._descriptions = {k: description(f"{self.name}.{k}", v) for k, v in self._outer.items()}
         self._extra_keys = [k for k, v in entries.items() if not isinstance(v, torch.Tensor)]
         shared = declared(self._registered) if self._ranks.world > 1 else {}
         #: key -> the ranks that have the tensor too, if a wrapper declares them.
-        self._declared = {key: shared.get(id(tensor)) for key, tensor in self._live.items()}
+        self._outer_declared = {key: shared.get(id(entry)) for key, entry in self._outer.items()}
+        self._declared = {
+            key: shared.get(id(self._around.get(key, tensor))) for key, tensor in self._live.items()
+        }
         self._shards = shards(self.name, self._module)
         #: The place of each buffer and parameter: a module may put another tensor there at any time.
         self._places = self._hung(operator.attrgetter("_buffers"))
         self._weights = self._hung(operator.attrgetter("_parameters"))
+        self._weights += [
+            (each.table, each.key, f"{key}.{each.path}")
+            for key, p in self._outer.items()
+            for each in inner(p)
+        ]
+        self._outer_places = [
+            (module._parameters, key, outer, vars(outer))
+            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for key in module._parameters
+            if (outer := self._outer.get(f"{prefix}.{key}".lstrip("."))) is not None
+        ]
 
     def _list_anew(self) -> None:
         """List the module again: from here on a save has the layers and tensors added since `register`, and lacks
@@ -207,7 +247,7 @@ class ModulePart:
 
         On the training thread, or with it parked.
         """
-        if not self._tables.same():
+        if not self._tables.same() or self._outer_moved():
             self._list_anew()
         for table, key, name in (*self._places, *self._weights):
             if table[key] is None:
@@ -236,8 +276,9 @@ class ModulePart:
                     read_from = copied_to.view(tensor.dtype)
                 else:
                     read_from = local(tensor) if id(tensor) in self._gone else local(tensor).detach()
-                still = copied_to is not None or id(tensor) in self.stepped
-                frozen = not still and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+                entry = self._around.get(key, tensor)
+                still = copied_to is not None or id(entry) in self.stepped
+                frozen = not still and isinstance(entry, torch.nn.Parameter) and not entry.requires_grad
                 tier = Tier.FROZEN if frozen else Tier.WEIGHTS
                 named[id(tensor)] = state_tensor(
                     f"{self.name}/{key}",
@@ -251,6 +292,10 @@ class ModulePart:
                 )
                 known[id(tensor)] = KnownTensor(f"{self.name}/{key}", tensor, self._declared[key], span)
             self._leaf[key] = named[id(tensor)]
+        for key, entry in self._outer.items():
+            known.setdefault(
+                id(entry), KnownTensor(f"{self.name}/{key}", entry, self._outer_declared[key], span)
+            )
         self._known = known
         self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
         self._in_place = [t for t in self._live.values() if id(t) not in copies]
@@ -270,8 +315,17 @@ class ModulePart:
         (A buffer that is copied at boundaries may be replaced at any time.)
         """
         places = self._weights if self._copies.live else (*self._places, *self._weights)
-        return not self._tables.same() or any(
-            table.get(key) is not self._live[name] for table, key, name in places
+        return (
+            not self._tables.same()
+            or self._outer_moved()
+            or any(table.get(key) is not self._live[name] for table, key, name in places)
+        )
+
+    def _outer_moved(self) -> bool:
+        # `torch.utils.swap_tensors` leaves the parameter in its place, and gives it other attributes.
+        return any(
+            table.get(key) is not outer or vars(outer) is not attributes
+            for table, key, outer, attributes in self._outer_places
         )
 
     def named(self) -> dict[int, KnownTensor]:
@@ -319,7 +373,8 @@ class ModulePart:
 
     def tree(self) -> Any:
         self._copies.tensors()
-        return {k: state_tensor.tensor for k, state_tensor in self._leaf.items()} | self._frozen_extra
+        tensors = {k: state_tensor.tensor for k, state_tensor in self._leaf.items()}
+        return tensors | self._descriptions | self._frozen_extra
 
     def merge(self, trees: SavedTrees) -> Any:
         """Return each key from the first rank that has it.
@@ -328,7 +383,7 @@ class ModulePart:
         """
         if trees.alone:
             return trees.own
-        wanted = {*self._live, *self._extra_keys}
+        wanted = {*self._live, *self._outer, *self._extra_keys}
         merged: dict[str, Any] = {}
         for _, tree in trees.each():
             if not isinstance(tree, dict):
@@ -348,13 +403,19 @@ class ModulePart:
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):
             raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
-        expected, saved = set(self._live) | set(self._extra_keys), set(tree)
+        expected, saved = {*self._live, *self._outer, *self._extra_keys}, set(tree)
         if expected != saved:
             raise StateError(
                 f"{self.name} does not fit the checkpoint: {_some('missing there', expected - saved)}"
                 f"{_some('unknown here', saved - expected)}; restore into the model it was saved from, "
                 "or choose another run id [SG602]"
             )
+        for key, text in self._descriptions.items():
+            if tree[key] != text:
+                raise StateError(
+                    f"{self.name}.{key} is a {text} here and a {tree[key]} in the checkpoint; quantize the model as "
+                    "the run did that saved it, or choose another run id [SG602]"
+                )
         for key, tensor in self._live.items():
             if not isinstance(tree[key], torch.Tensor):
                 raise CheckpointError(

@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from ....providers.errors import CheckpointError, StateError
+from ..inner_tensors import check_outlines, is_outline, named, outlined, whole
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, is_dtensor, layout, local, state_tensor
 from ..tensor_item import StateTensor, Tier
 from . import optimizer_tree
@@ -51,7 +52,11 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
             "fully_shard with a plain optimizer"
         )
     if cls.state_dict is not Optimizer.state_dict:
-        check_says_state(name, optimizer)
+        check_says_state(
+            name,
+            optimizer,
+            "register the optimizers that it is made of, or give it a state_dict() that works",
+        )
         return StatefulPart(name, optimizer)
     if not can_be_hooked(optimizer):
         raise StateError(
@@ -122,12 +127,17 @@ class OptimizerPart:
             yield from tensors_in(group)
         unknown = {id(p) for p in tensors_in(list(self.optimizer.state))} - self._key.keys()
         yield from self._retired.values()
-        for param, values in self.optimizer.state.items():
+        for param, values in self._state():
             if id(param) not in unknown or id(param) in self._retired:
                 yield from tensors_in(values)
 
+    def _state(self) -> Iterator[tuple[Any, Any]]:
+        """Yield each key of the state with its values; an outline stands for a tensor with inner tensors."""
+        for param, values in self.optimizer.state.items():
+            yield param, outlined(values)
+
     def _state_tensors(self) -> list[torch.Tensor]:
-        return [t for values in self.optimizer.state.values() for t in tensors_in(values)]
+        return [t for _, values in self._state() for t in tensors_in(values)]
 
     def moved(self) -> bool:
         """Return whether a parameter or a state tensor is another object than at the last `refresh`."""
@@ -159,7 +169,7 @@ class OptimizerPart:
         """Return the state tensors. The parameters themselves belong to their module's part, or to none."""
         state_tensors: dict[int, StateTensor] = {}
         others = 0
-        for param, values in self.optimizer.state.items():
+        for param, values in self._state():
             owner: KnownTensor | None = None
             if not isinstance(param, torch.Tensor):
                 prefix, others = f"{self.name}/other/{others}", others + 1
@@ -169,8 +179,9 @@ class OptimizerPart:
             else:
                 continue
             for field, value in _by_word(values):
-                for i, tensor in enumerate(tensors_in(value)):
-                    name = f"{prefix}/{field}" if isinstance(value, torch.Tensor) else f"{prefix}/{field}.{i}"
+                paths = named(value) if is_outline(value) else enumerate(tensors_in(value))
+                for path, tensor in paths:
+                    name = f"{prefix}/{field}" if value is tensor else f"{prefix}/{field}.{path}"
                     if id(tensor) not in state_tensors:
                         state_tensors[id(tensor)] = self._leaf(name, tensor, owner)
         return list(state_tensors.values())
@@ -200,7 +211,7 @@ class OptimizerPart:
         state_tensors = self.state_tensors()
         names = {id(state_tensor.tensor): state_tensor.name for state_tensor in state_tensors}
         plain = [names[id(t)] for t in self._look_alikes()]
-        for param, values in self.optimizer.state.items():
+        for param, values in self._state():
             values = dict(values) if isinstance(values, dict) else values
             if not isinstance(param, torch.Tensor):
                 other.append((param, values))
@@ -231,7 +242,7 @@ class OptimizerPart:
             return []  # no optimizer of torch's keeps a factor of its parameter's shape
         return optimizer_tree.look_alikes(
             (param, field, tensor)
-            for param, values in self.optimizer.state.items()
+            for param, values in self._state()
             if id(param) in self._key
             for field, value in _by_word(values)
             for tensor in tensors_in(value)
@@ -336,7 +347,9 @@ class OptimizerPart:
                         elif is_dtensor(param) and name in plain:
                             made = _empty(param, outline, host) if same else None
                         elif is_whole or same:
-                            made = _empty(param, outline, host, alike=field != "step")
+                            # An inner tensor is contiguous, whatever the layout of the parameter.
+                            alike = field != "step" and not is_outline(value)
+                            made = _empty(param, outline, host, alike=alike)
                     if made is None:
                         raise self._cannot_be_cut(key)
                     yield TargetMemory.of(outline, made)
@@ -361,6 +374,8 @@ class OptimizerPart:
     def targets(self, tree: Any) -> None:
         self._check_kind(tree)
         check_well_formed(self.name, tree)
+        check_outlines(self.name, tree["state"])
+        check_outlines(self.name, tree.get("other", []))
         theirs = [g["params"] for g in tree["param_groups"]]
         ours = [[self._key[id(p)] for p in g["params"]] for g in self.optimizer.param_groups]
         if ours != theirs:
@@ -404,9 +419,9 @@ class OptimizerPart:
     def _fill(self, tree: Any) -> None:
         self.optimizer.state.clear()
         for key, values in tree["state"].items():
-            self.optimizer.state[self._param[key]] = values
+            self.optimizer.state[self._param[key]] = whole(values)
         for key, values in tree.get("other", ()):
-            self.optimizer.state[key] = values
+            self.optimizer.state[key] = whole(values)
 
 
 def _by_word(values: Any) -> Iterable[tuple[str, Any]]:

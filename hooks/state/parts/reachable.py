@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..inner_tensors import inner
 from ..memory_access import unreadable
 from ..sharding.dtensor import local
 
@@ -105,6 +106,8 @@ class SavedTensors:
         if id(tensor) in self._tensors:
             return True
         here = local(tensor)
+        if inside := inner(here):
+            return all(self.has(each.tensor) for each in inside)
         if unreadable(here):
             return False
         self._bytes = self._bytes or self._count()

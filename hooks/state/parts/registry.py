@@ -13,14 +13,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ....providers.errors import StateError
+from ..inner_tensors import outlined
 from ..sharding.dtensor import RankOf
-from .loaders import LoaderPart, ResumableLoader, is_stateful_loader
+from .loaders import ResumableLoader
 from .module import KnownTensor, ModulePart, module_part
 from .optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
+from .stateful_loaders import (
+    LoaderPart,
+    StreamPart,
+    check_position,
+    is_stateful_loader,
+    keeps_loaded_aside,
+)
 from .values import DictPart, Part, StatefulPart, TensorPart, tensors_in
-from .wrappers import can_be_hooked, is_like_optimizer, unwrapped
+from .wrappers import can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
 #: Types of plain values: objects that a restore cannot put a state back into.
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
@@ -141,7 +149,7 @@ def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator
                 continue
     for optimizer in optimizers:
         yield from tensors_in([*optimizer.param_groups])
-        yield from tensors_in([*optimizer.state.values()])
+        yield from tensors_in(outlined([*optimizer.state.values()]))
 
 
 def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence[Any]) -> str:
@@ -191,11 +199,18 @@ def check_groups(part: OptimizerPart) -> None:
 
 
 def refuse_engines(values: Mapping[str, Any]) -> None:
-    """Raise `StateError` for DeepSpeed's engines and for parameters that ZeRO-3 keeps cut: they do not show the
-    tensors that they train.
+    """Raise `StateError` for DeepSpeed's engines, for parameters that ZeRO-3 keeps cut, and for torchao's offloading
+    optimizer: they do not show the tensors that they train.
     """
     engines = sys.modules.get("deepspeed.runtime.engine")
+    offload = sys.modules.get("torchao.optim.cpu_offload")
     for name, value in values.items():
+        if offload is not None and isinstance(value, offload.CPUOffloadOptimizer):
+            raise StateError(
+                f"{name} is a CPUOffloadOptimizer, which steps copies of the weights on the host, and its load_state_dict() "
+                "restores the moments but not these copies: the first step after a resume would bring the weights of a fresh "
+                "start back; use torchao.optim.AdamW8bit, or an optimizer of torch [SG411]"
+            )
         if not isinstance(value, nn.Module):
             continue
         if engines is not None and isinstance(value, engines.DeepSpeedEngine):
@@ -216,9 +231,15 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
         return TensorPart(name, value, ranks)
     if isinstance(value, dict):
         return DictPart(name, value)
+    check_position(name, value)
     if is_stateful_loader(value):
         return LoaderPart(name, value)
+    if keeps_loaded_aside(value):
+        return StreamPart(name, value)
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        check_says_state(
+            name, value, "register what it is made of, or give it a state_dict() without arguments"
+        )
         return StatefulPart(name, value)
     advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
     if value is None:

@@ -347,16 +347,22 @@ class TensorPart:
         copy_into(self._value, tree)
 
 
-def check_savable(name: str, tensor: torch.Tensor) -> None:
-    """Raise `StateError` for a tensor whose bytes do not make up its value. For a DTensor, check the local shard."""
+def check_savable(
+    name: str, tensor: torch.Tensor, instead: str = "use a plain tensor, or leave it out"
+) -> None:
+    """Raise `StateError` for a tensor whose bytes do not make up its value. For a DTensor, check the local shard.
+
+    Args:
+        name: the name for the message.
+        tensor: the tensor.
+        instead: what to do if the tensor is of a class of its own, or without memory.
+    """
     tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
         raise StateError(f"{name} is {what}, which cannot be saved; make it dense, or leave it out [SG401]")
     if why := unreadable(tensor):
-        raise StateError(
-            f"{name} is {why}, which cannot be saved; use a plain tensor, or leave it out [SG401]"
-        )
+        raise StateError(f"{name} is {why}, which cannot be saved; {instead} [SG401]")
     if why := unordered(tensor.device):
         raise StateError(f"{name} is on {tensor.device}, {why}; move it to the host, or leave it out")
     try:

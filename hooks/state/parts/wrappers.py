@@ -128,15 +128,19 @@ def can_be_hooked(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(type(optimizer).step, "hooked")
 
 
-def check_says_state(name: str, optimizer: Optimizer) -> None:
-    """Raise `StateError` for an optimizer whose own `state_dict` fails.
+def check_says_state(name: str, value: Any, instead: str) -> None:
+    """Raise `StateError` for an object whose own `state_dict` fails.
 
-    Some were written for torch before 2.0, or were never finished.
+    Some optimizers were written for torch before 2.0, or were never finished. Some datasets want arguments.
+
+    Args:
+        name: the registered name.
+        value: the object.
+        instead: what to do about it, for the message.
     """
     try:
-        optimizer.state_dict()
+        value.state_dict()
     except REFUSALS as error:
         raise StateError(
-            f"{name}: {type(optimizer).__name__}.state_dict() fails ({error_text(error)}), so its state cannot be saved; register the "
-            "optimizers that it is made of, or give it a state_dict() that works"
+            f"{name}: {type(value).__name__}.state_dict() fails ({error_text(error)}), so its state cannot be saved; {instead}"
         ) from error

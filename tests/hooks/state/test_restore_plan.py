@@ -231,7 +231,9 @@ def test_parts_of_another_number_of_ranks_are_refused_with_that_number() -> None
     """ZeRO cuts a flat tensor into as many parts as there are ranks."""
     saved = [Rank(rank, 2, masters=torch.ones(3)) for rank in range(2)]
     here = torch.zeros(6)
-    with pytest.raises(StateError, match=r"of 2 ranks, and this job has 1: .* part of masters, start 2 again"):
+    with pytest.raises(
+        StateError, match=r"of 2 ranks, and this job has 1: .* part of masters, start 2 again"
+    ):
         goes_on(saved, Rank(0, 1, masters=here))
     assert not here.any()
 

@@ -30,7 +30,19 @@ FIELDS = {
     "attempt": {"format", "run_id", "attempt", "world", "incarnation", "created", "info"},
     "manifest": CHECKPOINT | {"rank", "incarnation", "tensors", "state", "environment", "digests"},
     "commit": CHECKPOINT | {"nbytes", "elsewhere"},
-    "outcome": {"notice", "ended", "seconds_left", "committed", "step", "bytes", "url", "level", "reason"},
+    "outcome": {
+        "notice",
+        "ended",
+        "seconds_left",
+        "committed",
+        "step",
+        "bytes",
+        "url",
+        "level",
+        "reason",
+        "seconds",
+        "seconds_to_commit",
+    },
 }
 INNER = {
     "info": {"pid", "command", "launchers"},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
 
 import spotguard
 from spotguard.providers.errors import StateError
@@ -61,6 +61,56 @@ def with_a_samplers_generator() -> Loader:
 def distributed() -> Loader:
     sampler: Sampler[int] = DistributedSampler(Samples(), num_replicas=1, rank=0, shuffle=True)
     return DataLoader(Samples(), batch_size=BATCH, sampler=sampler)
+
+
+class Shard(BatchSampler):
+    """A batch sampler around the loader's own, as accelerate's sampler of a rank."""
+
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batch_sampler)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+
+def with_a_wrapped_samplers_generator() -> Loader:
+    sampler = RandomSampler(Samples(), generator=torch.Generator().manual_seed(5))
+    return DataLoader(Samples(), batch_sampler=Shard(BatchSampler(sampler, BATCH, drop_last=False)))
+
+
+class OwnIterator(DataLoader[torch.Tensor]):
+    """A loader that is its own iterator, as DeepSpeed's: each call of iter() begins anew."""
+
+    def __iter__(self) -> Any:
+        self._batches = super().__iter__()
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        batch: torch.Tensor = next(self._batches)
+        return batch
+
+
+class Counting(DataLoader[torch.Tensor]):
+    """A loader that counts its passes and shuffles by the count, as accelerate's and Fabric's."""
+
+    iteration = 0
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.iteration))
+        for rows in order.split(BATCH):
+            yield torch.stack([self.dataset[int(row)] for row in rows])
+        self.iteration += 1
+
+
+def counting() -> Loader:
+    return Counting(Samples(), batch_size=BATCH)
+
+
+def its_own_iterator() -> Loader:
+    return OwnIterator(Samples(), batch_size=BATCH, shuffle=True)
 
 
 Make = Callable[[], Loader]
@@ -124,7 +174,18 @@ def live(store: FakeStore, make: Make, until: int, kind: type[Training] = Traini
 
 
 @pytest.mark.parametrize(
-    "make", [plain, shuffled, with_workers, with_a_generator, with_a_samplers_generator, distributed]
+    "make",
+    [
+        plain,
+        shuffled,
+        with_workers,
+        with_a_generator,
+        with_a_samplers_generator,
+        with_a_wrapped_samplers_generator,
+        distributed,
+        its_own_iterator,
+        counting,
+    ],
 )
 def test_a_run_that_is_cut_anywhere_ends_with_the_same_bits(make: Make) -> None:
     """In the middle of passes, after a pass's last batch, and twice in one pass."""
@@ -146,6 +207,27 @@ def test_a_pass_that_the_loop_leaves_after_a_step_is_over() -> None:
     assert len(list(loader)) == len(loader) == EACH
     assert loader.epoch == 2
     assert loader.state_dict()["taken"] == 0
+
+
+def first_batch(loader: Any) -> torch.Tensor:
+    seed()  # for the augmentation
+    batch: torch.Tensor = next(iter(loader))
+    return batch
+
+
+def test_a_checkpoint_between_two_passes_has_the_loaders_count_of_passes() -> None:
+    store = FakeStore()
+    first = Training(counting)
+    with guarded(store, first.values) as guard:
+        guard.restore()
+        for batch in first.loader:
+            first.learn(batch)
+            guard.step()
+        guard.save()
+    second = Training(counting)
+    with guarded(store, second.values) as guard:
+        assert guard.restore() == EACH
+        assert torch.equal(first_batch(second.loader), first_batch(first.loader))
 
 
 def test_a_look_at_the_first_batch_is_no_pass() -> None:
