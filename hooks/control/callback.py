@@ -33,6 +33,8 @@ class NoticeCallback:
         self._clock = SystemClock()
         #: The answer to each notice; None while the function runs. An agent that lost the connection delivers again.
         self._answers: dict[str, protocol.Message | None] = {}
+        #: The threads that call the function, and the deadlines of their notices.
+        self._calls: list[tuple[threading.Thread, float]] = []
         self._client = SocketClient(
             socket, hello=self._hello, on_message=self._on_message, position=self._position
         )
@@ -41,7 +43,13 @@ class NoticeCallback:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Send the agent `Bye`, and close the connection. The interpreter calls this at its exit."""
+        """Send the agent `Bye`, and close the connection. The interpreter calls this at its exit.
+
+        A script may end as soon as its loop has saved, before the function that waited for the loop has returned. Without its
+        answer the agent would report that nothing was saved.
+        """
+        for call, deadline in self._calls:
+            call.join(max(0.0, deadline - self._clock.monotonic()))
         self._client.close()
 
     def _hello(self) -> protocol.Register:
@@ -80,7 +88,9 @@ class NoticeCallback:
             message.seconds_left,
         )
         interpreter_lock.hurry("callback")
-        threading.Thread(target=self._call, args=(notice,), name="spotguard-on-notice", daemon=True).start()
+        call = threading.Thread(target=self._call, args=(notice,), name="spotguard-on-notice", daemon=True)
+        self._calls.append((call, notice.deadline))
+        call.start()
 
     def _call(self, notice: Notice) -> None:
         started = self._clock.monotonic()

@@ -45,6 +45,28 @@ def test_its_return_means_saved(path: Path) -> None:
     assert thread == "spotguard-on-notice"
 
 
+def test_a_script_that_ends_while_it_returns_is_saved(path: Path) -> None:
+    """The loop saved, and the interpreter closes the connection before the function has woken."""
+    called, saved = threading.Event(), threading.Event()
+
+    def wait_for_the_loop(notice: Notice) -> None:
+        called.set()
+        saved.wait()
+
+    with FakeAgent(path) as agent:
+        callback = NoticeCallback(wait_for_the_loop, os.fspath(path))
+        agent.welcome()
+        agent.say(Preempt("n1", 30.0, 3.0, "terminate", "a test"))
+        called.wait()
+        closing = threading.Thread(target=callback.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        saved.set()
+        closing.join()
+        assert agent.hear(Committed).id == "n1"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [(ValueError("no"), "ValueError: no"), (SystemExit(3), "SystemExit: 3")],
