@@ -7,7 +7,7 @@ no collective of DeepSpeed, so a rank can save while another one is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -128,14 +128,19 @@ class EngineGuard:
         if self._sharded:
             values |= _shards(engine)
         else:
-            declare_replicas(engine.module, range(engine.dp_world_size))
+            declare_replicas(engine.module, range(engine.world_size))
             values["model"] = engine.module
             values |= _masters(engine)
         values["optimizer"] = engine.basic_optimizer
         if engine.lr_scheduler is not None:
             values["scheduler"] = engine.lr_scheduler
-        if engine.torch_autocast_z0_gradscaler is not None:
-            values["scaler"] = engine.torch_autocast_z0_gradscaler
+        # torch's autocast in float16: the engine has the scaler at stage 0, and ZeRO's optimizer at the others.
+        scalers = (
+            engine.torch_autocast_z0_gradscaler,
+            getattr(engine.optimizer, "torch_autocast_gradscaler", None),
+        )
+        if scaler := next(filter(None, scalers), None):
+            values["scaler"] = scaler
         if self.loader is not None:
             values["loader"] = self.loader
         return values
@@ -143,14 +148,14 @@ class EngineGuard:
     def position(self) -> dict[str, Any]:
         return {
             "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
-            "loss_scale": _plain(getattr(self._engine.optimizer, "loss_scaler", None)),
+            "loss_scale": _plain(_loss_scaler(self._engine)),
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
         for name, value in position["counters"].items():
             setattr(self._engine, name, value)
         for name, value in position["loss_scale"].items():
-            setattr(self._engine.optimizer.loss_scaler, name, value)
+            setattr(_loss_scaler(self._engine), name, value)
 
     def _gather_anew(self) -> None:
         """Drop the gathered copies of small weights, which predate the restore: the next forward gathers them."""
@@ -159,17 +164,16 @@ class EngineGuard:
             kept[0].partition(kept)
 
 
-def _shards(engine: Any) -> dict[str, torch.Tensor]:
+def _shards(engine: Any) -> dict[str, Any]:
     """The tensors of stage 3: this rank's parts of the weights and masters, the weights that are not trained, the buffers."""
     zero = engine.optimizer
-    values: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {"buffers": _Buffers(engine.module)}
     for at, (weights, masters) in enumerate(
         zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True)
     ):
         values[f"weights{at}"], values[f"masters{at}"] = weights, masters
     frozen = (p.ds_tensor for p in engine.module.parameters() if not p.requires_grad)
     values |= {f"frozen{at}": tensor for at, tensor in enumerate(frozen)}
-    values |= {f"buffer{at}": tensor for at, tensor in enumerate(_persistent_buffers(engine.module))}
     return values
 
 
@@ -180,11 +184,30 @@ def _masters(engine: Any) -> dict[str, torch.Tensor]:
     return {f"masters{at}": p for at, p in enumerate(p for p in stepped if id(p) not in own)}
 
 
-def _persistent_buffers(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for each in module.modules():
-        for name, buffer in each.named_buffers(recurse=False):
-            if name not in each._non_persistent_buffers_set:
-                yield buffer
+class _Buffers:
+    """The persistent buffers of a module whose parameters are sharded. A module may put a new tensor in a buffer's place."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{prefix}.{name}": buffer
+            for prefix, each in self._module.named_modules()
+            for name, buffer in each.named_buffers(recurse=False)
+            if name not in each._non_persistent_buffers_set
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        here = self.state_dict()
+        for name, buffer in state.items():
+            here[name].copy_(buffer)
+
+
+def _loss_scaler(engine: Any) -> Any:
+    """The object that holds the loss scale in float16. Without ZeRO, another attribute has it."""
+    optimizer = engine.optimizer
+    return getattr(optimizer, "loss_scaler", None) or getattr(optimizer, "loss_scale_config", None)
 
 
 def _plain(scaler: Any) -> dict[str, Any]:
@@ -214,8 +237,14 @@ def _check(engine: Any) -> None:
             f"the engine's optimizer is {wrapper}, and it is not known what that keeps: use torch's or DeepSpeed's Adam with ZeRO "
             "stage 0 to 3, or save DeepSpeed's own checkpoints from spotguard.on_notice"
         )
+    of_data = torch.distributed.get_process_group_ranks(engine.seq_data_parallel_group)
+    extra = any(
+        type(each).get_extra_state is not torch.nn.Module.get_extra_state for each in engine.module.modules()
+    )
     zero = engine._config.zero_config
     refused = {
+        "model parallelism": len(of_data) < engine.world_size,
+        "stage 3 with a module's get_extra_state()": extra and engine.zero_optimization_stage() == 3,
         "offload_optimizer": zero.offload_optimizer is not None,
         "offload_param": zero.offload_param is not None,
         "zero_hpz_partition_size": zero.zero_hpz_partition_size > 1,
@@ -227,6 +256,6 @@ def _check(engine: Any) -> None:
     for name, is_on in refused.items():
         if is_on:
             raise UsageError(
-                f"DeepSpeed's {name} keeps state that spotguard does not read: leave it out, or save DeepSpeed's own checkpoints "
-                "from spotguard.on_notice"
+                f"DeepSpeed's {name} keeps state that spotguard does not read: leave it out, or save DeepSpeed's own "
+                "checkpoints from spotguard.on_notice"
             )

@@ -15,6 +15,9 @@ It replaces four methods of one Trainer's loops:
 from __future__ import annotations
 
 import importlib
+import inspect
+import logging
+import operator
 import sys
 from collections.abc import Mapping
 from os import PathLike, fspath
@@ -37,6 +40,8 @@ _PACKAGE = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "light
 call = importlib.import_module(f"{_PACKAGE}.trainer.call")
 if not TYPE_CHECKING:
     Callback = importlib.import_module(f"{_PACKAGE}.callbacks").Callback
+
+log = logging.getLogger("spotguard")
 
 __all__ = ["LightningBinding", "SpotguardCallback"]
 
@@ -72,6 +77,7 @@ class SpotguardCallback(Callback):
                 "make a Trainer and a process for each, with a run id of its own"
             )
         check_strategy(trainer.strategy)
+        _check(trainer, pl_module)
         self.binding = LightningBinding(trainer, self._more, self._store, self._run_id)
         follow_loggers(self.binding.guard, trainer)
 
@@ -116,7 +122,7 @@ class LightningBinding:
         }
         values = {"model": trainer.strategy.model, **optimizers, **schedulers, **self._more}
         data = trainer.datamodule
-        if data is not None and type(data).state_dict.__module__ == type(data).__module__:
+        if data is not None and not _of_lightning(type(data).state_dict):
             values["datamodule"] = data  # it has a state of its own
         return values
 
@@ -146,6 +152,16 @@ class LightningBinding:
 
     def load_combined_loader_states(self) -> None:
         self._load_states()
+        combined = self._fit._combined_loader
+        if (
+            combined is not None
+            and combined._mode == "max_size_cycle"
+            and len({operator.length_hint(each) for each in combined.flattened}) > 1
+        ):
+            raise UsageError(
+                "several loaders of unequal length: Lightning begins the shorter one anew in mid-epoch, from generators that no "
+                'resume finds again; pass CombinedLoader(loaders, "min_size"), or loaders of equal length'
+            )
         self._note_generators()
 
     def on_run_start(self, fetcher: Any) -> None:
@@ -221,4 +237,35 @@ def check_strategy(strategy: Any) -> None:
         raise UsageError(
             "DeepSpeedStrategy keeps masters and moments in DeepSpeed's engine: save its own checkpoints from spotguard.on_notice, "
             "or write the loop yourself with spotguard.integrations.deepspeed"
+        )
+
+
+def _of_lightning(method: Any) -> bool:
+    """Whether a method is the one of Lightning's base class."""
+    return str(method.__module__).startswith(("lightning.", "pytorch_lightning."))
+
+
+def _check(trainer: Any, module: Any) -> None:
+    """Refuse by name what a resumed run would not find again.
+
+    Raises:
+        UsageError: a callback or the module, with the way out.
+    """
+    for each in trainer.callbacks:
+        kind = type(each)
+        if kind.on_save_checkpoint is not Callback.on_save_checkpoint:
+            raise UsageError(
+                f"{kind.__name__} keeps its state in Lightning's own checkpoints (on_save_checkpoint), and spotguard asks for "
+                "state_dict() alone: leave the callback out, or give it state_dict() and load_state_dict()"
+            )
+    if not _of_lightning(type(module).on_save_checkpoint):
+        log.warning(
+            "%s.on_save_checkpoint is not called by spotguard: pass what it saves to SpotguardCallback, as in "
+            "SpotguardCallback(answers=answers)",
+            type(module).__name__,
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise UsageError(
+            "training_step(dataloader_iter) takes the batches itself, so a resumed run cannot drop the trained ones: take "
+            "training_step(batch, batch_idx)"
         )

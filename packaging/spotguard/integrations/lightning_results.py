@@ -6,6 +6,7 @@ call, so that a resumed run can make the entry anew, also where the rest of the 
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import operator
 from collections.abc import Mapping
@@ -71,6 +72,7 @@ def _entry(metric: Any) -> dict[str, Any]:
     return {
         "arguments": {name: getattr(meta, name) for name in _ARGUMENTS},
         "reduce": meta.reduce_fx.__name__,
+        "builtin": meta.reduce_fx in (max, min, sum),
         "sync": meta.sync.should,
         "rank_zero_only": meta.sync.rank_zero_only,
         "tensor": metric.is_tensor,
@@ -81,7 +83,9 @@ def _entry(metric: Any) -> dict[str, Any]:
 def _made(trainer: Any, results: Any, entry: Mapping[str, Any]) -> Any:
     """An entry as `_ResultCollection.log` makes it."""
     result = importlib.import_module(type(results).__module__)
-    meta = result._Metadata(**entry["arguments"], reduce_fx=entry["reduce"])
+    # Lightning compares the function with that of the next call: `max` is not `torch.max`.
+    reduce = getattr(builtins, entry["reduce"]) if entry["builtin"] else entry["reduce"]
+    meta = result._Metadata(**entry["arguments"], reduce_fx=reduce)
     meta.sync = result._Sync(
         _should=entry["sync"], fn=trainer.strategy.reduce, rank_zero_only=entry["rank_zero_only"]
     )

@@ -39,7 +39,7 @@ class Centered(nn.Module):
 
     def forward(self, x: Any) -> Any:
         if self.training:
-            self.mean.lerp_(x.detach().mean(0).to(self.mean.dtype), 0.1)
+            self.mean = self.mean.lerp(x.detach().mean(0).to(self.mean.dtype), 0.1)  # a new tensor
         return x - self.mean.to(x.dtype)
 
 

@@ -77,7 +77,7 @@ class Network(L.LightningModule):
         loss = (answer - y).square().mean()
         if self.case in ("means", "ddp"):
             self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
-            self.log("largest", loss.detach(), on_step=False, on_epoch=True, reduce_fx="max")
+            self.log("largest", loss.detach(), on_step=False, on_epoch=True, reduce_fx=max)
             self.error(answer.detach(), y)
             self.log("error", self.error, on_step=False, on_epoch=True)
             if number == 1:
