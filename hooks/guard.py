@@ -447,9 +447,11 @@ class Guard:
         if self._restored:
             events.put((self._restored_step, None, None))
 
-    def _announce(self, *event: Any) -> None:
+    def _announce(
+        self, step: int, saved: SavedCheckpoint | None = None, notice: PreemptionNotice | None = None
+    ) -> None:
         for events in self._followers:
-            events.put((*event, None, None)[:3])
+            events.put((step, saved, notice))
 
     def _alarm_told(self, preemption: PreemptionNotice) -> None:
         self._shutdown.alarm_told(preemption)

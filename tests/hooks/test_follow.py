@@ -1,4 +1,4 @@
-"""What follows a guard gets its restores and commits, on a queue."""
+"""A follower of a guard gets its restores and commits, on a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What marks know of earlier processes: the store's records, and the note."""
+"""Marks know of earlier processes: the store's records, and the note."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _shards(engine: Any) -> dict[str, Any]:
 
 
 def _masters(engine: Any) -> dict[str, torch.Tensor]:
-    """What the optimizer steps instead of the module's parameters."""
+    """The tensors that the optimizer steps instead of the module's parameters."""
     own = {id(p) for p in engine.module.parameters()}
     stepped = (p for group in engine.basic_optimizer.param_groups for p in group["params"])
     return {f"masters{at}": p for at, p in enumerate(p for p in stepped if id(p) not in own)}

@@ -1,4 +1,4 @@
-"""What `self.log` has collected in a training epoch, and the states of torchmetrics: Lightning's checkpoints lack both.
+"""The values that `self.log` has collected in a training epoch, and the states of torchmetrics: Lightning's checkpoints lack both.
 
 A mean that `self.log(on_epoch=True)` forms is a sum and a count per logged name. A checkpoint holds them with the arguments of the
 call, so that a resumed run can make the entry anew, also where the rest of the epoch logs nothing more.

@@ -104,7 +104,7 @@ class Network(L.LightningModule):
 
 
 class Log(L.loggers.logger.DummyLogger):
-    """What was logged, as lines of a file that outlives the process."""
+    """A logger that writes lines to a file that outlives the process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a tracker's data has, as JSON: `read_marks.py TRACKER DATA`. A list of [name, step, value], in the order of writing.
+"""Print a tracker's data as JSON: `read_marks.py TRACKER DATA`. A list of [name, step, value], in the order of writing.
 
 TensorBoard and MLflow read their own. wandb 0.31 has no reader for the file of an offline run: it is LevelDB's log format, with
 wandb's own messages.

@@ -1,4 +1,4 @@
-"""What the store and a note know of the earlier processes of a run: their preemptions, and their newest step."""
+"""The earlier processes of a run, as the store and a note know them: their preemptions, and their newest step."""
 
 from __future__ import annotations
 
