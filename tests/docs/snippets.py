@@ -25,8 +25,10 @@ def run(name: str, code: str) -> None:
                 with tempfile.TemporaryDirectory() as tmp_path:
                     test(*[Path(tmp_path)] * test.__code__.co_argcount)
         finally:
-            for guard in [value for value in space.values() if type(value).__name__ == "Guard"]:
-                guard.close()
+            # What registered, or what holds the guard as its attribute.
+            for guard in [getattr(value, "guard", value) for value in space.values()]:
+                if type(guard).__name__ == "Guard":
+                    guard.close()
 
 
 if __name__ == "__main__":

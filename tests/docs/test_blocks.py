@@ -31,7 +31,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(300)  # a page starts torch some times, each some seconds on a busy machine
+@pytest.mark.timeout(900)  # the tutorial takes 90 s on two cores that do nothing else
 @pytest.mark.parametrize("page", sorted(filter(_typed, pages())), ids=lambda page: page.stem)
 def test_what_a_page_shows_happens(page: Path, terminal: Terminal) -> None:
     """The commands of one page in their order, in one folder."""

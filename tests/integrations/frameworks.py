@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import select
+import signal
 import subprocess
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -17,6 +21,56 @@ PROGRAMS = ROOT / "tests" / "integrations" / "programs"
 ENDED = (75, -9)
 #: The most lives of one training.
 LIVES = 80
+#: The most seconds of one.
+LIFE = 300
+LIVES_OF = Path(__file__).with_name("lives.py")
+
+
+class Lives:
+    """The process that has imported a program, and forks its lives."""
+
+    def __init__(self, python: Path, program: Path, words: list[str], env: dict[str, str]) -> None:
+        self.of = (python, program)
+        self._process = subprocess.Popen(
+            [str(each) for each in (python, LIVES_OF, program, *words)],
+            env=env,
+            start_new_session=True,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def run(self, life: dict[str, Any]) -> list[int]:
+        """The exit codes of a life's ranks."""
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps(life), file=self._process.stdin, flush=True)
+        if not select.select([self._process.stdout], [], [], LIFE)[0]:
+            self.close()
+            raise AssertionError(f"a life of {self.of[1].name} takes more than {LIFE} s")
+        return list(json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        """End the process, and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+#: Of the last program that was asked for, for the tests that follow. One, because each takes half a GiB.
+_kept: list[Lives] = []
+
+
+def lives(python: Path, program: Path, words: list[str], env: dict[str, str]) -> Lives:
+    if not _kept or _kept[0].of != (python, program):
+        close_lives()
+        _kept.append(Lives(python, program, words, env))
+    return _kept[0]
+
+
+def close_lives() -> None:
+    while _kept:
+        _kept.pop().close()
 
 
 def environment(name: str) -> Path:
@@ -33,13 +87,22 @@ def with_nights(cases: Iterable[str], nights: Collection[str]) -> list[Any]:
 
 
 class Training:
-    """A program with its files in a folder."""
+    """A program with its files in a folder.
 
-    def __init__(self, framework: str, program: str, case: str, folder: Path, ranks: int = 1) -> None:
-        python = str(environment(framework))
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        self._words = [python, *(launcher if ranks > 1 else []), str(PROGRAMS / program)]
+    Its lives are forked from one process that has imported the program, because an import takes longer than a life.
+
+    Args:
+        launched: whether torchrun starts the ranks of each life instead.
+    """
+
+    def __init__(
+        self, framework: str, program: str, case: str, folder: Path, ranks: int = 1, *, launched: bool = False
+    ) -> None:
+        self._python, self._program = environment(framework), PROGRAMS / program
         self._case, self.folder, self._ranks = case, folder, ranks
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        #: What starts a life, if none is forked.
+        self.command = [str(self._python), *torchrun, str(self._program)] if launched else []
         self.env = os.environ | {
             "OMP_NUM_THREADS": "1",
             "SPOTGUARD_EVERY": "off",
@@ -48,10 +111,31 @@ class Training:
         }
 
     def run(self, out: str, *more: str) -> subprocess.CompletedProcess[str]:
-        words = [*self._words, str(self.folder / out), self._case, *more]
-        return subprocess.run(
-            words, env=self.env, capture_output=True, text=True, cwd=self.folder, timeout=300
-        )
+        """One life. Of a forked one, both outputs are in `stderr`."""
+        words = [str(self.folder / out), self._case, *more]
+        if self.command:
+            return subprocess.run(
+                [*self.command, *words],
+                env=self.env,
+                capture_output=True,
+                text=True,
+                cwd=self.folder,
+                timeout=LIFE,
+            )
+        said = self.folder / "said"
+        said.write_text("")
+        life = {
+            "words": words,
+            "env": self.env,
+            "folder": str(self.folder),
+            "ranks": self._ranks,
+            "said": str(said),
+        }
+        codes = lives(self._python, self._program, words, self.env).run(life)
+        # SIGTERM is what a rank gets when another one has ended; a rank may abort in torch once all is committed.
+        own = [code for code in codes if code not in (-signal.SIGTERM, -signal.SIGABRT)] or codes
+        first = next((code for code in own if code not in ENDED), own[0])
+        return subprocess.CompletedProcess(words, first, "", said.read_text())
 
     def plain(self) -> Any:
         """The result of an uninterrupted run without spotguard."""
@@ -65,8 +149,8 @@ class Training:
             done = self.run("cut", str(self.folder / "store"), *events)
             if done.returncode == 0:
                 return self.result("cut"), life
-            # torchrun ends with 1, whatever its ranks end with; a rank may abort in torch once all is committed.
-            by_ranks = self._ranks > 1 and "ChildFailedError" in done.stderr and life <= len(events)
+            # torchrun ends with 1, whatever its ranks end with.
+            by_ranks = self.command and "ChildFailedError" in done.stderr and life <= len(events)
             assert done.returncode in ENDED or by_ranks, done.stderr
         raise AssertionError(f"not done after {LIVES} lives")
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from tests.integrations.frameworks import Training, differences, environment
 
-# Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
+# Ten lives of two ranks beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: Notices on one rank and on the other, in the middle of an epoch and behind its last step (6, 12).
@@ -25,7 +25,8 @@ class Ranks(Training):
     def __init__(self, case: str, folder: Path, ranks: int = 2) -> None:
         super().__init__("horovod", "hvd.py", case, folder)
         self._bin = environment("horovod").parent
-        self._words = [str(self._bin / "horovodrun"), "-np", str(ranks), *self._words]
+        started = [str(self._python), str(self._program)]
+        self.command = [str(self._bin / "horovodrun"), "-np", str(ranks), *started]
         self._each = ["", *map(str, range(1, ranks))]
 
     def run(self, out: str, *more: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +48,7 @@ class Ranks(Training):
         """Put `spotguard run` before horovodrun, with a notice file."""
         store, notice = (self.folder / "store").as_uri(), str(self.folder / "cut.notice")
         options = ["--provider", "none", "--run-id", "horovod", "--store", store, "--notice-file", notice]
-        self._words = [str(self._bin / "spotguard"), "run", *options, "--", *self._words]
+        self.command = [str(self._bin / "spotguard"), "run", *options, "--", *self.command]
 
 
 @pytest.mark.parametrize("case", ["plain", "accumulation"])

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from tests.integrations.frameworks import Training, differences
 
-# Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
+# Ten lives of two ranks beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: By case: where lives end. `val` is in the middle of a validation, and 10 is the last step.

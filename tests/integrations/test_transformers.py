@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from tests.integrations.frameworks import Training, differences, with_nights
 
-# Each life of a training loads torch and a framework: ten of them beside other tests take minutes.
+# Ten lives of two ranks beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: By case: where lives end. A step in the middle of an epoch, the first one of an epoch, an evaluation, an epoch's last step.
@@ -49,9 +49,12 @@ def test_a_trainer_of_trl_that_is_cut_ends_as_one_that_never_was(case: str, tmp_
     assert lives == 6
 
 
-@pytest.mark.parametrize("case", ["eval", "fsdp2"])
-def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
-    training = Training("transformers", "hf.py", case, tmp_path, ranks=2)
+@pytest.mark.parametrize(
+    ("case", "launched"),
+    [("eval", False), pytest.param("eval", True, marks=pytest.mark.soak), ("fsdp2", False)],
+)
+def test_two_ranks_of_a_trainer(case: str, launched: bool, tmp_path: Path) -> None:
+    training = Training("transformers", "hf.py", case, tmp_path, ranks=2, launched=launched)
     training.plain()
     _, lives = training.cut("step:2", "eval:4", "step:9")
     for rank in ("", "1"):

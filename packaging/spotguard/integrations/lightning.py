@@ -230,8 +230,8 @@ def check_strategy(strategy: Any) -> None:
     kind = type(strategy).__name__
     if kind == "FSDPStrategy":
         raise UsageError(
-            "FSDPStrategy is FSDP1, which spotguard cannot save: pass strategy=ModelParallelStrategy(), and call fully_shard in "
-            "the module's configure_model()"
+            "FSDPStrategy is FSDP1, which spotguard cannot save: pass strategy=ModelParallelStrategy("
+            "data_parallel_size=<ranks>, tensor_parallel_size=1), and call fully_shard in the module's configure_model()"
         )
     if kind == "DeepSpeedStrategy":
         raise UsageError(

@@ -33,7 +33,9 @@ def sharded(model: Any, mesh: Any) -> Any:
 def main() -> None:
     out, case = Path(sys.argv[1]), sys.argv[2]
     ends = Ends(sys.argv[4:], Path(f"{out}.met"))
-    strategy: Any = ModelParallelStrategy(sharded) if case == "fsdp2" else case
+    strategy: Any = case
+    if case == "fsdp2":
+        strategy = ModelParallelStrategy(sharded, data_parallel_size=2, tensor_parallel_size=1)
     fabric = L.Fabric(accelerator="cpu", strategy=strategy, devices=1 if case == "auto" else 2)
     fabric.launch()
     fabric.seed_everything(0, verbose=False)

@@ -36,98 +36,104 @@ from events import Ends
 
 torch.set_num_threads(1)
 TOTAL, SAVED = 15, 10
-OUT, CASE = Path(sys.argv[1]), sys.argv[2]
-TRACKER, _, FAILS = CASE.partition("-")
-DATA = Path(f"{OUT}-{TRACKER}")
-GUARDED = len(sys.argv) > 3
-ENDS = Ends(sys.argv[4:], Path(f"{OUT}.met"))
-FIRST = not DATA.exists()
 
 
-def fail(*given: Any, **more: Any) -> None:
-    if FAILS == "raises":
-        raise ConnectionError("the tracker is down")
-    threading.Event().wait()  # for ever
+class Marked:
+    """A training of this life's words."""
 
+    def __init__(self) -> None:
+        out, self.case = Path(sys.argv[1]), sys.argv[2]
+        self.tracker, _, self.failure = self.case.partition("-")
+        self.data = Path(f"{out}-{self.tracker}")
+        self.store = sys.argv[3] if len(sys.argv) > 3 else None
+        self.ends = Ends(sys.argv[4:], Path(f"{out}.met"))
+        self.fails = bool(self.failure) and not self.data.exists()
 
-def tensorboard(guard: Any, done: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
+    def fail(self, *given: Any, **more: Any) -> None:
+        if self.failure == "raises":
+            raise ConnectionError("the tracker is down")
+        threading.Event().wait()  # for ever
 
-    writer: Any = SummaryWriter(DATA, purge_step=done)
-    if FAILS and FIRST:
-        SummaryWriter.flush = fail  # type: ignore[method-assign]
-    if guard:
-        tensorboard_marks.mark(guard, writer)
-    return lambda step, loss: writer.add_scalar("loss", loss, step)
+    def tensorboard(self, guard: Any, done: int) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
 
-
-def wandb(guard: Any, done: int) -> Any:
-    import wandb
-
-    DATA.mkdir(exist_ok=True)
-    run = wandb.init(project="marks", id="marked", resume="allow", dir=DATA)
-    if guard:
-        wandb_marks.mark(guard)
-    log = run.log
-    if FAILS and FIRST:
-        object.__setattr__(run, "log", lambda row, **more: fail())
-    return lambda step, loss: log({"loss": loss}, step=step)
-
-
-def mlflow(guard: Any, done: int) -> Any:
-    import mlflow
-
-    DATA.mkdir(exist_ok=True)
-    mlflow.set_tracking_uri(f"sqlite:///{DATA}/tracking.db")
-    known = DATA / "run-id"
-    run = mlflow.start_run(run_id=known.read_text() if known.exists() else None)
-    known.write_text(run.info.run_id)
-    if FAILS and FIRST:
-        mlflow.MlflowClient.log_batch = fail
-    mlflow_marks._MlflowRun.every = 1.0
-    if guard:
-        mlflow_marks.mark(guard)
-    return lambda step, loss: mlflow.log_metric("loss", loss, step=step)
-
-
-def loop() -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    guard = (
-        spotguard.register(sys.argv[3], run_id="marked", model=model, optimizer=optimizer)
-        if GUARDED
-        else None
-    )
-    done = guard.restore() if guard else 0
-    log = globals()[TRACKER](guard, done)
-    for step in range(done, TOTAL):
-        if guard and ENDS.meets(f"step:{step}"):
-            spotguard.testing.preempt(guard, seconds=60)
-        if ENDS.meets(f"term:{step}"):
-            os.kill(os.getppid(), signal.SIGTERM)
-            time.sleep(5)  # the agent's notice comes, and the save begins in the middle of this
-        if ENDS.meets(f"kill:{step}"):
-            time.sleep(20 if TRACKER == "wandb" else 3)
-            os.kill(os.getpid(), signal.SIGKILL)
-        x = torch.randn(4, 8)
-        optimizer.zero_grad()
-        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-        loss.backward()
-        optimizer.step()
-        log(step, loss.item())
+        writer: Any = SummaryWriter(self.data, purge_step=done)
+        if self.fails:
+            SummaryWriter.flush = self.fail  # type: ignore[method-assign]
         if guard:
-            guard.step()
-            if step + 1 == SAVED:
-                guard.save()
-    return {"weights": model.state_dict(), "moments": optimizer.state_dict()}
+            tensorboard_marks.mark(guard, writer)
+        return lambda step, loss: writer.add_scalar("loss", loss, step)
+
+    def wandb(self, guard: Any, done: int) -> Any:
+        import wandb
+
+        self.data.mkdir(exist_ok=True)
+        run = wandb.init(project="marks", id="marked", resume="allow", dir=self.data)
+        if guard:
+            wandb_marks.mark(guard)
+        log = run.log
+        if self.fails:
+            object.__setattr__(run, "log", lambda row, **more: self.fail())
+        return lambda step, loss: log({"loss": loss}, step=step)
+
+    def mlflow(self, guard: Any, done: int) -> Any:
+        import mlflow
+
+        self.data.mkdir(exist_ok=True)
+        mlflow.set_tracking_uri(f"sqlite:///{self.data}/tracking.db")
+        known = self.data / "run-id"
+        run = mlflow.start_run(run_id=known.read_text() if known.exists() else None)
+        known.write_text(run.info.run_id)
+        if self.fails:
+            mlflow.MlflowClient.log_batch = self.fail
+        mlflow_marks._MlflowRun.every = 1.0
+        if guard:
+            mlflow_marks.mark(guard)
+        return lambda step, loss: mlflow.log_metric("loss", loss, step=step)
+
+    def loop(self) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        guard = (
+            spotguard.register(self.store, run_id="marked", model=model, optimizer=optimizer)
+            if self.store
+            else None
+        )
+        done = guard.restore() if guard else 0
+        log = getattr(self, self.tracker)(guard, done)
+        for step in range(done, TOTAL):
+            if guard and self.ends.meets(f"step:{step}"):
+                spotguard.testing.preempt(guard, seconds=60)
+            if self.ends.meets(f"term:{step}"):
+                os.kill(os.getppid(), signal.SIGTERM)
+                time.sleep(5)  # the agent's notice comes, and the save begins in the middle of this
+            if self.ends.meets(f"kill:{step}"):
+                time.sleep(20 if self.tracker == "wandb" else 3)
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = torch.randn(4, 8)
+            optimizer.zero_grad()
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            log(step, loss.item())
+            if guard:
+                guard.step()
+                if step + 1 == SAVED:
+                    guard.save()
+        return {"weights": model.state_dict(), "moments": optimizer.state_dict()}
+
+
+def main() -> None:
+    marked = Marked()
+    if marked.case in ("lightning", "transformers"):
+        import trainers
+
+        trained = trainers.TRAIN[marked.case](marked.data, marked.ends, marked.store)
+    else:
+        trained = marked.loop()
+    torch.save(trained, sys.argv[1])
 
 
 if __name__ == "__main__":
-    if CASE in ("lightning", "transformers"):
-        import trainers
-
-        trained = trainers.TRAIN[CASE](DATA, ENDS, sys.argv[3] if GUARDED else None)
-    else:
-        trained = loop()
-    torch.save(trained, OUT)
+    main()

@@ -26,8 +26,7 @@ import spotguard
 sys.path.insert(0, str(Path(__file__).parent))
 from events import Ends, write
 
-# The older name of the package has classes of its own.
-L: Any = importlib.import_module("pytorch_lightning" if sys.argv[2] == "older" else "lightning.pytorch")
+L: Any = importlib.import_module(os.environ.get("LIGHTNING", "lightning.pytorch"))
 
 warnings.filterwarnings("ignore")
 logging.getLogger(L.__name__).setLevel(logging.ERROR)
@@ -147,7 +146,7 @@ def main() -> None:
         callbacks.append(told.guarded)
     options = {"max_epochs": 3, "num_sanity_val_steps": 0, "logger": False} | CASES[case]
     if case == "fsdp2":
-        options["strategy"] = L.strategies.ModelParallelStrategy()
+        options["strategy"] = L.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     if options["logger"]:
         options["logger"] = Log(Path(f"{out}.log"))
     trainer = L.Trainer(

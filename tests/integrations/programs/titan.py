@@ -56,6 +56,9 @@ def _for_a_cpu() -> None:
     os.environ.update({**alone, "HF_HUB_OFFLINE": "1", **os.environ})
 
 
+_for_a_cpu()
+
+
 def _assets(folder: Path) -> None:
     """Write a tokenizer of 64 words and 40 texts: the wheel has neither."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -115,7 +118,6 @@ def _local(tensors: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     out, case, store = Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
     ends = Ends(sys.argv[4:], Path(f"{out}.met"))
-    _for_a_cpu()
     if not (out.parent / "assets").exists() and os.environ["RANK"] == "0":
         _assets(out.parent / "assets")
     trainer = _trainer(out, case, store)
