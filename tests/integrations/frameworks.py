@@ -23,6 +23,8 @@ ENDED = (75, -9)
 LIVES = 80
 #: The most seconds of one.
 LIFE = 300
+#: The variables of a job of one rank, for a framework that asks for them.
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 LIVES_OF = Path(__file__).with_name("lives.py")
 
 
@@ -99,7 +101,7 @@ class Training:
         self, framework: str, program: str, case: str, folder: Path, ranks: int = 1, *, launched: bool = False
     ) -> None:
         self._python, self._program = environment(framework), PROGRAMS / program
-        self._case, self.folder, self._ranks = case, folder, ranks
+        self._case, self.folder, self.ranks = case, folder, ranks
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         #: What starts a life, if none is forked.
         self.command = [str(self._python), *torchrun, str(self._program)] if launched else []
@@ -128,7 +130,7 @@ class Training:
             "words": words,
             "env": self.env,
             "folder": str(self.folder),
-            "ranks": self._ranks,
+            "ranks": self.ranks,
             "said": str(said),
         }
         codes = lives(self._python, self._program, words, self.env).run(life)

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences, with_nights
+from tests.integrations.frameworks import ALONE, Training, differences, with_nights
 
 # Ten lives of two ranks beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,9 +42,9 @@ def test_two_ranks_that_are_cut_end_as_ones_that_never_were(case: str, tmp_path:
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     training = Training("deepspeed", "ds.py", "1-bf16", tmp_path, ranks=2)
     training.run("cut", str(tmp_path / "store"), "step:4")
-    done = Training("deepspeed", "ds.py", "1-bf16", tmp_path, launched=True).run(
-        "cut", str(tmp_path / "store")
-    )
+    alone = Training("deepspeed", "ds.py", "1-bf16", tmp_path)
+    alone.env |= ALONE
+    done = alone.run("cut", str(tmp_path / "store"))
     assert done.returncode == 1
     assert (
         "The checkpoint is of 2 ranks, and this job has 1: if each rank held a part of masters0, start 2 again"
@@ -54,9 +54,9 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_to_resume_is_refused_by_name(tmp_path: Path) -> None:
-    done = Training("deepspeed", "ds.py", "2-fp32-offload", tmp_path, launched=True).run(
-        "out", str(tmp_path / "store")
-    )
+    training = Training("deepspeed", "ds.py", "2-fp32-offload", tmp_path)
+    training.env |= ALONE
+    done = training.run("out", str(tmp_path / "store"))
     assert done.returncode == 1
     assert "UsageError: DeepSpeed's offload_optimizer keeps state that spotguard does not read" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -221,8 +221,8 @@ def refuse_engines(values: Mapping[str, Any]) -> None:
             continue
         raise StateError(
             f"{what}, which keeps moments, float32 masters and shards where no state_dict() of torch "
-            "shows them: a checkpoint would lack them; keep DeepSpeed's own checkpoints, and use "
-            "spotguard.on_notice to learn of the notice [SG411]"
+            "shows them: a checkpoint would lack them; register the engine by "
+            "spotguard.integrations.deepspeed.register(engine) [SG411]"
         )
 
 

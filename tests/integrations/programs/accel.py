@@ -1,4 +1,7 @@
-"""A loop that accelerate prepared: `accel.py OUT CASE [STORE [EVENT…]]`; events as in hf.py: `step:N`, `kill:N`."""
+"""A loop that accelerate prepared: `accel.py OUT CASE [STORE [EVENT…]]`; events as in hf.py: `step:N`, `kill:N`.
+
+CASE is the loader or FSDP, and more words, as in `seedable+batches+mixed`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,12 @@ CASES: dict[str, dict[str, Any]] = {
     "unseeded": {"use_stateful_dataloader": True},
     "fsdp1": {},
     "fsdp2": {},
+    # one option each, for pairs
+    "split": {"split_batches": True},
+    "uneven": {"even_batches": False},
+    "dispatched": {"dispatch_batches": True},
 }
+ACCUMULATION = {"batch": 1, "batches": 3}
 
 
 def shard(accelerator: Any, version: int) -> None:
@@ -37,24 +45,30 @@ def shard(accelerator: Any, version: int) -> None:
 
 
 def main() -> None:
-    out, case = Path(sys.argv[1]), sys.argv[2]
+    out, case = Path(sys.argv[1]), sys.argv[2].split("+")
     ends = Ends(sys.argv[4:], Path(f"{out}.met"))
     torch.set_num_threads(1)
     set_seed(0)
     accelerator = Accelerator(
         cpu=True,
-        gradient_accumulation_steps=2,
-        dataloader_config=DataLoaderConfiguration(**CASES[case]),
+        gradient_accumulation_steps=next((ACCUMULATION[word] for word in case if word in ACCUMULATION), 2),
+        mixed_precision="bf16" if "mixed" in case else "no",
+        step_scheduler_with_optimizer="alone" not in case,
+        dataloader_config=DataLoaderConfiguration(
+            **{key: value for word in case for key, value in CASES.get(word, {}).items()}
+        ),
     )
-    if case.startswith("fsdp"):
-        shard(accelerator, int(case[-1]))
+    if case[0].startswith("fsdp"):
+        shard(accelerator, int(case[0][-1]))
     model: Any = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler: Any = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
     inputs = torch.randn(44, 8)
     dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    loader: Any = torch.utils.data.DataLoader(dataset, batch_size=4, shuffle=True)
-    if case != "fsdp1":  # which torch does not make on CPUs
+    loader: Any = torch.utils.data.DataLoader(
+        dataset, batch_size=4, shuffle="ordered" not in case, num_workers=2 if "loading" in case else 0
+    )
+    if "fsdp1" not in case:  # which torch does not make on CPUs
         model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     guard = None
     if len(sys.argv) > 3:

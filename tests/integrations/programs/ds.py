@@ -60,7 +60,7 @@ def initialize(case: str, network: nn.Module, dataset: Any) -> Any:
         "gradient_accumulation_steps": 1 if "manual" in variant else 2,
         "zero_optimization": {"stage": int(stage), "stage3_param_persistence_threshold": 10},
         "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 1.0,
+        "gradient_clipping": 0.0 if "unclipped" in variant else 1.0,
         "steps_per_print": 10**9,
         "dataloader_drop_last": True,
     }
@@ -104,7 +104,7 @@ def main() -> None:
             engine, loader, store=sys.argv[3], run_id="deepspeed"
         )
     losses: dict[int, float] = {}
-    for _ in range(guard.epoch if guard else 0, 3):
+    for _ in range(guard.epoch if guard else 0, 12 if "long" in case else 3):
         for x, y in guard.loader if guard else loader:
             done = engine.global_steps
             if guard and ends.meets(f"step:{done}"):
@@ -136,6 +136,7 @@ def result(engine: Any, scheduler: Any) -> dict[str, Any]:
         "moments": [list(each.values()) for each in engine.basic_optimizer.state.values()],
         "scheduler": scheduler.state_dict(),
         "generator": torch.get_rng_state(),
+        "step": engine.global_steps,
         "counters": (engine.global_steps, engine.global_samples, engine.skipped_steps, engine.micro_steps),
         "scale": getattr(engine.optimizer, "cur_scale", 1.0),
     }

@@ -1,4 +1,4 @@
-"""A Trainer of transformers on a small GPT-2: `hf.py OUT CASE [STORE [EVENT…]]`.
+"""A Trainer of transformers on a small GPT-2: `hf.py OUT CASE [STORE [EVENT…]]`. CASE is words of CASES, as in `eval+peft`.
 
 Without a store it trains plainly. With one it is guarded, and gets a notice at the first of the events that this life reaches:
 `step:7` when step 7 begins, `eval:8` in the evaluation after step 8, `log:6` at that log. `kill:9` is SIGKILL after a background
@@ -65,6 +65,16 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp2": {
         "eval_strategy": "steps", "eval_steps": 4, "fsdp": True,
         "fsdp_config": {"transformer_layer_cls_to_wrap": ["GPT2Block"], "cpu_ram_efficient_loading": False}},
+    # one option each, for pairs
+    "batch": {"gradient_accumulation_steps": 1},
+    "batches": {"gradient_accumulation_steps": 3},
+    "loading": {"dataloader_num_workers": 2},
+    "short": {"max_steps": 17},
+    "mixed": {"bf16": True},
+    "recomputed": {"gradient_checkpointing": True},
+    "fused": {"optim": "adamw_torch_fused"},
+    "sgd": {"optim": "sgd"},
+    "adafactor": {"optim": "adafactor"},
     # refused
     "finds-size": {"auto_find_batch_size": True},
     "skips-nothing": {"ignore_data_skip": True},
@@ -137,26 +147,27 @@ class ShardedTrainer(Trainer):
 
 
 def main() -> None:
-    out, case = Path(sys.argv[1]), sys.argv[2]
+    out, case = Path(sys.argv[1]), sys.argv[2].split("+")
+    options = BASE | {key: value for word in case for key, value in CASES[word].items()}
     torch.manual_seed(0)
     model: Any = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
         )
     )
-    if case == "peft":
+    if "peft" in case:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.1))
-    trained = Samples(SAMPLES, lengths=case == "grouped")
+    trained = Samples(SAMPLES, lengths="grouped" in case)
     arguments = TrainingArguments(
-        output_dir=f"{out}-files", report_to=[], use_cpu=True, disable_tqdm=True, **(BASE | CASES[case])
+        output_dir=f"{out}-files", report_to=[], use_cpu=True, disable_tqdm=True, **options
     )
     callbacks: list[Any] = []
-    if case == "early":
+    if "early" in case:
         callbacks.append(transformers.EarlyStoppingCallback(early_stopping_patience=3))
     told = Events(sys.argv[4:], Path(f"{out}.met"))
-    kind = ShardedTrainer if case == "fsdp2" else Trainer
+    kind = ShardedTrainer if "fsdp2" in case else Trainer
     trainer = kind(
         model=model,
         args=arguments,
@@ -168,7 +179,7 @@ def main() -> None:
     if len(sys.argv) > 3:
         told.binding = spotguard.integrations.transformers.attach(trainer, sys.argv[3], run_id="hf")
     trainer.train()
-    if case == "twice":
+    if "twice" in case:
         trainer.train()
     write(result(trainer), out, arguments.process_index)
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer on a small network: `pl.py OUT CASE [STORE [EVENT…]]`.
+"""Lightning's Trainer on a small network: `pl.py OUT CASE [STORE [EVENT…]]`. CASE is words of CASES, as in `stateful+half`.
 
 Events: `step:5` when a batch begins and 5 steps are done, `val:6` in a validation after 6 steps, `kill:4` for SIGKILL.
 """
@@ -50,6 +50,13 @@ CASES: dict[str, dict[str, Any]] = {
         "logger": True,
         "log_every_n_steps": 1,
     },
+    # one option each, for pairs
+    "batches": {"accumulate_grad_batches": 3},
+    "often": {"val_check_interval": 0.5},
+    "logged": {"logger": True, "log_every_n_steps": 1},
+    "mixed": {"precision": "bf16-mixed"},
+    "clipped": {"gradient_clip_val": 0.5},
+    "constant": {},
     "ddp": {"strategy": "ddp", "devices": 2},
     "fsdp2": {"strategy": "fsdp2", "devices": 2},
     "twice": {"max_epochs": 1},
@@ -57,16 +64,16 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Network(L.LightningModule):
-    def __init__(self, case: str) -> None:
+    def __init__(self, case: list[str]) -> None:
         super().__init__()
         self.case = case
-        self.automatic_optimization = case != "manual"
+        self.automatic_optimization = "manual" not in case
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
         self.seen: list[float] = []
         self.error = torchmetrics.MeanAbsoluteError()
 
     def configure_model(self) -> None:
-        if self.case == "fsdp2" and not isinstance(self.layers, FSDPModule):
+        if "fsdp2" in self.case and not isinstance(self.layers, FSDPModule):
             fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: Any, number: int) -> Any:
@@ -74,7 +81,7 @@ class Network(L.LightningModule):
         self.seen.append(x.sum().item())
         answer = self.layers(x)
         loss = (answer - y).square().mean()
-        if self.case in ("means", "ddp"):
+        if {"means", "ddp"} & set(self.case):
             self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
             self.log("largest", loss.detach(), on_step=False, on_epoch=True, reduce_fx=max)
             self.error(answer.detach(), y)
@@ -95,9 +102,11 @@ class Network(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        if self.case == "plateau":
+        if "plateau" in self.case:
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "v"}}
+        if "constant" in self.case:
+            return optimizer
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
 
@@ -131,21 +140,23 @@ class Events(L.Callback):
 
 
 def main() -> None:
-    out, case = Path(sys.argv[1]), sys.argv[2]
+    out, case = Path(sys.argv[1]), sys.argv[2].split("+")
     L.seed_everything(0, verbose=False)
     inputs = torch.randn(42, 8)
     dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    kind: Any = StatefulDataLoader if case == "stateful" else DataLoader
-    loader = kind(dataset, batch_size=4, shuffle=True, num_workers=2 if case == "workers" else 0)
+    kind: Any = StatefulDataLoader if "stateful" in case else DataLoader
+    loader = kind(dataset, batch_size=4, shuffle=True, num_workers=2 if "workers" in case else 0)
     told = Events(sys.argv[4:], Path(f"{out}.met"))
     callbacks: list[Any] = [told]
-    if case == "early":
+    if "early" in case:
         callbacks.append(L.callbacks.EarlyStopping("v", patience=1, min_delta=10.0))
     if len(sys.argv) > 3:
         told.guarded = spotguard.integrations.lightning.SpotguardCallback(sys.argv[3], run_id="lightning")
         callbacks.append(told.guarded)
-    options = {"max_epochs": 3, "num_sanity_val_steps": 0, "logger": False} | CASES[case]
-    if case == "fsdp2":
+    options = {"max_epochs": 3, "num_sanity_val_steps": 0, "logger": False} | {
+        key: value for word in case for key, value in CASES[word].items()
+    }
+    if "fsdp2" in case:
         options["strategy"] = L.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     if options["logger"]:
         options["logger"] = Log(Path(f"{out}.log"))
@@ -159,13 +170,13 @@ def main() -> None:
     )
     network = Network(case)
     trainer.fit(network, loader, DataLoader(dataset, batch_size=16))
-    if case == "twice":
+    if "twice" in case:
         trainer.fit(network, loader)
     log = Path(f"{out}.log")
     result = {
         "weights": network.state_dict(),
         "optimizer": trainer.optimizers[0].state_dict(),
-        "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+        "schedulers": [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs],
         "generator": torch.get_rng_state(),
         "step": trainer.global_step,
         "epoch": trainer.current_epoch,

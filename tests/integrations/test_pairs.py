@@ -1,0 +1,159 @@
+"""For nights: options of each framework in pairs, cut at drawn moments, and trainings that are ended fifty times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.integrations.frameworks import ALONE, Training, differences
+
+pytestmark = [pytest.mark.torch, pytest.mark.soak, pytest.mark.timeout(3600)]
+
+#: By framework and program: the words of a case, by option; "" is what the program does without one. "two" is two ranks.
+OPTIONS: dict[tuple[str, str], list[tuple[str, ...]]] = {
+    ("transformers", "hf.py"): [
+        ("", "two"),
+        ("", "batch", "batches"),
+        ("", "loading"),
+        ("", "grouped"),
+        ("", "plateau"),
+        ("", "eval", "epochs", "best", "early"),
+        ("", "short"),
+        ("", "mixed"),
+        ("", "recomputed"),
+        ("", "fused", "sgd", "adafactor"),
+        ("", "compile"),
+        ("", "peft"),
+    ],
+    ("transformers", "accel.py"): [
+        ("", "two"),
+        ("seedable", "shuffled", "stateful", "ordered"),
+        ("", "batch", "batches"),
+        ("", "loading"),
+        ("", "mixed"),
+        ("", "split", "uneven", "dispatched"),
+        ("", "alone"),
+    ],
+    ("lightning", "pl.py"): [
+        ("", "ddp", "fsdp2"),
+        ("", "stateful"),
+        ("", "workers"),
+        ("", "accumulation", "batches"),
+        ("", "often"),
+        ("", "manual"),
+        ("", "plateau", "constant"),
+        ("", "steps", "early"),
+        ("", "means"),
+        ("", "mixed"),
+        ("", "clipped"),
+    ],
+    ("deepspeed", "ds.py"): [
+        ("", "two"),
+        ("0", "1", "2", "3"),
+        ("fp32", "bf16", "fp16"),
+        ("", "manual"),
+        ("", "unclipped"),
+        ("", "frozen"),
+    ],
+}
+
+
+#: Pairs that the framework, or torch on CPUs, does not run without spotguard either.
+REFUSED: list[tuple[str, str]] = [
+    ("two", "uneven"),  # a rank waits for the other's last batch
+    ("manual", "accumulation"),
+    ("manual", "batches"),
+    ("manual", "clipped"),
+    ("manual", "mixed"),
+]
+
+
+def runs(words: Collection[str]) -> bool:
+    return not any(set(pair) <= set(words) for pair in REFUSED)
+
+
+#: Two words of a row, each behind the place of its option.
+Pair = tuple[int, str, int, str]
+
+
+def rows(options: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Rows with a word for each option, until each two words of two options were together in one."""
+    draws = random.Random(0)
+    left: set[Pair] = {
+        (a, x, b, y)
+        for a, b in combinations(range(len(options)), 2)
+        for x, y in product(options[a], options[b])
+        if runs({x, y})
+    }
+    while left:
+        a, x, b, y = min(left)
+        drawn = [[draws.choice(words) for words in options] for _ in range(30)]
+        for row in drawn:
+            row[a], row[b] = x, y
+        best = max(filter(runs, drawn), key=lambda row: len(_pairs(row) & left))
+        left -= _pairs(best)
+        yield tuple(best)
+
+
+def _pairs(row: Sequence[str]) -> set[Pair]:
+    return {(a, x, b, y) for (a, x), (b, y) in combinations(enumerate(row), 2)}
+
+
+def training(framework: str, program: str, words: Collection[str], folder: Path) -> Training:
+    """The training of a row."""
+    separator = "-" if program == "ds.py" else "+"
+    case = separator.join(word for word in words if word not in ("", "two"))
+    ranks = 2 if {"two", "ddp", "fsdp2"} & set(words) else 1
+    made = Training(framework, program, case or "plain", folder, ranks)
+    if program == "ds.py" and ranks == 1:
+        made.env |= ALONE
+    if program == "pl.py":
+        made.env["SPOTGUARD_EVERY"] = "0.1"  # what a kill leaves
+    return made
+
+
+def cut_and_compare(made: Training, ends: int, draws: random.Random) -> None:
+    """Run it plainly, and with lives that end at drawn events: before steps, in evaluations, by SIGKILL."""
+    steps = made.plain()["step"]
+    known = [f"{kind}:{step}" for kind in ("step", "kill", "eval", "val") for step in range(1, steps)]
+    _, lives = made.cut(*draws.sample(known, min(ends, len(known))))
+    for rank in ["", "1"][: made.ranks]:
+        assert differences(made.result(f"plain{rank}"), made.result(f"cut{rank}")) == []
+    met = [file.read_text().split() for file in made.folder.glob("cut.met*")]
+    assert lives > max(map(len, met), default=0)
+
+
+@pytest.mark.parametrize(
+    ("framework", "program", "row"),
+    [
+        pytest.param(*each, row, id=f"{each[1]}-{'+'.join(filter(None, row))}")
+        for each in OPTIONS
+        for row in rows(OPTIONS[each])
+    ],
+)
+def test_options_in_pairs(framework: str, program: str, row: tuple[str, ...], tmp_path: Path) -> None:
+    """Three times, at other moments."""
+    for repetition in range(3):
+        made = training(framework, program, row, tmp_path / str(repetition))
+        made.folder.mkdir()
+        cut_and_compare(made, 4, random.Random(f"{row}{repetition}"))
+
+
+@pytest.mark.parametrize(
+    ("framework", "program", "case"),
+    [
+        ("transformers", "hf.py", "eval+batch+mixed"),
+        ("transformers", "accel.py", "seedable+batch+loading"),
+        ("lightning", "pl.py", "often+means+early"),
+        ("deepspeed", "ds.py", "2-bf16-long+two"),
+    ],
+)
+def test_fifty_ends_of_one_training(framework: str, program: str, case: str, tmp_path: Path) -> None:
+    made = training(framework, program, case.split("+"), tmp_path)
+    cut_and_compare(made, 50, random.Random(case))
