@@ -110,6 +110,10 @@ class Training:
             "SPOTGUARD_EVERY": "off",
             "PYTHONWARNINGS": "ignore",
             "HOME": str(folder),
+            # Another version: pip install --no-deps --target DIR lightning==2.4.0, and FRAMEWORK_PATH=DIR.
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (os.environ.get("FRAMEWORK_PATH"), os.environ.get("PYTHONPATH")))
+            ),
         }
 
     def run(self, out: str, *more: str) -> subprocess.CompletedProcess[str]:

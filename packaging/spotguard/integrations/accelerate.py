@@ -8,19 +8,16 @@ the gradients were synchronized.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
-from .binding import Bound, check_distribution, check_members, unwrapped
+from .binding import GuardedLoop, check_distribution, check_members, unwrapped
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from spotguard.hooks.guard import Guard
-    from spotguard.hooks.save.request import SavedCheckpoint
 
 __all__ = ["AcceleratedGuard", "register"]
 
@@ -72,32 +69,22 @@ def register(
         values["scheduler"] = getattr(scheduler, "scheduler", scheduler)
     if accelerator.scaler is not None:
         values["scaler"] = accelerator.scaler
-    return AcceleratedGuard(accelerator, loader, values, None if store is None else fspath(store), run_id)
+    return AcceleratedGuard(accelerator, loader, values, store, run_id)
 
 
-class AcceleratedGuard:
-    """The guard of a loop that accelerate prepared.
-
-    Attributes:
-        guard: the guard beneath, for everything else.
-        loader: the loader to train on.
-        done: the optimizer steps that were completed before this start.
-    """
+class AcceleratedGuard(GuardedLoop):
+    """The guard of a loop that accelerate prepared."""
 
     def __init__(
-        self, accelerator: Any, loader: Any, values: dict[str, Any], store: str | None, run_id: str | None
+        self,
+        accelerator: Any,
+        loader: Any,
+        values: dict[str, Any],
+        store: str | PathLike[str] | None,
+        run_id: str | None,
     ) -> None:
-        self._accelerator = accelerator
-        self._values = values
-        self.loader = ResumableLoader(loader)
-        bound = Bound(self, store, run_id)
-        self.guard: Guard = bound.guard
-        self.done = bound.done
-
-    @property
-    def epoch(self) -> int:
-        """Passes over the loader that are over."""
-        return self.loader.epoch
+        self._accelerator, self._values = accelerator, values
+        super().__init__(loader, store, run_id)
 
     def step(self) -> None:
         """Mark a boundary if the last micro-batch completed a step.
@@ -108,14 +95,10 @@ class AcceleratedGuard:
         if self._accelerator.sync_gradients:
             self.guard.step()
 
-    def save(self) -> SavedCheckpoint:
-        """Save now, as `Guard.save` does."""
-        return self.guard.save()
-
     # --- the protocol `Binding` ---
 
     def state(self) -> dict[str, Any]:
-        return {**self._values, "loader": self.loader}
+        return self._values | super().state()
 
     def position(self) -> dict[str, Any]:
         return {"micro_batches": self._accelerator.step}

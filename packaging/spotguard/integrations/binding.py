@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import Any, Protocol
 
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
+from spotguard.hooks.save.request import SavedCheckpoint
 from spotguard.hooks.state.parts import rng
+from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
 
@@ -68,7 +71,7 @@ class Bound:
         done: the steps that were completed before this start.
     """
 
-    def __init__(self, binding: Binding, store: str | None, run_id: str | None) -> None:
+    def __init__(self, binding: Binding, store: str | PathLike[str] | None, run_id: str | None) -> None:
         self.guard: Guard = register(
             store, run_id=run_id, position=_BoundaryPosition(binding), **binding.state()
         )
@@ -82,6 +85,41 @@ class Bound:
     def put_generators_back(self) -> None:
         """Set the generators as they were after the restore, or at the last `keep_generators`."""
         put_back(self._generators)
+
+
+class GuardedLoop:
+    """The guard of a loop that the script writes around a framework's objects. A subclass is the loop's `Binding`.
+
+    Attributes:
+        guard: the guard beneath, for everything else.
+        loader: the loader to train on, or None.
+        done: the optimizer steps that were completed before this start.
+    """
+
+    def __init__(self, loader: Any, store: str | PathLike[str] | None, run_id: str | None) -> None:
+        self.loader = None if loader is None else ResumableLoader(loader)
+        bound = Bound(self, store, run_id)
+        self.guard: Guard = bound.guard
+        self.done = bound.done
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the loader that are over; 0 without a loader."""
+        return 0 if self.loader is None else self.loader.epoch
+
+    def save(self) -> SavedCheckpoint:
+        """Save now, as `Guard.save` does."""
+        return self.guard.save()
+
+    def state(self) -> dict[str, Any]:
+        """Return the loader, if there is one; a subclass adds what it trains."""
+        return {} if self.loader is None else {"loader": self.loader}
+
+    def position(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
 
 def captured() -> dict[str, Any]:

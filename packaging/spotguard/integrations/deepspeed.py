@@ -8,22 +8,19 @@ no collective of DeepSpeed, so a rank can save while another one is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.hooks.state.sharding.ddp import declare_replicas
 from spotguard.providers.errors import UsageError
 
-from .binding import Bound, check_members
+from .binding import GuardedLoop, check_members
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-    from spotguard.hooks.guard import Guard
-    from spotguard.hooks.save.request import SavedCheckpoint
 
 __all__ = ["EngineGuard", "register"]
 
@@ -76,35 +73,26 @@ def register(
     _check(engine)
     if loader is None:
         loader = engine.training_dataloader
-    return EngineGuard(engine, loader, more, None if store is None else fspath(store), run_id)
+    return EngineGuard(engine, loader, more, store, run_id)
 
 
-class EngineGuard:
-    """The guard of a loop around a DeepSpeed engine.
-
-    Attributes:
-        guard: the guard beneath, for everything else.
-        loader: the loader to train on, or None.
-        done: the engine's steps that were completed before this start.
-    """
+class EngineGuard(GuardedLoop):
+    """The guard of a loop around a DeepSpeed engine."""
 
     def __init__(
-        self, engine: Any, loader: Any, more: dict[str, Any], store: str | None, run_id: str | None
+        self,
+        engine: Any,
+        loader: Any,
+        more: dict[str, Any],
+        store: str | PathLike[str] | None,
+        run_id: str | None,
     ) -> None:
         self._engine, self._more = engine, more
         self._sharded = engine.zero_optimization_stage() == 3
-        self.loader = None if loader is None else ResumableLoader(loader)
-        bound = Bound(self, store, run_id)
-        self.guard: Guard = bound.guard
-        self.done = bound.done
+        super().__init__(loader, store, run_id)
         self._marked = engine.global_steps
         if self.done and self._sharded:
             self._gather_anew()
-
-    @property
-    def epoch(self) -> int:
-        """Passes over the loader that are over; 0 without a loader."""
-        return 0 if self.loader is None else self.loader.epoch
 
     def step(self) -> None:
         """Mark a boundary if the engine has stepped since the last one.
@@ -116,15 +104,11 @@ class EngineGuard:
             self._marked = self._engine.global_steps
             self.guard.step()
 
-    def save(self) -> SavedCheckpoint:
-        """Save now, as `Guard.save` does."""
-        return self.guard.save()
-
     # --- the protocol `Binding` ---
 
     def state(self) -> dict[str, Any]:
         engine = self._engine
-        values: dict[str, Any] = dict(self._more)
+        values = self._more | super().state()
         if self._sharded:
             values |= _shards(engine)
         else:
@@ -134,15 +118,14 @@ class EngineGuard:
         values["optimizer"] = engine.basic_optimizer
         if engine.lr_scheduler is not None:
             values["scheduler"] = engine.lr_scheduler
-        # torch's autocast in float16: the engine has the scaler at stage 0, and ZeRO's optimizer at the others.
+        # torch's autocast in float16: the engine has the scaler at stage 0, and ZeRO's optimizer at the others. Older
+        # versions have no such autocast.
         scalers = (
-            engine.torch_autocast_z0_gradscaler,
+            getattr(engine, "torch_autocast_z0_gradscaler", None),
             getattr(engine.optimizer, "torch_autocast_gradscaler", None),
         )
         if scaler := next(filter(None, scalers), None):
             values["scaler"] = scaler
-        if self.loader is not None:
-            values["loader"] = self.loader
         return values
 
     def position(self) -> dict[str, Any]:

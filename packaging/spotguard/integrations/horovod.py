@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
@@ -80,7 +80,7 @@ def register(
     if scheduler is not None:
         values["scheduler"] = scheduler
     with _process_group():
-        guard = register_state(None if store is None else fspath(store), run_id=run_id, **values)
+        guard = register_state(store, run_id=run_id, **values)
         return HorovodGuard(guard, optimizer)
 
 

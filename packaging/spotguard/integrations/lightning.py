@@ -20,7 +20,7 @@ import logging
 import operator
 import sys
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from spotguard.hooks.state.parts.loaders import ResumableLoader
@@ -67,7 +67,7 @@ class SpotguardCallback(Callback):
     def __init__(
         self, store: str | PathLike[str] | None = None, *, run_id: str | None = None, **more: Any
     ) -> None:
-        self._store = None if store is None else fspath(store)
+        self._store = store
         self._run_id, self._more = run_id, more
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -90,11 +90,17 @@ class LightningBinding:
         guard: the guard.
     """
 
-    def __init__(self, trainer: Any, more: dict[str, Any], store: str | None, run_id: str | None) -> None:
+    def __init__(
+        self, trainer: Any, more: dict[str, Any], store: str | PathLike[str] | None, run_id: str | None
+    ) -> None:
         self.trainer, self._more = trainer, more
         self._fit, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         check_members("lightning", self._fit, ["_load_combined_loader_states"])
-        check_members("lightning", self._epoch_loop, ["run", "on_run_start", "on_advance_end", "advance"])
+        check_members(
+            "lightning",
+            self._epoch_loop,
+            ["run", "on_run_start", "on_advance_end", "advance", "on_iteration_done"],
+        )
         #: The generators when the running epoch made its iterator: the global ones, and those of the loaders.
         self._epoch_began: dict[str, Any] = {}
         #: The restored position, until training goes on from it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from torchtitan.components.checkpointer import BaseCheckpointManager
@@ -50,7 +50,7 @@ def attach(
         >>> spotguard.integrations.torchtitan.attach(trainer)
         >>> trainer.train()
     """
-    return TitanBinding(trainer, trainer.checkpointer, None if store is None else fspath(store), run_id)
+    return TitanBinding(trainer, trainer.checkpointer, store, run_id)
 
 
 @override(target=BaseCheckpointManager.Config, description="spotguard")  # type: ignore[untyped-decorator]
@@ -82,7 +82,9 @@ class TitanBinding:
 
     guard: Guard
 
-    def __init__(self, trainer: Any, manager: Any, store: str | None, run_id: str | None) -> None:
+    def __init__(
+        self, trainer: Any, manager: Any, store: str | PathLike[str] | None, run_id: str | None
+    ) -> None:
         check_members("torchtitan", manager, ["load", "save"])
         check_members("torchtitan", trainer, ["state_dict", "load_state_dict"])
         self.trainer, self._store, self._run_id = trainer, store, run_id

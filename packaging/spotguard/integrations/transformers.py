@@ -19,7 +19,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +69,7 @@ def attach(
         >>> spotguard.integrations.transformers.attach(trainer)
         >>> trainer.train()
     """
-    return TrainerBinding(trainer, more, None if store is None else fspath(store), run_id)
+    return TrainerBinding(trainer, more, store, run_id)
 
 
 class TrainerBinding:
@@ -82,7 +82,9 @@ class TrainerBinding:
 
     guard: Guard
 
-    def __init__(self, trainer: Trainer, more: dict[str, Any], store: str | None, run_id: str | None) -> None:
+    def __init__(
+        self, trainer: Trainer, more: dict[str, Any], store: str | PathLike[str] | None, run_id: str | None
+    ) -> None:
         check_members("transformers", trainer, _REPLACED)
         _check(trainer)
         self._more = more
