@@ -32,7 +32,6 @@ SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.t
 # The tiers: tests/tiers.py says which test is in which.
 FAST := -m "not slow and not soak and not bench"
 SLOW := -m "slow and not soak and not bench"
-BOTH := -m "not soak and not bench"
 # More than cores: half of a whole-path test's time is waiting.
 JOBS ?= 5
 # A test file that needs torch must say so: on a Python without torch the others still run.
@@ -94,8 +93,8 @@ wheel: dist/built  ## build the wheel into dist/
 test-wheel: .venv-wheel/ready  ## the whole-path tests of the fast tier against the built wheel
 	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= tests/e2e
 
-test-pythons:  ## what needs no torch, on every other Python >= 3.12 that is here
-	scripts/test-pythons $(BOTH) --numprocesses=$(JOBS) --dist=worksteal
+test-pythons:  ## the fast tier without torch, on every other Python >= 3.12 that is here
+	scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 servers:  ## install the real servers of the integration tests (as root where Debian packages are missing)
 	@scripts/servers $(PYTHON)
