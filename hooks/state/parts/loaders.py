@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from ....providers.errors import StateError
 from ...checkpoint.format.crc import crc32
@@ -187,12 +187,17 @@ class ResumableLoader:
         return [("iteration", self.loader), ("_num_iter_calls", self.loader), ("next_epoch", dataset)]
 
     def _samplers(self) -> list[Any]:
-        """The samplers of the loader, and those inside them: accelerate's sampler of a rank wraps the loader's own."""
+        """The samplers of the loader, and those inside them: accelerate's sampler of a rank wraps the loader's own, and
+        Lightning's one has it in a dataset.
+        """
         found: list[Any] = []
         waiting: list[Any] = [self.loader]
         while waiting:
             each = waiting.pop()
             inside = [getattr(each, name, None) for name in ("sampler", "batch_sampler")]
+            if isinstance(each, DistributedSampler):
+                held = getattr(each.dataset, "__dict__", {}).values()
+                inside += [value for value in held if isinstance(value, Sampler)]
             new = [one for one in inside if one is not None and not any(one is known for known in found)]
             found += new
             waiting += new

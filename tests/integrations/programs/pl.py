@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed": {"precision": "bf16-mixed"},
     "clipped": {"gradient_clip_val": 0.5},
     "constant": {},
+    "averages": {},
     "ddp": {"strategy": "ddp", "devices": 2},
     "fsdp2": {"strategy": "fsdp2", "devices": 2},
     "twice": {"max_epochs": 1},
@@ -81,7 +82,7 @@ class Network(L.LightningModule):
         self.seen.append(x.sum().item())
         answer = self.layers(x)
         loss = (answer - y).square().mean()
-        if {"means", "ddp"} & set(self.case):
+        if {"means", "averages", "ddp"} & set(self.case):
             self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
             self.log("largest", loss.detach(), on_step=False, on_epoch=True, reduce_fx=max)
             self.error(answer.detach(), y)

@@ -81,6 +81,34 @@ def with_a_wrapped_samplers_generator() -> Loader:
     return DataLoader(Samples(), batch_sampler=Shard(BatchSampler(sampler, BATCH, drop_last=False)))
 
 
+class Indices(Dataset[int]):
+    """The indices that a sampler draws, as Lightning gives them to its sampler of a rank."""
+
+    def __init__(self, sampler: Sampler[int]) -> None:
+        self._sampler = sampler
+        self.drawn: list[int] = []
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return self.drawn[index]
+
+
+class OfIndices(DistributedSampler[int]):
+    dataset: Any
+
+    def __iter__(self) -> Iterator[int]:
+        self.dataset.drawn = list(self.dataset._sampler)
+        return (self.dataset[at] for at in super().__iter__())
+
+
+def with_a_generator_of_the_sampler_in_a_dataset() -> Loader:
+    sampler = RandomSampler(Samples(), generator=torch.Generator().manual_seed(5))
+    ranks = OfIndices(Indices(sampler), num_replicas=1, rank=0, shuffle=False)
+    return DataLoader(Samples(), batch_size=BATCH, sampler=ranks)
+
+
 class OwnIterator(DataLoader[torch.Tensor]):
     """A loader that is its own iterator, as DeepSpeed's: each call of iter() begins anew."""
 
@@ -182,6 +210,7 @@ def live(store: FakeStore, make: Make, until: int, kind: type[Training] = Traini
         with_a_generator,
         with_a_samplers_generator,
         with_a_wrapped_samplers_generator,
+        with_a_generator_of_the_sampler_in_a_dataset,
         distributed,
         its_own_iterator,
         counting,
