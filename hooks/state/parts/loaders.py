@@ -128,6 +128,14 @@ class ResumableLoader:
         self._taken = self._cut
         return self._counted(batches)
 
+    def _drop_early_iterator(self) -> None:
+        """Drop the iterator that torchdata's loader makes when it is asked for its state before the first pass, as accelerate
+        does. Its workers have the first pass's order, and a later pass would train on it.
+        """
+        loader = getattr(self.loader, "base_dataloader", self.loader)
+        if getattr(loader, "_initial_iter_for_state_dict", False):
+            loader._iterator, loader._initial_iter_for_state_dict = None, False
+
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._current = batches
         self._stepped = False
@@ -163,6 +171,8 @@ class ResumableLoader:
         self.epoch, self._taken, self._begin = state["epoch"], state["taken"], state["begin"]
         self._cut, self._stepped, self._after = self._taken, False, None
         self._current, self._mark = None, state["mark"]
+        if self.epoch:
+            self._drop_early_iterator()
         self._set_own(state["own"])
         self._set_passes(state["passes"])
 

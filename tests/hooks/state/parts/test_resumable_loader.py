@@ -17,7 +17,8 @@ from spotguard.providers.errors import StateError
 from tests.fakes.store import FakeStore
 from tests.fakes.training import bits, different, guarded, seed
 
-pytestmark = pytest.mark.torch
+#: torchdata calls what torch has deprecated.
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")]
 
 SAMPLES, BATCH, PASSES = 11, 3, 3
 EACH = -(-SAMPLES // BATCH)
@@ -107,6 +108,14 @@ def with_a_generator_of_the_sampler_in_a_dataset() -> Loader:
     sampler = RandomSampler(Samples(), generator=torch.Generator().manual_seed(5))
     ranks = OfIndices(Indices(sampler), num_replicas=1, rank=0, shuffle=False)
     return DataLoader(Samples(), batch_size=BATCH, sampler=ranks)
+
+
+def asked_for_its_state() -> Loader:
+    """As accelerate asks: torchdata's loader makes its first iterator then, whose worker takes an order at once."""
+    data = pytest.importorskip("torchdata.stateful_dataloader")
+    loader: Loader = data.StatefulDataLoader(Samples(), batch_size=BATCH, shuffle=True, num_workers=1)
+    loader.state_dict()  # type: ignore[attr-defined]
+    return loader
 
 
 class OwnIterator(DataLoader[torch.Tensor]):
@@ -211,6 +220,7 @@ def live(store: FakeStore, make: Make, until: int, kind: type[Training] = Traini
         with_a_samplers_generator,
         with_a_wrapped_samplers_generator,
         with_a_generator_of_the_sampler_in_a_dataset,
+        asked_for_its_state,
         distributed,
         its_own_iterator,
         counting,
