@@ -113,7 +113,7 @@ def training(framework: str, program: str, words: Collection[str], folder: Path)
     made = Training(framework, program, case or "plain", folder, ranks)
     if program == "ds.py" and ranks == 1:
         made.env |= ALONE
-    if program == "pl.py":
+    if program in ("pl.py", "hf.py"):
         made.env["SPOTGUARD_EVERY"] = "0.1"  # what a kill leaves
     return made
 

@@ -123,7 +123,8 @@ class Events(TrainerCallback):
         if self.ends.meets(f"step:{state.global_step}"):
             self._notice()
         if self.ends.meets(f"kill:{state.global_step}"):
-            self.binding.guard.save()
+            if os.environ["SPOTGUARD_EVERY"] == "off":
+                self.binding.guard.save()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
