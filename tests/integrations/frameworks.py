@@ -103,7 +103,9 @@ class Training:
         self._python, self._program = environment(framework), PROGRAMS / program
         self._case, self.folder, self.ranks = case, folder, ranks
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        #: What starts a life, if none is forked.
+        #: The program as a process of its own.
+        self.started = [str(self._python), str(self._program)]
+        #: The command that starts a life, if none is forked.
         self.command = [str(self._python), *torchrun, str(self._program)] if launched else []
         self.env = os.environ | {
             "OMP_NUM_THREADS": "1",
@@ -117,7 +119,7 @@ class Training:
         }
 
     def run(self, out: str, *more: str) -> subprocess.CompletedProcess[str]:
-        """One life. Of a forked one, both outputs are in `stderr`."""
+        """One life. A forked one has both outputs in `stderr`."""
         words = [str(self.folder / out), self._case, *more]
         if self.command:
             return subprocess.run(

@@ -3,7 +3,7 @@
 A line on stdin asks for a life: `{"words": [...], "env": {...}, "folder": "...", "ranks": 2, "said": "..."}`. Its processes run
 the program's `main` as started ones would: with their words in `sys.argv`, generators seeded anew, and what they say in the
 file `said`. When all have ended, a line on stdout tells their exit codes. A rank that fails ends the others, as torchrun does.
-What a life imported by itself is imported for those after it, because frameworks import much on their first use.
+It imports for later lives the modules that a life imported by itself, because frameworks import much on their first use.
 """
 
 from __future__ import annotations

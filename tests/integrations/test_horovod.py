@@ -25,8 +25,7 @@ class Ranks(Training):
     def __init__(self, case: str, folder: Path, ranks: int = 2) -> None:
         super().__init__("horovod", "hvd.py", case, folder)
         self._bin = environment("horovod").parent
-        started = [str(self._python), str(self._program)]
-        self.command = [str(self._bin / "horovodrun"), "-np", str(ranks), *started]
+        self.command = [str(self._bin / "horovodrun"), "-np", str(ranks), *self.started]
         self._each = ["", *map(str, range(1, ranks))]
 
     def run(self, out: str, *more: str) -> subprocess.CompletedProcess[str]:

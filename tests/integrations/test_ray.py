@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import PROGRAMS, Training, differences, environment
+from tests.integrations.frameworks import Training, differences
 
 # Each test starts a cluster: a dozen processes of Ray, and minutes beside other tests.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -53,7 +53,7 @@ def test_a_call_outside_a_worker_is_refused(tmp_path: Path) -> None:
 
 def _training(folder: Path, case: str) -> Training:
     training = Training("ray", "ray_train.py", case, folder)
-    training.command = [str(environment("ray")), str(PROGRAMS / "ray_train.py")]  # Ray starts the workers
+    training.command = training.started  # Ray starts the workers
     # Ray asks the metadata service of each cloud in turn, usage statistics or not, unless this file names a provider.
     (folder / "ray_bootstrap_config.yaml").write_text("provider: {type: local}\n")
     training.env |= {

@@ -18,7 +18,6 @@ from .binding import GuardedLoop, check_distribution, check_members, unwrapped
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-
 __all__ = ["AcceleratedGuard", "register"]
 
 

@@ -87,7 +87,7 @@ class Bound:
         put_back(self._generators)
 
 
-class GuardedLoop:
+class GuardedLoop(Binding):
     """The guard of a loop that the script writes around a framework's objects. A subclass is the loop's `Binding`.
 
     Attributes:
@@ -114,12 +114,6 @@ class GuardedLoop:
     def state(self) -> dict[str, Any]:
         """Return the loader, if there is one; a subclass adds what it trains."""
         return {} if self.loader is None else {"loader": self.loader}
-
-    def position(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def resume(self, position: Mapping[str, Any]) -> None:
-        raise NotImplementedError
 
 
 def captured() -> dict[str, Any]:

@@ -21,7 +21,6 @@ from .binding import GuardedLoop, check_members
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-
 __all__ = ["EngineGuard", "register"]
 
 #: Counters of the engine. The first three are in DeepSpeed's own checkpoints too; `micro_steps` tells where an accumulation ends.
