@@ -23,7 +23,7 @@ from .control import sigterm
 from .control.coordinator import Coordinator
 from .control.gate import Gate
 from .control.gate_rule import Shut
-from .control.report import Report
+from .control.report import GuardView, Report
 from .control.saver import Saver
 from .control.session import AgentMessages, AgentSession
 from .control.shutdown import ProcessShutdown
@@ -70,7 +70,11 @@ class Guard:
 
     Attributes:
         closed: whether `close` was called. A forked child, which is not guarded, finds it true too.
+        loop_owned: whether a framework's code runs the loop, and an adapter marks its boundaries. `save` then saves the last
+            boundary, as a notice does, wherever in the framework's step it is called.
     """
+
+    loop_owned = False
 
     def __init__(
         self,
@@ -347,7 +351,8 @@ class Guard:
     def save(self) -> SavedCheckpoint:
         """Save now and wait for the commit. Call it at a boundary, right after `guard.step()`.
 
-        In a job of several ranks every rank calls it, at the same step.
+        In a job of several ranks every rank calls it, at the same step. A guard of `spotguard.integrations` saves the last
+        boundary, wherever it is called.
 
         Returns:
             The committed checkpoint. In a job of several ranks it may be the one that a notice made of this very step.
@@ -380,7 +385,10 @@ class Guard:
                 "called since guard.restore(): call guard.step() after each step of the training [SG405]"
             )
         while True:
-            self._gate.take_again(self._state.take_again)
+            # Between two boundaries of a framework's loop only the copies of the last one are exact. There are none if saves wait
+            # for the boundary.
+            standing = self.loop_owned and not self._state.boundary_only
+            self._gate.take_again((lambda: None) if standing else self._state.take_again)
             try:
                 return self._saver.manual()
             except Abandoned as why:
@@ -441,8 +449,21 @@ class Guard:
             **self._state.monitor.position(),
         )
 
-    def follow(self, events: SimpleQueue[Any]) -> None:
-        """Put each restore and commit into this queue, as (step, `SavedCheckpoint` or None, its notice or None)."""
+    @property
+    def view(self) -> GuardView:
+        """This guard for threads beside training, such as those of `spotguard.integrations`."""
+        return GuardView(
+            self._rank,
+            self._run_id,
+            self._checkpointer.attempt,
+            self._store,
+            self._clock,
+            lambda: self._saver.saving,
+            lambda: self._gate.place.completed,
+            self._follow,
+        )
+
+    def _follow(self, events: SimpleQueue[Any]) -> None:
         self._followers.append(events)
         if self._restored:
             events.put((self._restored_step, None, None))

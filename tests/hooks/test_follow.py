@@ -20,9 +20,9 @@ def test_a_follower_gets_each_restore_and_commit_with_its_notice(tmp_path: Path)
     late: SimpleQueue[Any] = SimpleQueue()
     job = small()
     with guarded(tmp_path, job.values) as guard:
-        guard.follow(early)
+        guard.view.follow(early)
         assert guard.restore() == 0
-        guard.follow(late)
+        guard.view.follow(late)
         assert early.get(timeout=PATIENCE) == late.get(timeout=PATIENCE) == (0, None, None)
         step_on(guard, job, 0, 1)
         by_hand = guard.save()
@@ -43,7 +43,7 @@ def test_a_follower_gets_each_restore_and_commit_with_its_notice(tmp_path: Path)
     assert early.empty()
     job = small()
     with guarded(tmp_path, job.values) as guard:
-        guard.follow(again := SimpleQueue[Any]())
+        guard.view.follow(again := SimpleQueue[Any]())
         assert guard.restore() == 4
         assert again.get(timeout=PATIENCE) == (4, None, None)
 
@@ -52,7 +52,7 @@ def test_a_save_for_a_notice_that_fails_announces_no_commit(tmp_path: Path) -> N
     events: SimpleQueue[Any] = SimpleQueue()
     job = small()
     with guarded(tmp_path, job.values) as guard:
-        guard.follow(events)
+        guard.view.follow(events)
         preempt(guard)  # training has not begun: there is nothing to save
         with guard._saver._lock:
             urgent = guard._saver._urgent

@@ -292,6 +292,21 @@ def test_save_takes_what_is_there_now(kind: str, folder: Path) -> None:
     assert different(state, expected) == []
 
 
+def test_save_in_the_loop_of_a_framework_takes_the_boundary(folder: Path) -> None:
+    """Called between two boundaries, as a callback does, it saves what a notice there would."""
+    job = small()
+    with guarded(folder, job.values) as guard:
+        guard.loop_owned = True
+        guard.restore()
+        step_on(guard, job, 0, 1)
+        expected = job.bits()
+        torch.rand(3)
+        assert guard.save().step == 2
+    step, state = restored(folder, small)
+    assert step == 2
+    assert different(state, expected) == []
+
+
 def test_a_job_that_is_over_before_its_first_checkpoint_leaves_one_by_hand_only(folder: Path) -> None:
     for saves, last in ((False, 0), (True, 3)):
         job = small()

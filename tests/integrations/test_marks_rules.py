@@ -129,7 +129,7 @@ def test_a_record_is_found_wherever_it_is_in_a_file(tmp_path: Path) -> None:
 def test_other_ranks_and_prove_mark_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have neither a thread nor a call of the tracker."""
     tracker: Any = None
-    follow(SimpleNamespace(_rank=1), tracker)
-    follow_loggers(SimpleNamespace(_rank=1), None)
+    follow(SimpleNamespace(view=SimpleNamespace(rank=1)), tracker)
+    follow_loggers(SimpleNamespace(view=SimpleNamespace(rank=1)), None)
     monkeypatch.setenv("SPOTGUARD_PROVE", "plan")
-    follow(SimpleNamespace(_rank=0), tracker)
+    follow(SimpleNamespace(view=SimpleNamespace(rank=0)), tracker)

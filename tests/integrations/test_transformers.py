@@ -14,9 +14,10 @@ from tests.integrations.frameworks import Training, differences, with_nights
 # Ten lives of two ranks beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
-#: By case: where lives end. A step in the middle of an epoch, the first one of an epoch, an evaluation, an epoch's last step.
+#: By case: where lives end. A step in the middle of an epoch, the first one of an epoch, an evaluation, an epoch's last step. A
+#: life that is killed has saved by hand, also between micro-batches, and behind the backward pass.
 EVENTS = {
-    "plain": "step:4 step:12 kill:20",
+    "plain": "step:4 kill:12 half:13 ready:20 step:24",
     "eval": "eval:4 step:8 eval:12 step:13 kill:17 eval:24 eval:36",
     "epochs": "step:5 eval:12 step:12 log:24 eval:36",
     "steps": "step:3 step:16 eval:17",
@@ -28,10 +29,14 @@ EVENTS = {
     "plateau": "eval:4 step:8 kill:18",
     "compile": "step:4 kill:14",
     "peft": "step:4 step:12 kill:20",
+    "start": "kill:5 eval:12 step:24",
+    "leaves": "step:3 kill:4 step:5 kill:16 step:17",
+    "stream": "step:3 kill:12 step:13 step:24 kill:30",
 }
+NIGHTS = ("steps", "grouped", "plateau", "compile", "start", "leaves", "stream")
 
 
-@pytest.mark.parametrize("case", with_nights(EVENTS, ("steps", "grouped", "plateau", "compile")))
+@pytest.mark.parametrize("case", with_nights(EVENTS, NIGHTS))
 def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
     training = Training("transformers", "hf.py", case, tmp_path)
     plain = training.plain()

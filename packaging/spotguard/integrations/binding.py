@@ -75,6 +75,7 @@ class Bound:
         self.guard: Guard = register(
             store, run_id=run_id, position=_BoundaryPosition(binding), **binding.state()
         )
+        self.guard.loop_owned = True
         self.done = self.guard.restore()
         self._generators = captured()
 
@@ -108,7 +109,7 @@ class GuardedLoop(Binding):
         return 0 if self.loader is None else self.loader.epoch
 
     def save(self) -> SavedCheckpoint:
-        """Save now, as `Guard.save` does."""
+        """Save the last boundary now, and wait for the commit, as `Guard.save` does."""
         return self.guard.save()
 
     def state(self) -> dict[str, Any]:

@@ -95,9 +95,12 @@ class TrainerBinding:
         self._restored: Mapping[str, Any] | None = None
         #: The epoch in which training begins, and the batches of it that were trained.
         self._first, self._batches = 0, 0
+        #: The batches of a whole epoch.
+        self._whole = 0
         self._epoch = -1
-        #: The generators when the running epoch began: an order of samples may be drawn from them.
-        self._epoch_began: dict[str, Any] = {}
+        #: The running epoch, the steps that were completed when it began, and the generators, from which an order of samples
+        #: may be drawn.
+        self._running: dict[str, Any] = {"epoch": 0, "steps": 0, "generators": {}}
         self._marked = 0
         self._last: dict[str, Any] = {"grad_norm": None, "learning_rate": None}
         self._log, self._logged = "", 0
@@ -140,11 +143,13 @@ class TrainerBinding:
             "loss": getattr(trainer, "_tr_loss", torch.zeros(())),
             "counts": {name: getattr(trainer, name) for name in _COUNTS if hasattr(trainer, name)},
             "last": self._last,
-            "epoch_began": self._epoch_began,
+            "running": self._running,
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
         state = self.trainer.state
+        if not position["state"]["global_step"]:
+            return  # nothing was trained: begin as a first start does
         self._restored = position
         for name, value in position["state"].items():
             setattr(state, name, value)
@@ -153,7 +158,7 @@ class TrainerBinding:
         for each, attributes in zip(self._with_state(), position["callbacks"], strict=True):
             for name, value in attributes.items():
                 setattr(each, name, value)
-        self._last, self._epoch_began = position["last"], position["epoch_began"]
+        self._last, self._running = position["last"], position["running"]
         self._marked = state.global_step
 
     def _with_state(self) -> list[Any]:
@@ -182,15 +187,18 @@ class TrainerBinding:
         self._bound = bound = Bound(self, self._store, self._run_id)
         self.guard = bound.guard
         if bound.done:
-            per_epoch = self._steps_of_an_epoch(train_dataloader)
-            self._first, into = divmod(bound.done, per_epoch)
-            self._batches = into * self.trainer.args.gradient_accumulation_steps
+            args = self.trainer.args
+            args.eval_on_start = False  # the first start has done it
+            accumulated = args.gradient_accumulation_steps
+            self._whole = self.trainer.set_initial_training_values(args, train_dataloader)[1] * accumulated
+            self._first = self._running["epoch"]
+            self._batches = (bound.done - self._running["steps"]) * accumulated
         return prepared
 
     def _run_epoch(self, **given: Any) -> None:
         if given["epoch"] < self._first or self.trainer.control.should_training_stop:
             return
-        if given["epoch"] == self._first and self._bound is not None and self._bound.done:
+        if given["epoch"] == self._first and self._batches:
             given["epochs_trained"], given["steps_trained_in_current_epoch"] = self._first, self._batches
             given["resume_from_checkpoint"] = _RESUMED
         self._original["_run_epoch"](**given)
@@ -231,9 +239,9 @@ class TrainerBinding:
         control = self._original["on_epoch_begin"](args, state, control)
         if self._epoch == self._first and self._batches:
             # The order of this epoch's samples may come from the generators as they were when it began.
-            put_back(self._epoch_began)
+            put_back(self._running["generators"])
         else:
-            self._epoch_began = captured()
+            self._running = {"epoch": self._epoch, "steps": state.global_step, "generators": captured()}
         return control
 
     # --- the repetition of what comes between the boundary and the next step ---
@@ -256,11 +264,10 @@ class TrainerBinding:
         trainer.model_wrapped.train()  # as after a step: TRL's trainers choose by it what they log
         self._finish_step()
         control = trainer.control
-        if not self._batches or control.should_epoch_stop or control.should_training_stop:
+        if self._batches >= self._whole or control.should_epoch_stop or control.should_training_stop:
             trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, control)
             self._finish_step()
-            if self._batches:  # the loop left the epoch before its end
-                self._first, self._batches = self._first + 1, 0
+            self._first, self._batches = self._first + 1, 0
         bound.keep_generators()
 
     def _finish_step(self) -> None:
@@ -269,12 +276,6 @@ class TrainerBinding:
             trainer._tr_loss, last["grad_norm"], trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
             learning_rate=last["learning_rate"],
         )  # fmt: skip
-
-    def _steps_of_an_epoch(self, dataloader: Any) -> int:
-        """Return the optimizer steps of an epoch, as the Trainer computes them."""
-        args = self.trainer.args
-        length = self.trainer.set_initial_training_values(args, dataloader)
-        return int(length[1])
 
 
 #: Counters and sums for the log that the Trainer, or a subclass of TRL, keeps in attributes of its own.

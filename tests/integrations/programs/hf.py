@@ -1,8 +1,9 @@
 """A Trainer of transformers on a small GPT-2: `hf.py OUT CASE [STORE [EVENT…]]`. CASE is words of CASES, as in `eval+peft`.
 
 Without a store it trains plainly. With one it is guarded, and gets a notice at the first of the events that this life reaches:
-`step:7` when step 7 begins, `eval:8` in the evaluation after step 8, `log:6` at that log. `kill:9` is SIGKILL after a background
-checkpoint, at the beginning of step 9. It exits with 75 after a notice. At the end it writes what must be equal to OUT.
+`step:7` when step 7 begins, `eval:8` in the evaluation after step 8, `log:6` at that log. `kill:9` is SIGKILL at the beginning of
+step 9, `half:9` between its micro-batches, and `ready:9` before its optimizer step: after a background checkpoint, or after a
+save by hand if SPOTGUARD_EVERY is off. It exits with 75 after a notice. At the end it writes what must be equal to OUT.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ CASES: dict[str, dict[str, Any]] = {
     "fused": {"optim": "adamw_torch_fused"},
     "sgd": {"optim": "sgd"},
     "adafactor": {"optim": "adafactor"},
+    # by hand
+    "start": {"eval_on_start": True, "eval_strategy": "epoch"},
+    "leaves": {},
+    "stream": {"max_steps": 31},
     # refused
     "finds-size": {"auto_find_batch_size": True},
     "skips-nothing": {"ignore_data_skip": True},
@@ -119,13 +124,22 @@ class Events(TrainerCallback):
     def _notice(self) -> None:
         spotguard.testing.preempt(self.binding.guard, seconds=60)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        if self.ends.meets(f"step:{state.global_step}"):
-            self._notice()
-        if self.ends.meets(f"kill:{state.global_step}"):
+    def _kill(self, event: str, state: Any) -> None:
+        if self.ends.meets(f"{event}:{state.global_step}"):
             if os.environ["SPOTGUARD_EVERY"] == "off":
                 self.binding.guard.save()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self.ends.meets(f"step:{state.global_step}"):
+            self._notice()
+        self._kill("kill", state)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._kill("half", state)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._kill("ready", state)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self.ends.meets(f"eval:{state.global_step}"):
@@ -134,6 +148,21 @@ class Events(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self.ends.meets(f"log:{state.global_step}"):
             self._notice()
+
+
+class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Any:
+        yield from (self.samples[at] for at in range(len(self.samples)))
+
+
+class Leaves(TrainerCallback):
+    """Leaves an epoch before its end, twice."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        control.should_epoch_stop = state.global_step in (4, 16)
 
 
 class ShardedTrainer(Trainer):
@@ -160,19 +189,21 @@ def main() -> None:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.1))
-    trained = Samples(SAMPLES, lengths="grouped" in case)
+    trained: Any = Samples(SAMPLES, lengths="grouped" in case)
     arguments = TrainingArguments(
         output_dir=f"{out}-files", report_to=[], use_cpu=True, disable_tqdm=True, **options
     )
     callbacks: list[Any] = []
     if "early" in case:
         callbacks.append(transformers.EarlyStoppingCallback(early_stopping_patience=3))
+    if "leaves" in case:
+        callbacks.append(Leaves())
     told = Events(sys.argv[4:], Path(f"{out}.met"))
     kind = ShardedTrainer if "fsdp2" in case else Trainer
     trainer = kind(
         model=model,
         args=arguments,
-        train_dataset=trained,
+        train_dataset=Stream(trained) if "stream" in case else trained,
         eval_dataset=Samples(8),
         data_collator=collate,
         callbacks=[*callbacks, told],

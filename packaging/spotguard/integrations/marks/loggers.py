@@ -19,7 +19,7 @@ def follow_loggers(guard: Any, trainer: Any) -> None:
         guard: the guard.
         trainer: the Trainer.
     """
-    if guard._rank:
+    if guard.view.rank:
         return
     handler = getattr(trainer, "callback_handler", None)
     found = getattr(trainer, "loggers", []) if handler is None else handler.callbacks

@@ -11,6 +11,7 @@ import threading
 import weakref
 from typing import Any, Protocol
 
+from spotguard.hooks.control.report import GuardView
 from spotguard.hooks.save.request import SavedCheckpoint
 
 from .history import Note, PastPreemption, preemptions, steps_lost
@@ -63,12 +64,12 @@ def follow(guard: Any, tracker: Tracker) -> None:
         tracker: the tracker.
     """
     guard = getattr(guard, "guard", guard)
-    if guard._rank or os.environ.get("SPOTGUARD_PROVE"):
+    if guard.view.rank or os.environ.get("SPOTGUARD_PROVE"):
         return
     places = _places.setdefault(guard, set())
     if tracker.place not in places:
         places.add(tracker.place)
-        Marks(guard, tracker).start()
+        Marks(guard.view, tracker).start()
 
 
 #: The places that each guard marks already.
@@ -78,9 +79,9 @@ _places: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 class Marks:
     """The marks of one guard in one tracker, and the thread that writes them."""
 
-    def __init__(self, guard: Any, tracker: Tracker) -> None:
+    def __init__(self, guard: GuardView, tracker: Tracker) -> None:
         self._guard, self._tracker = guard, tracker
-        self._run_id, self._attempt, self._clock = guard._run_id, guard._checkpointer.attempt, guard._clock
+        self._run_id, self._attempt = guard.run_id, guard.attempt
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: list[TrackerMark] = []
         self._preemptions = 0
@@ -125,7 +126,7 @@ class Marks:
                 del self._waiting[:-_WAITING]
 
     def _write(self, ended: bool) -> None:
-        if self._guard._saver.saving and not (self._leaving or ended):
+        if self._guard.saving() and not (self._leaving or ended):
             return  # a notice waits for its commit
         while self._waiting:
             self._tracker.add(self._waiting[0])
@@ -135,13 +136,13 @@ class Marks:
             self._tracker.flush(leaving=self._leaving)
             self._added = self._leaving = False
         if self._restored:
-            note = {"attempt": self._attempt, "step": self._guard._gate.place.completed, "ended": ended}
+            note = {"attempt": self._attempt, "step": self._guard.completed(), "ended": ended}
             if (text := json.dumps(note)) != self._note:
                 self._tracker.write_note(text)
                 self._note = text
 
     def _marks_of(self, step: int, saved: SavedCheckpoint | None, notice: Any) -> list[TrackerMark]:
-        now = self._clock.time()
+        now = self._guard.clock.time()
         if saved is None:
             return self._resumed(step, now)
         if notice is None or notice.drill:
@@ -158,7 +159,7 @@ class Marks:
         """Return the mark of this restore, after those of the preemptions that the tracker lacks."""
         note = Note.parse(self._note or self._tracker.read_note())
         again, self._restored = self._restored, True
-        known = [] if again else preemptions(self._guard._store, self._run_id, self._attempt)
+        known = [] if again else preemptions(self._guard.store, self._run_id, self._attempt)
         if not again:
             self._preemptions = len(known)
         newest = self._tracker.marked(self._run_id) if known else 0
