@@ -53,10 +53,17 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "cut").exists()
 
 
-def test_what_is_not_known_to_resume_is_refused_by_name(tmp_path: Path) -> None:
-    training = Training("deepspeed", "ds.py", "2-fp32-offload", tmp_path)
-    training.env |= ALONE
+@pytest.mark.parametrize(
+    ("case", "ranks", "said"),
+    [("2-fp32-offload", 1, "offload_optimizer"), ("1-fp32-parallel", 2, "model parallelism")],
+)
+def test_what_is_not_known_to_resume_is_refused_by_name(
+    case: str, ranks: int, said: str, tmp_path: Path
+) -> None:
+    training = Training("deepspeed", "ds.py", case, tmp_path, ranks)
+    if ranks == 1:
+        training.env |= ALONE
     done = training.run("out", str(tmp_path / "store"))
     assert done.returncode == 1
-    assert "UsageError: DeepSpeed's offload_optimizer keeps state that spotguard does not read" in done.stderr
+    assert f"UsageError: DeepSpeed's {said} keeps state that spotguard does not read" in done.stderr
     assert not (tmp_path / "out").exists()

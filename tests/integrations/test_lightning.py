@@ -51,10 +51,19 @@ def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
     assert lives == 4
 
 
-def test_a_second_fit_is_refused(tmp_path: Path) -> None:
-    done = Training("lightning", "pl.py", "twice", tmp_path).run("out", str(tmp_path / "store"))
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("twice", "trainer.fit() was called twice with one SpotguardCallback"),
+        ("keeps", "WeightAveraging keeps its state in Lightning's own checkpoints"),
+        ("unequal", 'pass CombinedLoader(loaders, "min_size"), or loaders of equal length'),
+        ("iterator", "take training_step(batch, batch_idx)"),
+    ],
+)
+def test_what_no_resume_makes_exact_is_refused_by_name(case: str, said: str, tmp_path: Path) -> None:
+    done = Training("lightning", "pl.py", case, tmp_path).run("out", str(tmp_path / "store"))
     assert done.returncode == 1
-    assert "trainer.fit() was called twice with one SpotguardCallback" in done.stderr
+    assert said in done.stderr
     assert not (tmp_path / "out").exists()
 
 

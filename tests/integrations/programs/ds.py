@@ -53,6 +53,34 @@ class Network(nn.Module):
         return self.small(self.layers(x))
 
 
+class ModelParallel:
+    """All ranks hold one model, as Megatron tells DeepSpeed."""
+
+    def __init__(self) -> None:
+        ranks = range(torch.distributed.get_world_size())
+        self._all = torch.distributed.new_group([*ranks])
+        alone = [torch.distributed.new_group([each]) for each in ranks]
+        self._own = alone[torch.distributed.get_rank()]
+
+    def get_model_parallel_group(self) -> Any:
+        return self._all
+
+    def get_model_parallel_rank(self) -> int:
+        return torch.distributed.get_rank()
+
+    def get_model_parallel_world_size(self) -> int:
+        return torch.distributed.get_world_size()
+
+    def get_data_parallel_group(self) -> Any:
+        return self._own
+
+    def get_data_parallel_rank(self) -> int:
+        return 0
+
+    def get_data_parallel_world_size(self) -> int:
+        return 1
+
+
 def initialize(case: str, network: nn.Module, dataset: Any) -> Any:
     stage, dtype, *variant = case.split("-")
     config: dict[str, Any] = {
@@ -80,7 +108,12 @@ def initialize(case: str, network: nn.Module, dataset: Any) -> Any:
     optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     return deepspeed.initialize(
-        model=network, optimizer=optimizer, lr_scheduler=scheduler, training_data=dataset, config=config
+        model=network,
+        optimizer=optimizer,
+        lr_scheduler=scheduler,
+        training_data=dataset,
+        config=config,
+        mpu=ModelParallel() if "parallel" in variant else None,
     )
 
 

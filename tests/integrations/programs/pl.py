@@ -60,7 +60,11 @@ CASES: dict[str, dict[str, Any]] = {
     "averages": {},
     "ddp": {"strategy": "ddp", "devices": 2},
     "fsdp2": {"strategy": "fsdp2", "devices": 2},
+    # refused
     "twice": {"max_epochs": 1},
+    "keeps": {"max_epochs": 1},
+    "unequal": {"max_epochs": 1},
+    "iterator": {"max_epochs": 1},
 }
 
 
@@ -112,6 +116,12 @@ class Network(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
 
 
+class TakesBatches(Network):
+    def training_step(self, dataloader_iter: Any) -> Any:
+        batch, number, _ = next(dataloader_iter)
+        return super().training_step(batch, number)
+
+
 class Log(L.loggers.logger.DummyLogger):
     """A logger that writes lines to a file that outlives the process."""
 
@@ -151,6 +161,8 @@ def main() -> None:
     callbacks: list[Any] = [told]
     if "early" in case:
         callbacks.append(L.callbacks.EarlyStopping("v", patience=1, min_delta=10.0))
+    if "keeps" in case:
+        callbacks.append(L.callbacks.WeightAveraging())
     if len(sys.argv) > 3:
         told.guarded = spotguard.integrations.lightning.SpotguardCallback(sys.argv[3], run_id="lightning")
         callbacks.append(told.guarded)
@@ -169,8 +181,9 @@ def main() -> None:
         callbacks=callbacks,
         **options,
     )
-    network = Network(case)
-    trainer.fit(network, loader, DataLoader(dataset, batch_size=16))
+    network = (TakesBatches if "iterator" in case else Network)(case)
+    shorter = DataLoader(dataset, batch_size=16)
+    trainer.fit(network, [loader, shorter] if "unequal" in case else loader, shorter)
     if "twice" in case:
         trainer.fit(network, loader)
     log = Path(f"{out}.log")
