@@ -117,7 +117,7 @@ class Network(L.LightningModule):
 
 
 class TakesBatches(Network):
-    def training_step(self, dataloader_iter: Any) -> Any:
+    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
         batch, number, _ = next(dataloader_iter)
         return super().training_step(batch, number)
 
