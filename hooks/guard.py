@@ -450,6 +450,11 @@ class Guard:
         )
 
     @property
+    def in_step(self) -> bool:
+        """Whether the optimizer has stepped since the last boundary."""
+        return self._gate.place.dirty
+
+    @property
     def view(self) -> GuardView:
         """This guard for threads beside training, such as those of `spotguard.integrations`."""
         return GuardView(

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 EVENTS = ("step:2", "step:5", "step:6", "kill:8", "step:11", "step:12")
 
 
-@pytest.mark.parametrize("case", ["seedable", "shuffled", "stateful"])
+@pytest.mark.parametrize("case", ["seedable", "shuffled", "stateful", "by-hand"])
 def test_a_loop_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
     training = Training("transformers", "accel.py", case, tmp_path)
     plain = training.plain()

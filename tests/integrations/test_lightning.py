@@ -24,6 +24,8 @@ EVENTS = {
     "plateau": "step:5 val:11 kill:22",
     "steps": "step:5 val:11 step:14",
     "workers": "step:5 step:12",
+    "kept": "step:5 step:11 val:11 step:14 val:22 kill:24",
+    "stops": "step:5 step:14 step:18 val:22",
     "early": "step:5 val:11 step:12 kill:20",
     "sanity": "step:5 val:11",
     "older": "step:5 val:11",
@@ -31,7 +33,9 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("case", with_nights(EVENTS, ("half", "manual", "plateau", "steps", "sanity")))
+@pytest.mark.parametrize(
+    "case", with_nights(EVENTS, ("half", "manual", "plateau", "steps", "sanity", "stops"))
+)
 def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
     training = Training("lightning", "pl_older.py" if case == "older" else "pl.py", case, tmp_path)
     training.env["SPOTGUARD_EVERY"] = "0.1"  # what a kill leaves
@@ -58,6 +62,10 @@ def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
         ("keeps", "WeightAveraging keeps its state in Lightning's own checkpoints"),
         ("unequal", 'pass CombinedLoader(loaders, "min_size"), or loaders of equal length'),
         ("iterator", "take training_step(batch, batch_idx)"),
+        ("exception", "OnExceptionCheckpoint writes a checkpoint when a preemption ends training"),
+        ("thaws", "Thaws adds parameter groups while it trains"),
+        ("reloads", "reload_dataloaders_every_n_epochs counts from the epoch of the restart"),
+        ("own", "Lightning has loaded a checkpoint of its own"),
     ],
 )
 def test_what_no_resume_makes_exact_is_refused_by_name(case: str, said: str, tmp_path: Path) -> None:

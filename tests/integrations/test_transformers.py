@@ -81,6 +81,8 @@ def test_a_guarded_trainer_that_is_not_disturbed_is_a_plain_one(tmp_path: Path) 
         ("finds-size", "auto_find_batch_size=True begins again with another batch size"),
         ("skips-nothing", "ignore_data_skip=True trains on batches again after a resume: leave it out"),
         ("twice", "trainer.train() was called twice"),
+        ("stay", "dataloader_persistent_workers=True: the resumed epoch has workers of its own"),
+        ("buffers", "Trainer trains on answers that it has generated"),
     ],
 )
 def test_what_no_resume_makes_exact_is_refused_by_name(case: str, said: str, tmp_path: Path) -> None:

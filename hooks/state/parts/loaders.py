@@ -29,9 +29,9 @@ class ResumableLoader:
     prefetched). After a restore it makes the iterator from the recorded generators, drops the counted batches, and puts the
     generators of the restored step back. Dropped batches are loaded again, which costs their loading time once.
 
-    Exact: shuffling, `num_workers`, random augmentation in workers, `DistributedSampler` with `set_epoch`. Not exact: a
-    sampler that draws from a global generator in the middle of a pass while workers prefetch, and random augmentation in
-    workers with `persistent_workers=True` after the first pass.
+    Exact: shuffling, `num_workers`, `persistent_workers`, random augmentation in workers, `DistributedSampler` with
+    `set_epoch`. Not exact: a sampler that draws from a global generator in the middle of a pass while workers prefetch, and
+    random augmentation in workers with `persistent_workers=True` after the first pass.
 
     A restart that finds other batches than before warns: something draws numbers that no seed sets, or counts passes
     from 0 again.
@@ -72,6 +72,8 @@ class ResumableLoader:
         self._after: tuple[Any, dict[str, torch.Tensor]] | None = None
         #: The iterator whose batches count; an older one that is used on changes nothing.
         self._current: object = None
+        #: Whether the saved run kept its workers from an earlier pass; None once the next iterator is made.
+        self._kept: bool | None = None
         #: The number of restores. An iterator of before the last one is at another position than the state.
         self._restores = 0
 
@@ -89,8 +91,10 @@ class ResumableLoader:
         if self._taken and self._stepped:  # the loop was left in the middle of a pass
             self.epoch += 1
         self._taken = self._cut = self._mark = 0
+        self.align_workers(self._kept)
         self._begin = {
-            **self._own(),
+            **self.own_generators(),
+            "kept": keeps_workers(self.loader),
             "global": rng.capture(),
             "epoch": self._sampler_epoch(),
             "passes": self._passes(),
@@ -100,9 +104,10 @@ class ResumableLoader:
     def _resumed(self) -> Iterator[Any]:
         """The rest of the pass that was interrupted."""
         if self._after is None:
-            self._after = rng.capture(), self._own()
+            self._after = rng.capture(), self.own_generators()
+        self.align_workers(self._begin["kept"])
         rng.restore(self._begin["global"])
-        self._set_own(self._begin)
+        self.set_own_generators(self._begin)
         for each in self._samplers():
             if self._begin["epoch"] is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(self._begin["epoch"])
@@ -124,9 +129,18 @@ class ResumableLoader:
             self._mark = mark
         now, own = self._after
         rng.restore(now)
-        self._set_own(own)
+        self.set_own_generators(own)
         self._taken = self._cut
         return self._counted(batches)
+
+    def align_workers(self, kept: bool | None) -> None:
+        """After a restore, have the loader's workers or not, as the saved run had where the next iterator was made."""
+        self._kept = None
+        if kept is not None and keeps_workers(self.loader) != kept:
+            own, now = self.own_generators(), rng.capture()
+            set_workers(self.loader, kept=kept)
+            rng.restore(now)
+            self.set_own_generators(own)
 
     def _drop_early_iterator(self) -> None:
         """Drop the iterator that torchdata's loader makes when it is asked for its state before the first pass, as accelerate
@@ -164,16 +178,18 @@ class ResumableLoader:
         """Return the position, with the generators that a resumed pass begins from. A boundary asks for it."""
         self._stepped = self._stepped or self._current is not None
         position = {"epoch": self.epoch, "taken": self._taken, "mark": self._mark}
-        return {**position, "begin": self._begin, "own": self._own(), "passes": self._passes()}
+        position["kept"] = keeps_workers(self.loader)
+        return {**position, "begin": self._begin, "own": self.own_generators(), "passes": self._passes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a position of `state_dict`. The next iterator continues there."""
         self.epoch, self._taken, self._begin = state["epoch"], state["taken"], state["begin"]
         self._cut, self._stepped, self._after = self._taken, False, None
         self._current, self._mark = None, state["mark"]
+        self._kept = state["kept"]
         if self.epoch:
             self._drop_early_iterator()
-        self._set_own(state["own"])
+        self.set_own_generators(state["own"])
         self._set_passes(state["passes"])
 
     def restored(self) -> None:
@@ -195,6 +211,17 @@ class ResumableLoader:
         """The counts of accelerate's loaders, of Fabric's, and of mosaicml-streaming's datasets."""
         dataset = getattr(self.loader, "dataset", None)
         return [("iteration", self.loader), ("_num_iter_calls", self.loader), ("next_epoch", dataset)]
+
+    def sampler_epochs(self) -> list[int | None]:
+        """Return the epochs of the samplers, in a fixed order; None for one without."""
+        epochs = (getattr(each, "epoch", None) for each in self._samplers())
+        return [each if isinstance(each, int) else None for each in epochs]
+
+    def set_sampler_epochs(self, epochs: list[int | None]) -> None:
+        """Set the epochs that `sampler_epochs` returned."""
+        for each, epoch in zip(self._samplers(), epochs, strict=False):
+            if epoch is not None and hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
 
     def _samplers(self) -> list[Any]:
         """The samplers of the loader, and those inside them: accelerate's sampler of a rank wraps the loader's own, and
@@ -226,14 +253,33 @@ class ResumableLoader:
         found = {where: getattr(holder, "generator", None) for where, holder in holders.items()}
         return {where: each for where, each in found.items() if isinstance(each, torch.Generator)}
 
-    def _own(self) -> dict[str, torch.Tensor]:
+    def own_generators(self) -> dict[str, torch.Tensor]:
+        """Return the states of the generators of the loader and its samplers, by where they are found."""
         return {where: each.get_state() for where, each in self._generators().items()}
 
-    def _set_own(self, states: dict[str, Any]) -> None:
+    def set_own_generators(self, states: dict[str, Any]) -> None:
+        """Set the states that `own_generators` returned."""
         for where, each in self._generators().items():
             # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then.
             if where in states:
                 each.set_state(states[where])
+
+
+def keeps_workers(loader: Any) -> bool:
+    """Return whether a loader with `persistent_workers` has its workers. Only the iterator that starts them draws a seed."""
+    base = getattr(loader, "base_dataloader", loader)
+    if not isinstance(base, DataLoader) or not base.persistent_workers or hasattr(base, "state_dict"):
+        return False
+    return base._iterator is not None
+
+
+def set_workers(loader: Any, *, kept: bool) -> None:
+    """Start a loader's persistent workers, or end them. To start them draws from the generators."""
+    base = getattr(loader, "base_dataloader", loader)
+    if kept and isinstance(base, DataLoader) and base.persistent_workers:
+        DataLoader.__iter__(base)
+    elif not kept:
+        base._iterator = None
 
 
 #: The most values of a batch that count for its mark, and the bytes at each end of a tensor.

@@ -23,6 +23,9 @@ from .dtensor import DeclaredReplicas
 #: Declarations by the id of a tensor.
 Declared = dict[int, DeclaredReplicas]
 
+#: The states of communication hooks that change nothing from step to step, by class.
+_STATELESS = ("NoneType", "ProcessGroup", "_AllreduceUpcastHookState")
+
 _by_adapters: WeakKeyDictionary[nn.Module, tuple[int, ...]] = WeakKeyDictionary()
 
 
@@ -50,6 +53,12 @@ def _ask(wrapper: DistributedDataParallel, declarations: Declared) -> None:
     group = torch.distributed.get_process_group_ranks(wrapper.process_group)
     if len(group) == 1:
         return  # a group of one rank shares nothing
+    for state, _ in wrapper._comm_hooks:
+        if not any(base.__name__ in _STATELESS for base in type(state).__mro__):
+            raise StateError(
+                f"DistributedDataParallel has a communication hook with a state of its own ({type(state).__name__}), which no "
+                "checkpoint has, such as PowerSGD's errors; use a hook without one, as in bf16_compress_hook"
+            )
     ranks, first = tuple(sorted(group)), (group[0],)
     ignored = set(wrapper.parameters_to_ignore)
     for name, parameter in wrapper.module.named_parameters():

@@ -86,12 +86,15 @@ class AcceleratedGuard(GuardedLoop):
         super().__init__(loader, store, run_id)
 
     def step(self) -> None:
-        """Mark a boundary if the last micro-batch completed a step.
+        """Mark a boundary if the last micro-batch completed a step, or a scaler left the step out.
 
         Raises:
             Preempted: the machine is going, and the state is committed.
         """
-        if self._accelerator.sync_gradients:
+        # `sync_gradients` stays true in a script that accumulates by hand, so the optimizer is asked, too.
+        if self._accelerator.sync_gradients and (
+            self.guard.in_step or self._accelerator.optimizer_step_was_skipped
+        ):
             self.guard.step()
 
     # --- the protocol `Binding` ---

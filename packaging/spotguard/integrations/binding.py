@@ -165,7 +165,5 @@ def check_distribution(who: str, accelerator: Any, fsdp2: str) -> None:
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Return the torch optimizer inside the wrappers of accelerate and Fabric."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
+    """Return the optimizer inside accelerate's wrapper. `register` itself looks into any other."""
+    return optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer

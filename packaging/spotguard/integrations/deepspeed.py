@@ -25,6 +25,8 @@ __all__ = ["EngineGuard", "register"]
 
 #: Counters of the engine. The first three are in DeepSpeed's own checkpoints too; `micro_steps` tells where an accumulation ends.
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+#: What `set_train_batch_size` and `set_train_micro_batch_size` change in the engine's configuration.
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 #: The wrappers of optimizers whose state is known, by the names of their classes.
 _WRAPPERS = (
     "BF16_Optimizer",
@@ -130,12 +132,15 @@ class EngineGuard(GuardedLoop):
     def position(self) -> dict[str, Any]:
         return {
             "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
+            "sizes": {name: getattr(self._engine._config, name) for name in _SIZES},
             "loss_scale": _plain(_loss_scaler(self._engine)),
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
         for name, value in position["counters"].items():
             setattr(self._engine, name, value)
+        for name, value in position["sizes"].items():
+            setattr(self._engine._config, name, value)
         for name, value in position["loss_scale"].items():
             setattr(_loss_scaler(self._engine), name, value)
 
@@ -234,6 +239,7 @@ def _check(engine: Any) -> None:
         "moe": engine.has_moe_layers,
         "curriculum_learning": engine.curriculum_learning_enabled(),
         "random_ltd": engine.random_ltd_enabled(),
+        "deepcompile": getattr(engine, "is_deepcompile_enabled", bool)(),
     }
     for name, is_on in refused.items():
         if is_on:

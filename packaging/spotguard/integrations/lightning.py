@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from spotguard.hooks.state.parts.loaders import ResumableLoader
+from spotguard.hooks.state.parts.loaders import ResumableLoader, keeps_workers
 from spotguard.providers.errors import UsageError
 
 from . import lightning_results
@@ -76,6 +76,11 @@ class SpotguardCallback(Callback):
                 "trainer.fit() was called twice with one SpotguardCallback, and a restart does not know which one to resume: "
                 "make a Trainer and a process for each, with a run id of its own"
             )
+        if trainer._checkpoint_connector._loaded_checkpoint:
+            raise UsageError(
+                "Lightning has loaded a checkpoint of its own (ckpt_path, or one that it found by itself), and would mix it with "
+                "what spotguard restores: leave ckpt_path out; load pretrained weights into the module before fit()"
+            )
         check_strategy(trainer.strategy)
         _check(trainer, pl_module)
         self.binding = LightningBinding(trainer, self._more, self._store, self._run_id)
@@ -101,15 +106,20 @@ class LightningBinding:
             self._epoch_loop,
             ["run", "on_run_start", "on_advance_end", "advance", "on_iteration_done"],
         )
+        check_members("lightning", self._epoch_loop.val_loop, ["setup_data"])
         #: The generators when the running epoch made its iterator: the global ones, and those of the loaders.
         self._epoch_began: dict[str, Any] = {}
         #: The restored position, until training goes on from it.
         self._restored: Mapping[str, Any] | None = None
+        #: By loader of the validation, whether the saved run kept its workers; empty once they are as they were.
+        self._kept: list[bool] = []
         self._marked = 0
         self._bound = Bound(self, store, run_id)
         self.guard: Guard = self._bound.guard
         self._load_states = self._fit._load_combined_loader_states
         self._fit._load_combined_loader_states = self.load_combined_loader_states
+        self._setup_validation = self._epoch_loop.val_loop.setup_data
+        self._epoch_loop.val_loop.setup_data = self.setup_validation
         for name in ("run", "on_run_start", "on_advance_end"):
             setattr(self, f"_{name}", getattr(self._epoch_loop, name))
             setattr(self._epoch_loop, name, getattr(self, name))
@@ -143,6 +153,8 @@ class LightningBinding:
             "precision": trainer.precision_plugin.state_dict(),
             "results": lightning_results.collected(trainer),
             "epoch_began": self._epoch_began,
+            "should_stop": trainer.should_stop,
+            "validation": [keeps_workers(each.loader) for each in _loaders(self._epoch_loop.val_loop)],
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
@@ -153,6 +165,7 @@ class LightningBinding:
         trainer = self.trainer
         call._call_callbacks_load_state_dict(trainer, {"callbacks": position["callbacks"]})
         trainer.precision_plugin.load_state_dict(position["precision"])
+        self._kept = position["validation"]
 
     # --- the methods of the loops that this object replaces ---
 
@@ -181,6 +194,12 @@ class LightningBinding:
             self.guard.step()
         self._on_advance_end(fetcher)
 
+    def setup_validation(self) -> None:
+        self._setup_validation()
+        for loader, kept in zip(_loaders(self._epoch_loop.val_loop), self._kept, strict=False):
+            loader.align_workers(kept)
+        self._kept = []
+
     def run(self, fetcher: Any) -> None:
         if self._restored is None:
             self._run(fetcher)
@@ -193,6 +212,7 @@ class LightningBinding:
             each.on_iteration_done()  # this is no restart by Lightning's own rules
         lightning_results.put_back(self.trainer, restored["results"])
         self._marked = self.trainer.global_step
+        self.trainer.should_stop = restored["should_stop"]
         self._epoch_began = restored["epoch_began"]
         self._restored = None
         try:
@@ -207,24 +227,30 @@ class LightningBinding:
 
     def _skip_trained_batches(self, fetcher: Any, restored: Mapping[str, Any]) -> None:
         began = restored["epoch_began"]
+        loaders = _loaders(self._fit)
+        for loader, kept in zip(loaders, began["kept"], strict=True):
+            loader.align_workers(kept)
         put_back(began["global"])
-        for loader, own in zip(self._loaders(), began["loaders"], strict=True):
-            loader._set_own(own)
+        for loader, own in zip(loaders, began["loaders"], strict=True):
+            loader.set_own_generators(own)
         iter(fetcher)
         for _ in range(restored["loop"]["batch_progress"]["current"]["ready"]):
             next(fetcher)
         self._bound.put_generators_back()
 
     def _note_generators(self) -> None:
+        loaders = _loaders(self._fit)
         self._epoch_began = {
             "global": captured(),
-            "loaders": [loader._own() for loader in self._loaders()],
+            "loaders": [each.own_generators() for each in loaders],
+            "kept": [keeps_workers(each.loader) for each in loaders],
         }
 
-    def _loaders(self) -> list[ResumableLoader]:
-        """The training loaders, as what knows their generators."""
-        combined = self._fit._combined_loader
-        return [] if combined is None else [ResumableLoader(each) for each in combined.flattened]
+
+def _loaders(loop: Any) -> list[ResumableLoader]:
+    """The loaders of a loop, as what knows their generators and workers."""
+    combined = loop._combined_loader
+    return [] if combined is None else [ResumableLoader(each) for each in combined.flattened]
 
 
 def check_strategy(strategy: Any) -> None:
@@ -239,6 +265,10 @@ def check_strategy(strategy: Any) -> None:
             "FSDPStrategy is FSDP1, which spotguard cannot save: pass strategy=ModelParallelStrategy("
             "data_parallel_size=<ranks>, tensor_parallel_size=1), and call fully_shard in the module's configure_model()"
         )
+    if getattr(strategy, "_model_averaging_period", None) is not None:
+        raise UsageError(
+            "DDPStrategy(model_averaging_period=…) lets the ranks' weights differ, and spotguard saves one of them: leave it out"
+        )
     if kind == "DeepSpeedStrategy":
         raise UsageError(
             "DeepSpeedStrategy keeps masters and moments in DeepSpeed's engine: save its own checkpoints from spotguard.on_notice, "
@@ -251,14 +281,34 @@ def _of_lightning(method: Any) -> bool:
     return str(method.__module__).startswith(("lightning.", "pytorch_lightning."))
 
 
+#: Callbacks with which no resume is exact, and why.
+_REFUSED = {
+    "OnExceptionCheckpoint": (
+        "writes a checkpoint when a preemption ends training, and Lightning would load it over what spotguard restores: leave "
+        "it out"
+    ),
+    "BaseFinetuning": (
+        "adds parameter groups while it trains, and a restarted Trainer has none of them when spotguard restores: leave it out, "
+        "or save Lightning's own checkpoints from spotguard.on_notice"
+    ),
+}
+
+
 def _check(trainer: Any, module: Any) -> None:
     """Refuse by name what a resumed run would not find again.
 
     Raises:
         UsageError: a callback or the module, with the way out.
     """
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise UsageError(
+            "reload_dataloaders_every_n_epochs counts from the epoch of the restart, so a resumed run makes its loaders at other "
+            "epochs: leave it out, and let the dataset follow the epoch"
+        )
     for each in trainer.callbacks:
         kind = type(each)
+        if name := next((base.__name__ for base in kind.__mro__ if base.__name__ in _REFUSED), ""):
+            raise UsageError(f"{kind.__name__} {_REFUSED[name]}")
         if kind.on_save_checkpoint is not Callback.on_save_checkpoint:
             raise UsageError(
                 f"{kind.__name__} keeps its state in Lightning's own checkpoints (on_save_checkpoint), and spotguard asks for "

@@ -107,6 +107,12 @@ def _metrics(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 def _states(metric: Any) -> dict[str, Any]:
     names = [*metric._defaults, "_update_count", "_forward_cache"]
+    if type(metric).__module__.startswith(
+        "torchmetrics.wrappers."
+    ):  # they count and compare in plain attributes
+        names += [
+            name for name, value in vars(metric).items() if isinstance(value, (int, float, torch.Tensor))
+        ]
     return {name: getattr(metric, name) for name in names if _is_plain(getattr(metric, name))}
 
 
@@ -118,12 +124,16 @@ def _set(metric: Any, states: Mapping[str, Any], device: Any) -> None:
 
 def _is_plain(value: Any) -> bool:
     """Whether a checkpoint can hold the value; a metric may keep the last value as an object of its own."""
-    if isinstance(value, list):
-        return all(isinstance(each, torch.Tensor) for each in value)
-    return value is None or isinstance(value, (int, float, torch.Tensor))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    return value is None or isinstance(value, (int, float, str, torch.Tensor))
 
 
 def _on(value: Any, device: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    return [_on(each, device) for each in value] if isinstance(value, list) else value
+    if isinstance(value, dict):
+        return {key: _on(each, device) for key, each in value.items()}
+    return type(value)(_on(each, device) for each in value) if isinstance(value, (list, tuple)) else value

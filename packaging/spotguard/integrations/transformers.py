@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
 from .binding import Bound, captured, check_distribution, check_members, put_back, unwrapped
@@ -95,12 +96,16 @@ class TrainerBinding:
         self._restored: Mapping[str, Any] | None = None
         #: The epoch in which training begins, and the batches of it that were trained.
         self._first, self._batches = 0, 0
+        #: The epochs of the samplers in it.
+        self._samplers: list[int | None] = []
         #: The batches of a whole epoch.
         self._whole = 0
         self._epoch = -1
+        #: The loader, as what knows its samplers.
+        self._loader: ResumableLoader | None = None
         #: The running epoch, the steps that were completed when it began, and the generators, from which an order of samples
-        #: may be drawn.
-        self._running: dict[str, Any] = {"epoch": 0, "steps": 0, "generators": {}}
+        #: may be drawn: the global ones and the samplers'.
+        self._running: dict[str, Any] = {"epoch": 0, "steps": 0, "generators": {}, "own": {}}
         self._marked = 0
         self._last: dict[str, Any] = {"grad_norm": None, "learning_rate": None}
         self._log, self._logged = "", 0
@@ -120,6 +125,8 @@ class TrainerBinding:
             values["scheduler"] = trainer.lr_scheduler
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
+        if getattr(trainer.args, "sync_ref_model", False):  # TRL's reference model follows the trained one
+            values["ref_model"] = trainer.ref_model
         return values
 
     def position(self) -> dict[str, Any]:
@@ -144,6 +151,7 @@ class TrainerBinding:
             "counts": {name: getattr(trainer, name) for name in _COUNTS if hasattr(trainer, name)},
             "last": self._last,
             "running": self._running,
+            "samplers": [] if self._loader is None else self._loader.sampler_epochs(),
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
@@ -159,6 +167,7 @@ class TrainerBinding:
             for name, value in attributes.items():
                 setattr(each, name, value)
         self._last, self._running = position["last"], position["running"]
+        self._samplers = position["samplers"]
         self._marked = state.global_step
 
     def _with_state(self) -> list[Any]:
@@ -184,6 +193,7 @@ class TrainerBinding:
                 "hyperparameter_search() trains several models, and spotguard resumes one: call train()"
             )
         prepared = self._original["_prepare_for_training"](max_steps, train_dataloader, None)
+        self._loader = ResumableLoader(prepared[1])
         self._bound = bound = Bound(self, self._store, self._run_id)
         self.guard = bound.guard
         if bound.done:
@@ -239,10 +249,22 @@ class TrainerBinding:
         control = self._original["on_epoch_begin"](args, state, control)
         if self._epoch == self._first and self._batches:
             # The order of this epoch's samples may come from the generators as they were when it began.
-            put_back(self._running["generators"])
+            self._begin_again()
         else:
-            self._running = {"epoch": self._epoch, "steps": state.global_step, "generators": captured()}
+            self._running = {
+                "epoch": self._epoch,
+                "steps": state.global_step,
+                "generators": captured(),
+                "own": {} if self._loader is None else self._loader.own_generators(),
+            }
         return control
+
+    def _begin_again(self) -> None:
+        """Set the generators and the samplers as they were when the resumed epoch began."""
+        put_back(self._running["generators"])
+        if self._loader is not None:
+            self._loader.set_own_generators(self._running["own"])
+            self._loader.set_sampler_epochs(self._samplers)
 
     # --- the repetition of what comes between the boundary and the next step ---
 
@@ -315,6 +337,19 @@ def _check(trainer: Any) -> None:
         )
     if args.ignore_data_skip:
         raise UsageError("ignore_data_skip=True trains on batches again after a resume: leave it out")
+    if args.dataloader_persistent_workers:
+        raise UsageError(
+            "dataloader_persistent_workers=True: the resumed epoch has workers of its own, so the one after it would draw another "
+            "order: leave it out"
+        )
+    if hasattr(trainer, "_buffered_inputs"):
+        raise UsageError(
+            f"{type(trainer).__name__} trains on answers that it has generated and keeps in memory, and no checkpoint has them: "
+            "save its own checkpoints from spotguard.on_notice"
+        )
+    for each in trainer.callback_handler.callbacks:
+        if type(each).__name__ == "BEMACallback":
+            raise UsageError("BEMACallback keeps weights of its own that no checkpoint has: leave it out")
     check_distribution("the Trainer", trainer.accelerator, "set fsdp_config={'fsdp_version': 2}")
     if args.max_steps <= 0 and not hasattr(trainer.train_dataset, "__len__"):
         raise UsageError(

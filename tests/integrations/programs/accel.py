@@ -5,6 +5,7 @@ CASE is the loader or FSDP, and more words, as in `seedable+batches+mixed`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "shuffled": {},
     "stateful": {"use_stateful_dataloader": True, "use_seedable_sampler": True},
     "unseeded": {"use_stateful_dataloader": True},
+    "by-hand": {},
     "fsdp1": {},
     "fsdp2": {},
     # one option each, for pairs
@@ -77,22 +79,25 @@ def main() -> None:
         )
     done, first = (guard.done, guard.epoch) if guard else (0, 0)
     losses: dict[int, float] = {}
+    by_hand = "by-hand" in case
     for _ in range(first, 3):
-        for x, y in guard.loader if guard else loader:
+        for batch, (x, y) in enumerate(guard.loader if guard else loader):
             if guard and ends.meets(f"step:{done}"):
                 spotguard.testing.preempt(guard.guard, seconds=60)
-            with accelerator.accumulate(model):
+            with contextlib.nullcontext() if by_hand else accelerator.accumulate(model):
                 loss = (model(x) - y).square().mean()
                 accelerator.backward(loss)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-            if accelerator.sync_gradients:
+                stepped = batch % 2 == 1 if by_hand else accelerator.sync_gradients
+                if stepped or not by_hand:
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+            if stepped:
                 done += 1
                 losses[done] = loss.item()
             if guard:
                 guard.step()
-                if accelerator.sync_gradients and ends.meets(f"kill:{done}"):
+                if stepped and ends.meets(f"kill:{done}"):
                     guard.save()
                     os.kill(os.getpid(), signal.SIGKILL)
     result = {

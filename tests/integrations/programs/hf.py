@@ -80,7 +80,10 @@ CASES: dict[str, dict[str, Any]] = {
     "start": {"eval_on_start": True, "eval_strategy": "epoch"},
     "leaves": {},
     "stream": {"max_steps": 31},
+    "drawn": {"accelerator_config": {"use_seedable_sampler": False}},
     # refused
+    "stay": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
+    "buffers": {},
     "finds-size": {"auto_find_batch_size": True},
     "skips-nothing": {"ignore_data_skip": True},
     "twice": {"max_steps": 2},
@@ -208,6 +211,8 @@ def main() -> None:
         data_collator=collate,
         callbacks=[*callbacks, told],
     )
+    if "buffers" in case:
+        trainer._buffered_inputs = None  # as TRL's GRPOTrainer
     if len(sys.argv) > 3:
         told.binding = spotguard.integrations.transformers.attach(trainer, sys.argv[3], run_id="hf")
     trainer.train()

@@ -41,6 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
     "plateau": {},
     "steps": {"max_epochs": None, "max_steps": 15},
     "workers": {},
+    "kept": {"num_sanity_val_steps": 0},
+    "stops": {"min_epochs": 3},
     "early": {"max_epochs": 8},
     "older": {},
     "sanity": {"num_sanity_val_steps": 2},
@@ -65,6 +67,10 @@ CASES: dict[str, dict[str, Any]] = {
     "keeps": {"max_epochs": 1},
     "unequal": {"max_epochs": 1},
     "iterator": {"max_epochs": 1},
+    "exception": {"max_epochs": 1},
+    "thaws": {"max_epochs": 1},
+    "reloads": {"max_epochs": 1, "reload_dataloaders_every_n_epochs": 1},
+    "own": {"max_epochs": 1},
 }
 
 
@@ -116,6 +122,23 @@ class Network(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
 
 
+class Stops(L.Callback):
+    """Asks for the end long before the last epoch that there must be, as EarlyStopping does."""
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        if trainer.global_step == 14:
+            trainer.should_stop = True
+
+
+class Thaws(L.callbacks.BaseFinetuning):
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.layers[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.layers[0], optimizer)
+
+
 class TakesBatches(Network):
     def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
         batch, number, _ = next(dataloader_iter)
@@ -156,17 +179,25 @@ def main() -> None:
     inputs = torch.randn(42, 8)
     dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
     kind: Any = StatefulDataLoader if "stateful" in case else DataLoader
-    loader = kind(dataset, batch_size=4, shuffle=True, num_workers=2 if "workers" in case else 0)
+    kept: dict[str, Any] = {"num_workers": 1, "persistent_workers": True} if "kept" in case else {}
+    workers: dict[str, Any] = {"num_workers": 2} if "workers" in case else kept
+    loader = kind(dataset, batch_size=4, shuffle=True, **workers)
     told = Events(sys.argv[4:], Path(f"{out}.met"))
     callbacks: list[Any] = [told]
     if "early" in case:
         callbacks.append(L.callbacks.EarlyStopping("v", patience=1, min_delta=10.0))
+    if "stops" in case:
+        callbacks.append(Stops())
     if "keeps" in case:
         callbacks.append(L.callbacks.WeightAveraging())
+    if "exception" in case:
+        callbacks.append(L.callbacks.OnExceptionCheckpoint(str(out.parent)))
+    if "thaws" in case:
+        callbacks.append(Thaws())
     if len(sys.argv) > 3:
         told.guarded = spotguard.integrations.lightning.SpotguardCallback(sys.argv[3], run_id="lightning")
         callbacks.append(told.guarded)
-    options = {"max_epochs": 3, "num_sanity_val_steps": 0, "logger": False} | {
+    options = {"max_epochs": 5 if "stops" in case else 3, "num_sanity_val_steps": 0, "logger": False} | {
         key: value for word in case for key, value in CASES[word].items()
     }
     if "fsdp2" in case:
@@ -175,15 +206,20 @@ def main() -> None:
         options["logger"] = Log(Path(f"{out}.log"))
     trainer = L.Trainer(
         accelerator="cpu",
-        enable_checkpointing=False,
+        enable_checkpointing="exception" in case,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=callbacks,
         **options,
     )
     network = (TakesBatches if "iterator" in case else Network)(case)
-    shorter = DataLoader(dataset, batch_size=16)
-    trainer.fit(network, [loader, shorter] if "unequal" in case else loader, shorter)
+    shorter = DataLoader(dataset, batch_size=16, **kept)
+    given: dict[str, Any] = {}
+    if "own" in case:
+        trainer.strategy.connect(network)
+        trainer.save_checkpoint(own := Path(f"{out}.ckpt"))
+        given["ckpt_path"] = own
+    trainer.fit(network, [loader, shorter] if "unequal" in case else loader, shorter, **given)
     if "twice" in case:
         trainer.fit(network, loader)
     log = Path(f"{out}.log")

@@ -50,6 +50,17 @@ def with_workers() -> Loader:
     return DataLoader(Samples(), batch_size=BATCH, shuffle=True, num_workers=2)
 
 
+class Fixed(Samples):
+    """Workers that stay go on with their generators, so here they draw nothing."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index))
+
+
+def with_workers_that_stay() -> Loader:
+    return DataLoader(Fixed(), batch_size=BATCH, shuffle=True, num_workers=2, persistent_workers=True)
+
+
 def with_a_generator() -> Loader:
     return DataLoader(Samples(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
 
@@ -216,6 +227,7 @@ def live(store: FakeStore, make: Make, until: int, kind: type[Training] = Traini
         plain,
         shuffled,
         with_workers,
+        with_workers_that_stay,
         with_a_generator,
         with_a_samplers_generator,
         with_a_wrapped_samplers_generator,
