@@ -78,6 +78,9 @@ def runs(words: Collection[str]) -> bool:
     return not any(set(pair) <= set(words) for pair in REFUSED)
 
 
+#: Options that make a life ten times longer: a row has one where a pair needs it.
+SLOW = ("compile",)
+
 #: Two words of a row, each behind the place of its option.
 Pair = tuple[int, str, int, str]
 
@@ -93,12 +96,17 @@ def rows(options: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     }
     while left:
         a, x, b, y = min(left)
-        drawn = [[draws.choice(words) for words in options] for _ in range(30)]
+        drawn = [[_drawn(words, draws) for words in options] for _ in range(30)]
         for row in drawn:
             row[a], row[b] = x, y
         best = max(filter(runs, drawn), key=lambda row: len(_pairs(row) & left))
         left -= _pairs(best)
         yield tuple(best)
+
+
+def _drawn(words: tuple[str, ...], draws: random.Random) -> str:
+    word = draws.choice(words)
+    return words[0] if word in SLOW and draws.random() < 0.7 else word
 
 
 def _pairs(row: Sequence[str]) -> set[Pair]:
