@@ -35,6 +35,10 @@ class Ends:
 
 
 def write(result: dict[str, Any], out: Path, rank: int) -> None:
-    """Write a rank's result to OUT, or OUT1 and so on; of a sharded tensor its own part."""
+    """Write a rank's result to OUT, or OUT1 and so on; of a sharded tensor its own part. The process group ends here: a thread
+    of gloo's that is left aborts its process at exit, now and then.
+    """
     own = tree_map(lambda value: value.to_local() if isinstance(value, DTensor) else value, result)
     torch.save(own, f"{out}{rank or ''}")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
