@@ -62,6 +62,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         outlive=options.outlive,
         exit_code=options.exit_code,
         acknowledge=options.acknowledge,
+        stall_first=None if options.stall_first == "off" else options.stall_first,
     )
     path = path_of(options.socket, options.run_id, os.environ, os.geteuid())
     return _serve(options, policy, path, command, service_socket)
@@ -71,7 +72,11 @@ def serve(options: Options) -> int:
     """Poll for the whole machine until SIGTERM, and return the code to exit with."""
     path = Path(options.socket) if options.socket else SERVICE_SOCKET
     policy = Policy(
-        command=False, window=options.window, reserve=options.reserve, acknowledge=options.acknowledge
+        command=False,
+        window=options.window,
+        reserve=options.reserve,
+        acknowledge=options.acknowledge,
+        stall_first=None if options.stall_first == "off" else options.stall_first,
     )
     return _serve(options, policy, path, None, None)
 

@@ -154,7 +154,11 @@ class Outcome:
         what = "drill" if self.drill else f"{self.kind} notice"
         if self.kind == NoticeKind.PEER:
             what = f"another machine's {'drill' if self.drill else 'notice'} ({self.detail})"
-        parts = [f"{what} from {self.source}: seen with {self.left:.1f} s left"]
+        parts = [
+            self.detail
+            if self.kind == NoticeKind.STALL
+            else f"{what} from {self.source}: seen with {self.left:.1f} s left"
+        ]
         if self.delivered is not None:
             parts.append(f"delivered in {self.delivered * 1000:.0f} ms")
         step = "" if self.step is None else f"step {self.step}"

@@ -30,6 +30,7 @@ from .control.shutdown import ProcessShutdown
 from .control.sigterm import Preempted
 from .ipc import protocol
 from .ipc.notice import BY_HAND, PreemptionNotice
+from .ipc.progress import TrainingProgress
 from .restore.collective import cannot_begin
 from .restore.restore import Restored
 from .restore.startup import Startup, StartupMessages
@@ -109,6 +110,9 @@ class Guard:
             if channel is not None:
                 cannot_begin(channel, error)
             raise
+        self._progress = TrainingProgress(
+            lambda: self._gate.place.completed, clock, lambda: self._state.evaluates
+        )
         self._restored_at, self._restored_step = 0.0, 0
         #: Queues, and no functions: only spotguard's own code runs on the threads that save.
         self._followers: list[SimpleQueue[Any]] = []
@@ -243,6 +247,7 @@ class Guard:
         self._restored = self._saver.ready = True
         self._state.restored()
         self._restored_at, self._restored_step = self._clock.monotonic(), done.step
+        self._progress.begin()
         self._announce(done.step)
         self._unsettled = _SETTLED
         self._schedule.restored(self._clock.monotonic())
@@ -435,6 +440,7 @@ class Guard:
 
     def _position(self) -> protocol.Position:
         last, cost = self._checkpointer.last, self._checkpointer.cost(ALL_STAY)
+        progress = self._progress.look()
         return protocol.Position(
             step=self._gate.place.completed if self._restored else -1,
             checkpoint_step=-1 if last is None else last.step,
@@ -446,6 +452,9 @@ class Guard:
             rate=cost.rate or 0.0,
             interval=0.0 if math.isinf(self._schedule.interval) else self._schedule.interval,
             restored_age=self._clock.monotonic() - self._restored_at if self._restored else -1.0,
+            phase=progress.phase,
+            still=round(progress.still, 3),
+            where=progress.where,
             **self._state.monitor.position(),
         )
 

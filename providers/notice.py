@@ -48,6 +48,7 @@ class NoticeKind(StrEnum):
     LAUNCHER = "launcher"  # torchrun or a similar launcher ended the ranks: one of them died, or another machine joins
     PEER = "peer"  # another machine of the job ends; this one stays, and restarts the command without that machine
     ORPHAN = "orphan"  # `spotguard run` was killed, and the next one ends the command that it guarded
+    STALL = "stall"  # training stands still: its state is saved where it stands, and nothing is ended
     UNKNOWN = "unknown"  # a cloud sent a value newer than this program: treated as terminal
 
 

@@ -58,6 +58,8 @@ class Options:
     #: Steps of training that a dead rank's extras are worth at a restore.
     extras_worth: int
     begin_anew: bool
+    #: Seconds without progress that are a stall in a phase of which little is known.
+    stall_first: float | Literal["off"]
     #: None: the default path for the run id, or for the service.
     socket: str | None
     #: The signal for a command without sessions; None: no signal.
@@ -264,6 +266,14 @@ SETTINGS: tuple[Setting, ...] = (
         "begin at step 0, once, if every checkpoint is damaged",
         OptionGroup.CHECKPOINTS,
         RUN,
+    ),
+    Setting(
+        "stall-first",
+        parsers.stall,
+        1800.0,
+        "SECONDS",
+        "save if a first step stands still for this long; or off [30m]",
+        OptionGroup.CHECKPOINTS,
     ),
     Setting(
         "max-restarts",

@@ -56,6 +56,15 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
     return value
 
 
+def stall(origin: str, text: str) -> float | Literal["off"]:
+    if text.lower() == "off":
+        return "off"
+    value = _number(text)
+    if not 0 < value <= WEEK:
+        refuse(origin, text, f"off, or seconds above 0 up to {WEEK} (a week), as in 1800 or 30m")
+    return value
+
+
 def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[str, str], int]:
     """Return a parser of whole numbers from `least` up, to `most` if given. `why` goes behind the error's text."""
     span = f"from {least} up" if most is None else f"from {least} to {most}"

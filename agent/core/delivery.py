@@ -16,6 +16,7 @@ from ..actions import Acknowledge, Announce, Publish, Send, SignalGroup, Tell
 from ..events import Asked
 from ..outcome import WITHDRAWN
 from .command import CommandGroup, Restart
+from .failures.stall import Stall
 from .notices import NoticeTracker
 from .preemption import Preemption
 from .session import Session, Sessions
@@ -23,6 +24,8 @@ from .state import Turn
 
 #: Seconds for a session that lost its socket to come back: it tries once a second (`hooks.ipc.client.RECONNECT`).
 RETURN = 2.0
+#: Seconds in which the state of a run that stands still is saved: longer than its upload takes on a slow link.
+STALL_WINDOW = 600.0
 #: Seconds for training processes of a killed agent to come back. The agent does not know whether there are any, and SIGTERM
 #: costs one that comes late everything that it has not saved.
 FOUND = 5.0
@@ -158,7 +161,7 @@ class Delivery:
         for session in concerned:
             self.deliver(p, session)
         # After the delivery, because nothing may delay it.
-        level = logging.INFO if p.rehearsal else logging.WARNING
+        level = logging.INFO if p.drill else logging.WARNING
         self._turn.log(f"{self._first_line(p)}, notifying {len(concerned)} training process(es)", level)
         if (missing := self._missing(p)) and not p.rehearsal:
             p.return_by = min(now + (FOUND if p.of_orphan else RETURN), (now + p.limit) / 2)
@@ -168,8 +171,22 @@ class Delivery:
         if not p.rehearsal and not p.stays and self.is_everybodys(p):
             self._announce(p, p.notice)
 
+    def stalled(self, stall: Stall) -> None:
+        """Have a run that stands still keep its stacks and save its state. Nothing is ended for it."""
+        now, session = self._turn.now, stall.session
+        until = now + STALL_WINDOW
+        id = f"stall-{session.run_id}-{session.step}-{now:.0f}"
+        notice = Notice(
+            id, NoticeKind.STALL, "spotguard", until, now, detail=stall.text(), window=STALL_WINDOW
+        )
+        p = Preemption(notice, now, self._turn.policy.reserve, rehearsal=True, uid=session.uid)
+        p.runs = {session.run}
+        self.start(p)
+
     def _first_line(self, p: Preemption) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"
+        if notice.kind is NoticeKind.STALL:
+            return f"training stands still: {notice.detail}"
         if p.of_orphan:
             return f"{notice.detail}: training there saves and ends before the command is started"
         if p.stays:

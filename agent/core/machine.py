@@ -32,13 +32,14 @@ from ..events import (
 )
 from .command import OUTLIVED, Command, CommandGroup, Restart
 from .delivery import Delivery
+from .ending.restart_policy import LINGER, RestartPolicy
+from .ending.shutdown import Service, Shutdown
+from .ending.sigterm import RunSignals
+from .failures.stall import StallWatch
 from .notices import NoticeTracker, Upcoming
 from .preemption import EndState, Preemption
-from .restart_policy import LINGER, RestartPolicy
 from .session import Session, Sessions
 from .session_messages import Answers, LauncherNotices, Peers
-from .shutdown import Service, Shutdown
-from .sigterm import RunSignals
 from .state import MachineState, Policy, Turn
 
 
@@ -63,6 +64,7 @@ class Machine:
         self._command = CommandGroup(self._turn, self._sessions)
         self._restart = Restart()
         self._delivery = Delivery(self._turn, self._sessions, self._notices, self._command, self._restart)
+        self._stalls = StallWatch(policy.stall_first)
         self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
         self._answers = Answers(
             self._turn,
@@ -72,6 +74,7 @@ class Machine:
             self._delivery,
             self._peers,
             self._launchers,
+            self._stalls,
         )
         self._shutdown = Shutdown(self._turn, self._command, self._delivery)
         self._restarts = RestartPolicy(
@@ -234,6 +237,12 @@ class Machine:
 
     def _watch(self, _: None = None) -> None:
         self._delivery.ask_for_checkpoint()
+        for session, seconds in self._stalls.resumed():
+            self._turn.log(f"run {session.run_id} moves again at step {session.step}, after {seconds:.0f} s")
+        if self._delivery.active is None and not self._turn.stopping:
+            for stall in self._stalls.due(self._turn.now):
+                self._delivery.stalled(stall)
+                break  # one at a time; another run's comes when this one is saved
 
     def _watch_command(self, _: None) -> None:
         self._watch()

@@ -115,6 +115,8 @@ class Preemption:
     @property
     def drill(self) -> bool:
         """Whether the only notice is a drill."""
+        if self.notice.kind is NoticeKind.STALL:
+            return False
         return self.rehearsal or (self.notice.kind is NoticeKind.DRILL and len(self.ids) == 1)
 
     @property

@@ -120,6 +120,9 @@ class Session:
             "unmarked_steps": at.unmarked_steps if at.unmarked_steps >= 0 else None,
             "marked": at.marked,
             "misuse": clip(at.misuse, 2 * TEXT),  # with its advice at the end
+            "phase": clip(at.phase, NAME) or None,
+            "still": round(at.still, 1) if at.still >= 0 else None,
+            "where": clip(at.where, TEXT) or None,
         }
 
 

@@ -19,6 +19,7 @@ from ..events import Closed, Heard, Opened
 from ..outcome import Outcome, as_level
 from .command import Command, CommandGroup
 from .delivery import Delivery
+from .failures.stall import StallWatch
 from .notices import NoticeTracker
 from .preemption import Preemption
 from .session import Participant, Session, Sessions
@@ -240,6 +241,7 @@ class Answers:
         delivery: Delivery,
         peers: Peers,
         launchers: LauncherNotices,
+        stalls: StallWatch,
     ) -> None:
         self._turn = turn
         self._sessions = sessions
@@ -248,6 +250,7 @@ class Answers:
         self._delivery = delivery
         self._peers = peers
         self._launchers = launchers
+        self._stalls = stalls
 
     def opened(self, event: Opened) -> None:
         """Take in a training process that has registered. If a notice is active, deliver it."""
@@ -272,6 +275,7 @@ class Answers:
             part.closed = True
             part.dead = part.dead or not event.alive
         self._launchers.closed(event.session, alive=event.alive)
+        self._stalls.forget(event.session)
         self._sessions.close(event)
 
     def heard(self, event: Heard) -> None:
@@ -305,6 +309,7 @@ class Answers:
                 f"of run {session.run_id} in {session.store}"
             )
         session.stands(message, self._turn.now)
+        self._stalls.hear(session, message, self._turn.now)
 
     def _about_a_notice(
         self,

@@ -48,6 +48,8 @@ class Policy:
     max_restarts: int = 0
     outlive: bool = False
     exit_code: int = 75
+    #: Seconds without progress that are a stall where nothing is usual yet (`--stall-first`); None: look for none.
+    stall_first: float | None = 1800.0
     #: Once everything is committed, let the cloud begin, if it waits for an acknowledgement.
     acknowledge: bool = False
 

@@ -11,14 +11,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
 from ...providers.stores.base import BlobStore
-from ..checkpoint.format.keys import outcome_key
+from ..checkpoint.format.keys import outcome_key, stacks_key
 from ..ipc import protocol
 from ..ipc.notice import PreemptionNotice
+from ..ipc.progress import stacks
 from ..save.request import SavedCheckpoint
 
 log = logging.getLogger("spotguard")
@@ -76,14 +77,20 @@ class Report:
         self._telling = telling
         self._ended = ended
         self._count = 0
+        #: The stacks of this process's threads in the newest stall, by its notice.
+        self._stacks: dict[str, list[str]] = {}
         self._lock = threading.Lock()  # guards what follows
         self._said_at = -_PROGRESS_EVERY
         self._said: tuple[str, ...] = ()
         #: The notice that this process announced to the agent, because the agent did not deliver it.
         self._introduced: PreemptionNotice | None = None
 
-    def told(self, id: str) -> None:
-        self._send(protocol.Delivered(id, self._clock.monotonic()))
+    def told(self, message: protocol.Preempt) -> None:
+        """Confirm a notice. Of a stall, log and keep the stacks of all threads: a save may move them."""
+        self._send(protocol.Delivered(message.id, self._clock.monotonic()))
+        if message.kind == protocol.STALL and message.id not in self._stacks:
+            self._stacks = {message.id: stacks()}
+            log.warning("training stands still here: %s", self._stacks[message.id][0])
 
     def progress(self, preemption: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
         """Report each phase once, and the progress in it at most four times a second.
@@ -162,7 +169,13 @@ class Report:
             self._send(protocol.Delivered(id, now, preemption.kind, preemption.source, left))
 
     def _record(self, preemption: PreemptionNotice, **facts: object) -> None:
-        """Write one JSON object beside the checkpoints: the record of what became of a notice."""
+        """Write one JSON object beside the checkpoints: the record of what became of a notice. Of a stall each rank also writes
+        its stacks.
+        """
+        for id in preemption.ids:
+            if found := self._stacks.pop(id, None):
+                key = stacks_key(self._run_id, self._attempt, max(0, cast(int, facts["step"])), self._rank)
+                self._write(preemption, key, {"notice": id, "seen": self._clock.time(), "stacks": found})
         if not self._keeps():
             return
         self._count += 1
@@ -177,8 +190,10 @@ class Report:
             "seconds_left": round(preemption.deadline - self._clock.monotonic(), 3),
             **facts,
         }
+        self._write(preemption, outcome_key(self._run_id, self._attempt, self._count, self._rank), record)
+
+    def _write(self, preemption: PreemptionNotice, key: str, record: dict[str, object]) -> None:
         data = json.dumps(record, indent=1).encode()
-        key = outcome_key(self._run_id, self._attempt, self._count, self._rank)
         left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, preemption.save_by - self._clock.monotonic()))
         try:
             self._put(key, memoryview(data), left)

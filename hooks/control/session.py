@@ -177,7 +177,7 @@ class AgentMessages:
         match message:
             case protocol.Preempt():
                 now = self._clock.monotonic()
-                self._report.told(message.id)
+                self._report.told(message)
                 if self._coordinator is not None:
                     self._coordinator.notice(message)
                 else:

@@ -20,6 +20,8 @@ OLDEST = 1
 #: Kind of the notice that an agent makes from a `PeerPreempted`: another machine of the job goes, and this one
 #: stays.
 PEER = "peer"
+#: Kind of the notice that an agent makes when a run stands still: the process keeps its stacks and saves, and training goes on.
+STALL = "stall"
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 
@@ -165,6 +167,10 @@ class Position(Message):
     marked: bool = True
     #: How the script misuses spotguard. The remedy follows the first semicolon.
     misuse: str = ""
+    #: As in `progress.ProgressSeen`. An older hook sends none.
+    phase: str = ""
+    still: float = -1.0
+    where: str = ""
 
 
 @_on_the_wire

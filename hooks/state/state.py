@@ -136,6 +136,11 @@ class State:
         self.audit.close()
 
     @property
+    def evaluates(self) -> bool:
+        """Whether registered modules are in evaluation, and none trains. Any thread may ask."""
+        return bool(self._modules) and not any(each.training for each in self._modules)
+
+    @property
     def environment(self) -> dict[str, Any]:
         """The training thread's environment.
 

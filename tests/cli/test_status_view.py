@@ -64,6 +64,15 @@ def shown(body: dict[str, Any], width: int | None = 80) -> list[str]:
     return [words for words, _ in status_view.lines(body, NOW, width)]
 
 
+def test_a_training_that_stands_still_is_shown_with_its_place() -> None:
+    """After 10 s; not while it waits for a save, and not by an older agent."""
+    still = {"phase": "data", "still": 34.2, "where": "train.py:13 in main"}
+    lines = shown(a_body(sessions=[a_session(**still)]))
+    assert "  progress      none for 34 s, in data at train.py:13 in main" in lines
+    for other in (still | {"still": 9.0}, still | {"phase": "save"}, {}):
+        assert not any("progress" in line for line in shown(a_body(sessions=[a_session(**other)])))
+
+
 def test_a_checkpoint_that_lacks_something_says_so() -> None:
     body = a_body(sessions=[a_session(checkpoint_level="partial-extras")])
     assert "  checkpoint    step 5000 (partial-extras), 12 s ago" in shown(body)

@@ -164,6 +164,11 @@ class ModulePart:
         self.refresh()
         self._say_what_nobody_shares()
 
+    @property
+    def training(self) -> bool:
+        """Whether the module is in training mode."""
+        return self._module.training
+
     def _list(self, entries: dict[str, Any]) -> None:
         self._tables = ModuleTables(self._module)
         #: key -> the live tensor; a tied weight appears under each of its keys.

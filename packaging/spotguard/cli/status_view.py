@@ -19,6 +19,8 @@ _INDENT = 16
 #: Characters of a script's name in a table.
 _NAME = 16
 #: Text for a command in which no training process has registered.
+#: Seconds without progress that are shown: far less than any limit for a stall, and more than a slow step.
+_STANDS = 10.0
 _UNREGISTERED = "no training process has registered yet: a notice now would end the command unsaved"
 #: Text for a missing training process, by the phase of the agent.
 _NOBODY = {
@@ -185,6 +187,8 @@ def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "training", f"{session['name']} (pid {session['pid']}), step {_step(session)}", ""
     if (steps := session.get("unmarked_steps")) and not session["marked"]:
         yield "boundary", f"never: no guard.step() in {count(steps, 'optimizer step')}", "yellow"
+    if still := _still(session):
+        yield "progress", still, "yellow"
     for problem, advice in _wrong(session):
         yield "WRONG", problem, "bold red"
         yield "what to do", advice, "bold"
@@ -193,6 +197,13 @@ def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "saves", f"{size}{_mode(session)}{_takes(session)}", ""
     if session["saving"] is not None:
         yield "saving", _saving(session), "bold"
+
+
+def _still(session: dict[str, Any]) -> str:
+    """Return for how long a training stands still, and where; "" if it moves, or waits for a save."""
+    if (session.get("still") or 0.0) < _STANDS or session["phase"] in (None, "save"):
+        return ""
+    return f"none for {ago(session['still'])}, in {session['phase']} at {session['where']}"
 
 
 def _wrong(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -212,6 +223,8 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield "saves", f"{mode} ({', '.join(who)})", ""
         wrong: dict[tuple[str, str], list[str]] = {}
         for each in _ranked(body["sessions"]):
+            if still := _still(each):
+                yield "progress", f"rank {each['rank']}: {still}", "yellow"
             for problem in _wrong(each):
                 wrong.setdefault(problem, []).append(f"pid {each['pid']}")
         for (finding, advice), who in wrong.items():

@@ -42,6 +42,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "lossy-moments": (("yes", True), ("no", False), ("true", True)),
     "extras-worth": (("0", 0), ("100", 100), ("999999999", 999_999_999)),
     "begin-anew": (("yes", True), ("no", False), ("true", True)),
+    "stall-first": (("60", 60.0), ("OFF", "off"), ("900", 900.0)),
     "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
     "signal": (("none", None), ("USR1", 10), ('"SIGUSR2"', 12)),
     "max-restarts": (("1", 1), ("2", 2), ("3", 3)),
@@ -118,7 +119,7 @@ def test_the_service_has_no_command_to_end() -> None:
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
         "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "deadline", "notice-file", "on-notice", "socket",
-        "metrics-port", "json-log", "log-level",
+        "metrics-port", "json-log", "log-level", "stall-first",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 
-from ...providers.notice import NoticeKind
-from ...providers.text import span
-from ..actions import Launch, Rest
-from .command import OUTLIVED, Command, CommandGroup, Restart
-from .delivery import Delivery
-from .preemption import EndState, Preemption
-from .session_messages import Peers
+from ....providers.notice import NoticeKind
+from ....providers.text import span
+from ...actions import Launch, Rest
+from ..command import OUTLIVED, Command, CommandGroup, Restart
+from ..delivery import Delivery
+from ..preemption import EndState, Preemption
+from ..session_messages import Peers
+from ..state import Turn
 from .shutdown import Shutdown
 from .sigterm import BY_HAND
-from .state import Turn
 
 #: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
 LINGER = 0.5

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import signal
 
-from ...providers.notice import Notice, NoticeKind
-from ..actions import SignalGroup
-from ..events import PASSED_ON
-from .budget import SIGTERM_WINDOW
-from .command import CommandGroup
-from .delivery import Delivery
-from .preemption import EndState
-from .state import Turn
+from ....providers.notice import Notice, NoticeKind
+from ...actions import SignalGroup
+from ...events import PASSED_ON
+from ..budget import SIGTERM_WINDOW
+from ..command import CommandGroup
+from ..delivery import Delivery
+from ..preemption import EndState
+from ..state import Turn
 
 #: Seconds after a second SIGTERM, or a SIGINT, at which the command is killed.
 FORCE_GRACE = 5.0

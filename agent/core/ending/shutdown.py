@@ -17,15 +17,15 @@ import logging
 import signal
 from collections.abc import Sequence
 
-from ...hooks.ipc import protocol
-from ...providers.notice import Notice, NoticeKind
-from ..actions import Look, Send, SignalOrphans, SignalSession
-from .command import OUTLIVED, Command, CommandGroup
-from .delivery import Delivery
-from .preemption import EndState, Preemption
-from .session import Participant, Session, Sessions
+from ....hooks.ipc import protocol
+from ....providers.notice import Notice, NoticeKind
+from ...actions import Look, Send, SignalOrphans, SignalSession
+from ..command import OUTLIVED, Command, CommandGroup
+from ..delivery import Delivery
+from ..preemption import EndState, Preemption
+from ..session import Participant, Session, Sessions
+from ..state import Turn
 from .sigterm import sigterm_notice
-from .state import Turn
 
 #: Seconds for a script to end after its training has ended by itself, before the agent's signal announces the machine's end.
 #: Not longer: the script's own handler needs time to finish the work that is left.

@@ -1,0 +1,1 @@
+"""How a command or a service ends, and whether it starts again."""

@@ -1,0 +1,174 @@
+"""The phase of training, and for how long it has stood still: read from the training thread's stack when its agent is told.
+
+Nothing runs on the training thread, and nothing is paid per step. A look takes about 20 µs, every two seconds.
+
+Training moves while steps complete, while its thread computes, or while its stack changes. A thread that waits in vain has
+few places (a loop that polls a queue has two or three), and uses no processor.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_stack
+from types import FrameType
+
+from ...providers.clock import Clock
+
+#: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.
+_PLACES: tuple[tuple[str, str, str], ...] = (
+    ("spotguard/hooks/guard.py", "save", "save"),
+    ("spotguard/hooks/guard.py", "step", "save"),
+    ("spotguard/hooks/guard.py", "restore", "save"),
+    ("torch/utils/data/dataloader.py", "__next__", "data"),
+    ("torch/utils/data/dataloader.py", "__iter__", "data"),
+    ("torchdata/stateful_dataloader/stateful_dataloader.py", "__next__", "data"),
+    ("torch/_tensor.py", "backward", "backward"),
+    ("torch/autograd/__init__.py", "", "backward"),
+    ("torch/optim/optimizer.py", "", "optimizer"),
+    ("torch/distributed/distributed_c10d.py", "", "collective"),
+    ("torch/distributed/checkpoint/state_dict_saver.py", "", "save"),
+    ("torch/serialization.py", "save", "save"),
+    ("torch/nn/modules/module.py", "_call_impl", "forward"),
+)
+#: Where the gate parks a thread for a save.
+_GATE = "spotguard/hooks/control/gate.py"
+#: Places of a waiting thread that count as one: more are progress.
+_FEW = 4
+#: The share of a processor above which the training thread computes.
+_BUSY = 0.01
+#: Folders of code that is not the user's.
+_LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSeen:
+    """What the training thread does."""
+
+    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "other" for the script's own code, "" before
+    #: training and after it.
+    phase: str = ""
+    #: Seconds without any sign of progress; negative if not known.
+    still: float = -1.0
+    #: The innermost line of the script, as "train.py:42 in main"; "" if there is none.
+    where: str = ""
+
+
+class TrainingProgress:
+    """The progress of one training thread.
+
+    Args:
+        completed: returns the completed steps.
+        clock: the clock.
+        evaluates: returns whether the registered models are in evaluation.
+        worked: returns the processor seconds that a thread has used.
+    """
+
+    def __init__(
+        self,
+        completed: Callable[[], int],
+        clock: Clock,
+        evaluates: Callable[[], bool],
+        worked: Callable[[threading.Thread], float] | None = None,
+    ) -> None:
+        self._completed, self._clock = completed, clock
+        self._evaluates, self._worked = evaluates, worked or processor_seconds
+        self._thread: threading.Thread | None = None
+        self._step = -1
+        #: Places of the thread since it last moved.
+        self._places: set[int] = set()
+        self._moved_at = self._looked_at = self._work = 0.0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Follow the calling thread from now on: it trains."""
+        self._thread = threading.current_thread()
+        self._moved_at = self._clock.monotonic()
+        self._places.clear()
+
+    def look(self) -> ProgressSeen:
+        """Return what the training thread does now. Any thread may ask."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> ProgressSeen:
+        thread = self._thread
+        frame = None if thread is None or thread.ident is None else sys._current_frames().get(thread.ident)
+        if thread is None or frame is None or not thread.is_alive():
+            return ProgressSeen()
+        phase, place, where = _read(frame)
+        if phase in ("forward", "other") and self._evaluates():
+            phase = "evaluation"
+        now, step, work = self._clock.monotonic(), self._completed(), self._worked(thread)
+        self._places.add(place)
+        computes = work - self._work > _BUSY * (now - self._looked_at)
+        if step != self._step or len(self._places) > _FEW or (computes and len(self._places) > 1):
+            self._places = {place}
+            self._moved_at = now
+        self._step, self._work, self._looked_at = step, work, now
+        return ProgressSeen(phase, now - self._moved_at, where)
+
+
+def processor_seconds(thread: threading.Thread) -> float:
+    """Return the processor seconds that a thread of this process has used, in ticks of 10 ms; 0 where /proc does not tell."""
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def stacks() -> list[str]:
+    """Return the stack of each thread of this process, the main thread's first, its outermost frame first: files, lines and
+    functions, and no values. Threads at the same place are one.
+    """
+    names = {each.ident: each.name for each in threading.enumerate()}
+    main = threading.main_thread().ident
+    found: dict[str, list[str]] = {}
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda each: each[0] != main):
+        lines = [f"  {each.filename}:{each.lineno} in {each.name}" for each in extract_stack(frame)]
+        found.setdefault("\n".join(lines), []).append(names.get(ident, "a thread that Python did not start"))
+    return [f"{', '.join(names)}:\n{text}" for text, names in found.items()]
+
+
+def _read(frame: FrameType) -> tuple[str, int, str]:
+    """Return the phase, a number for the place of the stack, and the innermost line of the script."""
+    stack = [*_outwards(frame)]
+    where = next((_line(each) for each in stack if not _of_library(each.f_code.co_filename)), "")
+    phases = [_phase(each) for each in stack]
+    if any(each.f_code.co_filename.endswith(_GATE) for each in stack):
+        return "save", 0, where
+    phase = next((each for each in reversed(phases) if each), "other")
+    # A loader polls its workers, and a collective its peers, so only the frames outside say where the thread is.
+    waiting = phase if phase in ("data", "save") else "collective"
+    inner = len(phases) - 1 - phases[::-1].index(waiting) if waiting in phases else 0
+    if waiting == "collective" and waiting in phases:
+        phase = waiting
+    return phase, hash(tuple((each.f_code, each.f_lasti) for each in stack[inner:])), where
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _phase(frame: FrameType) -> str:
+    code = frame.f_code
+    for path, function, phase in _PLACES:
+        if code.co_filename.endswith(path) and function in ("", code.co_name):
+            return phase
+    return ""
+
+
+def _of_library(path: str) -> bool:
+    return path.startswith("<") or any(folder in path for folder in _LIBRARIES)
+
+
+def _line(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

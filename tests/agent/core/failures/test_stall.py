@@ -1,0 +1,181 @@
+"""When a run stands still for too long, whose fault it seems to be, and what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from spotguard.agent.actions import Log
+from spotguard.agent.core.delivery import STALL_WINDOW
+from spotguard.agent.core.failures.stall import ENOUGH, LEAST, TIMES
+from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume
+from tests.fakes.story import Story
+
+FIRST = 1800.0
+
+
+class Run:
+    """A story in which ranks report their positions every two seconds."""
+
+    def __init__(self, ranks: int = 1, **policy: Any) -> None:
+        self.story = Story(**policy)
+        self.ranks = [self.story.opens(501 + rank, rank=rank, world=ranks) for rank in range(ranks)]
+        self.step = 0
+        self._moved = [self.story.now] * ranks
+
+    def trains(self, steps: int = ENOUGH + 1, phase: str = "forward", *, still: float = 0.0) -> None:
+        """Complete steps, each of which stands still for some seconds on its way."""
+        for _ in range(steps):
+            self.step += 1
+            self._moved = [self.story.now] * len(self.ranks)
+            self.stands(still + 2, *[phase] * len(self.ranks))
+
+    def stands(self, seconds: float, *phases: str) -> None:
+        """All ranks stay in their phase."""
+        end = self.story.now + seconds
+        while self.story.now < end:
+            self.story.now = min(self.story.now + 2, end)
+            for rank, phase in enumerate(phases):
+                self.says(rank, phase)
+
+    def moves(self, rank: int, phase: str) -> None:
+        """This rank has moved just now."""
+        self._moved[rank] = self.story.now
+        self.says(rank, phase)
+
+    def says(self, rank: int, phase: str) -> None:
+        still = self.story.now - self._moved[rank]
+        where = f"train.py:{10 + rank} in main"
+        self.story.says(self.ranks[rank], Position(self.step, phase=phase, still=still, where=where))
+
+    @property
+    def told(self) -> list[int]:
+        """The sessions that were told of a stall."""
+        return [number for number, message in self.story.sent(Preempt) if message.kind == STALL]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [each.text for each in self.story.all(Log) if each.level == logging.WARNING]
+
+
+def test_a_run_that_stands_still_is_saved_and_goes_on() -> None:
+    run = Run()
+    run.trains()
+    run.stands(LEAST - 4, "data")
+    assert run.told == []
+    run.stands(6, "data")
+    assert run.told == run.ranks
+    ((_, preempt),) = run.story.sent(Preempt)
+    assert (preempt.drill, preempt.seconds_left) == (True, STALL_WINDOW)
+    assert run.warnings == [
+        "training stands still: rank 0 (pid 501) in data at train.py:10 in main: no progress of the run for 60 s, 60 s are the "
+        "limit, notifying 1 training process(es)"
+    ]
+    run.story.commits(run.ranks[0], run.step)
+    assert [number for number, _ in run.story.sent(Resume)] == run.ranks
+    (outcome,) = run.story.outcomes
+    assert (outcome.kind, outcome.drill, outcome.step, outcome.ended) == (
+        "stall",
+        False,
+        run.step,
+        "training continues",
+    )
+    assert run.story.signals == []
+
+
+def test_a_stall_is_told_once_until_training_moves() -> None:
+    run = Run()
+    run.trains()
+    run.stands(LEAST + 2, "data")
+    run.story.commits(run.ranks[0], run.step)
+    run.stands(10 * LEAST, "data")
+    assert len(run.told) == 1
+    run.trains()
+    run.stands(TIMES * LEAST - 4, "data")
+    assert len(run.told) == 1  # what lasted so long once may last again
+    run.stands(6, "data")
+    assert len(run.told) == 2
+    assert any("moves again at step" in each.text for each in run.story.all(Log))
+
+
+@pytest.mark.parametrize("still", [4.0, 30.0])
+def test_what_is_usual_in_a_phase_makes_its_limit(still: float) -> None:
+    run = Run()
+    run.trains(2 * ENOUGH, "collective", still=still)
+    usual = still + 2
+    run.stands(max(LEAST, TIMES * usual) - usual - 4, "collective")
+    assert run.told == []
+    run.stands(2 * usual, "collective")
+    assert run.told == run.ranks
+
+
+def test_the_first_of_a_phase_has_more_time() -> None:
+    """A first step compiles, and nothing is usual in a first evaluation."""
+    run = Run()
+    run.stands(FIRST - 4, "forward")
+    run.trains()
+    run.stands(FIRST - 4, "evaluation")
+    assert run.told == []
+    run.stands(6, "evaluation")
+    assert run.told == run.ranks
+
+
+@pytest.mark.parametrize("phase", ["save", ""])
+def test_a_wait_for_a_save_is_no_stall(phase: str) -> None:
+    run = Run()
+    run.trains()
+    run.stands(10 * FIRST, phase)
+    assert run.told == []
+
+
+def test_a_rank_that_moves_excuses_the_others() -> None:
+    """They wait for its evaluation."""
+    run = Run(2)
+    run.trains()
+    for _ in range(100):
+        run.stands(LEAST / 2, "collective")
+        run.moves(1, "evaluation")
+    assert run.told == []
+
+
+def test_a_process_that_tells_nothing_is_stopped_and_does_not_stall() -> None:
+    run = Run(2)
+    run.trains()
+    run.stands(10 * LEAST, "collective")
+    assert run.told == []
+
+
+def test_the_rank_outside_a_collective_is_named() -> None:
+    run = Run(3)
+    run.trains()
+    run.stands(LEAST + 2, "collective", "data", "backward")
+    assert run.told == run.ranks
+    assert "rank 1 (pid 502) in data at train.py:11 in main" in run.warnings[0]
+
+
+def test_a_notice_breaks_the_save_of_a_stall_off() -> None:
+    """The machine's end wins."""
+    run = Run()
+    run.trains()
+    run.stands(LEAST + 2, "data")
+    run.story.notice()
+    assert [message.kind for _, message in run.story.sent(Preempt)] == [STALL, "terminate"]
+    assert [each.ended for each in run.story.outcomes] == ["broken off: a real notice came"]
+
+
+@pytest.mark.parametrize("how", ["off", "older", "over"])
+def test_nothing_is_looked_for(how: str) -> None:
+    """It is switched off; the hook is older and does not tell; or training has ended by itself."""
+    run = Run(stall_first=None if how == "off" else FIRST)
+    run.trains()
+    if how == "over":
+        run.story.says(run.ranks[0], Bye())
+    for _ in range(200):
+        run.story.now += 2
+        if how == "older":
+            run.story.says(run.ranks[0], Position(run.step))
+        else:
+            run.says(0, "data")
+    assert run.told == []

@@ -1,0 +1,42 @@
+"""A training that stands still: its state is committed from where it stands, its stacks are kept, and nothing is ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.e2e.trainee import Trainee
+from tests.tiers import few_fast
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+
+
+@pytest.mark.parametrize("word", few_fast(["stick", "stick-in-c"]))
+def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee: Trainee, word: str) -> None:
+    machine = trainee.machine
+    running = trainee.guarded("--every off --stall-first 3")
+    trainee.begun(running)
+    running.say("go 4")
+    trainee.stepped(running, 4)
+    running.say(word)
+    running.out.until("^stuck$")
+    running.err.until(
+        r"WARNING: training stands still: rank 0 \(pid \d+\) in other at train.py:\d+ in \w+: no progress"
+    )
+    running.err.until("no progress of the run for .* COMMITTED .* training continues")
+    assert machine.committed() == [(1, 4, 0)]
+    (outcome,) = machine.outcomes_in_store()
+    assert (outcome["notice"]["kind"], outcome["committed"], outcome["step"]) == ("stall", True, 4)
+    (kept,) = (machine.store / "job" / "stalls").iterdir()
+    assert kept.name == "0001-000000004-00000.json"
+    (main, *_) = json.loads(kept.read_text())["stacks"]
+    assert main.startswith("MainThread:\n")
+    assert "programs/train.py:" in main
+    running.send(signal.SIGTERM)
+    assert running.ended() == 75
+    second = trainee.guarded()
+    assert trainee.begun(second) == 4
+    second.say("free")
+    trainee.finished(second)
