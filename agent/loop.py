@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..hooks.ipc.protocol import Answer
 from ..providers.clock import Clock
+from ..providers.notice import NoticeKind
 from . import outcome as outcomes
 from .actions import (
     Acknowledge,
@@ -273,7 +274,8 @@ class Agent:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
         record = outcome.record(seen)
         self._last = record
-        done = logging.INFO if outcome.drill else logging.WARNING
+        drill = outcome.drill and outcome.kind != NoticeKind.STALL
+        done = logging.INFO if drill else logging.WARNING
         logger.log(
             logging.ERROR if outcome.failed else done,
             "%s",

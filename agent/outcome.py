@@ -20,6 +20,8 @@ from ..providers.text import amount
 
 #: The end of a notice that its source withdrew while training could go on: nothing had to be committed.
 WITHDRAWN = "withdrawn"
+#: The end of a drill, or of the save of a stall, that something else has outdone.
+BROKEN_OFF = "broken off"
 #: The end of a command that the agent did not kill: after the signal for a command without sessions, or without a signal.
 SIGNALLED, BY_ITSELF = "signalled", "ended by itself"
 
@@ -122,7 +124,8 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether work is lost: the machine goes, and not every session has committed."""
-        return self.committed is None and self.ended != WITHDRAWN and not self.ended_well
+        unneeded = self.ended == WITHDRAWN or self.ended.startswith(BROKEN_OFF)
+        return self.committed is None and not unneeded and not self.ended_well
 
     @property
     def ended_well(self) -> bool:

@@ -14,7 +14,7 @@ from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import TEXT, clip
 from ..actions import Acknowledge, Announce, Publish, Send, SignalGroup, Tell
 from ..events import Asked
-from ..outcome import WITHDRAWN
+from ..outcome import BROKEN_OFF, WITHDRAWN
 from .command import CommandGroup, Restart
 from .failures.stall import Stall
 from .notices import NoticeTracker
@@ -71,7 +71,7 @@ class Delivery:
 
     def ask_for_checkpoint(self) -> None:
         """Ask for a checkpoint beside training if a far-off deadline or a warning calls for one, and no notice is active."""
-        if self.active is not None:
+        if self.active is not None and not self.active.stall:
             return
         open_sessions = self._sessions.open.values()
         wish = self._notices.upcoming.wish(self._turn.now, anybody=any(s.checkpoints for s in open_sessions))
@@ -97,9 +97,10 @@ class Delivery:
                 logging.ERROR,
             )
         p = self.active
-        if p is not None and p.rehearsal:
-            self.rehearsed(p, "broken off: a real notice came")
-            p = None
+        broken = p if p is not None and p.rehearsal else None
+        if broken is not None:
+            self.publish(broken, f"{BROKEN_OFF}: a real notice came", None, None)
+            self.active = p = None
         if p is not None and p.published and not p.knows(notice):
             self.forget(p)
             p = None
@@ -111,6 +112,10 @@ class Delivery:
             self._another(p, notice)
         if self.active is not None:
             self.active.hear_cloud(shown)
+        if (
+            broken is not None
+        ):  # behind the notice: a process that is let go first may obey a SIGTERM that it held
+            self._let_go(broken)
 
     def _another(self, p: Preemption, notice: Notice) -> None:
         if p.knows(notice):
@@ -161,7 +166,7 @@ class Delivery:
         for session in concerned:
             self.deliver(p, session)
         # After the delivery, because nothing may delay it.
-        level = logging.INFO if p.drill else logging.WARNING
+        level = logging.INFO if p.rehearsal and not p.stall else logging.WARNING
         self._turn.log(f"{self._first_line(p)}, notifying {len(concerned)} training process(es)", level)
         if (missing := self._missing(p)) and not p.rehearsal:
             p.return_by = min(now + (FOUND if p.of_orphan else RETURN), (now + p.limit) / 2)
@@ -174,6 +179,15 @@ class Delivery:
     def stalled(self, stall: Stall) -> None:
         """Have a run that stands still keep its stacks and save its state. Nothing is ended for it."""
         now, session = self._turn.now, stall.session
+        modes = {
+            each.position.mode
+            for each in self._sessions.open.values()
+            if each.run == session.run and each.position
+        }
+        if "boundary" in modes:
+            text = "its state cannot be saved where it stands, because saves wait for the next guard.step() [SG406]"
+            self._turn.log(f"training stands still: {stall.text()}; {text}", logging.WARNING)
+            return
         until = now + STALL_WINDOW
         id = f"stall-{session.run_id}-{session.step}-{now:.0f}"
         notice = Notice(
@@ -284,7 +298,9 @@ class Delivery:
     # --- drills ---
 
     def asked(self, event: Asked) -> None:
-        """Start a drill that a person asks for, or report why there can be none."""
+        """Start a drill that a person asks for, or report why there can be none. The save of a stall gives way."""
+        if self.active is not None and self.active.stall:
+            self.rehearsed(self.active, f"{BROKEN_OFF}: a drill was asked for")
         if why := self._no_drill(event):
             self._turn.do(Tell(event.session, {"error": why}, True))
             return
@@ -322,11 +338,14 @@ class Delivery:
 
     def rehearsed(self, p: Preemption, ended: str) -> None:
         """End a drill: every session goes on training."""
+        self._let_go(p)
+        self.publish(p, ended, None, None)
+        self.active = None
+
+    def _let_go(self, p: Preemption) -> None:
         for number, part in p.parts.items():
             if part.open:
                 self._turn.do(Send(number, protocol.Resume(p.id)))
-        self.publish(p, ended, None, None)
-        self.active = None
 
     def advance_rehearsal(self, p: Preemption) -> None:
         """End a drill that every participant has answered, or whose time is over."""

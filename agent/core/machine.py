@@ -30,6 +30,7 @@ from ..events import (
     Signalled,
     Watching,
 )
+from ..outcome import BROKEN_OFF
 from .command import OUTLIVED, Command, CommandGroup, Restart
 from .delivery import Delivery
 from .ending.restart_policy import LINGER, RestartPolicy
@@ -239,6 +240,9 @@ class Machine:
         self._delivery.ask_for_checkpoint()
         for session, seconds in self._stalls.resumed():
             self._turn.log(f"run {session.run_id} moves again at step {session.step}, after {seconds:.0f} s")
+            p = self._delivery.active
+            if p is not None and p.stall and p.runs == {session.run}:
+                self._delivery.rehearsed(p, f"{BROKEN_OFF}: training moves again")
         if self._delivery.active is None and not self._turn.stopping:
             for stall in self._stalls.due(self._turn.now):
                 self._delivery.stalled(stall)

@@ -114,9 +114,7 @@ class Preemption:
 
     @property
     def drill(self) -> bool:
-        """Whether the only notice is a drill."""
-        if self.notice.kind is NoticeKind.STALL:
-            return False
+        """Whether the only notice is a drill, or a stall, after which training goes on as after a drill."""
         return self.rehearsal or (self.notice.kind is NoticeKind.DRILL and len(self.ids) == 1)
 
     @property
@@ -195,7 +193,14 @@ class Preemption:
         part.delivered_as = self.id
         return self.preempt(now)
 
+    @property
+    def stall(self) -> bool:
+        """Whether it is a stall of training, and no notice."""
+        return self.notice.kind is NoticeKind.STALL
+
     def takes(self, session: Session) -> bool:
+        if self.stall and not session.store:
+            return False  # functions of `on_notice` are for machines that go
         if self.runs is not None and session.run not in self.runs:
             return False
         return self.uid is None or session.uid == self.uid

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
@@ -77,8 +77,9 @@ class Report:
         self._telling = telling
         self._ended = ended
         self._count = 0
-        #: The stacks of this process's threads in the newest stall, by its notice.
+        #: The stacks of this process's threads in the newest stall, by its notice, and the number of stalls.
         self._stacks: dict[str, list[str]] = {}
+        self._stalls = 0
         self._lock = threading.Lock()  # guards what follows
         self._said_at = -_PROGRESS_EVERY
         self._said: tuple[str, ...] = ()
@@ -174,8 +175,10 @@ class Report:
         """
         for id in preemption.ids:
             if found := self._stacks.pop(id, None):
-                key = stacks_key(self._run_id, self._attempt, max(0, cast(int, facts["step"])), self._rank)
-                self._write(preemption, key, {"notice": id, "seen": self._clock.time(), "stacks": found})
+                self._stalls += 1
+                key = stacks_key(self._run_id, self._attempt, self._stalls, self._rank)
+                seen = {"notice": id, "ended": self._clock.time(), "step": facts["step"]}
+                self._write(preemption, key, {**seen, "stacks": found})
         if not self._keeps():
             return
         self._count += 1

@@ -36,8 +36,10 @@ class PreemptionNotice:
         self.ids = list(dict.fromkeys([*self.ids, *other.ids]))
         self.deadline = min(self.deadline, other.deadline)
         self.save_by = min(self.save_by, other.save_by)
+        # An agent decides what follows; and a drill, or a stall, becomes the notice that came meanwhile.
+        outdone = (self.by_hand and not other.by_hand) or (self.drill and not other.drill)
         self.drill = self.drill and other.drill
-        if self.by_hand and not other.by_hand:  # an agent decides what follows
+        if outdone:
             self.kind, self.source, self.by_hand = other.kind, other.source, False
 
 

@@ -2,8 +2,8 @@
 
 Nothing runs on the training thread, and nothing is paid per step. A look takes about 20 µs, every two seconds.
 
-Training moves while steps complete, while its thread computes, or while its stack changes. A thread that waits in vain has
-few places (a loop that polls a queue has two or three), and uses no processor.
+Training moves while steps complete, while its thread computes, or while its stack is found at more than a few places. A thread
+that waits in vain has few (a loop that polls a queue has two or three), and uses no processor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import extract_stack
 from types import FrameType
 
 from ...providers.clock import Clock
@@ -33,12 +32,17 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("torch/distributed/distributed_c10d.py", "", "collective"),
     ("torch/distributed/checkpoint/state_dict_saver.py", "", "save"),
     ("torch/serialization.py", "save", "save"),
+    ("safetensors/torch.py", "save_file", "save"),
+    ("transformers/modeling_utils.py", "save_pretrained", "save"),
+    ("/pdb.py", "", "save"),  # a person holds it
     ("torch/nn/modules/module.py", "_call_impl", "forward"),
 )
 #: Where the gate parks a thread for a save.
 _GATE = "spotguard/hooks/control/gate.py"
 #: Places of a waiting thread that count as one: more are progress.
 _FEW = 4
+#: Seconds between two looks beyond which this process was stopped, or suspended, or without an agent: such time does not count.
+_GAP = 6.0
 #: The share of a processor above which the training thread computes.
 _BUSY = 0.01
 #: Folders of code that is not the user's.
@@ -105,8 +109,12 @@ class TrainingProgress:
             phase = "evaluation"
         now, step, work = self._clock.monotonic(), self._completed(), self._worked(thread)
         self._places.add(place)
+        if self._looked_at and now - self._looked_at > _GAP:
+            self._moved_at += now - self._looked_at - _GAP
         computes = work - self._work > _BUSY * (now - self._looked_at)
-        if step != self._step or len(self._places) > _FEW or (computes and len(self._places) > 1):
+        # A thread that waits for a GPU may spin at one place.
+        computes = computes and (len(self._places) > 1 or not _uses_gpu())
+        if step != self._step or len(self._places) > _FEW or computes:
             self._places = {place}
             self._moved_at = now
         self._step, self._work, self._looked_at = step, work, now
@@ -123,15 +131,26 @@ def processor_seconds(thread: threading.Thread) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _uses_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
 def stacks() -> list[str]:
     """Return the stack of each thread of this process, the main thread's first, its outermost frame first: files, lines and
     functions, and no values. Threads at the same place are one.
+
+    No file is read: the script may lie on the file system that hangs.
     """
     names = {each.ident: each.name for each in threading.enumerate()}
     main = threading.main_thread().ident
     found: dict[str, list[str]] = {}
     for ident, frame in sorted(sys._current_frames().items(), key=lambda each: each[0] != main):
-        lines = [f"  {each.filename}:{each.lineno} in {each.name}" for each in extract_stack(frame)]
+        lines = [
+            f"  {each.f_code.co_filename}:{each.f_lineno} in {each.f_code.co_name}"
+            for each in _outwards(frame)
+        ]
+        lines.reverse()
         found.setdefault("\n".join(lines), []).append(names.get(ident, "a thread that Python did not start"))
     return [f"{', '.join(names)}:\n{text}" for text, names in found.items()]
 

@@ -30,7 +30,7 @@ def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee:
     (outcome,) = machine.outcomes_in_store()
     assert (outcome["notice"]["kind"], outcome["committed"], outcome["step"]) == ("stall", True, 4)
     (kept,) = (machine.store / "job" / "stalls").iterdir()
-    assert kept.name == "0001-000000004-00000.json"
+    assert kept.name == "0001-01-00000.json"
     (main, *_) = json.loads(kept.read_text())["stacks"]
     assert main.startswith("MainThread:\n")
     assert "programs/train.py:" in main

@@ -6,24 +6,25 @@ A wrong alarm costs a checkpoint and a few lines, and nothing is ended for it. P
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ....hooks.ipc.protocol import Position
-from ....providers.text import NAME, TEXT, clip
+from ....providers.text import TEXT, clip
 
-#: The shortest time without progress that is a stall, in seconds, and its multiple of the usual one in that phase.
+#: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
 LEAST, TIMES = 60.0, 5.0
-#: Samples of a phase without which nothing is usual yet. Then `--stall-first` counts: a first step may compile for minutes.
+#: The number of times that a phase must have passed. Until then `--stall-first` counts: a first step may compile for minutes.
 ENOUGH = 20
-#: Samples of a phase that are kept.
-_KEPT = 512
-#: Phases that every step passes.
-_OF_A_STEP = ("data", "forward", "backward", "optimizer", "collective", "other")
+#: Phases that every step passes. The script's own work between them, and evaluations, are rarer.
+_OF_A_STEP = ("data", "forward", "backward", "optimizer", "collective")
+_PHASES = (*_OF_A_STEP, "evaluation", "other", "save", "")
 #: Phases in which spotguard, or a checkpoint of the script, makes training wait.
 _EXCUSED = ("", "save")
+#: The most processes without a connection whose times are kept.
+_LOST = 256
 #: Two moments of the last progress that differ by less are one: they are reckoned from ages.
 _SAME = 0.5
 #: Seconds after which a position is too old: its process is stopped, or its interpreter is held. It counts for nothing.
@@ -39,6 +40,7 @@ class Rank(Protocol):
     run_id: str
     store: str
     rank: int
+    world: int
     left: bool
 
     @property
@@ -79,31 +81,29 @@ class _RankProgress:
     #: Monotonic seconds of its last progress.
     moved_at: float = math.inf
     step: int = -1
-    #: Seconds without progress, by the phase in which they were seen.
-    usual: dict[str, deque[float]] = field(default_factory=dict)
+    #: By phase: how often it has passed, and the longest time without progress that ended by itself.
+    passed: Counter[str] = field(default_factory=Counter)
+    longest: dict[str, float] = field(default_factory=dict)
 
     def hear(self, position: Position, now: float, first: float) -> None:
         moved_at = now - position.still if position.still >= 0 else math.inf
         if moved_at > self.moved_at + _SAME and self.phase:
             # No more than the limit: what was a stall makes the next limit five times as long, not a hundred times.
-            self._sample(self.phase, min(max(0.0, self.heard_at - self.moved_at), self.limit(first)))
+            stood = min(max(0.0, self.heard_at - self.moved_at), self.limit(first))
+            self.longest[self.phase] = max(stood, self.longest.get(self.phase, 0.0))
+            self.passed[self.phase] += 1
         if position.step > self.step >= 0:
-            for phase in _OF_A_STEP:
-                for _ in range(min(position.step - self.step, ENOUGH)):
-                    self._sample(phase, 0.0)
-        self.phase, self.where = clip(position.phase, NAME), clip(position.where, TEXT)
+            self.passed.update(dict.fromkeys(_OF_A_STEP, position.step - self.step))
+        self.phase = position.phase if position.phase in _PHASES else "other"
+        self.where = clip(position.where, TEXT)
         self.moved_at, self.step, self.heard_at = moved_at, position.step, now
 
-    def _sample(self, phase: str, seconds: float) -> None:
-        self.usual.setdefault(phase, deque(maxlen=_KEPT)).append(seconds)
-
     def limit(self, first: float) -> float:
-        known = sorted(self.usual.get(self.phase, ()))
         if self.phase in _EXCUSED:
             return math.inf
-        if len(known) < ENOUGH:
+        if self.passed[self.phase] < ENOUGH:
             return first
-        return max(LEAST, TIMES * known[math.ceil(0.99 * len(known)) - 1])
+        return max(LEAST, TIMES * self.longest.get(self.phase, 0.0))
 
 
 class StallWatch:
@@ -117,18 +117,27 @@ class StallWatch:
     def __init__(self, first: float | None) -> None:
         self._first = first
         self._seen: dict[int, _RankProgress] = {}
+        #: Processes that have lost their connection, by pid: what they took so far holds when they come back.
+        self._lost: dict[int, _RankProgress] = {}
         #: By user and run: the moment at which it stood still when it was told.
         self._told: dict[tuple[int, str], float] = {}
 
     def hear(self, session: Rank, position: Position, now: float) -> None:
         """Take in the position of a session."""
         if self._first is not None:
-            seen = self._seen.setdefault(session.number, _RankProgress(session, now))
+            if (seen := self._seen.get(session.number)) is None:
+                seen = self._seen[session.number] = _RankProgress(session, now)
+                if (
+                    before := self._lost.pop(session.pid, None)
+                ) is not None and before.session.run == session.run:
+                    seen.passed, seen.longest = before.passed, before.longest
             seen.hear(position, now, self._first)
 
     def forget(self, number: int) -> None:
-        """Forget a session whose connection has ended."""
-        self._seen.pop(number, None)
+        """Forget a session whose connection has ended, and its run with the last one."""
+        if (seen := self._seen.pop(number, None)) is not None:
+            self._lost = {**dict(list(self._lost.items())[-_LOST:]), seen.session.pid: seen}
+        self._told = {run: at for run, at in self._told.items() if run in self._runs()}
 
     def due(self, now: float) -> Iterator[Stall]:
         """Yield each run that stands still for too long, once until it moves again."""
@@ -162,10 +171,19 @@ class StallWatch:
 
     def _limit(self, ranks: Collection[_RankProgress]) -> float:
         assert self._first is not None
-        return max(each.limit(self._first) for each in ranks)
+        limit = max(each.limit(self._first) for each in ranks)
+        if len(ranks) < max(each.session.world for each in ranks) and not _outside(ranks):
+            return max(
+                limit, self._first
+            )  # they wait for a rank of another machine, which may evaluate or save
+        return limit
+
+
+def _outside(ranks: Collection[_RankProgress]) -> list[_RankProgress]:
+    """Return the ranks that wait for no other rank."""
+    return [each for each in ranks if each.phase not in ("collective", "backward")]
 
 
 def _cause(ranks: Collection[_RankProgress]) -> _RankProgress:
-    """Return the rank that the others seem to wait for: one that is outside a collective, else the one that stands longest."""
-    alone = [each for each in ranks if each.phase not in ("collective", "backward")]
-    return min(alone if 0 < len(alone) < len(ranks) else ranks, key=lambda each: each.moved_at)
+    """Return the rank that the others seem to wait for: one that waits for none, else the one that stands longest."""
+    return min(_outside(ranks) or ranks, key=lambda each: each.moved_at)

@@ -89,9 +89,9 @@ def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
     return f"{run_id}/outcomes/{attempt:04d}-{number:02d}{other}.json"
 
 
-def stacks_key(run_id: str, attempt: int, step: int, rank: int) -> str:
-    """Return the key for the stacks of a rank whose training stood still at a step. Only people read it."""
-    return f"{run_id}/stalls/{attempt:04d}-{step:09d}-{rank:05d}.json"
+def stacks_key(run_id: str, attempt: int, number: int, rank: int) -> str:
+    """Return the key for the stacks of a rank in one of the attempt's stalls, as the rank counts them. Only people read it."""
+    return f"{run_id}/stalls/{attempt:04d}-{number:02d}-{rank:05d}.json"
 
 
 def anew_key(run_id: str) -> str:

@@ -89,7 +89,8 @@ PLACES: dict[str, Callable[[Waits], object]] = {
 class Thread:
     """A training thread at a place, and what its progress is."""
 
-    def __init__(self, place: Callable[[Waits], object], *, evaluates: bool = False) -> None:
+    def __init__(self, place: Callable[[Waits], object], *others: Waits, evaluates: bool = False) -> None:
+        self._others = others
         self.clock, self.step, self.work = ManualClock(), 0, 0.0
         self.progress = TrainingProgress(
             lambda: self.step, self.clock, lambda: evaluates, lambda thread: self.work
@@ -108,10 +109,11 @@ class Thread:
         try:
             yield self
         finally:
-            self.waits.go.set()
+            for each in (self.waits, *self._others):
+                each.go.set()
             self._thread.join()
 
-    def later(self, seconds: float = 10.0) -> ProgressSeen:
+    def later(self, seconds: float = 2.0) -> ProgressSeen:
         self.clock.advance(seconds)
         return self.progress.look()
 
@@ -122,7 +124,7 @@ def test_the_phase_is_where_the_thread_stands(phase: str) -> None:
         found = thread.later()
         assert (found.phase, found.still) == (phase, 0.0)
         assert found.where.startswith("test_progress.py:")
-        assert thread.later().still == 10.0
+        assert thread.later().still == 2.0
 
 
 def test_a_model_in_evaluation_evaluates() -> None:
@@ -140,7 +142,7 @@ def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
         two[0]()
         two[1]()
 
-    with Thread(place).at_place() as thread:
+    with Thread(place, *two).at_place() as thread:
         assert thread.later().still == 0.0
         if what == "step":
             thread.step += 1
@@ -149,9 +151,7 @@ def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
             two[0].there.wait()
             thread.work += 5.0
         assert thread.later().still == 0.0
-        assert thread.later().still == 10.0
-        for each in two:
-            each.go.set()
+        assert thread.later().still == 2.0
 
 
 def test_a_thread_that_polls_stands_still() -> None:
@@ -162,12 +162,18 @@ def test_a_thread_that_polls_stands_still() -> None:
         waits()
         second()
 
-    with Thread(place).at_place() as thread:
+    with Thread(place, second).at_place() as thread:
         thread.later()
         thread.waits.go.set()
         second.there.wait()
-        assert thread.later().still == 10.0
-        second.go.set()
+        assert thread.later().still == 2.0
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    with Thread(PLACES["other"]).at_place() as thread:
+        thread.later()
+        thread.later()
+        assert thread.later(300.0).still < 10.0
 
 
 def test_nothing_is_known_before_training_and_after_it() -> None:

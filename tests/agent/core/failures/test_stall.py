@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Log
+from spotguard.agent.actions import Log, Send
 from spotguard.agent.core.delivery import STALL_WINDOW
 from spotguard.agent.core.failures.stall import ENOUGH, LEAST, TIMES
 from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume
@@ -19,9 +19,10 @@ FIRST = 1800.0
 class Run:
     """A story in which ranks report their positions every two seconds."""
 
-    def __init__(self, ranks: int = 1, **policy: Any) -> None:
+    def __init__(self, ranks: int = 1, world: int = 0, **policy: Any) -> None:
         self.story = Story(**policy)
-        self.ranks = [self.story.opens(501 + rank, rank=rank, world=ranks) for rank in range(ranks)]
+        self.ranks = [self.story.opens(501 + rank, rank=rank, world=world or ranks) for rank in range(ranks)]
+        self.mode = "window"
         self.step = 0
         self._moved = [self.story.now] * ranks
 
@@ -48,7 +49,8 @@ class Run:
     def says(self, rank: int, phase: str) -> None:
         still = self.story.now - self._moved[rank]
         where = f"train.py:{10 + rank} in main"
-        self.story.says(self.ranks[rank], Position(self.step, phase=phase, still=still, where=where))
+        position = Position(self.step, phase=phase, still=still, where=where, mode=self.mode)
+        self.story.says(self.ranks[rank], position)
 
     @property
     def told(self) -> list[int]:
@@ -78,7 +80,7 @@ def test_a_run_that_stands_still_is_saved_and_goes_on() -> None:
     (outcome,) = run.story.outcomes
     assert (outcome.kind, outcome.drill, outcome.step, outcome.ended) == (
         "stall",
-        False,
+        True,
         run.step,
         "training continues",
     )
@@ -162,7 +164,78 @@ def test_a_notice_breaks_the_save_of_a_stall_off() -> None:
     run.stands(LEAST + 2, "data")
     run.story.notice()
     assert [message.kind for _, message in run.story.sent(Preempt)] == [STALL, "terminate"]
-    assert [each.ended for each in run.story.outcomes] == ["broken off: a real notice came"]
+    (outcome,) = run.story.outcomes
+    assert (outcome.ended, outcome.failed) == ("broken off: a real notice came", False)
+    last = [each.message for each in run.story.all(Send)][-2:]
+    assert [type(each) for each in last] == [
+        Preempt,
+        Resume,
+    ]  # let go first, it would obey a SIGTERM that it holds
+
+
+def test_a_training_that_moves_again_is_let_go() -> None:
+    run = Run()
+    run.trains()
+    run.stands(LEAST + 2, "data")
+    run.moves(0, "forward")
+    assert [number for number, _ in run.story.sent(Resume)] == run.ranks
+    assert [each.ended for each in run.story.outcomes] == ["broken off: training moves again"]
+
+
+def test_a_drill_takes_the_place_of_a_stall() -> None:
+    run = Run()
+    run.trains()
+    run.stands(LEAST + 2, "data")
+    run.story.asks()
+    assert [message.kind for _, message in run.story.sent(Preempt)] == [STALL, "drill"]
+
+
+def test_a_function_of_on_notice_hears_of_no_stall() -> None:
+    run = Run()
+    run.story.opens(501, store="")
+    run.trains()
+    run.stands(LEAST + 2, "data")
+    assert run.told == run.ranks
+
+
+def test_a_state_that_cannot_be_saved_where_it_stands_is_told_and_left() -> None:
+    run = Run()
+    run.mode = "boundary"
+    run.trains()
+    run.stands(LEAST + 2, "data")
+    assert run.told == []
+    assert "saves wait for the next guard.step() [SG406]" in run.warnings[0]
+
+
+def test_ranks_that_wait_for_another_machine_have_more_time() -> None:
+    run = Run(2, world=4)
+    run.trains()
+    run.stands(FIRST - 100, "collective", "backward")
+    assert run.told == []
+    run.stands(2 * FIRST, "collective", "data")
+    assert run.told == run.ranks
+
+
+def test_a_pause_that_returns_is_told_once() -> None:
+    """However many steps are between: an epoch's end, at which the loader fills its buffer."""
+    run = Run()
+    for _ in range(4):
+        run.step += 600
+        run.trains()
+        run.stands(120, "data")
+        run.story.on(None)
+        if run.story.machine.preemption is not None:
+            run.story.commits(run.ranks[0], run.step)
+    assert len(run.told) == 1
+
+
+def test_what_is_known_of_a_process_outlives_its_connection() -> None:
+    run = Run()
+    run.trains()
+    run.story.closes(run.ranks[0], alive=True)
+    run.ranks = [run.story.opens(501)]
+    run.stands(LEAST + 2, "data")
+    assert run.told == run.ranks
 
 
 @pytest.mark.parametrize("how", ["off", "older", "over"])
