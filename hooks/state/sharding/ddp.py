@@ -23,8 +23,8 @@ from .dtensor import DeclaredReplicas
 #: Declarations by the id of a tensor.
 Declared = dict[int, DeclaredReplicas]
 
-#: The states of communication hooks that change nothing from step to step, by class.
-_STATELESS = ("NoneType", "ProcessGroup", "_AllreduceUpcastHookState")
+#: The states of torch's communication hooks that change from step to step, by class.
+_CHANGING = ("PowerSGDState", "PostLocalSGDState")
 
 _by_adapters: WeakKeyDictionary[nn.Module, tuple[int, ...]] = WeakKeyDictionary()
 
@@ -53,11 +53,11 @@ def _ask(wrapper: DistributedDataParallel, declarations: Declared) -> None:
     group = torch.distributed.get_process_group_ranks(wrapper.process_group)
     if len(group) == 1:
         return  # a group of one rank shares nothing
-    for state, _ in wrapper._comm_hooks:
-        if not any(base.__name__ in _STATELESS for base in type(state).__mro__):
+    for _, state in wrapper._comm_hooks:
+        if any(base.__name__ in _CHANGING for base in type(state).__mro__):
             raise StateError(
-                f"DistributedDataParallel has a communication hook with a state of its own ({type(state).__name__}), which no "
-                "checkpoint has, such as PowerSGD's errors; use a hook without one, as in bf16_compress_hook"
+                f"DistributedDataParallel has a communication hook whose state ({type(state).__name__}) no checkpoint has; use one "
+                "without a state, as in fp16_compress_hook"
             )
     ranks, first = tuple(sorted(group)), (group[0],)
     ignored = set(wrapper.parameters_to_ignore)

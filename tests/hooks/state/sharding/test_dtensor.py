@@ -92,6 +92,29 @@ def test_what_ddp_does_not_broadcast_is_each_ranks_own() -> None:
     assert "@00001/optimizer/state/model/last.weight/exp_avg" in found
 
 
+def test_a_hook_of_ddp_whose_state_no_checkpoint_has_is_refused() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    def compressed(state: Any, hook: Any) -> Any:
+        def wrap(model: nn.Module, world: int) -> nn.Module:
+            wrapper = DistributedDataParallel(model)
+            wrapper.register_comm_hook(state, hook)
+            return wrapper
+
+        return wrap
+
+    assert where(state_tensors(compressed(None, fp16_compress_hook), 1, 2)["model/first.weight"])[-1] == (
+        0,
+        1,
+    )
+    errors = powerSGD_hook.PowerSGDState(None)
+    with pytest.raises(
+        StateError, match=r"communication hook whose state \(PowerSGDState\) no checkpoint has"
+    ):
+        state_tensors(compressed(errors, powerSGD_hook.powerSGD_hook), 1, 2)
+
+
 def test_a_wrapper_inside_and_a_compiled_one_declare_as_much() -> None:
     def inside(model: nn.Module, world: int) -> nn.Module:
         model.first = DistributedDataParallel(model.first)
