@@ -379,7 +379,7 @@ class Guard:
                 "before the loop"
             )
         self._only_here("save")
-        if self._gate.place.dirty:
+        if self.in_step:
             raise UsageError(
                 "guard.save() was called in the middle of a step: call it right after guard.step(), or "
                 "first in the body of a loop over guard.steps() [SG405]"

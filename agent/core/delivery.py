@@ -112,9 +112,8 @@ class Delivery:
             self._another(p, notice)
         if self.active is not None:
             self.active.hear_cloud(shown)
-        if (
-            broken is not None
-        ):  # behind the notice: a process that is let go first may obey a SIGTERM that it held
+        if broken is not None:
+            # Behind the notice: a process that is let go first may obey a SIGTERM that it held.
             self._let_go(broken)
 
     def _another(self, p: Preemption, notice: Notice) -> None:
@@ -199,7 +198,7 @@ class Delivery:
 
     def _first_line(self, p: Preemption) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"
-        if notice.kind is NoticeKind.STALL:
+        if p.stall:
             return f"training stands still: {notice.detail}"
         if p.of_orphan:
             return f"{notice.detail}: training there saves and ends before the command is started"

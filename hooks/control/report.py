@@ -87,7 +87,7 @@ class Report:
         self._introduced: PreemptionNotice | None = None
 
     def told(self, message: protocol.Preempt) -> None:
-        """Confirm a notice. Of a stall, log and keep the stacks of all threads: a save may move them."""
+        """Confirm a notice. At a stall, log and keep the stacks of all threads: a save may move them."""
         self._send(protocol.Delivered(message.id, self._clock.monotonic()))
         if message.kind == protocol.STALL and message.id not in self._stacks:
             self._stacks = {message.id: stacks()}
@@ -170,8 +170,8 @@ class Report:
             self._send(protocol.Delivered(id, now, preemption.kind, preemption.source, left))
 
     def _record(self, preemption: PreemptionNotice, **facts: object) -> None:
-        """Write one JSON object beside the checkpoints: the record of what became of a notice. Of a stall each rank also writes
-        its stacks.
+        """Write one JSON object beside the checkpoints: the record of what became of a notice. At a stall each rank also
+        writes its stacks.
         """
         for id in preemption.ids:
             if found := self._stacks.pop(id, None):
@@ -220,7 +220,7 @@ def _committed(id: str, saved: SavedCheckpoint, now: float) -> protocol.Committe
 
 @dataclass(frozen=True, slots=True)
 class GuardView:
-    """What a thread beside training may ask of a guard, such as one that marks it in a tracker. `Guard.view` returns it.
+    """A guard as a thread beside training sees it, such as one that marks it in a tracker. `Guard.view` returns it.
 
     Attributes:
         rank: this process's rank in the job.

@@ -51,7 +51,7 @@ _LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
 
 @dataclass(frozen=True, slots=True)
 class ProgressSeen:
-    """What the training thread does."""
+    """The present work of the training thread."""
 
     #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "other" for the script's own code, "" before
     #: training and after it.

@@ -32,7 +32,7 @@ _OLD = 10.0
 
 
 class Rank(Protocol):
-    """What a registered training process is for this rule. `core.session.Session` is one."""
+    """A registered training process, as this rule sees it. `core.session.Session` is one."""
 
     number: int
     pid: int
@@ -72,7 +72,7 @@ class Stall:
 
 @dataclass(slots=True)
 class _RankProgress:
-    """What is known of one session's progress."""
+    """The progress of one session."""
 
     session: Rank
     heard_at: float

@@ -130,7 +130,9 @@ def test_one_that_is_not_right_is_passed_over(wrong: Callable[[bytes], bytes]) -
     store.objects[save.prefix + INDEX] = wrong(store.objects[save.prefix + INDEX])
     found, asked = read(store)
     assert found == manifests
-    assert sorted(asked[-WORLD:]) == [manifest_name(rank, WORLD) for rank in range(WORLD)]  # read beside each other
+    assert sorted(asked[-WORLD:]) == [
+        manifest_name(rank, WORLD) for rank in range(WORLD)
+    ]  # read beside each other
 
 
 def test_one_of_a_manifest_that_was_put_again_is_passed_over() -> None:

@@ -1,4 +1,4 @@
-"""What the training thread does, read from its stack: the phase, the line of the script, and since when it stands still."""
+"""The work of the training thread, read from its stack: the phase, the line of the script, and since when it stands still."""
 
 from __future__ import annotations
 
