@@ -163,6 +163,7 @@ def test_options_in_pairs(framework: str, program: str, row: tuple[str, ...], tm
         ("transformers", "accel.py", "seedable+batch+loading"),
         ("lightning", "pl.py", "often+logged"),
         ("deepspeed", "ds.py", "2-bf16-long+two"),
+        ("deepspeed", "ds.py", "1-fp32-compiled-long+two"),
     ],
 )
 def test_fifty_ends_of_one_training(framework: str, program: str, case: str, tmp_path: Path) -> None:

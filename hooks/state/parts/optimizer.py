@@ -21,6 +21,7 @@ from ..tensor_item import StateTensor, Tier
 from . import optimizer_tree
 from .module import KnownTensor
 from .optimizer_tree import SavedTrees, check_well_formed, steps
+from .running_products import running_products
 from .values import Part, StatefulPart, copy_into, freeze, load_into, room, tensors_in
 from .wrappers import can_be_hooked, check_says_state
 
@@ -86,6 +87,7 @@ class OptimizerPart:
         self._retired: dict[int, torch.Tensor] = {}
         self._param: dict[str, torch.Tensor] = {}
         self.devices: set[torch.device] = set()
+        self._products = running_products(optimizer)
         self.refresh()
 
     def refresh(self) -> None:
@@ -157,6 +159,8 @@ class OptimizerPart:
         return count
 
     def at_boundary(self) -> None:
+        if self._products is not None:
+            self._products.at_boundary()
         if self._plain:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
         else:
@@ -234,7 +238,9 @@ class OptimizerPart:
             "state": state,
             "on_host": on_host,
         }
-        more = {"other": other, "shards": shards, "placed": placed, "plain": plain}
+        more: dict[str, Any] = {"other": other, "shards": shards, "placed": placed, "plain": plain}
+        if self._products is not None:
+            more["products_since"] = self._products.since
         return {**tree, **{field: value for field, value in more.items() if value}}
 
     def _look_alikes(self) -> list[torch.Tensor]:
@@ -414,6 +420,8 @@ class OptimizerPart:
             load_into(self.name, self.optimizer, self.optimizer.state_dict())
             self.optimizer.param_groups = groups
             self._fill(tree)
+        if self._products is not None:
+            self._products.repeat(tree.get("products_since", 1))
         self.refresh()
 
     def _fill(self, tree: Any) -> None:

@@ -105,12 +105,14 @@ def initialize(case: str, network: nn.Module, dataset: Any) -> Any:
     if "offload" in variant:
         config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         config["zero_force_ds_cpu_optimizer"] = False
-    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    if "compiled" in variant:  # DeepSpeed's own Adam, in C++ on a CPU
+        config["optimizer"] = {"type": "Adam", "params": {"lr": 1e-2, "betas": [0.8, 0.999]}}
     return deepspeed.initialize(
         model=network,
-        optimizer=optimizer,
-        lr_scheduler=scheduler,
+        model_parameters=trained,
+        optimizer=None if "compiled" in variant else torch.optim.AdamW(trained, lr=1e-2),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
         training_data=dataset,
         config=config,
         mpu=ModelParallel() if "parallel" in variant else None,

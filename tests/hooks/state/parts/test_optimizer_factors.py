@@ -66,7 +66,7 @@ class Declared(torch.optim.Optimizer):
             rows = len(parameter)
             copies = parameter.detach().new_full((rows, 1), 2.0)
             cut = (
-                torch.empty_like(parameter.detach()).mean(1)
+                torch.ones_like(parameter.detach()).mean(1)
                 if isinstance(parameter, DTensor)
                 else copies[:, 0]
             )
