@@ -164,6 +164,9 @@ class CommandEnded:
     pid: int
     #: As in `subprocess`: negative for a signal.
     returncode: int
+    #: How many processes of this cgroup the kernel has killed for memory meanwhile, and the cgroup's limit in bytes, if any were.
+    memory_kills: int = 0
+    memory_limit: int = 0
 
 
 Event = (

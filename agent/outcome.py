@@ -155,11 +155,15 @@ class Outcome:
     def line(self) -> str:
         """Return the outcome as one line for a person."""
         what = "drill" if self.drill else f"{self.kind} notice"
+        if self.kind == NoticeKind.FAILURE:
+            what = "save for a failing rank"
         if self.kind == NoticeKind.PEER:
             what = f"another machine's {'drill' if self.drill else 'notice'} ({self.detail})"
         parts = [
             self.detail
             if self.kind == NoticeKind.STALL
+            else f"{what} ({self.source})"
+            if self.kind == NoticeKind.FAILURE
             else f"{what} from {self.source}: seen with {self.left:.1f} s left"
         ]
         if self.delivered is not None:

@@ -24,8 +24,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from spotguard.hooks import guard as home
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.store import JobStore
-from spotguard.hooks.control import sigterm
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending import sigterm
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.factory import open_store

@@ -19,15 +19,16 @@ from .arguments import completed_steps, for_one_process, kept, stage_folder, wit
 from .checkpoint.format.keys import check_run_id
 from .checkpoint.local_stage import Stage
 from .consensus.channel import Channel
-from .control import sigterm
 from .control.coordinator import Coordinator
+from .control.ending import sigterm
+from .control.ending.error_save import ErrorSave
+from .control.ending.shutdown import ProcessShutdown
+from .control.ending.sigterm import Preempted
 from .control.gate import Gate
 from .control.gate_rule import Shut
 from .control.report import GuardView, Report
 from .control.saver import Saver
 from .control.session import AgentMessages, AgentSession
-from .control.shutdown import ProcessShutdown
-from .control.sigterm import Preempted
 from .ipc import protocol
 from .ipc.notice import BY_HAND, PreemptionNotice
 from .ipc.progress import TrainingProgress
@@ -124,6 +125,7 @@ class Guard:
             raise
         self._agent.built()
         self._shutdown.begin()
+        self._errors.begin()
         sigterm.in_child(self._forget)
         atexit.register(self.close)
 
@@ -177,6 +179,17 @@ class Guard:
             self._saver, self._schedule, self._report, clock, self.leave, self._coordinator
         )
         self._shutdown = ProcessShutdown(self._saver, self._agent, self._coordinator, self.leave)
+        self._errors = ErrorSave(
+            self._gate,
+            self._state,
+            self._saver,
+            self._checkpointer,
+            self._progress,
+            self._report,
+            clock,
+            self._shutdown.unanswered,
+            self._coordinator,
+        )
         self._saver.start()
         if self._coordinator is not None:
             self._coordinator.channel.look = self._gate.look
@@ -514,6 +527,13 @@ class Guard:
             PreemptionNotice(["by hand"], until, until, "spotguard.testing", BY_HAND, by_hand=True, seen=now)
         )
 
+    def fail(self, error: Exception) -> None:
+        """Save for an error that ends training, before a framework passes it on; it may move the state on its way.
+
+        An error that nothing catches comes here by itself.
+        """
+        self._errors.handle(error)
+
     def leave(self, code: int) -> None:
         """Have the training thread raise `Preempted` where it is parked, or at its next boundary.
 
@@ -541,6 +561,7 @@ class Guard:
         """
         if self.closed:
             return
+        self._errors.end()
         self._shutdown.at_exit()
         self.closed = True
         self._saver.close(_LAST_UPLOAD)

@@ -46,6 +46,7 @@ class NoticeKind(StrEnum):
     SIGNAL = "signal"  # a process or a person sent SIGTERM to `spotguard run`
     DRILL = "drill"  # a person asked for a rehearsal
     LAUNCHER = "launcher"  # torchrun or a similar launcher ended the ranks: one of them died, or another machine joins
+    FAILURE = "failure"  # a rank met an error that ends it: the other ranks save with it
     PEER = "peer"  # another machine of the job ends; this one stays, and restarts the command without that machine
     ORPHAN = "orphan"  # `spotguard run` was killed, and the next one ends the command that it guarded
     STALL = "stall"  # training stands still: its state is saved where it stands, and nothing is ended

@@ -54,6 +54,11 @@ class Command:
     parting: bool = False
     #: Monotonic seconds at which SIGTERM follows a `Leave` to the processes that it left behind.
     term_at: float | None = None
+    #: Its failure is explained in the log.
+    explained: bool = False
+    #: As in `CommandEnded`.
+    memory_kills: int = 0
+    memory_limit: int = 0
 
 
 class CommandGroup:
@@ -86,6 +91,7 @@ class CommandGroup:
         command = self.current
         if command is not None and command.pid == event.pid and command.returncode is None:
             command.returncode, command.ended_at = event.returncode, self._turn.now
+            command.memory_kills, command.memory_limit = event.memory_kills, event.memory_limit
 
     def group_seen(self, event: GroupSeen) -> None:
         """Note which processes of the ended command the loop found."""

@@ -36,6 +36,7 @@ from .delivery import Delivery
 from .ending.restart_policy import LINGER, RestartPolicy
 from .ending.shutdown import Service, Shutdown
 from .ending.sigterm import RunSignals
+from .failures.errors import FailureCause, FailureLog
 from .failures.stall import StallWatch
 from .notices import NoticeTracker, Upcoming
 from .preemption import EndState, Preemption
@@ -66,6 +67,7 @@ class Machine:
         self._restart = Restart()
         self._delivery = Delivery(self._turn, self._sessions, self._notices, self._command, self._restart)
         self._stalls = StallWatch(policy.stall_first)
+        self._failures = FailureLog()
         self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
         self._answers = Answers(
             self._turn,
@@ -76,10 +78,17 @@ class Machine:
             self._peers,
             self._launchers,
             self._stalls,
+            self._failures,
         )
         self._shutdown = Shutdown(self._turn, self._command, self._delivery)
         self._restarts = RestartPolicy(
-            self._turn, self._command, self._restart, self._delivery, self._peers, self._shutdown
+            self._turn,
+            self._command,
+            self._restart,
+            self._delivery,
+            self._peers,
+            self._shutdown,
+            self._failures,
         )
         self._service = Service(self._turn, self._sessions, self._delivery)
         self._signals = RunSignals(self._turn, self._command, self._delivery)
@@ -155,6 +164,11 @@ class Machine:
         return self._command.current
 
     @property
+    def failure(self) -> FailureCause | None:
+        """What the command's last failure is put down to."""
+        return self._failures.last
+
+    @property
     def state(self) -> MachineState:
         """The state of the machine."""
         p, command = self._delivery.active, self._command.current
@@ -217,13 +231,14 @@ class Machine:
             yield from (command.ended_at + LINGER, p.return_by, p.limit)
         if command is not None and not running:
             yield command.look_at
-            if self._launchers:
+            if self._may_be_told(command):
                 yield command.ended_at + LINGER
 
     # --- events ---
 
     def _launched(self, event: Launched) -> None:
         self._command.current = Command(event.pid, since=self._turn.now)
+        self._failures.begin()
         if self._turn.stopping:  # the signal came while there was nothing to send it to
             self._command.signal(signal.SIGTERM)
 
@@ -296,10 +311,18 @@ class Machine:
         elif p is not None:
             self._delivery.await_return(p)
         self._watch()
-        if command is not None and not (self._launchers and self._turn.now < command.ended_at + LINGER):
+        if command is not None and not (
+            self._may_be_told(command) and self._turn.now < command.ended_at + LINGER
+        ):
             self._turn.do(*map(Publish, self._launchers.end()))
             self._restarts.conclude(command)
         self._restarts.end_wait()
+
+    def _may_be_told(self, command: Command) -> bool:
+        """Return whether last messages of the ended command may be on their way."""
+        return bool(self._launchers) or (
+            command.returncode != 0 and any(each.pid == command.pid for each in self._sessions.open.values())
+        )
 
     def _wait(self, _: None) -> None:
         self._watch()

@@ -19,6 +19,7 @@ from ..events import Closed, Heard, Opened
 from ..outcome import Outcome, as_level
 from .command import Command, CommandGroup
 from .delivery import Delivery
+from .failures.errors import FailureLog
 from .failures.stall import StallWatch
 from .notices import NoticeTracker
 from .preemption import Preemption
@@ -39,7 +40,7 @@ TOLD = 2.0
 #: Seconds after the deadline at which the agent stops waiting for ranks that have not answered.
 LATE = 1.0
 #: The outcome's account of how a launcher's notice ended.
-ENDED = "the launcher ends its ranks"
+ENDED = {NoticeKind.LAUNCHER: "the launcher ends its ranks", NoticeKind.FAILURE: "the failed rank ends"}
 
 #: The user and the run of the ranks, and the notice's id. The id is the same in other runs.
 _Key = tuple[tuple[int, str], str]
@@ -175,7 +176,7 @@ class LauncherNotices:
             left = max(0.0, message.seconds_left)
             notice = Notice(
                 id=key[1],
-                kind=NoticeKind.LAUNCHER,
+                kind=NoticeKind(message.kind),
                 source=clip(message.source, NAME),
                 deadline=now + left,
                 seen_at=now,
@@ -213,7 +214,8 @@ class LauncherNotices:
         return bool(self._standing)
 
     def _end(self, key: _Key) -> Outcome:
-        return self._standing.pop(key).outcome(ENDED, None, None)
+        p = self._standing.pop(key)
+        return p.outcome(ENDED[p.notice.kind], None, None)
 
 
 def _is_over(key: _Key, p: Preemption, sessions: Collection[Session], now: float) -> bool:
@@ -242,6 +244,7 @@ class Answers:
         peers: Peers,
         launchers: LauncherNotices,
         stalls: StallWatch,
+        failures: FailureLog,
     ) -> None:
         self._turn = turn
         self._sessions = sessions
@@ -251,6 +254,7 @@ class Answers:
         self._peers = peers
         self._launchers = launchers
         self._stalls = stalls
+        self._failures = failures
 
     def opened(self, event: Opened) -> None:
         """Take in a training process that has registered. If a notice is active, deliver it."""
@@ -276,6 +280,9 @@ class Answers:
             part.dead = part.dead or not event.alive
         self._launchers.closed(event.session, alive=event.alive)
         self._stalls.forget(event.session)
+        session = self._sessions.open.get(event.session) or self._sessions.lost.get(event.session)
+        if session is not None and not event.alive:
+            self._failures.died(session)
         self._sessions.close(event)
 
     def heard(self, event: Heard) -> None:
@@ -293,6 +300,8 @@ class Answers:
             session.saved(message, self._turn.now)
         if isinstance(message, protocol.Position):
             self._position(session, message)
+        elif isinstance(message, protocol.TrainingFailed):
+            self._failures.told(session, message)
         elif isinstance(message, protocol.Bye):
             session.left = True
             p = self._delivery.active
@@ -316,7 +325,7 @@ class Answers:
         session: Session,
         message: protocol.Delivered | protocol.Progress | protocol.Committed | protocol.Failed,
     ) -> None:
-        if isinstance(message, protocol.Delivered) and message.kind == protocol.LAUNCHER:
+        if isinstance(message, protocol.Delivered) and message.kind in protocol.OF_A_RANK:
             self._told_by_launcher(session, message)
         p = self._delivery.active
         if p is None or message.id not in p.ids:
@@ -330,8 +339,12 @@ class Answers:
 
     def _told_by_launcher(self, session: Session, message: protocol.Delivered) -> None:
         if (p := self._launchers.told(session, message, self._turn.now)) is not None:
-            left = f"{p.left_at_first:.1f} s left for the save of the other ranks"
-            self._turn.log(f"{p.notice.kind} notice from {p.notice.source}: {left}", logging.WARNING)
+            if message.kind == protocol.FAILURE:
+                text = f"rank {session.rank} (pid {session.pid}) saves with all ranks for an error: {p.notice.source}"
+            else:
+                left = f"{p.left_at_first:.1f} s left for the save of the other ranks"
+                text = f"{p.notice.kind} notice from {p.notice.source}: {left}"
+            self._turn.log(text, logging.WARNING)
 
     def _report(self, p: Preemption, part: Participant, message: protocol.Message, news: bool) -> None:
         """Log the news of one session, and send it to the person who asked for a drill."""

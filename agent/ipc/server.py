@@ -328,7 +328,9 @@ class Server:
         # In this order, so that a session with its Welcome gets every later notice. (The loop's answer to Opened passes
         # through this thread, so that it still comes after the Welcome.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
-        welcome = protocol.Welcome(connection.number, os.getpid(), notice=self.departing, calls=True)
+        welcome = protocol.Welcome(
+            connection.number, os.getpid(), notice=self.departing, calls=True, failures=True
+        )
         self._say(connection, welcome)
 
     def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:

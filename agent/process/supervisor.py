@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
+from .memory_kills import memory_kills, memory_limit
 from .program import CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
@@ -75,6 +76,8 @@ class Supervisor:
         #: Another agent, which was killed, started the command.
         self._adopted = False
         self._early: list[int] = []
+        #: Processes of this cgroup that had been killed for memory before the command began.
+        self._memory_kills = 0
         self._reaper: threading.Thread | None = None
 
     def start(self) -> int:
@@ -91,6 +94,7 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._pid = self._spawn()
         self._returncode, self._asked_to_end, self._adopted = None, False, False
+        self._memory_kills = memory_kills()
         if self._terminal is not None and not feeds_a_pipe():
             self._terminal.give(self._pid)
         self._reaper = threading.Thread(
@@ -257,10 +261,15 @@ class Supervisor:
             ended = seen.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED)
             if ended and seen.si_pid == pid:
                 self._returncode = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-                self._post(CommandEnded(pid, self._returncode))
+                self._post(self._ended(pid, self._returncode))
                 return
             if take_status(seen.si_pid, os.WEXITED if ended else os.WSTOPPED) and seen.si_pid == pid:
                 self._stop_with_it(pid, seen.si_status)
+
+    def _ended(self, pid: int, returncode: int) -> CommandEnded:
+        if returncode and (killed := memory_kills() - self._memory_kills) > 0:
+            return CommandEnded(pid, returncode, killed, memory_limit())
+        return CommandEnded(pid, returncode)
 
     def _stop_with_it(self, group: int, signum: int) -> None:
         """Stop the agent with its stopped command, so that the shell sees a stopped job. Continue a command without a shell."""

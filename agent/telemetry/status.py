@@ -59,6 +59,7 @@ def answers(
         "reserve": facts.reserve,
         "upcoming": machine.upcoming.status(now),
         "last_outcome": None,
+        "last_failure": _failure(machine),
         "sessions": [],
     }
     if last is not None and (uid == 0 or not facts.service):
@@ -113,6 +114,11 @@ def _command(machine: Machine) -> dict[str, Any] | None:
     if command is None:
         return None
     return {"pid": command.pid, "returncode": command.returncode, "restarts": machine.restarts}
+
+
+def _failure(machine: Machine) -> dict[str, Any] | None:
+    cause = machine.failure
+    return None if cause is None else {"class": cause.kind, "text": cause.text, "repeats": cause.repeats}
 
 
 def _notice(machine: Machine, now: float) -> dict[str, Any] | None:

@@ -66,6 +66,7 @@ class BoundaryEvent:
 class FailedEvent:
     """The save of this rank for `epoch` has failed: its part will never be in the store."""
 
+    #: 0: of no call. This rank's values may be wrong, so no rank saves them at an error that follows from this one's.
     epoch: int
     rank: int
     why: str = ""

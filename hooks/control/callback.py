@@ -15,7 +15,7 @@ from ...providers.notice import Notice, NoticeKind
 from ..arguments import default_run_id, name_the_speaker
 from ..ipc import interpreter_lock, protocol
 from ..ipc.client import SocketClient
-from . import sigterm
+from .ending import sigterm
 
 log = logging.getLogger("spotguard")
 

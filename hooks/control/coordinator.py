@@ -82,6 +82,8 @@ class Coordinator:
         self._called: set[str] = set()
         self._until: dict[str, float] = {}
         self._asking = False
+        #: Why the state is not to be saved at an error: a rank has told that its values may be wrong.
+        self.distrusted = ""
         #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
         self.speaks = self.first
         #: Ranks whose save has failed, with the reason, by the epoch of the call that asked for the save.
@@ -207,6 +209,16 @@ class Coordinator:
             lambda error: log.debug("no other rank learned that this rank's save failed: %s", error),
         )
 
+    def distrust(self, why: str) -> None:
+        """Have no rank save for the errors that follow from this rank's. Returns once the others can read it."""
+        until = self._clock.monotonic() + _PATIENCE
+        try:
+            self.channel.call(
+                FailedEvent(0, self.channel.rank, why), lambda: max(0.0, until - self._clock.monotonic())
+            )
+        except SpotguardError as error:
+            log.debug("no other rank learned that %s: %s", why, error)
+
     def by_hand(self, step: int) -> None:
         if self.first:
             self._call(ManualEvent(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
@@ -264,6 +276,8 @@ class Coordinator:
             case BackgroundEvent() | BoundaryEvent():
                 self._asking = False
                 self._wanted(epoch, standing, call.why)
+            case FailedEvent(epoch=0, rank=rank, why=why):
+                self.distrusted = f"on rank {rank} {why}"
             case FailedEvent(epoch=of, rank=rank, why=why):
                 with self._lock:
                     self._failed.setdefault(of, {})[rank] = why
@@ -274,7 +288,7 @@ class Coordinator:
     def _let_go(self, id: str) -> None:
         release = partial(self._saver.release, id, "the notice was withdrawn, or the drill is over")
         preemption = self._saver.preemption
-        if preemption is not None and preemption.kind == protocol.LAUNCHER:
+        if preemption is not None and preemption.kind in protocol.OF_A_RANK:
             # The rank that ended first withdraws the notice. The other ranks first report the outcome of their saves to their
             # agents, and then let go.
             self._saver.in_turn(release)
@@ -290,7 +304,7 @@ class Coordinator:
             preemption = replace(own, ids=[*own.ids])
         else:
             # A launcher ends all its workers at once, and a test is one job: their deadline applies to every machine.
-            ours = call.machine == self._machine or call.kind in (BY_HAND, protocol.LAUNCHER)
+            ours = call.machine == self._machine or call.kind in {BY_HAND, *protocol.OF_A_RANK}
             seconds = call.seconds_left if ours else STAYS
             kind = call.kind if ours else protocol.PEER
             id = self._as_here(call.id)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
 from ...providers.stores.base import BlobStore
-from ..checkpoint.format.keys import outcome_key, stacks_key
+from ..checkpoint.format.keys import failure_key, outcome_key, stacks_key
 from ..ipc import protocol
 from ..ipc.notice import PreemptionNotice
 from ..ipc.progress import stacks
@@ -155,13 +155,22 @@ class Report:
         self._record(preemption, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
         self._ended(preemption, False)
 
+    def error(self, message: protocol.TrainingFailed) -> None:
+        """Tell the agent of the error that ends training."""
+        self._send(message)
+
+    def record_error(self, record: dict[str, Any]) -> None:
+        """Write the record of the error that ends training beside the checkpoints."""
+        key = failure_key(self._run_id, self._attempt, self._rank)
+        self._store_record(key, {**record, "rank": self._rank, "ended": self._clock.time()}, _OUTCOME_TIMEOUT)
+
     def checkpointed(self, saved: SavedCheckpoint) -> None:
         self._send(_committed("", saved, self._clock.monotonic()))
 
     def _introduce(self, preemption: PreemptionNotice) -> None:
         """Announce to the agent, once, a notice that the agent did not deliver: it keeps an outcome of that one, too."""
         with self._lock:
-            if preemption.kind != protocol.LAUNCHER or self._introduced is preemption:
+            if preemption.kind not in protocol.OF_A_RANK or self._introduced is preemption:
                 return
             self._introduced = preemption
         now = self._clock.monotonic()
@@ -196,12 +205,14 @@ class Report:
         self._write(preemption, outcome_key(self._run_id, self._attempt, self._count, self._rank), record)
 
     def _write(self, preemption: PreemptionNotice, key: str, record: dict[str, object]) -> None:
-        data = json.dumps(record, indent=1).encode()
         left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, preemption.save_by - self._clock.monotonic()))
+        self._store_record(key, record, left)
+
+    def _store_record(self, key: str, record: dict[str, Any], seconds: float) -> None:
         try:
-            self._put(key, memoryview(data), left)
+            self._put(key, memoryview(json.dumps(record, indent=1).encode()), seconds)
         except SpotguardError as error:  # the agent must learn of a commit before the agent gives up on it
-            log.warning("spotguard could not write the outcome record to the store: %s", error)
+            log.warning("spotguard could not write a record to the store: %s", error)
 
 
 def _log(preemption: PreemptionNotice, level: int, outcome: str) -> None:

@@ -77,6 +77,8 @@ class SaveRequests:
         #: Monotonic seconds of the last check of a promoted save.
         self._looked_at = -math.inf
         self._ending = False
+        #: An error ends training: an unfinished step will reach no boundary.
+        self.no_more_steps = False
         self._alarm: PreemptionNotice | None = None
         #: The ids of the notices that the log has, as `_is_new` compares them.
         self._learned: set[str] = set()

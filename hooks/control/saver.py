@@ -65,7 +65,9 @@ class Saver(SaveRequests):
     ) -> None:
         super().__init__(gate, state, checkpointer, clock, released, coordinator)
         self._listener = listener
-        self._still = Quiescence(gate, state, listener, lambda: self._ending, coordinator)
+        self._still = Quiescence(
+            gate, state, listener, lambda: self._ending or self.no_more_steps, coordinator
+        )
         self._saved = saved
         self._streams = OwnStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)

@@ -56,6 +56,8 @@ class AgentSession:
         self._closed = False
         #: The agent knows what a call of the job's ranks is.
         self._calls = False
+        #: The agent knows what an error of training is.
+        self._failures = False
         self.client: SocketClient | None = None
 
     def connect(self, socket: str) -> None:
@@ -97,6 +99,8 @@ class AgentSession:
 
     def send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
         """Implements `report.MessageSender`."""
+        if isinstance(message, protocol.TrainingFailed) and not self._failures:
+            return False
         return self.client is not None and self.client.send(message, droppable=droppable)
 
     @property
@@ -136,7 +140,7 @@ class AgentSession:
             self._lost()
 
     def _on_welcome(self, welcome: protocol.Welcome) -> None:
-        self._calls = welcome.calls
+        self._calls, self._failures = welcome.calls, welcome.failures
         if self._built.is_set() and not self._closed:
             self._welcomed(welcome.calls)
 

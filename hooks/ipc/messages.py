@@ -24,6 +24,10 @@ PEER = "peer"
 STALL = "stall"
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
+#: Kind of the notice that a rank makes of the error that ends it.
+FAILURE = "failure"
+#: Kinds of notices that a rank makes, and no agent: training goes on after the save, where it can.
+OF_A_RANK = frozenset({LAUNCHER, FAILURE})
 
 
 class Message:
@@ -74,7 +78,7 @@ class Delivered(Message):
     type: ClassVar[str] = "delivered"
     id: str
     monotonic: float
-    #: Kind, source and seconds left of a notice that no agent sent (`LAUNCHER`). An older agent ignores its
+    #: Kind, source and seconds left of a notice that no agent sent (`OF_A_RANK`). An older agent ignores its
     #: outcome.
     kind: str = ""
     source: str = ""
@@ -133,6 +137,24 @@ class Failed(Message):
     id: str
     reason: str
     last_step: int = -1
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class TrainingFailed(Message):
+    """Report of the error that ends training, before its save. A process sends it only to an agent whose `Welcome` has `failures`."""
+
+    type: ClassVar[str] = "training-failed"
+    #: As in `ipc.diagnosis.DiagnosedError`.
+    kind: str
+    error: str
+    #: The first line of the error's message.
+    message: str
+    where: str
+    phase: str
+    fingerprint: str
+    #: The completed steps.
+    step: int
 
 
 @_on_the_wire
@@ -236,6 +258,8 @@ class Welcome(Message):
     #: Whether the agent understands `PeerPreempted` and `PeerCancelled`. A process sends neither to an agent that
     #: does not set it.
     calls: bool = False
+    #: Whether the agent understands `TrainingFailed`.
+    failures: bool = False
 
 
 @_on_the_wire

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .protocol import LAUNCHER, Preempt
+from .protocol import OF_A_RANK, Preempt
 
 #: Kind of a notice that a test makes in its own process: no agent decides what follows the commit.
 BY_HAND = "test"
@@ -53,6 +53,6 @@ def alarm_of(notice: Preempt, now: float) -> PreemptionNotice:
         source=notice.source,
         kind=notice.kind,
         drill=notice.drill,
-        by_hand=notice.kind in (BY_HAND, LAUNCHER),
+        by_hand=notice.kind == BY_HAND or notice.kind in OF_A_RANK,
         seen=now,
     )

@@ -94,6 +94,11 @@ class TrainingProgress:
         self._moved_at = self._clock.monotonic()
         self._places.clear()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread trains."""
+        return self._thread is threading.current_thread()
+
     def look(self) -> ProgressSeen:
         """Return what the training thread does now. Any thread may ask."""
         with self._lock:
@@ -158,8 +163,9 @@ def stacks() -> list[str]:
 def _read(frame: FrameType) -> tuple[str, int, str]:
     """Return the phase, a number for the place of the stack, and the innermost line of the script."""
     stack = [*_outwards(frame)]
-    where = next((_line(each) for each in stack if not _of_library(each.f_code.co_filename)), "")
-    phases = [_phase(each) for each in stack]
+    places = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in stack]
+    where = next((line_of(each) for each in places if not of_library(each[0])), "")
+    phases = [phase_of(each) for each in places]
     if any(each.f_code.co_filename.endswith(_GATE) for each in stack):
         return "save", 0, where
     phase = next((each for each in reversed(phases) if each), "other")
@@ -177,17 +183,21 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _phase(frame: FrameType) -> str:
-    code = frame.f_code
+def phase_of(place: tuple[str, int, str]) -> str:
+    """Return the phase that a frame stands for, given its file, line and function; "" for none."""
+    file, _, name = place
     for path, function, phase in _PLACES:
-        if code.co_filename.endswith(path) and function in ("", code.co_name):
+        if file.endswith(path) and function in ("", name):
             return phase
     return ""
 
 
-def _of_library(path: str) -> bool:
+def of_library(path: str) -> bool:
+    """Return whether a file is not the user's."""
     return path.startswith("<") or any(folder in path for folder in _LIBRARIES)
 
 
-def _line(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+def line_of(place: tuple[str, int, str]) -> str:
+    """Return a frame for a person, as "train.py:42 in main"."""
+    file, line, function = place
+    return f"{Path(file).name}:{line} in {function}"

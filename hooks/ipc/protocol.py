@@ -20,7 +20,9 @@ from typing import Any
 from ...providers.errors import ProtocolError
 from . import typed_json
 from .messages import (
+    FAILURE,
     LAUNCHER,
+    OF_A_RANK,
     OLDEST,
     PEER,
     STALL,
@@ -46,6 +48,7 @@ from .messages import (
     Refused,
     Register,
     Resume,
+    TrainingFailed,
     Watch,
     Watched,
     Welcome,
@@ -53,8 +56,10 @@ from .messages import (
 )
 
 __all__ = [
+    "FAILURE",
     "LAUNCHER",
     "MAX_FRAME",
+    "OF_A_RANK",
     "OLDEST",
     "PEER",
     "STALL",
@@ -81,6 +86,7 @@ __all__ = [
     "Register",
     "Resume",
     "Role",
+    "TrainingFailed",
     "Watch",
     "Watched",
     "Welcome",
@@ -146,6 +152,7 @@ _TABLE: dict[tuple[Role, type[Message]], Role] = {
     (Role.HOOK, Committed): Role.HOOK,
     (Role.HOOK, Failed): Role.HOOK,
     (Role.HOOK, Position): Role.HOOK,
+    (Role.HOOK, TrainingFailed): Role.HOOK,
     (Role.HOOK, PeerPreempted): Role.HOOK,
     (Role.HOOK, PeerCancelled): Role.HOOK,
     (Role.HOOK, Bye): Role.GONE,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import integrations, testing
     from .hooks.control.callback import on_notice
-    from .hooks.control.sigterm import Preempted
+    from .hooks.control.ending.sigterm import Preempted
     from .hooks.guard import Guard
     from .hooks.interop.dcp_reader import StorageReader
     from .hooks.register import register
@@ -37,7 +37,7 @@ __all__ = [
 _HOMES = {
     "Guard": ".hooks.guard",
     "Notice": ".providers.notice",
-    "Preempted": ".hooks.control.sigterm",
+    "Preempted": ".hooks.control.ending.sigterm",
     "ResumableLoader": ".hooks.state.parts.loaders",
     "SpotguardError": ".providers.errors",
     "StorageReader": ".hooks.interop.dcp_reader",

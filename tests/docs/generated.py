@@ -17,6 +17,7 @@ from spotguard.agent.config.options import SETTINGS
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.cli import main
 from spotguard.cli.parser import Parser
+from spotguard.hooks.ipc.diagnosis import CLASSES
 from tests.docs.messages import messages
 from tests.docs.pages import ROOT
 
@@ -140,11 +141,21 @@ def _comment_above(lines: list[str], number: int) -> str:
     return " ".join(reversed(found)).replace("|", "\\|")
 
 
+def _failures(_: str) -> str:
+    """Return the classes of errors as a table."""
+    rows = ["| class | meaning | saved | what to do |", "|---|---|---|---|"]
+    for each in CLASSES.values():
+        what = each.advice.replace("|", "\\|")
+        rows.append(f"| `{each.name}` | {each.says} | {'yes' if each.commits else 'no'} | {what} |")
+    return "\n".join(rows) + "\n"
+
+
 _KINDS: dict[str, Callable[[str], str]] = {
     "command": _command,
     "settings": _settings,
     "metrics": _metrics,
     "fields": _fields,
+    "failures": _failures,
 }
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spotguard.hooks.control import sigterm
+from spotguard.hooks.control.ending import sigterm
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.gate_rule import Shut
-from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
 from spotguard.providers.clock import Clock, SystemClock

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.control import sigterm
+from spotguard.hooks.control.ending import sigterm
 from spotguard.hooks.guard import Guard
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spotguard.hooks.control import sigterm
+from spotguard.hooks.control.ending import sigterm
 from spotguard.hooks.register import register
 from spotguard.providers.errors import CheckpointError, StateError, UsageError
 from tests.fakes.training import bits, different, guarded, saved_each_step, small, step_on, trajectory

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.testing import preempt
 from tests.fakes.training import PATIENCE, guarded, small, step_on
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
 from spotguard.providers.errors import StateError, UsageError

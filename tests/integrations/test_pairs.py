@@ -130,7 +130,7 @@ def cut_and_compare(made: Training, ends: int, draws: random.Random) -> int:
     """Run it plainly, and with lives that end at drawn steps by a notice or SIGKILL, and in evaluations: the number of lives."""
     steps = range(1, made.plain()["step"])
     # If there are enough, one end a step: ranks may save the next step, and a second end here would be behind them.
-    kinds = ("step", "kill")
+    kinds = ("step", "kill", "error")
     stops = [f"{kind}:{step}" for step in steps for kind in draws.sample(kinds, 1 + (len(steps) < ends))]
     evaluations = [f"{kind}:{step}" for kind in ("eval", "val") for step in steps]  # most steps have none
     drawn = [event for known in (stops, evaluations) for event in draws.sample(known, min(ends, len(known)))]

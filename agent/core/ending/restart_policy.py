@@ -12,6 +12,7 @@ from ....providers.text import span
 from ...actions import Launch, Rest
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
+from ..failures.errors import FailureCause, FailureLog
 from ..preemption import EndState, Preemption
 from ..session_messages import Peers
 from ..state import Turn
@@ -42,6 +43,7 @@ class RestartPolicy:
         delivery: Delivery,
         peers: Peers,
         shutdown: Shutdown,
+        failures: FailureLog,
     ) -> None:
         self._turn = turn
         self._command = command
@@ -49,6 +51,7 @@ class RestartPolicy:
         self._delivery = delivery
         self._peers = peers
         self._shutdown = shutdown
+        self._failures = failures
         #: Restarts after crashes (`--max-restarts`).
         self.count = 0
 
@@ -176,13 +179,37 @@ class RestartPolicy:
                 self._over(command, self._turn.policy.exit_code)
         elif code != 0 and not by_hand and (seconds := self._peers.seconds_to_rejoin(command)):
             self._try_again(code, seconds)
-        elif code not in (0, BEYOND_US) and not by_hand and self.count < self._turn.policy.max_restarts:
+        elif (
+            code not in (0, BEYOND_US)
+            and not by_hand
+            and self.count < self._turn.policy.max_restarts
+            and not self._fails_again(command)
+        ):
             self.count += 1
             self._relaunch(
                 f"it crashed with {code}, restart {self.count} of {self._turn.policy.max_restarts}"
             )
         else:
+            if code not in (0, BEYOND_US) and not by_hand:
+                self._cause(command)
             self._over(command, code)
+
+    def _cause(self, command: Command) -> FailureCause | None:
+        """Log what the failed command is put down to, once."""
+        if not command.explained:
+            command.explained = True
+            if (cause := self._failures.conclude(command)) is not None:
+                self._turn.log(f"training failed: {cause.text}", logging.ERROR)
+                if cause.repeats:
+                    self._turn.log(
+                        "the start before failed with the same error at the same step: the command is not started again",
+                        logging.ERROR,
+                    )
+        return self._failures.last
+
+    def _fails_again(self, command: Command) -> bool:
+        cause = self._cause(command)
+        return cause is not None and cause.repeats
 
     def _try_again(self, code: int, seconds: float) -> None:
         self._turn.log(

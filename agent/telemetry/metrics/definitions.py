@@ -71,6 +71,13 @@ METRICS: tuple[Metric, ...] = (
         "Starts of the command after its first one.",
         lambda r: all_of(r.at.restarts),
     ),
+    Metric(
+        "spotguard_failures_total",
+        "counter",
+        ("class",),
+        "Failures of the command, by the class of the cause.",
+        lambda r: all_of(r.at.failures),
+    ),
     # --- sources ---
     Metric(
         "spotguard_source_state",

@@ -14,6 +14,7 @@ from ....hooks.ipc import protocol
 from ....providers.health import Health, Sight
 from ....providers.notice import Notice
 from ....providers.text import NAME, clip
+from ...core.failures.errors import FailureCause
 from ...core.machine import Machine
 from ...core.preemption import Preemption
 from ...core.session import Session
@@ -39,6 +40,7 @@ class MetricsRecorder:
         #: The session numbers and stages of the current notice that are already recorded.
         self._passed: set[tuple[int, str]] = set()
         self._crashes = self._launches = 0
+        self._failure: FailureCause | None = None
 
     # --- inputs ---
 
@@ -59,6 +61,9 @@ class MetricsRecorder:
         elif isinstance(event, Closed):
             self._process(event.session, None)
         self._stands(machine.preemption, now)
+        if (cause := machine.failure) is not None and cause is not self._failure:
+            self.newest = replace(self.newest, failures=_one_more(self.newest.failures, (cause.kind,)))
+        self._failure = machine.failure
         if machine.phase != self.newest.phase:
             self.newest = replace(self.newest, phase=machine.phase)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ....providers.notice import Severity
+from ...core.failures.errors import FailureCause
 from .histogram import Histogram
 
 #: Bounds in seconds of the time to detect a notice: one poll a second, long polls at once, and back-off while blind.
@@ -26,6 +27,7 @@ STATES = ("seeing", "starting", "blind", "wrong-server")
 SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
 CAUSES = ("crash", "preemption")
+FAILURES = FailureCause.kinds()
 #: The label values of a yes or no, in Prometheus's spelling.
 YES_NO = ("false", "true")
 
@@ -117,6 +119,8 @@ class MetricsSnapshot:
     saved_bytes: Counts = field(default_factory=lambda: _zeros(PURPOSES))
     #: By cause.
     restarts: Counts = field(default_factory=lambda: _zeros(CAUSES))
+    #: By class.
+    failures: Counts = field(default_factory=lambda: _zeros(FAILURES))
     #: By severity.
     detection: Histograms = field(default_factory=lambda: _empty(DETECTED, SEVERITIES))
     #: By stage, and whether it was a drill.

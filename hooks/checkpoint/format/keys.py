@@ -94,6 +94,11 @@ def stacks_key(run_id: str, attempt: int, number: int, rank: int) -> str:
     return f"{run_id}/stalls/{attempt:04d}-{number:02d}-{rank:05d}.json"
 
 
+def failure_key(run_id: str, attempt: int, rank: int) -> str:
+    """Return the key for the record of the error that ended a rank of the attempt. Only people read it."""
+    return f"{run_id}/failures/{attempt:04d}-{rank:05d}.json"
+
+
 def anew_key(run_id: str) -> str:
     """Return the key of the record that says up to which damaged checkpoint `--begin-anew` was spent."""
     return f"{run_id}/begun-anew.json"

@@ -232,6 +232,8 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield "what to do", advice, "bold"
     if body["last_outcome"] is not None:
         yield "last", body["last_outcome"]["line"], ""
+    if failure := body.get("last_failure"):  # an older agent sends none
+        yield "failure", failure["text"], "yellow"
 
 
 def _is_one_job(sessions: Sequence[dict[str, Any]]) -> bool:

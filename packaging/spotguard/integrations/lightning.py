@@ -86,6 +86,11 @@ class SpotguardCallback(Callback):
         self.binding = LightningBinding(trainer, self._more, self._store, self._run_id)
         follow_loggers(self.binding.guard, trainer)
 
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        # Lightning tears the strategy down before the error goes on, which moves the module to the CPU.
+        if self.binding is not None and isinstance(exception, Exception):
+            self.binding.guard.fail(exception)
+
 
 class LightningBinding:
     """The training of one `trainer.fit`.

@@ -23,7 +23,7 @@ import ray.train
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.execution.context import get_train_context
 
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.register import register as register_state
 from spotguard.providers.errors import UsageError
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spotguard.hooks.control.sigterm import EX_TEMPFAIL
+from spotguard.hooks.control.ending.sigterm import EX_TEMPFAIL
 from spotguard.hooks.recorder import startup
 from spotguard.hooks.recorder.plan import VARIABLE, Action, LifePlan
 from spotguard.providers.clock import Clock

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from spotguard.hooks.control.sigterm import SigtermHold, hold_sigterm, redeliver
+from spotguard.hooks.control.ending.sigterm import SigtermHold, hold_sigterm, redeliver
 from spotguard.hooks.ipc.client import SocketClient
 from spotguard.hooks.ipc.protocol import (
     Committed,

@@ -4,6 +4,7 @@
     half        a step, up to right before guard.step(), then ask again
     stick       wait for ever, in Python                stick-in-c  wait for ever, in a call of the C library
     save        guard.save()
+    fail WORDS  raise an error with this text; "nan" is in the text of one whose values are wrong
     stall K     the K-th look at the checkpoints from now on, and all after it, never come back
     doom K PID… at the K-th look at the checkpoints from now on (0: now), SIGKILL these processes
     exit N      end with this code
@@ -115,6 +116,8 @@ class Keyboard:
             libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
             while True:  # as in a collective that never ends: no handler of Python runs, whatever the signal
                 libc.pthread_mutex_lock(mutex)
+        elif word == "fail":
+            raise RuntimeError(" ".join(rest))
         elif word == "save":
             tell(f"saved {self._guard.save().step}")
         elif word == "doom":

@@ -16,7 +16,7 @@ from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.store import JobStore
-from spotguard.hooks.control import sigterm
+from spotguard.hooks.control.ending import sigterm
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.save.cancel_scope import CancelScope

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from spotguard.hooks.checkpoint.catalog import find_whole
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError

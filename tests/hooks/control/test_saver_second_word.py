@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.gate_rule import Shut
-from spotguard.hooks.control.sigterm import Preempted
 from spotguard.hooks.ipc import protocol
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import go_on, notice, trained

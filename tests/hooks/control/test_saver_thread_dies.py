@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import BackgroundEvent
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.clock import SystemClock
 from tests.fakes.called import CalledStore, Request

@@ -30,7 +30,7 @@ def theirs(signum, frame):
 if {theirs}:
     signal.signal(signal.SIGTERM, theirs)
 import spotguard
-from spotguard.hooks.control import sigterm as signals
+from spotguard.hooks.control.ending import sigterm as signals
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -62,7 +62,7 @@ finally:
 #: As torch does where a data loader's worker is gone: its handler raises, wherever Python is then.
 INTERRUPTED = """
 import os, signal
-from spotguard.hooks.control import sigterm as signals
+from spotguard.hooks.control.ending import sigterm as signals
 def gone(signum, frame):
     raise RuntimeError("DataLoader worker is killed")
 signal.signal(signal.SIGCHLD, gone)

@@ -183,7 +183,7 @@ def test_a_forked_child_forgets_and_the_parent_does_not_notice(path: Path) -> No
     """The child's descriptors are closed; the parent's connection stands, in a process of its own."""
     code = """
 import os, sys
-from spotguard.hooks.control.sigterm import in_child
+from spotguard.hooks.control.ending.sigterm import in_child
 from spotguard.hooks.ipc.client import SocketClient
 from spotguard.hooks.ipc.protocol import Position, Register, Delivered
 client = SocketClient(sys.argv[1], hello=lambda: Register(os.getpid(), "r", "n"), on_message=print, position=lambda: Position(0))

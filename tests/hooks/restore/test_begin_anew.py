@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spotguard.hooks.checkpoint.format.keys import anew_key
-from spotguard.hooks.control import sigterm
+from spotguard.hooks.control.ending import sigterm
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import AllDamagedError
 from spotguard.providers.stores.base import BlobStore

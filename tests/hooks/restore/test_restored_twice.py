@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard import testing
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from tests.fakes.training import different, guarded, restored, small, step_on, train
 from tests.hooks.restore.two_checkpoints import TOTAL, Made, Stores, made, stores
 

@@ -82,6 +82,8 @@ def main() -> None:
     by_hand = "by-hand" in case
     for _ in range(first, 3):
         for batch, (x, y) in enumerate(guard.loader if guard else loader):
+            if guard:
+                ends.fail_at(done)
             if guard and ends.meets(f"step:{done}"):
                 spotguard.testing.preempt(guard.guard, seconds=60)
             with contextlib.nullcontext() if by_hand else accelerator.accumulate(model):

@@ -142,6 +142,8 @@ def main() -> None:
     for _ in range(guard.epoch if guard else 0, 12 if "long" in case else 3):
         for x, y in guard.loader if guard else loader:
             done = engine.global_steps
+            if guard:
+                ends.fail_at(done)
             if guard and ends.meets(f"step:{done}"):
                 spotguard.testing.preempt(guard.guard, seconds=60)
             loss = (engine(x.to(dtype)).float() - y).square().mean()

@@ -11,6 +11,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 
+class EndedByError(Exception):
+    """The error that ends a life."""
+
+
 class Ends:
     """The events of one training, over all its lives. A life meets one, and none that an earlier life has met.
 
@@ -32,6 +36,11 @@ class Ends:
         with self._met.open("a") as met:
             met.write(f"{event}\n")
         return True
+
+    def fail_at(self, step: int) -> None:
+        """End this life by an error, if that is its event. Of several ranks only the first meets it."""
+        if os.environ.get("RANK", "0") == "0" and self.meets(f"error:{step}"):
+            raise EndedByError(f"at step {step}")
 
 
 def write(result: dict[str, Any], out: Path, rank: int) -> None:

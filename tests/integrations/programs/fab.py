@@ -55,6 +55,8 @@ def main() -> None:
     losses: dict[int, float] = {}
     for _ in range(first, 3):
         for x, y in loader:
+            if guard:
+                ends.fail_at(done)
             if guard and ends.meets(f"step:{done}"):
                 spotguard.testing.preempt(guard, seconds=60)
             loss = (model(x) - y).square().mean()

@@ -134,6 +134,7 @@ class Events(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.ends.fail_at(state.global_step)
         if self.ends.meets(f"step:{state.global_step}"):
             self._notice()
         self._kill("kill", state)

@@ -163,6 +163,7 @@ class Events(L.Callback):
         self.guarded: Any = None
 
     def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
+        self.ends.fail_at(trainer.global_step)
         if self.ends.meets(f"step:{trainer.global_step}"):
             spotguard.testing.preempt(self.guarded.binding.guard, seconds=60)
         if self.ends.meets(f"kill:{trainer.global_step}"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spotguard.hooks.ipc.protocol import FAILURE
 from spotguard.providers.errors import SpotguardError
 
 from .mark import TrackerMark
@@ -58,12 +59,16 @@ class PastPreemption:
 
     @property
     def cause(self) -> str:
-        return f"a {self.kind} notice from {self.source}"
+        return (
+            f"an error ({self.source})"
+            if self.kind == FAILURE
+            else f"a {self.kind} notice from {self.source}"
+        )
 
     def mark(self, run_id: str, number: int) -> TrackerMark:
         """Return its mark, as this run's preemption of this number."""
         values: dict[str, float] = {"preemptions": number}
-        text = f"preempted at step {self.step} by {self.cause}: "
+        text = f"{'ended' if self.kind == FAILURE else 'preempted'} at step {self.step} by {self.cause}: "
         if self.committed:
             values["save_bytes"] = self.nbytes
             for name, value in [

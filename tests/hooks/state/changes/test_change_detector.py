@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.state.changes.change_detector import ChangeDetector
 from spotguard.hooks.state.state import State
 from spotguard.testing import preempt

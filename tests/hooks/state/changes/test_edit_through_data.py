@@ -22,7 +22,7 @@ from tests.fakes.clock import ManualClock
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from spotguard.hooks.control.sigterm import Preempted  # noqa: E402
+from spotguard.hooks.control.ending.sigterm import Preempted  # noqa: E402
 from tests.fakes.training import Job, different, guarded, restored, seed, wait_shut  # noqa: E402
 from tests.fakes.watched_store import PATIENCE, WatchedStore  # noqa: E402
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.state.changes.change_detector import ModuleTables
 from spotguard.providers.errors import StateError

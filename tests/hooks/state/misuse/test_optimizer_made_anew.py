@@ -14,7 +14,7 @@ from torch import nn
 
 from spotguard.hooks.checkpoint.catalog import find_whole, scan
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.save.request import SavedCheckpoint
 from spotguard.testing import preempt
 from tests.fakes.loops import Pair, Wrapper, said, watched

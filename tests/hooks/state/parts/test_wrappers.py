@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spotguard.hooks.control.sigterm import Preempted
+from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.state.parts.module import ModulePart
 from spotguard.hooks.state.parts.optimizer import OptimizerPart
 from spotguard.hooks.state.parts.values import StatefulPart

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..ipc import protocol
-from ..ipc.notice import PreemptionNotice
+from ...ipc import protocol
+from ...ipc.notice import PreemptionNotice
+from ..coordinator import Coordinator
+from ..requests import SaveRequests
+from ..session import AgentSession
 from . import sigterm
-from .coordinator import Coordinator
-from .requests import SaveRequests
-from .session import AgentSession
 from .sigterm import EX_TEMPFAIL
 
 #: Seconds for a save when a launcher ends its workers. One of the launcher's 30 s has passed, and no later notice follows.
@@ -57,12 +57,12 @@ class ProcessShutdown:
         """
         if sigterm.held() and not self._saver.alarmed:
             sigterm.wait_explained()
-            _wait(_LAUNCHER, self._unanswered)
+            _wait(_LAUNCHER, self.unanswered)
         elif self._coordinator is not None and self._saver.ready:
             # The call to the other ranks may be under way.
-            _wait(_CALLED, lambda: self._unanswered() and not self._saver.saving)
+            _wait(_CALLED, lambda: self.unanswered() and not self._saver.saving)
 
-    def _unanswered(self) -> bool:
+    def unanswered(self) -> bool:
         """Return whether an active notice's save has not ended. The save of an earlier notice does not count."""
         preemption, answered = self._saver.preemption, self._answered
         if preemption is None:
@@ -77,10 +77,10 @@ class ProcessShutdown:
         self._answered = preemption, len(preemption.ids)
 
     def alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
-        """End a notice that has no agent to decide what follows: by hand (`spotguard.testing.preempt`), or from a launcher."""
-        if preemption.kind == protocol.LAUNCHER:
-            # Training goes on in a process that got no SIGTERM. A SIGTERM that is held is delivered now.
-            self._saver.void_all("the save for the launcher's SIGTERM has ended")
+        """End a notice that has no agent to decide what follows: by hand (`spotguard.testing.preempt`), or of a rank itself."""
+        if preemption.kind in protocol.OF_A_RANK:
+            # Training goes on in a process that got no SIGTERM, and has met no error. A SIGTERM that is held is delivered now.
+            self._saver.void_all("the save has ended")
             sigterm.redeliver()
         elif preemption.by_hand and committed:
             self._leave(EX_TEMPFAIL)
@@ -89,7 +89,7 @@ class ProcessShutdown:
         if self._saver.alarmed:
             return (
                 sigterm.SigtermHold.SAVING
-                if self._saver.saving and self._unanswered()
+                if self._saver.saving and self.unanswered()
                 else sigterm.SigtermHold.LEAVING
             )
         if self._saver.saving:

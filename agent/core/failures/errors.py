@@ -1,0 +1,144 @@
+"""The errors and deaths of training processes, and what a failed command is put down to.
+
+The hook of a process tells its error (`hooks.ipc.diagnosis`). A process that dies without a word was killed: then the kernel's counters
+and the exit code are the evidence. Pure, like all of `core`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....hooks.ipc.diagnosis import CLASSES, FailureClass
+from ....hooks.ipc.protocol import TrainingFailed
+from ....providers.text import NAME, TEXT, amount, clip
+from ..command import Command
+from ..session import Session
+
+#: What a command's death by these signals says, if nothing else tells more.
+_SIGNALS = {
+    signal.SIGKILL: "it was killed with SIGKILL, and not by spotguard",
+    signal.SIGSEGV: "it crashed in native code (SIGSEGV); python -X faulthandler shows where",
+    signal.SIGABRT: "native code has aborted (SIGABRT); its last lines say why",
+    signal.SIGBUS: "a memory access failed (SIGBUS), often because shared memory is full: docker --shm-size",
+    signal.SIGILL: "it used an instruction that this processor lacks (SIGILL)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """What a failed command is put down to.
+
+    Attributes:
+        kind: the class, a name in `CLASSES`; "killed" for a death by a signal.
+        text: one line for a person.
+        repeats: whether the start before failed by the same error at the same step, so that the next one would, too.
+    """
+
+    kind: str
+    text: str
+    repeats: bool = False
+
+    @classmethod
+    def kinds(cls) -> tuple[str, ...]:
+        """Return all classes."""
+        return (*CLASSES, "killed")
+
+
+class FailureLog:
+    """What the training processes of one start of the command have told before they ended."""
+
+    def __init__(self) -> None:
+        self._errors: list[tuple[Session, TrainingFailed]] = []
+        self._silent: list[Session] = []
+        #: The fingerprint and the step of the error that ended the start before.
+        self._before: tuple[str, int] | None = None
+        #: The newest cause.
+        self.last: FailureCause | None = None
+
+    def begin(self) -> None:
+        """Forget the processes of the start before."""
+        self._errors, self._silent = [], []
+
+    def told(self, session: Session, message: TrainingFailed) -> None:
+        """A process reports the error that ends it."""
+        self._errors.append((session, message))
+
+    def died(self, session: Session) -> None:
+        """A process is gone. It counts if it trained and has neither said good-bye nor told an error."""
+        told = any(one.pid == session.pid for one, _ in self._errors)
+        if session.store and not session.left and not told:
+            self._silent.append(session)
+
+    def conclude(self, command: Command) -> FailureCause | None:
+        """Return what the failed command is put down to; None if nothing tells."""
+        self.last = cause = self._cause(command)
+        first = self._first()
+        here = None if first is None else (first[1].fingerprint, first[1].step)
+        if cause is not None and here is not None:
+            lasting = not _class_of(cause.kind).passes
+            self.last = cause = FailureCause(cause.kind, cause.text, lasting and here == self._before)
+        self._before = here
+        return cause
+
+    def _first(self) -> tuple[Session, TrainingFailed] | None:
+        """Return the error that came first, of those that follow from no other rank's."""
+        own = (each for each in self._errors if not _class_of(each[1].kind).follows)
+        return next(own, self._errors[0] if self._errors else None)
+
+    def _cause(self, command: Command) -> FailureCause | None:
+        first = self._first()
+        kind = "" if first is None else first[1].kind
+        if command.memory_kills and (first is None or kind == "loader-worker" or _class_of(kind).follows):
+            return self._of_memory(command)
+        if first is not None and not (self._silent and _class_of(kind).follows):
+            session, error = first
+            at = f" at {clip(error.where, TEXT)}" if error.where else ""
+            said = f"{clip(error.error, NAME)}: {clip(error.message, TEXT)}".removesuffix(": ")
+            return _cause(
+                kind, f"{_who(session)} at step {error.step}", f"{_class_of(kind).says}{at} ({said})"
+            )
+        who = _last_seen(self._silent)
+        ended = -(command.returncode or 0) if (command.returncode or 0) < 0 else 0
+        if ended in _SIGNALS:
+            return FailureCause("killed", f"{who}: {_SIGNALS[signal.Signals(ended)]}")
+        if self._silent:
+            return FailureCause(
+                "killed",
+                f"{who}: its process died without a word, so a signal has ended it; what to do: see dmesg",
+            )
+        return None
+
+    def _of_memory(self, command: Command) -> FailureCause:
+        limit = f", whose limit is {amount(command.memory_limit)}" if command.memory_limit else ""
+        number = command.memory_kills
+        killed = f"the kernel killed {number} process{'' if number == 1 else 'es'} of this job{limit}"
+        dead = self._silent or [session for session, _ in self._errors]
+        who = _last_seen(dead)
+        return _cause("host-memory", who, f"{_class_of('host-memory').says}: {killed}")
+
+
+def _cause(kind: str, who: str, what: str) -> FailureCause:
+    known = _class_of(kind)
+    return FailureCause(known.name, f"{who}: {what}; what to do: {known.advice}")
+
+
+def _class_of(kind: str) -> FailureClass:
+    """Return the row of a class. A newer hook may know classes that this agent does not."""
+    return CLASSES.get(kind, CLASSES["program"])
+
+
+def _last_seen(dead: Sequence[Session]) -> str:
+    """Return the first dead process, with what was last known of it."""
+    if not dead:
+        return "the command"
+    session, at = dead[0], dead[0].position
+    newest = f", with a checkpoint of step {at.checkpoint_step}" if at and at.checkpoint_step >= 0 else ""
+    return (
+        f"{_who(session)}, last seen at step {session.step}{newest}" if session.step >= 0 else _who(session)
+    )
+
+
+def _who(session: Session) -> str:
+    return f"rank {session.rank} (pid {session.pid})"

@@ -1,0 +1,169 @@
+"""The save at an error that ends training: the state that stands is committed, and the error is diagnosed and recorded.
+
+An error in forward, in a loader or in an evaluation leaves weights and moments as they were at the last boundary, and the process
+still has them. So the next start need not go back to the last background checkpoint. The other ranks of the job save with this
+one, as at a launcher's SIGTERM; they would learn of the error only when this process is gone.
+
+An error between the optimizer's step and the boundary leaves half a step, which is saved by nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from ....providers.clock import Clock
+from ...ipc import protocol
+from ...ipc.diagnosis import DiagnosedError, diagnose
+from ...ipc.notice import alarm_of
+from ...ipc.progress import TrainingProgress
+from ...save.checkpointer import Checkpointer
+from ...state.state import State
+from ..coordinator import Coordinator
+from ..gate import Gate
+from ..report import Report
+from ..requests import SaveRequests
+from . import sigterm
+
+log = logging.getLogger("spotguard")
+
+#: Seconds for the save. The launcher does not know of the error yet; the other ranks' collectives wait for at least as long
+#: (NCCL's time-out is 600 s by default).
+PATIENCE = 300.0
+#: Seconds between two looks at the save.
+_LOOK = 0.05
+#: Seconds in which the call to the ranks of the job comes back.
+_CALLED = 10.0
+
+
+class ErrorSave:
+    """The hook for uncaught errors of the training thread, behind the hook that was there before.
+
+    Args:
+        gate: knows where training stands.
+        state: the registered state.
+        saver: takes the save request.
+        checkpointer: knows the newest checkpoint.
+        progress: knows the training thread.
+        report: records the failure.
+        clock: the clock.
+        unanswered: returns whether a notice's save has not ended (`ProcessShutdown`).
+        coordinator: calls the other ranks; None for a job of one process.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        state: State,
+        saver: SaveRequests,
+        checkpointer: Checkpointer,
+        progress: TrainingProgress,
+        report: Report,
+        clock: Clock,
+        unanswered: Callable[[], bool],
+        coordinator: Coordinator | None = None,
+    ) -> None:
+        self._gate, self._state, self._saver = gate, state, saver
+        self._checkpointer, self._progress, self._report = checkpointer, progress, report
+        self._clock, self._unanswered, self._coordinator = clock, unanswered, coordinator
+        self._previous: Callable[..., object] = sys.excepthook
+        self._met = False
+
+    def begin(self) -> None:
+        """Install the hook."""
+        self._previous, sys.excepthook = sys.excepthook, self._hook
+
+    def end(self) -> None:
+        """Remove the hook, unless another one is in front of it. Handle an error that did not come to it.
+
+        A script may close its guard in a `finally`, before its error comes to the hook. A library may have put its own hook in
+        this one's place (rich's does not call the one before); Python keeps the error that ends a program in `sys.last_value`.
+        At a prompt, that is the error of an earlier line.
+        """
+        at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
+        error = sys.exc_info()[1] or (None if at_prompt else getattr(sys, "last_value", None))
+        if isinstance(error, Exception):
+            self.handle(error)
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._previous
+
+    def _hook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        self._previous(kind, error, traceback)  # first of all: the save may take minutes
+        if isinstance(error, Exception):
+            self.handle(error)
+
+    def handle(self, error: Exception) -> None:
+        """Diagnose an error that ends training, save, and record both; once. The training thread calls it.
+
+        An error during a preemption follows from it (a loader's workers got the SIGTERM too), and is none of its own.
+        """
+        preempted = self._saver.alarmed or sigterm.held()
+        if self._met or self._gate.inert or preempted or not (self._saver.ready and self._progress.is_here):
+            return
+        self._met = True
+        failure, step = diagnose(error), self._gate.place.completed
+        log.error("training failed at step %d: %s", step, failure.line())
+        self._report.error(failure.message_at(step))  # before the save, in which this process may be ended
+        try:
+            outcome = self._save(failure, step)
+        except KeyboardInterrupt:
+            self._saver.void_all("interrupted")
+            outcome = f"step {step} is not saved: you interrupted the save"
+        saved, last = self._saver.committed, self._checkpointer.last
+        if saved is not None:
+            outcome = f"step {saved.step} is committed: the next start resumes there"
+        elif last is not None:
+            outcome += f"; the next start resumes at step {last.step}"
+        log.error("%s", outcome)
+        log.error("what to do: %s", failure.of.advice)
+        self._report.record_error(
+            {
+                **dataclasses.asdict(failure),
+                "says": failure.of.says,
+                "advice": failure.of.advice,
+                "step": step,
+                "newest_checkpoint": None if last is None else last.step,
+            }
+        )
+
+    def _save(self, failure: DiagnosedError, step: int) -> str:
+        """Save if the state is worth it. Return what became of it, if it is not committed."""
+        if self._coordinator is not None and not failure.of.commits:
+            self._coordinator.distrust(failure.of.says)
+        if self._saver.committed is not None:
+            return ""
+        if why := self._unsaved(failure):
+            return f"step {step} is not saved, because {why}"
+        log.error("step %d stands in memory and is saved now; Ctrl-C ends without it", step)
+        self._saver.no_more_steps = True
+        notice = protocol.Preempt(f"failure-{step}", PATIENCE, 0.0, protocol.FAILURE, failure.error)
+        if self._coordinator is not None:
+            self._coordinator.notice(notice)
+            # The call to all ranks comes back to this one before its save begins.
+            self._wait(_CALLED, lambda: not self._saver.saving and self._unanswered())
+        else:
+            self._saver.emergency(alarm_of(notice, self._clock.monotonic()))
+        self._wait(PATIENCE, lambda: self._saver.saving or self._unanswered())
+        return f"step {step} is not saved"
+
+    def _unsaved(self, failure: DiagnosedError) -> str:
+        """Return why the present state is not to be saved; "" if it is."""
+        place = self._gate.place
+        others = "" if self._coordinator is None else self._coordinator.distrusted
+        if not failure.of.commits or self._state.poisoned or others:
+            return others or "its values may be wrong"
+        if place.dirty:
+            return "the error came between optimizer.step() and guard.step()"
+        if not place.completed:
+            return "nothing has been trained yet"
+        return self._state.boundary_only and "its saves wait for guard.step()"
+
+    def _wait(self, seconds: float, needed: Callable[[], bool]) -> None:
+        until = self._clock.monotonic() + seconds
+        never = threading.Event()
+        while needed() and self._clock.monotonic() < until:
+            self._clock.wait(never, _LOOK)

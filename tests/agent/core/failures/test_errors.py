@@ -1,0 +1,146 @@
+"""What a failed command is put down to, and whether it is started again."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+import pytest
+
+from spotguard.agent.actions import Launch, Log
+from spotguard.agent.events import CommandEnded
+from spotguard.hooks.ipc.protocol import Bye, Position, TrainingFailed
+from tests.fakes.story import Story
+
+
+def error(kind: str = "program", step: int = 7, fingerprint: str = "f1", **more: str) -> TrainingFailed:
+    words = {"error": "ValueError", "message": "bad", "where": "train.py:4 in main", "phase": "other"} | more
+    return TrainingFailed(kind, fingerprint=fingerprint, step=step, **words)
+
+
+def causes(story: Story) -> list[str]:
+    prefix = "training failed: "
+    return [each.text.removeprefix(prefix) for each in story.all(Log) if each.text.startswith(prefix)]
+
+
+def test_the_first_error_that_follows_from_no_other_is_the_cause() -> None:
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=2) for rank in (0, 1))
+    story.says(first, error("peer-lost", message="Connection closed by peer"))
+    story.says(second, error("data", step=8))
+    for each in (first, second):
+        story.closes(each)
+    story.ends(1)
+    (cause,) = causes(story)
+    assert cause.startswith(
+        "rank 1 (pid 502) at step 8: the data could not be read at train.py:4 in main (ValueError: bad); what to do:"
+    )
+
+
+def test_a_process_that_dies_without_a_word_is_the_cause_of_a_lost_peer() -> None:
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=2) for rank in (0, 1))
+    story.says(second, Position(40, checkpoint_step=30))
+    story.closes(second)
+    story.says(first, error("peer-lost"))
+    story.closes(first)
+    story.ends(1)
+    assert causes(story) == [
+        "rank 1 (pid 502), last seen at step 40, with a checkpoint of step 30: its process died without a word, so a signal has "
+        "ended it; what to do: see dmesg"
+    ]
+
+
+@pytest.mark.parametrize("said", [None, "loader-worker", "peer-lost"])
+def test_processes_that_the_kernel_killed_for_memory_explain_a_death(said: str | None) -> None:
+    story = Story()
+    session = story.opens(501)
+    if said:
+        story.says(session, error(said))
+    story.closes(session)
+    story.on(CommandEnded(story.pid, 1, memory_kills=2, memory_limit=8 << 30))
+    (cause,) = causes(story)
+    assert (
+        "the machine is out of memory: the kernel killed 2 processes of this job, whose limit is 8.0 GiB"
+        in cause
+    )
+
+
+def test_an_error_of_its_own_outweighs_a_kill_for_memory() -> None:
+    """A background process of the script may have been killed long before."""
+    story = Story()
+    session = story.opens(501)
+    story.says(session, error("data"))
+    story.closes(session)
+    story.on(CommandEnded(story.pid, 1, memory_kills=1))
+    assert "the data could not be read" in causes(story)[0]
+
+
+@pytest.mark.parametrize(
+    ("signum", "words"), [(signal.SIGKILL, "SIGKILL, and not by spotguard"), (signal.SIGBUS, "shared memory")]
+)
+def test_a_death_by_a_signal_is_named(signum: int, words: str) -> None:
+    story = Story()
+    story.opens(story.pid)
+    story.ends(-signum)
+    assert words in causes(story)[0]
+
+
+def test_a_command_that_only_ends_with_a_code_has_no_cause() -> None:
+    story = Story()
+    session = story.opens(501)
+    story.says(session, Bye())
+    story.closes(session)
+    story.ends(3)
+    assert causes(story) == []
+
+
+def test_a_preemption_explains_everything() -> None:
+    story = Story()
+    session = story.opens(story.pid)
+    story.notice(120)
+    story.says(session, error("loader-worker"))
+    story.ends(1)
+    story.until(200)
+    assert causes(story) == []
+
+
+def fails(story: Story, message: TrainingFailed) -> None:
+    session = story.opens(story.pid)
+    story.says(session, message)
+    story.ends(1)
+
+
+@pytest.mark.parametrize(
+    ("again", "launches"),
+    [
+        pytest.param(error(), 2, id="same"),
+        pytest.param(error(step=8), 3, id="another step"),
+        pytest.param(error(fingerprint="f2"), 3, id="another error"),
+    ],
+)
+def test_the_same_error_at_the_same_step_is_not_started_a_third_time(
+    again: TrainingFailed, launches: int
+) -> None:
+    story = Story(max_restarts=9)
+    fails(story, error())
+    fails(story, again)
+    assert len(story.all(Launch)) == launches
+    assert story.machine.finished == (launches == 2)
+    if story.machine.finished:
+        (stopped,) = (each for each in story.all(Log) if "same error at the same step" in each.text)
+        assert stopped.level == logging.ERROR
+
+
+def test_an_error_that_may_pass_is_started_again() -> None:
+    story = Story(max_restarts=2)
+    for _ in range(3):
+        fails(story, error("network"))
+    assert len(story.all(Launch)) == 3
+
+
+def test_a_class_of_a_newer_hook_is_told_as_it_is() -> None:
+    story = Story()
+    fails(story, error("cosmic-ray", message="a bit \x1b[31mflipped"))
+    (cause,) = causes(story)
+    assert "ValueError: a bit  [31mflipped" in cause

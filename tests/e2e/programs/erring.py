@@ -1,0 +1,36 @@
+"""A replica of a DDP job below torchrun. `erring.py STEPS HOW AT`: at step AT rank 1 meets an error, or is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import spotguard
+
+total, how, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(100 + rank)
+model = DistributedDataParallel(torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+guard = spotguard.register(model=model, optimizer=optimizer)
+for step in guard.steps(total):
+    if step == at or step == 0:
+        print(f"rank {rank} at step {step}", flush=True)
+    wrong = rank == 1 and step == at
+    if wrong and how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if wrong and how == "data":
+        raise ValueError("no such sample")
+    optimizer.zero_grad()
+    model(torch.randn(4, 16)).square().mean().backward()
+    if wrong and how == "nan":
+        raise FloatingPointError("the loss is nan")
+    optimizer.step()
+guard.save()
+dist.destroy_process_group()

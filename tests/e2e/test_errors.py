@@ -1,0 +1,96 @@
+"""A training that an error ends: its state is committed from where it stands, the error is recorded, and the run says why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.trainee import Trainee
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+
+
+def test_an_error_loses_no_step_and_is_recorded(trainee: Trainee) -> None:
+    machine = trainee.machine
+    running = trainee.guarded()
+    trainee.begun(running)
+    running.say("go 4")
+    trainee.stepped(running, 4)
+    running.say("fail the file https://me:swordfish7@host/x is bad")
+    assert running.ended() == 1
+    running.err.until(r"training failed at step 4: an error of the program at train.py:\d+ in _obey")
+    running.err.until("step 4 is committed: the next start resumes there")
+    running.err.until(r"ERROR: training failed: rank 0 \(pid \d+\) at step 4: an error of the program")
+    assert machine.committed() == [(1, 4, 0)]
+    (outcome,) = machine.outcomes_in_store()
+    assert (outcome["notice"]["kind"], outcome["committed"], outcome["step"]) == ("failure", True, 4)
+    record = (machine.store / "job" / "failures" / "0001-00000.json").read_text()
+    assert "swordfish7" not in record
+    kept = json.loads(record)
+    assert (kept["kind"], kept["error"], kept["step"], kept["newest_checkpoint"]) == (
+        "program",
+        "RuntimeError",
+        4,
+        4,
+    )
+    second = trainee.guarded()
+    assert trainee.begun(second) == 4
+    second.say("free")
+    trainee.finished(second)
+
+
+@pytest.mark.parametrize(
+    ("half", "text", "why"),
+    [
+        pytest.param(
+            True, "boom", r"the error came between optimizer.step\(\) and guard.step\(\)", id="half a step"
+        ),
+        pytest.param(False, "the loss is nan", "its values may be wrong", id="wrong values"),
+    ],
+)
+def test_a_state_that_does_not_stand_whole_is_not_committed(
+    trainee: Trainee, half: bool, text: str, why: str
+) -> None:
+    running = trainee.guarded()
+    trainee.begun(running)
+    running.say("go 3")
+    trainee.stepped(running, 3)
+    running.say("save")
+    running.out.until("^saved 3$")
+    running.say("go 1")
+    trainee.stepped(running, 4)
+    if half:
+        running.say("half")
+        running.out.until("^half$")
+    running.say(f"fail {text}")
+    assert running.ended() == 1
+    running.err.until(f"step 4 is not saved, because {why}; the next start resumes at step 3")
+    assert trainee.machine.committed() == [(1, 3, 0)]
+
+
+def test_the_same_error_at_the_same_step_is_not_restarted_twice(trainee: Trainee) -> None:
+    running = trainee.guarded("--every off --max-restarts 5")
+    trainee.begun(running)
+    running.say("go 2")
+    trainee.stepped(running, 2)
+    running.say("fail again")
+    running.err.until("starting the command again: it crashed with 1, restart 1 of 5")
+    assert trainee.begun(running) == 2
+    running.say("fail again")
+    assert running.ended() == 1
+    running.err.until("the start before failed with the same error at the same step")
+    assert len(list((trainee.machine.store / "job" / "attempts").iterdir())) == 2
+
+
+def test_the_same_error_at_a_later_step_is_restarted(trainee: Trainee) -> None:
+    running = trainee.guarded("--every off --max-restarts 5")
+    for done in (0, 2):
+        assert trainee.begun(running) == done
+        running.say("go 2")
+        trainee.stepped(running, done + 2)
+        running.say("fail again")
+    assert trainee.begun(running) == 4
+    running.say("free")
+    trainee.finished(running)
+    assert running.ended() == 0

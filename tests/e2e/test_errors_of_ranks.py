@@ -1,0 +1,63 @@
+"""One of two replicas below torchrun meets an error: the other one saves with it, and the run names the first cause."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Machine
+from tests.e2e.processes import Running
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
+
+ERRING = str(Path(__file__).parent / "programs" / "erring.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+STEPS, AT = 9, 4
+
+
+def life(machine: Machine, how: str) -> Running:
+    return machine.run("--every off", *TORCHRUN, ERRING, str(STEPS), how, str(AT))
+
+
+def committed(machine: Machine) -> list[int]:
+    markers = (machine.store / "job" / "checkpoints").glob("*/COMMIT.json")
+    return [int(marker.parent.name[:9]) for marker in markers]
+
+
+def records(machine: Machine) -> dict[int, str]:
+    """The class of each rank's error, as the store has it."""
+    found = (machine.store / "job" / "failures").glob("0001-*.json")
+    return {(kept := json.loads(path.read_text()))["rank"]: kept["kind"] for path in found}
+
+
+def test_all_ranks_commit_the_step_at_which_one_meets_an_error(machine: Machine) -> None:
+    run = life(machine, "data")
+    assert run.ended() == 1
+    run.err.until(rf"2 of 2 ranks committed step {AT}, .* COMMITTED after .* the failed rank ends")
+    run.err.until(
+        rf"training failed: rank 1 \(pid \d+\) at step {AT}: an error of the program .*no such sample"
+    )
+    assert committed(machine) == [AT]
+    assert records(machine)[1] == "program"
+    again = life(machine, "")
+    assert {again.out.until(rf"^(rank [01]) at step {AT}$")[1] for _ in range(2)} == {"rank 0", "rank 1"}
+    assert again.ended() == 0
+
+
+def test_nobody_saves_values_that_one_rank_distrusts(machine: Machine) -> None:
+    run = life(machine, "nan")
+    assert run.ended() == 1
+    run.err.until(rf"training failed: rank 1 \(pid \d+\) at step {AT}: a value is not finite")
+    assert committed(machine) == []
+    assert records(machine)[1] == "nan"
+
+
+def test_the_rank_that_was_killed_is_the_cause(machine: Machine) -> None:
+    run = life(machine, "kill")
+    assert run.ended() == 1
+    run.err.until(r"training failed: rank 1 \(pid \d+\).*its process died without a word")
+    assert committed(machine) == [AT]
+    assert set(records(machine)) <= {0}

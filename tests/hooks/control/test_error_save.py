@@ -1,0 +1,176 @@
+"""The error that ends training: what is saved then, and what is written down."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard.hooks.guard import Guard
+from tests.fakes.training import different, finished, guarded, small, step_on, trajectory
+
+pytestmark = pytest.mark.torch
+
+
+def ends_with(error: BaseException) -> None:
+    """Python calls the hook with an error that nothing has caught."""
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(path.parent.name[:9] for path in folder.glob("run/checkpoints/*/COMMIT.json"))
+
+
+def record(folder: Path) -> dict[str, Any] | None:
+    found = [*folder.glob("run/failures/*.json")]
+    assert len(found) < 2
+    return json.loads(found[0].read_text()) if found else None
+
+
+def trained(guard: Guard, job: Any, steps: int = 3) -> None:
+    guard.restore()
+    step_on(guard, job, *range(steps))
+
+
+def test_the_step_that_stands_is_committed_bit_for_bit(tmp_path: Path) -> None:
+    expected = trajectory(small, 5)
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        ends_with(ValueError("bad sample"))
+    assert saved(tmp_path) == ["000000003"]
+    kept = record(tmp_path)
+    assert kept is not None
+    assert (kept["kind"], kept["message"], kept["step"], kept["newest_checkpoint"]) == (
+        "program",
+        "bad sample",
+        3,
+        3,
+    )
+    assert different(finished(tmp_path, small, 5)[1], expected[5]) == []
+
+
+def test_the_hook_that_was_there_is_called_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *_: seen.append(saved(tmp_path)))
+    before = sys.excepthook
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        ends_with(ValueError("bad"))
+    assert seen == [[]]
+    assert saved(tmp_path) == ["000000003"]
+    assert sys.excepthook is before
+
+
+def test_a_guard_that_is_closed_while_the_error_passes_saves(tmp_path: Path) -> None:
+    job = small()
+
+    def run() -> None:
+        with guarded(tmp_path, job.values) as guard:
+            trained(guard, job)
+            raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        run()
+    assert saved(tmp_path) == ["000000003"]
+
+
+def test_an_error_whose_hook_was_replaced_saves_at_the_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        monkeypatch.setattr(sys, "last_value", ValueError("bad"), raising=False)  # as Python leaves it
+    assert saved(tmp_path) == ["000000003"]
+
+
+def test_an_earlier_error_at_a_prompt_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+        monkeypatch.setattr(sys, "last_value", ValueError("bad"), raising=False)
+    assert (saved(tmp_path), record(tmp_path)) == ([], None)
+
+
+def test_a_step_that_is_committed_already_is_not_saved_again(tmp_path: Path) -> None:
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        guard.save()
+        (folder,) = (tmp_path / "run" / "checkpoints").iterdir()
+        ends_with(ValueError("bad"))
+    assert [*(tmp_path / "run" / "checkpoints").iterdir()] == [folder]
+    assert record(tmp_path) is not None
+
+
+def test_a_second_error_is_not_handled(tmp_path: Path) -> None:
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        ends_with(ValueError("first"))
+        ends_with(ValueError("second"))
+    kept = record(tmp_path)
+    assert kept is not None
+    assert kept["message"] == "first"
+
+
+def half_a_step(guard: Guard, job: Any) -> None:
+    job.step(3)
+
+
+def on_another_thread(guard: Guard, job: Any) -> None:
+    other = threading.Thread(target=lambda: ends_with(ValueError("bad")))
+    other.start()
+    other.join()
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "error", "recorded"),
+    [
+        pytest.param(3, half_a_step, ValueError("bad"), True, id="half a step"),
+        pytest.param(3, None, FloatingPointError("loss is nan"), True, id="wrong values"),
+        pytest.param(0, None, ValueError("bad"), True, id="nothing trained"),
+        pytest.param(3, None, KeyboardInterrupt(), False, id="Ctrl-C"),
+    ],
+)
+def test_what_is_not_worth_it_is_not_saved(
+    steps: int, before: Any, error: BaseException, recorded: bool, tmp_path: Path
+) -> None:
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job, steps)
+        if before is not None:
+            before(guard, job)
+        ends_with(error)
+    assert saved(tmp_path) == []
+    assert (record(tmp_path) is not None) is recorded
+
+
+def test_an_error_of_another_thread_is_not_trainings(tmp_path: Path) -> None:
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        on_another_thread(guard, job)
+    assert (saved(tmp_path), record(tmp_path)) == ([], None)
+
+
+def test_ctrl_c_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+
+        def interrupted(*_: object) -> bool:
+            monkeypatch.undo()  # once
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(guard._clock, "wait", interrupted)
+        ends_with(ValueError("bad"))
+        assert not guard._saver.alarmed
+    assert record(tmp_path) is not None
