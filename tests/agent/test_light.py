@@ -70,6 +70,7 @@ def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> Non
         "spotguard.hooks.ipc.messages",
         "spotguard.hooks.ipc.protocol",
         "spotguard.hooks.ipc.typed_json",
+        "spotguard.hooks.ipc.failure_classes",
     }
 
 

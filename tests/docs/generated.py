@@ -17,7 +17,7 @@ from spotguard.agent.config.options import SETTINGS
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.cli import main
 from spotguard.cli.parser import Parser
-from spotguard.hooks.ipc.diagnosis import CLASSES
+from spotguard.hooks.ipc.failure_classes import CLASSES
 from tests.docs.messages import messages
 from tests.docs.pages import ROOT
 

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....hooks.ipc.diagnosis import CLASSES, FailureClass
+from ....hooks.ipc.failure_classes import CLASSES, FailureClass
 from ....hooks.ipc.protocol import TrainingFailed
 from ....providers.text import NAME, TEXT, amount, clip
 from ..command import Command

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from spotguard.hooks.ipc.diagnosis import CLASSES, DiagnosedError, diagnose
+from spotguard.hooks.ipc.diagnosis import DiagnosedError, diagnose
+from spotguard.hooks.ipc.failure_classes import CLASSES
 
 pytestmark = pytest.mark.torch
 
