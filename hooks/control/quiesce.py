@@ -92,7 +92,12 @@ class Quiescence:
             )
         job.scope.check()
         if step is None:
-            raise Abandoned("training ended before its next guard.step()")
+            why = "training ended before its next guard.step()"
+            if together and self._coordinator is not None:
+                self._coordinator.failed(
+                    job, why
+                )  # the others are a step ahead, and would wait for this rank's part
+            raise Abandoned(why)
         if decision is not None and step != decision.step:
             # A notice of this machine has shut the gate again at another step; that notice's call is on its way.
             raise Abandoned(f"the ranks agreed on step {decision.step}, but training is held at step {step}")

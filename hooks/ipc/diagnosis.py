@@ -17,24 +17,33 @@ from .failure_classes import CLASSES, FailureClass
 from .messages import TrainingFailed
 from .progress import line_of, of_library, phase_of
 
-#: Characters that are kept of an error's message.
-_MESSAGE = 2000
+#: Characters of an error's message that are looked at, and that are kept: half from its begin, half from its end. A long one is
+#: that of a loader's worker, whose last line says what happened.
+_LOOKED_AT, _KEPT = 20_000, 4_000
 
 
-#: Texts of errors, by class; the first that is found counts. Each is a text of torch 2.13, gloo, NCCL or Python.
+#: Texts of errors, by class; the first that is found counts. They are texts of torch 2.13, gloo, NCCL, DeepSpeed and Lightning.
 _TEXTS: tuple[tuple[str, str], ...] = (
-    ("cuda-memory", r"CUDA out of memory|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
+    ("program", r"Duplicate GPU detected"),
+    (
+        "cuda-memory",
+        r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure 2 'out of memory'|"
+        r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED",
+    ),
     ("loader-worker", r"DataLoader worker \(pid.*(?:exited unexpectedly|is killed by signal)"),
+    ("data", r"DataLoader timed out after"),
     (
         "peer-lost",
-        r"Connection (?:closed|reset) by peer|Timed out waiting \d+ms for (?:recv|send)|NCCL communicator was aborted|"
-        r"ncclRemoteError|remote process exited|Broken pipe.*gloo|gloo.*(?:Broken pipe|Connection refused)|"
-        r"Watchdog caught collective operation timeout|store->(?:get|wait)|socketPollConnect",
+        r"(?:gloo|pair\.cc|nccl|ProcessGroup|TCPStore|c10d)[\s\S]*(?:Connection (?:closed|reset) by peer|Broken pipe|"
+        r"Connection refused|Timed out waiting|timeout|aborted|ncclRemoteError|remote process exited|socketPollConnect)|"
+        r"Application timeout caused pair closure|failed to pass monitoredBarrier|Timed out waiting \d+ms for (?:recv|send)",
     ),
     ("host-memory", r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|Cannot allocate memory"),
     (
         "nan",
-        r"returned nan values|non-finite|nan (?:loss|gradient)|(?:loss|gradient|norm)\b.{0,40}\b(?:nan|inf)\b|infinite or NaN",
+        r"returned nan values|is non-finite|loss scale already at minimum|contains either `inf`, `nan`|Detected nan|"
+        r"cannot convert float NaN|found invalid values:\s+tensor\([\s\S]*\bnan\b|"
+        r"\b(?:loss|gradients?|weights?) (?:is|are|was|were|became|has|have|contains?) (?:a )?(?:nan|inf|not finite)\b",
     ),
     (
         "gpu",
@@ -47,14 +56,19 @@ _TYPES = {
     "OutOfMemoryError": "cuda-memory",  # torch's; Python's is MemoryError
     "MemoryError": "host-memory",
     "FloatingPointError": "nan",
-    "DistBackendError": "peer-lost",
     "DistNetworkError": "peer-lost",
     "DistStoreError": "peer-lost",
 }
+#: Packages whose errors are of a connection.
+_NETWORK = frozenset(
+    {"aiohttp", "botocore", "grpc", "http", "httpcore", "httpx", "requests", "ssl", "urllib", "urllib3"}
+)
 #: A frame in the text that a loader's worker sends to the training process.
 _WORKER_FRAME = re.compile(
     r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE
 )
+#: What differs between two runs of one program.
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 _FROM_WORKER = re.compile(r"\ACaught \w+ in DataLoader worker process")
 
 
@@ -74,8 +88,10 @@ class DiagnosedError:
     where: str
     #: Files, lines and functions, the outermost first.
     stack: tuple[str, ...]
-    #: Equal for two errors of one type that arose at one place.
+    #: Equal for two errors of one type that arose at one place with one message.
     fingerprint: str
+    #: Whether the next start would meet it again, if it arose at the same step twice.
+    stays: bool
 
     @property
     def of(self) -> FailureClass:
@@ -101,44 +117,63 @@ class DiagnosedError:
             step: the completed steps.
         """
         return TrainingFailed(
-            self.kind, self.error, self.first, self.where, self.phase, self.fingerprint, step
+            self.kind, self.error, self.first, self.where, self.phase, self.fingerprint, step, self.stays
         )
 
 
 def diagnose(error: BaseException) -> DiagnosedError:
     """Return the diagnosis of an error that ended training."""
-    message = _without_secrets(str(error))
+    chain = [*_chain(error)]
+    text = _without_secrets(_text(error))
     frames = [*_frames(error.__traceback__)]
     phase = next((found for found in map(phase_of, frames) if found), "other")
     where = next((line_of(each) for each in reversed(frames) if not of_library(each[0])), "")
-    if from_worker := _FROM_WORKER.match(message):
+    if from_worker := _FROM_WORKER.match(text):
         inside = [
-            (each["file"], int(each["line"]), each["function"]) for each in _WORKER_FRAME.finditer(message)
+            (each["file"], int(each["line"]), each["function"]) for each in _WORKER_FRAME.finditer(text)
         ]
         where = next((line_of(each) for each in reversed(inside) if not of_library(each[0])), where)
         frames += inside
+    said = "\n".join([text, *map(_text, chain[1:])])
     votes = {
-        "type": _by_type(error),
-        "text": next((kind for kind, text in _TEXTS if re.search(text, message, re.IGNORECASE)), ""),
+        "type": next(filter(None, map(_by_type, chain)), ""),
+        "text": next((kind for kind, words in _TEXTS if re.search(words, said, re.IGNORECASE)), ""),
         "place": "data" if from_worker or phase == "data" else "",
     }
-    # What an error says of itself weighs more than where it arose: a disk may be full in a loader.
+    # What an error reports of itself weighs more than where it arose: a disk may be full in a loader.
     kind = votes["text"] or votes["type"] or votes["place"] or "program"
-    if kind == "network" and votes["place"]:
-        kind = "data"
     stack = tuple(f"{file}:{line} in {function}" for file, line, function in frames)
     name = _name(error)
-    key = "\n".join([name, *stack])
+    key = "\n".join([name, *stack, _ADDRESS.sub("0x", text)])
     return DiagnosedError(
         kind,
         tuple(source for source, vote in votes.items() if vote == kind),
         name,
-        message,
+        _middle_cut(text, _KEPT),
         phase,
         where,
         stack,
-        hashlib.blake2b(key.encode(), digest_size=8).hexdigest(),
+        hashlib.blake2b(key.encode(errors="replace"), digest_size=8).hexdigest(),
+        # A file system or a service may be back at the next start.
+        CLASSES[kind].stays and not any(isinstance(each, OSError) for each in chain),
     )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def _text(error: BaseException) -> str:
+    """Return an error's message. It may be an object of the user's, or a tensor of a device that is gone."""
+    try:
+        return str(error)
+    except Exception as why:  # noqa: BLE001 - the message of an error must not be an error
+        return f"(its message cannot be read: {type(why).__name__})"
 
 
 def _name(error: BaseException) -> str:
@@ -151,8 +186,11 @@ def _by_type(error: BaseException) -> str:
         return "disk-full"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host-memory"
-    named = (kind for cls in type(error).__mro__ if (kind := _TYPES.get(cls.__name__)))
-    return next(named, "network" if isinstance(error, (ConnectionError, TimeoutError)) else "")
+    classes = type(error).__mro__
+    if named := next((kind for cls in classes if (kind := _TYPES.get(cls.__name__))), ""):
+        return named
+    of_network = any(cls.__module__.partition(".")[0] in _NETWORK for cls in classes)
+    return "network" if of_network or isinstance(error, (ConnectionError, TimeoutError)) else ""
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
@@ -163,5 +201,14 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def _without_secrets(text: str) -> str:
-    lines = text[:_MESSAGE].split("\n")
+    """Return the text with each secret replaced. It is cut first only where it is very long: a cut may hide a secret's form."""
+    lines = _middle_cut(text, _LOOKED_AT).split("\n")
     return "\n".join(" ".join(redacted(line.split(" "))) for line in lines)
+
+
+def _middle_cut(text: str, size: int) -> str:
+    """Return the text, or its begin and its end, cut between two words."""
+    if len(text) <= size:
+        return text
+    begin, end = text[: size // 2], text[-size // 2 :]
+    return f"{begin.rpartition(' ')[0]} … {end.partition(' ')[2]}"

@@ -18,7 +18,7 @@ class FailureClass:
         advice: the first thing to try.
         commits: whether the state that stands is worth a checkpoint.
         follows: whether such an error follows from another rank's: that one is the cause.
-        passes: whether it may pass by itself, so that another start makes sense although the last one failed at the same step.
+        stays: whether the next start would meet it again, if it arose at the same step twice. The others may pass by themselves.
     """
 
     name: str
@@ -26,7 +26,7 @@ class FailureClass:
     advice: str
     commits: bool = True
     follows: bool = False
-    passes: bool = False
+    stays: bool = False
 
 
 CLASSES = {
@@ -51,17 +51,20 @@ CLASSES = {
             "data",
             "the data could not be read",
             "look at the sample in the traceback; num_workers=0 shows the error where it arises",
+            stays=True,
         ),
         FailureClass(
             "nan",
             "a value is not finite",
             "lower the learning rate, clip gradients, or look at the batch",
             commits=False,
+            stays=True,
         ),
         FailureClass(
             "gpu",
             "the GPU or its driver reports an error",
             "find the kernel with CUDA_LAUNCH_BLOCKING=1; after a memory error, use another machine",
+            commits=False,
         ),
         FailureClass(
             "disk-full",
@@ -73,18 +76,17 @@ CLASSES = {
             "another rank is gone, or does not answer",
             "look for the rank that failed first",
             follows=True,
-            passes=True,
         ),
         FailureClass(
             "network",
             "a connection failed",
             "see whether the service answers from this machine",
-            passes=True,
         ),
         FailureClass(
             "program",
             "an error of the program",
             "the traceback above names the line",
+            stays=True,
         ),
     )
 }

@@ -155,6 +155,8 @@ class TrainingFailed(Message):
     fingerprint: str
     #: The completed steps.
     step: int
+    #: As in `ipc.diagnosis.DiagnosedError`.
+    stays: bool = False
 
 
 @_on_the_wire

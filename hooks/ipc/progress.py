@@ -99,6 +99,11 @@ class TrainingProgress:
         """Whether the calling thread trains."""
         return self._thread is threading.current_thread()
 
+    @property
+    def begins_here(self) -> bool:
+        """Whether training has not begun, and the calling thread is the main one."""
+        return self._thread is None and threading.current_thread() is threading.main_thread()
+
     def look(self) -> ProgressSeen:
         """Return what the training thread does now. Any thread may ask."""
         with self._lock:

@@ -5,6 +5,7 @@ restore.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
@@ -139,6 +140,21 @@ class State:
     def evaluates(self) -> bool:
         """Whether registered modules are in evaluation, and none trains. Any thread may ask."""
         return bool(self._modules) and not any(each.training for each in self._modules)
+
+    def is_finite(self) -> bool:
+        """Return whether all that the optimizers step, and all that they keep, is finite. One sum a tensor, without memory.
+
+        Raises:
+            RuntimeError: a device cannot be read any more.
+        """
+        tensors = [local(t) for part in self._optimizers for t in part.tensors]
+        plain = (
+            t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_floating_point()
+        )
+        return all(
+            math.isfinite(t.detach().sum(dtype=torch.promote_types(t.dtype, torch.float32)).item())
+            for t in plain
+        )
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -47,8 +47,17 @@ def test_all_ranks_commit_the_step_at_which_one_meets_an_error(machine: Machine)
     assert again.ended() == 0
 
 
-def test_nobody_saves_values_that_one_rank_distrusts(machine: Machine) -> None:
-    run = life(machine, "nan")
+def test_a_rank_behind_the_others_does_not_keep_them_from_saving(machine: Machine) -> None:
+    """The other rank has stepped, and the failed one never will."""
+    run = life(machine, "late")
+    assert run.ended() == 1
+    run.err.until(r"rank 1\]: step 4 is not saved")
+    assert committed(machine) == [AT + 1]
+
+
+@pytest.mark.parametrize("how", ["nan", "sleep"])
+def test_nobody_saves_values_that_one_rank_distrusts(machine: Machine, how: str) -> None:
+    run = life(machine, how)
     assert run.ended() == 1
     run.err.until(rf"training failed: rank 1 \(pid \d+\) at step {AT}: a value is not finite")
     assert committed(machine) == []

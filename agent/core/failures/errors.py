@@ -66,9 +66,10 @@ class FailureLog:
         self._errors.append((session, message))
 
     def died(self, session: Session) -> None:
-        """A process is gone. It counts if it trained and has neither said good-bye nor told an error."""
-        told = any(one.pid == session.pid for one, _ in self._errors)
-        if session.store and not session.left and not told:
+        """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
+        launcher ends the others.
+        """
+        if session.store and not session.left and not self._errors:
             self._silent.append(session)
 
     def conclude(self, command: Command) -> FailureCause | None:
@@ -77,7 +78,7 @@ class FailureLog:
         first = self._first()
         here = None if first is None else (first[1].fingerprint, first[1].step)
         if cause is not None and here is not None:
-            lasting = not _class_of(cause.kind).passes
+            lasting = first is not None and first[1].stays
             self.last = cause = FailureCause(cause.kind, cause.text, lasting and here == self._before)
         self._before = here
         return cause

@@ -72,6 +72,8 @@ class ErrorSave:
         self._clock, self._unanswered, self._coordinator = clock, unanswered, coordinator
         self._previous: Callable[..., object] = sys.excepthook
         self._met = False
+        #: Errors that were there when the guard was made.
+        self._before = (sys.exc_info()[1], getattr(sys, "last_value", None))
 
     def begin(self) -> None:
         """Install the hook."""
@@ -85,29 +87,40 @@ class ErrorSave:
         At a prompt, that is the error of an earlier line.
         """
         at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
-        error = sys.exc_info()[1] or (None if at_prompt else getattr(sys, "last_value", None))
-        if isinstance(error, Exception):
-            self.handle(error)
+        self.handle(sys.exc_info()[1] or (None if at_prompt else getattr(sys, "last_value", None)))
         if sys.excepthook == self._hook:
             sys.excepthook = self._previous
 
     def _hook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._previous(kind, error, traceback)  # first of all: the save may take minutes
-        if isinstance(error, Exception):
-            self.handle(error)
+        self.handle(error)
 
-    def handle(self, error: Exception) -> None:
+    def handle(self, error: BaseException | None) -> None:
         """Diagnose an error that ends training, save, and record both; once. The training thread calls it.
 
-        An error during a preemption follows from it (a loader's workers got the SIGTERM too), and is none of its own.
+        An error during a preemption follows from it (a loader's workers got the SIGTERM too), and is none of its own. Neither is
+        one that was there before: training may run in the `except` of another.
         """
-        preempted = self._saver.alarmed or sigterm.held()
-        if self._met or self._gate.inert or preempted or not (self._saver.ready and self._progress.is_here):
+        held = self._saver.preemption
+        preempted = sigterm.held() or (held is not None and not held.drill)
+        if not isinstance(error, Exception) or any(error is each for each in self._before):
+            return
+        if self._met or preempted:
+            return
+        if self._gate.inert or not (self._progress.is_here or self._progress.begins_here):
             return
         self._met = True
+        try:
+            self._handle(error)
+        except Exception:  # a bug in spotguard must not hide the error
+            log.exception("internal error; please report it [SG704]")
+
+    def _handle(self, error: Exception) -> None:
         failure, step = diagnose(error), self._gate.place.completed
-        log.error("training failed at step %d: %s", step, failure.line())
         self._report.error(failure.message_at(step))  # before the save, in which this process may be ended
+        if not self._saver.ready:
+            return  # training has not begun, so there is nothing to say beside the traceback
+        log.error("training failed at step %d: %s", step, failure.line())
         try:
             outcome = self._save(failure, step)
         except KeyboardInterrupt:
@@ -132,11 +145,13 @@ class ErrorSave:
 
     def _save(self, failure: DiagnosedError, step: int) -> str:
         """Save if the state is worth it. Return what became of it, if it is not committed."""
-        if self._coordinator is not None and not failure.of.commits:
-            self._coordinator.distrust(failure.of.says)
-        if self._saver.committed is not None:
+        saved = self._saver.committed
+        if saved is not None and saved.level == "full":
             return ""
-        if why := self._unsaved(failure):
+        distrusted = "" if failure.of.commits and self._is_finite() else "its values may be wrong"
+        if distrusted and self._coordinator is not None:
+            self._coordinator.distrust(distrusted)
+        if why := distrusted or self._unsaved():
             return f"step {step} is not saved, because {why}"
         log.error("step %d stands in memory and is saved now; Ctrl-C ends without it", step)
         self._saver.no_more_steps = True
@@ -150,12 +165,23 @@ class ErrorSave:
         self._wait(PATIENCE, lambda: self._saver.saving or self._unanswered())
         return f"step {step} is not saved"
 
-    def _unsaved(self, failure: DiagnosedError) -> str:
+    def _is_finite(self) -> bool:
+        """Return whether the values may be trusted. A loss that is not finite is met after the step that made it so."""
+        try:
+            return self._state.is_finite()
+        except RuntimeError as error:
+            log.debug("the state cannot be read: %s", error)
+            return False
+
+    def _unsaved(self) -> str:
         """Return why the present state is not to be saved; "" if it is."""
         place = self._gate.place
-        others = "" if self._coordinator is None else self._coordinator.distrusted
-        if not failure.of.commits or self._state.poisoned or others:
-            return others or "its values may be wrong"
+        if self._coordinator is not None and self._coordinator.distrusted:
+            return self._coordinator.distrusted
+        if self._state.poisoned:
+            return "a restore has failed half-way"
+        if self._saver.alarmed:
+            return "another save is in progress"
         if place.dirty:
             return "the error came between optimizer.step() and guard.step()"
         if not place.completed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,13 @@ for step in guard.steps(total):
     model(torch.randn(4, 16)).square().mean().backward()
     if wrong and how == "nan":
         raise FloatingPointError("the loss is nan")
+    if wrong and how == "late":
+        time.sleep(2)  # the other rank steps meanwhile, and is a step ahead
+        raise ValueError("behind backward")
+    if how == "sleep" and step == at:
+        if rank == 1:
+            raise FloatingPointError("the loss is nan")
+        time.sleep(60)  # in no collective: it learns of the error by torchrun's SIGTERM
     optimizer.step()
 guard.save()
 dist.destroy_process_group()

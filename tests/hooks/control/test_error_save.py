@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from spotguard.hooks.control.ending import error_save
 from spotguard.hooks.guard import Guard
 from tests.fakes.training import different, finished, guarded, small, step_on, trajectory
 
@@ -125,6 +127,36 @@ def half_a_step(guard: Guard, job: Any) -> None:
     job.step(3)
 
 
+def poisoned(guard: Guard, job: Any) -> None:
+    """A step whose loss is not finite."""
+    with torch.no_grad():
+        for parameter in job.values["model"].parameters():
+            parameter.grad = torch.full_like(parameter, float("nan"))
+    job.values["optimizer"].step()
+    guard.step()
+
+
+def test_an_error_that_was_there_before_is_not_trainings(tmp_path: Path) -> None:
+    job = small()
+    try:
+        raise ImportError("no flash attention")
+    except ImportError:
+        with guarded(tmp_path, job.values) as guard:
+            trained(guard, job)
+    assert (saved(tmp_path), record(tmp_path)) == ([], None)
+
+
+def test_an_error_that_cannot_be_diagnosed_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_save, "diagnose", lambda error: 1 / 0)
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        ends_with(ValueError("bad"))
+    assert saved(tmp_path) == []
+
+
 def on_another_thread(guard: Guard, job: Any) -> None:
     other = threading.Thread(target=lambda: ends_with(ValueError("bad")))
     other.start()
@@ -136,6 +168,7 @@ def on_another_thread(guard: Guard, job: Any) -> None:
     [
         pytest.param(3, half_a_step, ValueError("bad"), True, id="half a step"),
         pytest.param(3, None, FloatingPointError("loss is nan"), True, id="wrong values"),
+        pytest.param(3, poisoned, ValueError("bad"), True, id="weights that are not finite"),
         pytest.param(0, None, ValueError("bad"), True, id="nothing trained"),
         pytest.param(3, None, KeyboardInterrupt(), False, id="Ctrl-C"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import requests
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -94,6 +95,22 @@ def test_a_worker_that_is_killed_is_named() -> None:
         ),
         (FloatingPointError("loss"), "nan"),
         (ValueError("the loss is nan at this step"), "nan"),
+        (RuntimeError("probability tensor contains either `inf`, `nan` or element < 0"), "nan"),
+        (ValueError("Detected nan and/or inf values in `w`"), "nan"),
+        (RuntimeError("Current loss scale already at minimum - cannot decrease scale anymore."), "nan"),
+        (ValueError("norm must be one of 'fro', 'nuc', inf"), "program"),
+        (RuntimeError("CUDA error: out of memory"), "cuda-memory"),
+        (
+            torch.distributed.DistBackendError("NCCL error, Cuda failure 2 'out of memory'"),
+            "cuda-memory",
+        ),
+        (torch.distributed.DistBackendError("NCCL error: Duplicate GPU detected"), "program"),
+        (
+            RuntimeError("[gloo/transport/tcp/unbound_buffer.cc] Application timeout caused pair closure"),
+            "peer-lost",
+        ),
+        (requests.exceptions.ConnectionError("Connection reset by peer"), "network"),
+        (ConnectionResetError(104, "Connection reset by peer"), "network"),
         (RuntimeError("Function 'MulBackward0' returned nan values in its 0th output."), "nan"),
         (
             RuntimeError("The total norm of order 2.0 for gradients from `parameters` is non-finite"),
@@ -133,7 +150,7 @@ def test_an_error_in_backward_has_that_phase() -> None:
     assert diagnose(error_of(lambda: fail(x).sum().backward())).phase == "backward"
 
 
-def test_two_errors_have_one_fingerprint_if_they_are_of_one_type_at_one_place() -> None:
+def test_two_errors_have_one_fingerprint_if_type_place_and_message_are_equal() -> None:
     def fail(error: type[Exception], text: str) -> Callable[[], None]:
         def run() -> None:
             raise error(text)
@@ -142,9 +159,56 @@ def test_two_errors_have_one_fingerprint_if_they_are_of_one_type_at_one_place() 
 
     first, again, other = (
         diagnose(error_of(fail(*each)))
-        for each in ((ValueError, "sample 3"), (ValueError, "sample 4"), (TypeError, "sample 3"))
+        for each in (
+            (ValueError, "object at 0x7f01"),
+            (ValueError, "object at 0x7fff"),
+            (TypeError, "object at 0x7f01"),
+        )
     )
     assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert diagnose(error_of(fail(ValueError, "sample 3"))).fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (ValueError("bad"), True),
+        (FloatingPointError("loss"), True),
+        (FileNotFoundError("gone"), False),  # a file system may be back
+        (TimeoutError("slow"), False),
+        (requests.exceptions.ReadTimeout("slow"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),  # of another process
+        (OSError(errno.EIO, "Input/output error"), False),
+    ],
+)
+def test_only_an_error_that_the_next_start_would_meet_again_stays(error: Exception, stays: bool) -> None:
+    assert raised(error).stays is stays
+
+
+def test_the_cause_of_an_error_tells_its_class() -> None:
+    def fail() -> None:
+        try:
+            raise FloatingPointError("loss")
+        except FloatingPointError as error:
+            raise RuntimeError("step failed") from error
+
+    failure = diagnose(error_of(fail))
+    assert (failure.kind, failure.error) == ("nan", "RuntimeError")
+
+
+def test_an_error_whose_message_cannot_be_read_is_diagnosed() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert raised(Mute()).message == "(its message cannot be read: RuntimeError)"
+
+
+def test_a_long_message_keeps_its_end_and_no_part_of_a_secret() -> None:
+    for size in range(1900, 2100, 7):
+        failure = raised(RuntimeError(f"{'x' * size} https://me:swordfish7@host/x {'y ' * 3000} the end"))
+        assert "swordfi" not in failure.message
+        assert failure.message.endswith("the end")
 
 
 def test_no_secret_is_kept() -> None:

@@ -15,7 +15,7 @@ from tests.fakes.story import Story
 
 def error(kind: str = "program", step: int = 7, fingerprint: str = "f1", **more: str) -> TrainingFailed:
     words = {"error": "ValueError", "message": "bad", "where": "train.py:4 in main", "phase": "other"} | more
-    return TrainingFailed(kind, fingerprint=fingerprint, step=step, **words)
+    return TrainingFailed(kind, fingerprint=fingerprint, step=step, stays=kind == "program", **words)
 
 
 def causes(story: Story) -> list[str]:
@@ -137,6 +137,16 @@ def test_an_error_that_may_pass_is_started_again() -> None:
     for _ in range(3):
         fails(story, error("network"))
     assert len(story.all(Launch)) == 3
+
+
+def test_ranks_that_a_launcher_ends_after_an_error_are_no_cause() -> None:
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=2) for rank in (0, 1))
+    story.says(first, error("peer-lost"))
+    story.closes(second)
+    story.closes(first)
+    story.ends(1)
+    assert causes(story)[0].startswith("rank 0 (pid 501) at step 7: another rank is gone")
 
 
 def test_a_class_of_a_newer_hook_is_told_as_it_is() -> None:
