@@ -528,9 +528,20 @@ class Guard:
         )
 
     def fail(self, error: Exception) -> None:
-        """Save for an error that ends training, before a framework passes it on; it may move the state on its way.
+        """Save for an error that ends training, and name it. An error that nothing catches comes here by itself.
 
-        An error that nothing catches comes here by itself.
+        Call it on the training thread where a tool catches the error and ends the process, as Hydra does; then raise the error
+        again. Only the first error counts. During a preemption it does nothing, because the notice's save counts.
+
+        Args:
+            error: the error.
+
+        Example:
+            >>> try:
+            ...     train(guard)
+            ... except Exception as error:
+            ...     guard.fail(error)
+            ...     raise
         """
         self._errors.handle(error)
 

@@ -85,7 +85,7 @@ CLASSES = {
         FailureClass(
             "program",
             "an error of the program",
-            "the traceback above names the line",
+            "the traceback names the line",
             stays=True,
         ),
     )
