@@ -199,7 +199,11 @@ def test_ctrl_c_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with guarded(tmp_path, job.values) as guard:
         trained(guard, job)
 
-        def interrupted(*_: object) -> bool:
+        wait = guard._clock.wait
+
+        def interrupted(event: threading.Event, timeout: float) -> bool:
+            if threading.current_thread() is not threading.main_thread():
+                return wait(event, timeout)
             monkeypatch.undo()  # once
             raise KeyboardInterrupt
 
