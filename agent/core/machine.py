@@ -165,7 +165,7 @@ class Machine:
 
     @property
     def failure(self) -> FailureCause | None:
-        """What the command's last failure is put down to."""
+        """The cause of the command's last failure."""
         return self._failures.last
 
     @property

@@ -67,6 +67,11 @@ class Session:
         return (self.pid, self.store) == (other.pid, other.store)
 
     @property
+    def who(self) -> str:
+        """The process as a log line names it."""
+        return f"rank {self.rank} (pid {self.pid})"
+
+    @property
     def run(self) -> tuple[int, str]:
         """The user and the run; the ranks of one run of one user leave together."""
         return self.uid, self.run_id

@@ -313,10 +313,7 @@ class Answers:
     def _position(self, session: Session, message: protocol.Position) -> None:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
             at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
-            self._turn.log(
-                f"rank {session.rank} (pid {session.pid}): training {at} "
-                f"of run {session.run_id} in {session.store}"
-            )
+            self._turn.log(f"{session.who}: training {at} of run {session.run_id} in {session.store}")
         session.stands(message, self._turn.now)
         self._stalls.hear(session, message, self._turn.now)
 
@@ -340,7 +337,7 @@ class Answers:
     def _told_by_launcher(self, session: Session, message: protocol.Delivered) -> None:
         if (p := self._launchers.told(session, message, self._turn.now)) is not None:
             if message.kind == protocol.FAILURE:
-                text = f"rank {session.rank} (pid {session.pid}) saves with all ranks for an error: {p.notice.source}"
+                text = f"{session.who} saves with all ranks for an error: {p.notice.source}"
             else:
                 left = f"{p.left_at_first:.1f} s left for the save of the other ranks"
                 text = f"{p.notice.kind} notice from {p.notice.source}: {left}"
@@ -350,7 +347,7 @@ class Answers:
         """Log the news of one session, and send it to the person who asked for a drill."""
         now = self._turn.now
         spent = now - p.notice.seen_at
-        who = f"rank {part.session.rank} (pid {part.session.pid})"
+        who = part.session.who
         if isinstance(message, protocol.Progress):
             at = f" at step {message.step}" if message.step >= 0 else ""
             text, level = f"{who}: {part.phase}{at}", logging.DEBUG

@@ -1,14 +1,14 @@
 """The errors and deaths of training processes, and what a failed command is put down to.
 
-The hook of a process tells its error (`hooks.ipc.diagnosis`). A process that dies without a word was killed: then the kernel's counters
-and the exit code are the evidence. Pure, like all of `core`.
+The hook of a process tells its error (`hooks.ipc.diagnosis`). A process that dies without a word was killed: then the kernel's
+counters and the exit code are the evidence. Pure, like all of `core`.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....hooks.ipc.failure_classes import CLASSES, FailureClass
 from ....hooks.ipc.protocol import TrainingFailed
@@ -28,7 +28,7 @@ _SIGNALS = {
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """What a failed command is put down to.
+    """The cause that a failed command is put down to.
 
     Attributes:
         kind: the class, a name in `CLASSES`; "killed" for a death by a signal.
@@ -47,7 +47,7 @@ class FailureCause:
 
 
 class FailureLog:
-    """What the training processes of one start of the command have told before they ended."""
+    """The errors and silent deaths of the training processes in one start of the command."""
 
     def __init__(self) -> None:
         self._errors: list[tuple[Session, TrainingFailed]] = []
@@ -74,13 +74,14 @@ class FailureLog:
 
     def conclude(self, command: Command) -> FailureCause | None:
         """Return what the failed command is put down to; None if nothing tells."""
-        self.last = cause = self._cause(command)
-        first = self._first()
-        here = None if first is None else (first[1].fingerprint, first[1].step)
-        if cause is not None and here is not None:
-            lasting = first is not None and first[1].stays
-            self.last = cause = FailureCause(cause.kind, cause.text, lasting and here == self._before)
-        self._before = here
+        cause, first, before = self._cause(command), self._first(), self._before
+        self._before = None
+        if first is not None:
+            _, error = first
+            self._before = (error.fingerprint, error.step)
+            if cause is not None and error.stays and self._before == before:
+                cause = replace(cause, repeats=True)
+        self.last = cause
         return cause
 
     def _first(self) -> tuple[Session, TrainingFailed] | None:
@@ -97,9 +98,7 @@ class FailureLog:
             session, error = first
             at = f" at {clip(error.where, TEXT)}" if error.where else ""
             said = f"{clip(error.error, NAME)}: {clip(error.message, TEXT)}".removesuffix(": ")
-            return _cause(
-                kind, f"{_who(session)} at step {error.step}", f"{_class_of(kind).says}{at} ({said})"
-            )
+            return _cause(kind, f"{session.who} at step {error.step}", f"{_class_of(kind).says}{at} ({said})")
         who = _last_seen(self._silent)
         ended = -(command.returncode or 0) if (command.returncode or 0) < 0 else 0
         if ended in _SIGNALS:
@@ -136,10 +135,4 @@ def _last_seen(dead: Sequence[Session]) -> str:
         return "the command"
     session, at = dead[0], dead[0].position
     newest = f", with a checkpoint of step {at.checkpoint_step}" if at and at.checkpoint_step >= 0 else ""
-    return (
-        f"{_who(session)}, last seen at step {session.step}{newest}" if session.step >= 0 else _who(session)
-    )
-
-
-def _who(session: Session) -> str:
-    return f"rank {session.rank} (pid {session.pid})"
+    return f"{session.who}, last seen at step {session.step}{newest}" if session.step >= 0 else session.who

@@ -44,6 +44,9 @@ class Rank(Protocol):
     left: bool
 
     @property
+    def who(self) -> str: ...
+
+    @property
     def run(self) -> tuple[int, str]: ...
 
     @property
@@ -65,7 +68,7 @@ class Stall:
         """Return the stall for a log line."""
         at = f" at {self.where}" if self.where else ""
         return (
-            f"rank {self.session.rank} (pid {self.session.pid}) in {self.phase}{at}: no progress of the run for "
+            f"{self.session.who} in {self.phase}{at}: no progress of the run for "
             f"{self.seconds:.0f} s, {self.limit:.0f} s are the limit"
         )
 

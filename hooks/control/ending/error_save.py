@@ -145,12 +145,12 @@ class ErrorSave:
 
     def _save(self, failure: DiagnosedError, step: int) -> str:
         """Save if the state is worth it. Return what became of it, if it is not committed."""
+        distrusted = "" if failure.of.commits and self._is_finite() else "its values may be wrong"
+        if distrusted and self._coordinator is not None:
+            self._coordinator.distrust(distrusted)  # the others may be a step ahead of what is committed
         saved = self._saver.committed
         if saved is not None and saved.level == "full":
             return ""
-        distrusted = "" if failure.of.commits and self._is_finite() else "its values may be wrong"
-        if distrusted and self._coordinator is not None:
-            self._coordinator.distrust(distrusted)
         if why := distrusted or self._unsaved():
             return f"step {step} is not saved, because {why}"
         log.error("step %d stands in memory and is saved now; Ctrl-C ends without it", step)

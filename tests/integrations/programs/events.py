@@ -38,7 +38,7 @@ class Ends:
         return True
 
     def fail_at(self, step: int) -> None:
-        """End this life by an error, if that is its event. Of several ranks only the first meets it."""
+        """End this life by an error, if that is its event. Only the first of several ranks meets it."""
         if os.environ.get("RANK", "0") == "0" and self.meets(f"error:{step}"):
             raise EndedByError(f"at step {step}")
 

@@ -1,4 +1,4 @@
-"""What a failed command is put down to, and whether it is started again."""
+"""The cause that a failed command is put down to, and whether the command is started again."""
 
 from __future__ import annotations
 
