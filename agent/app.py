@@ -28,6 +28,7 @@ from .ipc.paths import SERVICE_SOCKET, is_socket, path_of
 from .ipc.server import Server
 from .loop import Agent, Watches
 from .process import proctree, torchrun
+from .process.memory_counters import MemoryCounters
 from .process.signals import Signals
 from .process.supervisor import Supervisor
 from .sources.factory import cloud_sources, own_sources
@@ -151,6 +152,7 @@ def _serve(
             watches=watching,
             manager=manager,
             meter=meter,
+            memory=MemoryCounters(),
             orphan=orphan,
         )
         return agent.run()

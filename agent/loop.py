@@ -33,6 +33,7 @@ from .actions import (
     SignalSession,
     Tell,
 )
+from .core.failures.memory import EVERY, MemoryWatch
 from .core.machine import Machine
 from .events import (
     Closed,
@@ -49,6 +50,7 @@ from .events import (
 )
 from .ipc.server import Server
 from .process import torchrun
+from .process.memory_counters import MemoryCounters
 from .process.signals import DECIDED
 from .process.supervisor import CommandError, Supervisor
 from .sources.feed import Feed
@@ -97,6 +99,7 @@ class Agent:
         watches: Sequence[Watches] = (),
         manager: systemd.Manager = systemd.NOBODY,
         meter: MetricsRecorder | None = None,
+        memory: MemoryCounters | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -112,7 +115,8 @@ class Agent:
         self._metrics = meter
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
-        self._check_at = 0.0
+        self._memory, self._memory_watch = memory, MemoryWatch()
+        self._check_at = self._memory_at = 0.0
         self._code: int | None = None
         self._until = 0.0
 
@@ -164,7 +168,8 @@ class Agent:
     def _next(self) -> Event | None:
         check = self._check_at if self._watches else None
         sign = self._manager.next_sign if self._lives else None
-        times = (self._machine.next_wake, self._feed.next_beat, check, sign)
+        memory = self._memory_at if self._memory is not None and self._machine.sessions else None
+        times = (self._machine.next_wake, self._feed.next_beat, check, sign, memory)
         due = [t for t in times if t is not None]
         timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
         try:
@@ -177,6 +182,7 @@ class Agent:
         if isinstance(event, Signalled) and event.signum == signal.SIGTERM and self._supervisor is None:
             event = replace(event, going_down=systemd.going_down())
         self._check(now)
+        self._look_at_memory(now)
         for follower, message in self._feed.beat(now):
             self._server.send(follower, message)
         if isinstance(event, StatusAsked):
@@ -202,6 +208,18 @@ class Agent:
             self._check_at = now + CHECK_EVERY
             for watch in self._watches:
                 watch.check(now)
+
+    def _look_at_memory(self, now: float) -> None:
+        """Have the machine answer memory that is about to end. Followers of this agent's feed look by themselves."""
+        if self._memory is None or not self._machine.sessions or now < self._memory_at:
+            return
+        self._memory_at = now + EVERY
+        reading = self._memory.reading()
+        event = None if reading is None else self._memory_watch.hear(reading, now)
+        if event is not None:
+            self._carry_out(self._machine.handle(event, now))
+            if self._metrics is not None:
+                self._metrics.take(event, self._machine, now)
 
     def _answer(self, event: StatusAsked, now: float) -> None:
         pages = answers(self._machine, self._feed, self._facts, event.uid, now, self._last)

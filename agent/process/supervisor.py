@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
-from .memory_kills import memory_kills, memory_limit
+from .memory_counters import MemoryCounters
 from .program import CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
@@ -78,6 +78,7 @@ class Supervisor:
         self._early: list[int] = []
         #: Processes of this cgroup that had been killed for memory before the command began.
         self._memory_kills = 0
+        self._memory = MemoryCounters()
         self._reaper: threading.Thread | None = None
 
     def start(self) -> int:
@@ -94,7 +95,7 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._pid = self._spawn()
         self._returncode, self._asked_to_end, self._adopted = None, False, False
-        self._memory_kills = memory_kills()
+        self._memory_kills = self._memory.kills()
         if self._terminal is not None and not feeds_a_pipe():
             self._terminal.give(self._pid)
         self._reaper = threading.Thread(
@@ -267,8 +268,8 @@ class Supervisor:
                 self._stop_with_it(pid, seen.si_status)
 
     def _ended(self, pid: int, returncode: int) -> CommandEnded:
-        if returncode and (killed := memory_kills() - self._memory_kills) > 0:
-            return CommandEnded(pid, returncode, killed, memory_limit())
+        if returncode and (killed := self._memory.kills() - self._memory_kills) > 0:
+            return CommandEnded(pid, returncode, killed, self._memory.limit())
         return CommandEnded(pid, returncode)
 
     def _stop_with_it(self, group: int, signum: int) -> None:

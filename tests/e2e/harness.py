@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spotguard.agent.ipc import control
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.processes import Running
@@ -41,6 +43,7 @@ class Machine:
         #: Where other processes see the file system, and the words that make a command one of them.
         self._view = ""
         self._prefix: tuple[str, ...] = ()
+        self._cgroup: Path | None = None
 
     # --- starting ---
 
@@ -66,6 +69,23 @@ class Machine:
         holder.out.until("^mounted$")
         self.enter(holder, "nsenter", "--mount")
         return holder
+
+    def limit_memory(self, nbytes: int) -> None:
+        """A cgroup with this memory limit for what is started from now on; the test is skipped where none can be made."""
+        membership = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in _lines("/proc/self/cgroup")}
+        version, path = (
+            ("v1", membership["memory"]) if "memory" in membership else ("v2", membership.get("", "/"))
+        )
+        root = Path("/sys/fs/cgroup", "memory" if version == "v1" else "")
+        folder = root / path.lstrip("/") / f"spotguard-test-{uuid.uuid4().hex[:8]}"
+        try:
+            folder.mkdir()
+            self._cgroup = folder
+            name = "memory.limit_in_bytes" if version == "v1" else "memory.max"
+            (folder / name).write_text(str(nbytes))
+        except OSError as error:
+            pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+        self._prefix = ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")
 
     def enter(self, holder: Running, *words: str) -> None:
         """What is started from now on sees what `holder` sees; `words` are `nsenter` and the namespaces."""
@@ -130,6 +150,8 @@ class Machine:
         for running in self._started:
             running.close()
             print(running.account())  # pytest shows it for a test that failed
+        if self._cgroup is not None:
+            self._cgroup.rmdir()
 
     def _mine(self) -> Iterator[int]:
         """Processes that inherited this machine's mark, orphans included."""
@@ -138,6 +160,10 @@ class Machine:
                 with contextlib.suppress(OSError):  # it has ended, or is somebody else's
                     if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
                         yield int(entry.name)
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
 
 
 def in_order(names: Iterable[str]) -> list[tuple[int, int, int]]:

@@ -1,0 +1,119 @@
+"""The kernel's counters of memory: what this machine and this process's cgroups use, their limits, and the kills for memory.
+
+Used memory is what cannot be given back at once: pages of files that a process only reads go first, and count for nothing.
+See cgroup-v2.rst, "memory.events" and "memory.stat", memcontrol.c for v1, and psi.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..core.failures.memory import MemoryReading
+
+_ROOT, _PROC = Path("/sys/fs/cgroup"), Path("/proc")
+#: By version: the files with the counter of kills, the limit and the use in bytes, and the share of files in the use.
+_FILES = {
+    2: (
+        "memory.events",
+        "memory.max",
+        "memory.current",
+        ("active_file", "inactive_file", "slab_reclaimable"),
+    ),
+    1: (
+        "memory.oom_control",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
+}
+#: v1's number for "no limit" is 2**63, rounded down to a page.
+_NO_LIMIT = 2**60
+
+
+class MemoryCounters:
+    """The counters of the machine, and of the cgroups around this process.
+
+    Args:
+        root: where the cgroups are mounted.
+        proc: the mount of /proc.
+    """
+
+    def __init__(self, root: Path = _ROOT, proc: Path = _PROC) -> None:
+        self._root, self._proc = root, proc
+        self._groups = [group for group in self._all_groups() if _text(group[1] / _FILES[group[0]][0])]
+
+    def kills(self) -> int:
+        """Return how many processes were killed for memory so far; 0 if no cgroup counts them.
+
+        v1 counts those of this group alone, and v2 those of the groups below, too.
+        """
+        for version, folder in self._groups:
+            return _numbers(_text(folder / _FILES[version][0])).get("oom_kill", 0)
+        return 0
+
+    def limit(self) -> int:
+        """Return the lowest memory limit of the cgroups in bytes; 0 if there is none."""
+        return min((limit for _, _, limit in self._limited()), default=0)
+
+    def reading(self) -> MemoryReading | None:
+        """Return the use of what is fullest, the machine or a cgroup with a limit; None if nothing can be read."""
+        found = [*self._of_cgroups(), *self._of_machine()]
+        return max(found, key=lambda each: each.used / each.limit, default=None)
+
+    def _of_cgroups(self) -> Iterable[MemoryReading]:
+        for version, folder, limit in self._limited():
+            _, _, use, files = _FILES[version]
+            current, stat = _text(folder / use).strip(), _numbers(_text(folder / "memory.stat"))
+            if current.isdigit():
+                used = max(0, int(current) - sum(stat.get(name, 0) for name in files))
+                yield MemoryReading("this job's cgroup", used, limit, _full(folder / "memory.pressure"))
+
+    def _of_machine(self) -> Iterable[MemoryReading]:
+        kilobytes = _numbers(_text(self._proc / "meminfo").replace(":", " "))
+        total, available = kilobytes.get("MemTotal", 0), kilobytes.get("MemAvailable", -1)
+        if total > 0 <= available:
+            pressure = _full(self._proc / "pressure" / "memory")
+            yield MemoryReading("this machine", (total - available) * 1024, total * 1024, pressure)
+
+    def _limited(self) -> Iterable[tuple[int, Path, int]]:
+        for version, folder in self._groups:
+            text = _text(folder / _FILES[version][1]).strip()
+            if text.isdigit() and 0 < int(text) < _NO_LIMIT:
+                yield version, folder, int(text)
+
+    def _all_groups(self) -> Iterable[tuple[int, Path]]:
+        """Yield the groups that may be this process's, innermost first: a limit may be any outer one's.
+
+        In a namespace of its own, a container's path may name groups that it does not see: its own is the root then.
+        """
+        for line in _text(self._proc / "self" / "cgroup").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if controllers == "" or "memory" in controllers.split(","):
+                version, root = (1, self._root / "memory") if controllers else (2, self._root)
+                inner = root / path.lstrip("/")
+                yield version, inner
+                yield from ((version, each) for each in inner.parents if each.is_relative_to(root))
+
+
+def _full(path: Path) -> float:
+    """Return the share of the last ten seconds in which all tasks waited for memory; 0.0 without such a file (PSI)."""
+    for line in _text(path).splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "full" and rest.startswith("avg10="):
+            return float(rest.removeprefix("avg10=").split(" ")[0]) / 100
+    return 0.0
+
+
+def _numbers(text: str) -> Mapping[str, int]:
+    """Return the numbers of a file whose lines begin with a name and a number."""
+    lines = (line.split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
