@@ -50,6 +50,7 @@ class NoticeKind(StrEnum):
     PEER = "peer"  # another machine of the job ends; this one stays, and restarts the command without that machine
     ORPHAN = "orphan"  # `spotguard run` was killed, and the next one ends the command that it guarded
     MEMORY = "memory"  # the machine or the job is about to run out of memory: a checkpoint is made, and nothing is ended
+    RESTART = "restart"  # training stands still for too long: it ends, and the command starts again here (`--recover`)
     STALL = "stall"  # training stands still: its state is saved where it stands, and nothing is ended
     UNKNOWN = "unknown"  # a cloud sent a value newer than this program: treated as terminal
 

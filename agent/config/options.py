@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from ..core.failures.recovery import RecoveryRule
 from . import parsers
 from .parsers import DEADLINE_EXAMPLE, Deadline
 
@@ -65,6 +66,8 @@ class Options:
     #: The signal for a command without sessions; None: no signal.
     signal: int | None
     max_restarts: int
+    #: What follows a failure, by its class; None: `max_restarts` alone decides.
+    recover: Mapping[str, RecoveryRule] | None
     outlive: bool
     exit_code: int
     #: Port of the metrics endpoint on loopback; None: no endpoint.
@@ -281,6 +284,15 @@ SETTINGS: tuple[Setting, ...] = (
         0,
         "N",
         "restart a crashed command this often; preemptions are free [0]",
+        OptionGroup.RESTART,
+        RUN,
+    ),
+    Setting(
+        "recover",
+        parsers.recover,
+        None,
+        "RULES",
+        "after CLASS do restart, stop or leave, as in stall=restart,gpu=leave",
         OptionGroup.RESTART,
         RUN,
     ),

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NoReturn
@@ -20,6 +20,7 @@ from ...providers.dates import parse_duration
 from ...providers.errors import UsageError
 from ...providers.run_id import RUN_ID, is_run_id
 from ...providers.text import store_url
+from ..core.failures.recovery import BUDGET, FAILURES, RecoveryAction, RecoveryRule
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
@@ -63,6 +64,24 @@ def stall(origin: str, text: str) -> float | Literal["off"]:
     if not 0 < value <= WEEK:
         refuse(origin, text, f"off, or seconds above 0 up to {WEEK} (a week), as in 1800 or 30m")
     return value
+
+
+def recover(origin: str, text: str) -> Mapping[str, RecoveryRule]:
+    """Parse `CLASS=ACTION` pairs with commas between them; `restart` may have its number, as in `stall=restart:5`."""
+    rules = {}
+    for pair in filter(None, (each.strip() for each in text.split(","))):
+        kind, _, rest = pair.partition("=")
+        word, colon, number = rest.partition(":")
+        if kind not in FAILURES:
+            refuse(origin, text, f"a class of failures before each =, not {kind!r}: {', '.join(FAILURES)}")
+        if word not in set(RecoveryAction) or (colon and word != RecoveryAction.RESTART):
+            refuse(origin, text, f"restart, restart:N, stop or leave behind {kind}=, not {rest!r}")
+        if colon and not (number.isdecimal() and 0 < int(number) < 10**9):
+            refuse(origin, text, f"a whole number from 1 up behind {kind}=restart:, not {number!r}")
+        rules[kind] = RecoveryRule(RecoveryAction(word), int(number) if colon else BUDGET)
+    if not rules:
+        refuse(origin, text, "CLASS=ACTION, as in stall=restart,host-memory=stop,gpu=leave")
+    return rules
 
 
 def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[str, str], int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..actions import KillGroup, SignalGroup, SignalOrphans, SignalSession
 from ..events import CommandEnded, GroupSeen
+from .failures.recovery import RecoveryDecision
 from .session import Session, Sessions
 from .state import Turn
 
@@ -54,11 +55,10 @@ class Command:
     parting: bool = False
     #: Monotonic seconds at which SIGTERM follows a `Leave` to the processes that it left behind.
     term_at: float | None = None
-    #: Its failure is explained in the log.
-    explained: bool = False
-    #: As in `CommandEnded`.
-    memory_kills: int = 0
-    memory_limit: int = 0
+    #: What follows its failure, once that is decided.
+    decision: RecoveryDecision | None = None
+    #: Its end, once it has ended.
+    end: CommandEnded | None = None
 
 
 class CommandGroup:
@@ -91,7 +91,7 @@ class CommandGroup:
         command = self.current
         if command is not None and command.pid == event.pid and command.returncode is None:
             command.returncode, command.ended_at = event.returncode, self._turn.now
-            command.memory_kills, command.memory_limit = event.memory_kills, event.memory_limit
+            command.end = event
 
     def group_seen(self, event: GroupSeen) -> None:
         """Note which processes of the ended command the loop found."""

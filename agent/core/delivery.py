@@ -26,6 +26,8 @@ from .state import Turn
 RETURN = 2.0
 #: Seconds in which the state of a run that stands still is saved: longer than its upload takes on a slow link.
 STALL_WINDOW = 600.0
+#: Seconds in which training that stands still has to end. Its state was saved before, if it could be.
+RESTART_WINDOW = 60.0
 #: Seconds for training processes of a killed agent to come back. The agent does not know whether there are any, and SIGTERM
 #: costs one that comes late everything that it has not saved.
 FOUND = 5.0
@@ -196,12 +198,27 @@ class Delivery:
         p.runs = {session.run}
         self.start(p)
 
+    def restart_stalled(self, stall: Stall) -> None:
+        """End a run that stands still for good, with all its ranks, so that the command can start again.
+
+        The ranks of other machines learn of it as of a notice, so all of them end and start again.
+        """
+        now, session = self._turn.now, stall.session
+        id = f"restart-{session.run_id}-{session.step}-{now:.0f}"
+        until = now + RESTART_WINDOW
+        notice = Notice(
+            id, NoticeKind.RESTART, "spotguard", until, now, detail=stall.text(), window=RESTART_WINDOW
+        )
+        self.start(Preemption(notice, now, self._turn.policy.reserve))
+
     def _first_line(self, p: Preemption) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"
         if p.stall:
             return f"training stands still: {notice.detail}"
         if p.of_orphan:
             return f"{notice.detail}: training there saves and ends before the command is started"
+        if notice.kind is NoticeKind.RESTART:
+            return "ending the training that stands still"
         if p.stays:
             return (
                 f"another machine of this job was noticed: {notice.detail} from {notice.source}, {left} there"

@@ -37,6 +37,7 @@ from .ending.restart_policy import LINGER, RestartPolicy
 from .ending.shutdown import Service, Shutdown
 from .ending.sigterm import RunSignals
 from .failures.errors import FailureCause, FailureLog
+from .failures.recovery import Recovery
 from .failures.stall import StallWatch
 from .notices import NoticeTracker, Upcoming
 from .preemption import EndState, Preemption
@@ -68,6 +69,7 @@ class Machine:
         self._delivery = Delivery(self._turn, self._sessions, self._notices, self._command, self._restart)
         self._stalls = StallWatch(policy.stall_first)
         self._failures = FailureLog()
+        self._recovery = Recovery(policy.recover, policy.max_restarts)
         self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
         self._answers = Answers(
             self._turn,
@@ -89,6 +91,7 @@ class Machine:
             self._peers,
             self._shutdown,
             self._failures,
+            self._recovery,
         )
         self._service = Service(self._turn, self._sessions, self._delivery)
         self._signals = RunSignals(self._turn, self._command, self._delivery)
@@ -141,7 +144,7 @@ class Machine:
     @property
     def restarts(self) -> int:
         """How often the command was started again after a crash."""
-        return self._restarts.count
+        return self._recovery.restarts
 
     @property
     def sessions(self) -> Mapping[int, Session]:
@@ -261,7 +264,9 @@ class Machine:
         if self._delivery.active is None and not self._turn.stopping:
             for stall in self._stalls.due(self._turn.now):
                 self._delivery.stalled(stall)
-                break  # one at a time; another run's comes when this one is saved
+                return  # one at a time; another run's comes when this one is saved
+            if self._recovery.acts_on("stall") and (lasts := self._stalls.lasting(self._turn.now)):
+                self._restarts.stalled(lasts)
 
     def _watch_command(self, _: None) -> None:
         self._watch()

@@ -21,7 +21,7 @@ from .session import Participant, Session
 #: instant; if it does not, giving up gains nothing.
 LAST_TRY = 10.0
 #: Kinds after which this machine stays, and the command starts here again.
-_STAYS = frozenset({NoticeKind.PEER, NoticeKind.ORPHAN})
+_STAYS = frozenset({NoticeKind.PEER, NoticeKind.ORPHAN, NoticeKind.RESTART})
 
 
 class EndState(enum.Enum):

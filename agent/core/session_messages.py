@@ -68,7 +68,7 @@ class Peers:
             return
         if self._is_late(session, call.id):
             return
-        if call.gone and call.meet and not call.drill and command:
+        if call.gone and call.meet and not call.drill and call.kind != NoticeKind.RESTART and command:
             self._moves[call.id] = (frozenset(call.gone.lower().split()), clip(call.meet, NAME))
         if p is not None and p.rehearsal and not call.drill:
             self._delivery.rehearsed(p, "broken off: another machine of the job was noticed")

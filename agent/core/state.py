@@ -8,9 +8,11 @@ from __future__ import annotations
 import enum
 import logging
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..actions import Action, Finish, Log
+from .failures.recovery import RecoveryRule
 
 
 class MachineState(enum.Enum):
@@ -46,6 +48,10 @@ class Policy:
     #: The signal for a command of which no process has registered (`--signal`); None: no signal.
     signal: int | None = signal.SIGTERM
     max_restarts: int = 0
+    #: What follows a failure, by its class (`--recover`).
+    recover: Mapping[str, RecoveryRule] = field(default_factory=dict)
+    #: The command is a launcher that starts its ranks again after a failure of one (`torchrun --max-restarts`).
+    launcher_restarts: bool = False
     outlive: bool = False
     exit_code: int = 75
     #: Seconds without progress that are a stall where nothing is usual yet (`--stall-first`); None: look for none.

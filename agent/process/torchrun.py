@@ -47,6 +47,17 @@ def is_torchrun(command: Sequence[str]) -> bool:
     return False
 
 
+def restarts(command: Sequence[str]) -> bool:
+    """Return whether the command is a torchrun that starts its workers again after a failure of one."""
+    if not is_torchrun(command):
+        return False
+    for at, word in enumerate(command):
+        option, equals, value = word.replace("_", "-").partition("=")
+        if option == "--max-restarts":
+            return (value if equals else "".join(command[at + 1 : at + 2])).strip() not in ("", "0")
+    return False
+
+
 def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun needs and that `env` does not set; nothing for another command."""
     if not is_torchrun(command):

@@ -43,7 +43,10 @@ def test_all_ranks_commit_the_step_at_which_one_meets_an_error(machine: Machine)
     assert committed(machine) == [AT]
     assert records(machine)[1] == "program"
     again = life(machine, "")
-    assert {again.out.until(rf"^(rank [01]) at step {AT}$")[1] for _ in range(2)} == {"rank 0", "rank 1"}
+    assert {again.out.until(rf"^(rank [01]) at step {AT}, again$")[1] for _ in range(2)} == {
+        "rank 0",
+        "rank 1",
+    }
     assert again.ended() == 0
 
 
@@ -70,3 +73,19 @@ def test_the_rank_that_was_killed_is_the_cause(machine: Machine) -> None:
     run.err.until(r"training failed: rank 1 \(pid \d+\).*its process died without a word")
     assert committed(machine) == [AT]
     assert set(records(machine)) <= {0}
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_ranks_that_stand_for_good_start_again_at_the_same_step(machine: Machine, restarts: int) -> None:
+    """By spotguard; or by torchrun, which owns the restarts if it may make any: then only the cause is killed."""
+    launcher = [*TORCHRUN[:-1], f"--max-restarts={restarts}", TORCHRUN[-1]]
+    run = machine.run(
+        "--every off --stall-first 4 --recover stall=restart:1", *launcher, ERRING, "9", "hang", str(AT)
+    )
+    run.err.until(rf"2 of 2 ranks committed step {AT}, .* COMMITTED .* training continues")
+    run.err.until(r"training still stands: rank 1 \(pid \d+\) .* restart 1 of 1 for stall")
+    run.err.until("so that its launcher starts the ranks again" if restarts else "starting the command again")
+    again = {run.out.until(rf"^(rank [01]) at step {AT}, again$")[1] for _ in range(2)}
+    assert again == {"rank 0", "rank 1"}
+    assert run.ended() == 0
+    assert AT in committed(machine)

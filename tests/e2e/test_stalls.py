@@ -40,3 +40,21 @@ def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee:
     assert trainee.begun(second) == 4
     second.say("free")
     trainee.finished(second)
+
+
+@pytest.mark.parametrize("word", few_fast(["stick", "stick-in-c"]))
+def test_a_training_that_stands_for_good_starts_again_where_it_stood(trainee: Trainee, word: str) -> None:
+    machine = trainee.machine
+    running = trainee.guarded("--every off --stall-first 3 --recover stall=restart:1")
+    trainee.begun(running)
+    running.say("go 4")
+    trainee.stepped(running, 4)
+    running.say(word)
+    running.err.until("COMMITTED .* training continues")
+    running.err.until("training still stands: .* restart 1 of 1 for stall")
+    running.err.until("starting the command again: training stood still")
+    assert trainee.begun(running) == 4
+    assert machine.committed() == [(1, 4, 0)]
+    running.say("free")
+    trainee.finished(running)
+    assert running.ended() == 0

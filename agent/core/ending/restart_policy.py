@@ -6,13 +6,17 @@ Pure, like all of `core`: events and the time come in, actions go out.
 from __future__ import annotations
 
 import logging
+import signal
 
 from ....providers.notice import NoticeKind
 from ....providers.text import span
-from ...actions import Launch, Rest
+from ...actions import Launch, Rest, SignalSession
+from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
-from ..failures.errors import FailureCause, FailureLog
+from ..failures.errors import FailureLog
+from ..failures.recovery import Recovery, RecoveryAction, RecoveryDecision
+from ..failures.stall import Stall
 from ..preemption import EndState, Preemption
 from ..session_messages import Peers
 from ..state import Turn
@@ -28,6 +32,8 @@ PAUSE = 1.0
 FIRST_LOOK = 10.0
 #: `EX_CONFIG`: every checkpoint is damaged (`hooks.restore.begin_anew`). Another start would find the same.
 BEYOND_US = 78
+#: The exit code after training that stood still and is not to start again.
+STOOD = 1
 #: Kinds of notices that announce no machine's end.
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
 
@@ -44,6 +50,7 @@ class RestartPolicy:
         peers: Peers,
         shutdown: Shutdown,
         failures: FailureLog,
+        recovery: Recovery,
     ) -> None:
         self._turn = turn
         self._command = command
@@ -52,8 +59,9 @@ class RestartPolicy:
         self._peers = peers
         self._shutdown = shutdown
         self._failures = failures
-        #: Restarts after crashes (`--max-restarts`).
-        self.count = 0
+        self._recovery = recovery
+        #: What follows the end of a training that stands still.
+        self._after_stall = RecoveryDecision(RecoveryAction.STOP, "")
 
     def end_wait(self) -> None:
         """Start the command again, or exit, if the wait for that is over."""
@@ -117,7 +125,10 @@ class RestartPolicy:
             if p.parts or p.signalled or not p.of_orphan:  # else there was no process to end
                 self._delivery.publish(p, p.ended, returncode, None)
             self._delivery.forget(p)
-            self._start_here(p)
+            if p.notice.kind is NoticeKind.RESTART:
+                self._go_on_after_stall(p)
+            else:
+                self._start_here(p)
             return
         outlive = code != 0 and self._turn.policy.outlive and not self._turn.stopping
         outlive = outlive and (p.withdrawn or (p.machine_goes and not self._turn.terms))
@@ -179,37 +190,54 @@ class RestartPolicy:
                 self._over(command, self._turn.policy.exit_code)
         elif code != 0 and not by_hand and (seconds := self._peers.seconds_to_rejoin(command)):
             self._try_again(code, seconds)
-        elif (
-            code not in (0, BEYOND_US)
-            and not by_hand
-            and self.count < self._turn.policy.max_restarts
-            and not self._fails_again(command)
-        ):
-            self.count += 1
-            self._relaunch(
-                f"it crashed with {code}, restart {self.count} of {self._turn.policy.max_restarts}"
-            )
-        else:
-            if code not in (0, BEYOND_US) and not by_hand:
-                self._cause(command)
+        elif code in (0, BEYOND_US) or by_hand:
             self._over(command, code)
+        else:
+            if command.decision is None:
+                command.decision = self._decide(command.end or CommandEnded(command.pid, code))
+            if command.decision.action is RecoveryAction.RESTART:
+                self._relaunch(f"it crashed with {code}, {command.decision.why}")
+            elif command.decision.action is RecoveryAction.LEAVE:
+                self._over(command, self._turn.policy.exit_code)
+            else:
+                self._over(command, code)
 
-    def _cause(self, command: Command) -> FailureCause | None:
-        """Log what the failed command is put down to, once."""
-        if not command.explained:
-            command.explained = True
-            if (cause := self._failures.conclude(command)) is not None:
-                self._turn.log(f"training failed: {cause.text}", logging.ERROR)
-                if cause.repeats:
-                    self._turn.log(
-                        "the start before failed with the same error at the same step: the command is not started again",
-                        logging.ERROR,
-                    )
-        return self._failures.last
+    def _decide(self, command: CommandEnded) -> RecoveryDecision:
+        """Log what the failed command is put down to, and decide what follows."""
+        cause = self._failures.conclude(command)
+        if cause is not None:
+            self._turn.log(f"training failed: {cause.text}", logging.ERROR)
+        decision = self._recovery.decide(
+            "" if cause is None else cause.kind, repeats=cause is not None and cause.repeats
+        )
+        if decision.action is RecoveryAction.LEAVE:
+            self._turn.log(
+                f"{decision.why}: exit code {self._turn.policy.exit_code}, so that the job goes on elsewhere; exclude this "
+                "machine in your scheduler (Slurm: scontrol update JobId=ID ExcNodeList=NODE)",
+                logging.ERROR,
+            )
+        elif decision.action is RecoveryAction.STOP and decision.why:
+            self._turn.log(decision.why, logging.ERROR)
+        return decision
 
-    def _fails_again(self, command: Command) -> bool:
-        cause = self._cause(command)
-        return cause is not None and cause.repeats
+    def stalled(self, stall: Stall) -> None:
+        """End training that stands still for good, as `--recover` asks for. Its state was saved when it was told."""
+        decision = self._after_stall = self._recovery.decide("stall")
+        self._turn.log(f"training still stands: {stall.text()}: {decision.why}", logging.ERROR)
+        if decision.action is RecoveryAction.RESTART and self._turn.policy.launcher_restarts:
+            # One owner: torchrun starts all ranks again once one of them is gone.
+            self._turn.log(f"{stall.session.who} is killed, so that its launcher starts the ranks again")
+            self._turn.do(SignalSession(stall.session.number, signal.SIGKILL))
+        else:
+            self._delivery.restart_stalled(stall)
+
+    def _go_on_after_stall(self, p: Preemption) -> None:
+        action = self._after_stall.action
+        if action is RecoveryAction.RESTART:
+            self._peers.rejoin()
+            self._relaunch(f"training stood still, {self._after_stall.why}")
+        else:
+            self._turn.exit(self._turn.policy.exit_code if action is RecoveryAction.LEAVE else STOOD, p.limit)
 
     def _try_again(self, code: int, seconds: float) -> None:
         self._turn.log(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ....hooks.ipc.failure_classes import CLASSES, FailureClass
 from ....hooks.ipc.protocol import TrainingFailed
 from ....providers.text import NAME, TEXT, amount, clip
-from ..command import Command
+from ...events import CommandEnded
 from ..session import Session
 
 #: What a command's death by these signals says, if nothing else tells more.
@@ -72,7 +72,7 @@ class FailureLog:
         if session.store and not session.left and not self._errors:
             self._silent.append(session)
 
-    def conclude(self, command: Command) -> FailureCause | None:
+    def conclude(self, command: CommandEnded) -> FailureCause | None:
         """Return what the failed command is put down to; None if nothing tells."""
         cause, first, before = self._cause(command), self._first(), self._before
         self._before = None
@@ -89,7 +89,7 @@ class FailureLog:
         own = (each for each in self._errors if not _class_of(each[1].kind).follows)
         return next(own, self._errors[0] if self._errors else None)
 
-    def _cause(self, command: Command) -> FailureCause | None:
+    def _cause(self, command: CommandEnded) -> FailureCause | None:
         first = self._first()
         kind = "" if first is None else first[1].kind
         if command.memory_kills and (first is None or kind == "loader-worker" or _class_of(kind).follows):
@@ -100,7 +100,7 @@ class FailureLog:
             said = f"{clip(error.error, NAME)}: {clip(error.message, TEXT)}".removesuffix(": ")
             return _cause(kind, f"{session.who} at step {error.step}", f"{_class_of(kind).says}{at} ({said})")
         who = _last_seen(self._silent)
-        ended = -(command.returncode or 0) if (command.returncode or 0) < 0 else 0
+        ended = -min(0, command.returncode)
         if ended in _SIGNALS:
             return FailureCause("killed", f"{who}: {_SIGNALS[signal.Signals(ended)]}")
         if self._silent:
@@ -110,7 +110,7 @@ class FailureLog:
             )
         return None
 
-    def _of_memory(self, command: Command) -> FailureCause:
+    def _of_memory(self, command: CommandEnded) -> FailureCause:
         limit = f", whose limit is {amount(command.memory_limit)}" if command.memory_limit else ""
         number = command.memory_kills
         killed = f"the kernel killed {number} process{'' if number == 1 else 'es'} of this job{limit}"

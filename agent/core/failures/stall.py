@@ -124,6 +124,8 @@ class StallWatch:
         self._lost: dict[int, _RankProgress] = {}
         #: By user and run: the moment at which it stood still when it was told.
         self._told: dict[tuple[int, str], float] = {}
+        #: Those of them that `lasting` has returned.
+        self._lasted: set[tuple[int, str]] = set()
 
     def hear(self, session: Rank, position: Position, now: float) -> None:
         """Take in the position of a session."""
@@ -141,6 +143,7 @@ class StallWatch:
         if (seen := self._seen.pop(number, None)) is not None:
             self._lost = {**dict(list(self._lost.items())[-_LOST:]), seen.session.pid: seen}
         self._told = {run: at for run, at in self._told.items() if run in self._runs()}
+        self._lasted &= self._told.keys()
 
     def due(self, now: float) -> Iterator[Stall]:
         """Yield each run that stands still for too long, once until it moves again."""
@@ -152,11 +155,25 @@ class StallWatch:
             cause = _cause(ranks)
             yield Stall(cause.session, cause.phase, cause.where, now - moved_at, self._limit(ranks))
 
+    def lasting(self, now: float) -> Stall | None:
+        """Return a run that was told and has stood still for twice its limit, once; None if there is none."""
+        for run, ranks in self._runs().items():
+            limit, moved_at = self._limit(ranks), max(each.moved_at for each in ranks)
+            if (
+                run in self._told.keys() - self._lasted
+                and self._at(ranks, now) <= now >= moved_at + 2 * limit
+            ):
+                self._lasted.add(run)
+                cause = _cause(ranks)
+                return Stall(cause.session, cause.phase, cause.where, now - moved_at, 2 * limit)
+        return None
+
     def resumed(self) -> Iterator[tuple[Rank, float]]:
         """Yield each run that moves again, with the seconds for which it stood."""
         for run, ranks in self._runs().items():
             moved_at = max(each.moved_at for each in ranks)
             if run in self._told and math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
+                self._lasted.discard(run)
                 yield ranks[0].session, moved_at - self._told.pop(run)
 
     def _runs(self) -> dict[tuple[int, str], list[_RankProgress]]:

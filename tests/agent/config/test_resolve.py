@@ -10,6 +10,7 @@ import pytest
 from spotguard.agent.config.options import NOTICE_FACTS, SETTINGS, Options, settings_of
 from spotguard.agent.config.parsers import Deadline
 from spotguard.agent.config.resolve import resolve, unknown_variables
+from spotguard.agent.core.failures.recovery import RecoveryAction, RecoveryRule
 from spotguard.providers.errors import UsageError
 from tests.cases import cases
 
@@ -46,6 +47,14 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
     "signal": (("none", None), ("USR1", 10), ('"SIGUSR2"', 12)),
     "max-restarts": (("1", 1), ("2", 2), ("3", 3)),
+    "recover": (
+        ("gpu=leave", {"gpu": RecoveryRule(RecoveryAction.LEAVE)}),
+        (
+            "stall=restart:5, data=stop",
+            {"stall": RecoveryRule(RecoveryAction.RESTART, 5), "data": RecoveryRule(RecoveryAction.STOP)},
+        ),
+        ('"killed=restart"', {"killed": RecoveryRule(RecoveryAction.RESTART, 3)}),
+    ),
     "outlive": (("true", True), ("off", False), ("true", True)),
     "exit-code": (("1", 1), ("76", 76), ("255", 255)),
     "metrics-port": (("1", 1), ("9464", 9464), ("65535", 65535)),
@@ -155,6 +164,11 @@ def test_the_service_has_no_command_to_end() -> None:
         ("signal", "KILL", "TERM"),
         ("signal", "SIGNONE", "TERM"),
         ("max-restarts", "-1", "from 0 up"),
+        ("recover", ",", "CLASS=ACTION, as in stall=restart"),
+        ("recover", "hang=restart", "a class of failures before each =, not 'hang': cuda-memory, "),
+        ("recover", "stall=reboot", "restart, restart:N, stop or leave behind stall=, not 'reboot'"),
+        ("recover", "stall=stop:3", "restart, restart:N, stop or leave behind stall=, not 'stop:3'"),
+        ("recover", "stall=restart:0", "a whole number from 1 up behind stall=restart:, not '0'"),
         ("outlive", "maybe", "true or false"),
         ("exit-code", "0", "done"),
         ("exit-code", "256", "255"),

@@ -1,10 +1,11 @@
-"""A replica of a DDP job below torchrun. `erring.py STEPS HOW AT`: at step AT rank 1 meets an error, or is killed."""
+"""A replica of a DDP job below torchrun. `erring.py STEPS HOW AT`: at step AT rank 1 meets an error, is killed, or hangs until it is started again."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -20,10 +21,13 @@ torch.manual_seed(100 + rank)
 model = DistributedDataParallel(torch.nn.Linear(16, 1))
 optimizer = torch.optim.AdamW(model.parameters())
 guard = spotguard.register(model=model, optimizer=optimizer)
+begun = guard.restore()
 for step in guard.steps(total):
     if step == at or step == 0:
-        print(f"rank {rank} at step {step}", flush=True)
-    wrong = rank == 1 and step == at
+        print(f"rank {rank} at step {step}{', again' if begun else ''}", flush=True)
+    wrong = rank == 1 and step == at and not (how == "hang" and begun)
+    if wrong and how == "hang":
+        threading.Event().wait()  # the other rank waits in backward
     if wrong and how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if wrong and how == "data":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Log, Send
+from spotguard.agent.actions import Finish, Launch, Log, Send, SignalSession
+from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.delivery import STALL_WINDOW
 from spotguard.agent.core.failures.stall import ENOUGH, LEAST, TIMES
 from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume
@@ -252,3 +254,89 @@ def test_nothing_is_looked_for(how: str) -> None:
         else:
             run.says(0, "data")
     assert run.told == []
+
+
+# --- `--recover stall=…` ---
+
+
+def recovering(text: str, **policy: Any) -> Run:
+    run = Run(2, recover=recover("--recover", text), **policy)
+    run.trains()
+    return run
+
+
+def stalls_for_good(run: Run) -> None:
+    """Both ranks are saved where they stand, and stand on."""
+    run.stands(LEAST + 2, "data", "collective")
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.stands(LEAST + 2, "data", "collective")
+
+
+def test_a_saved_training_that_stands_for_twice_its_limit_ends_and_starts_again() -> None:
+    run = recovering("stall=restart:2")
+    stalls_for_good(run)
+    assert [message.kind for _, message in run.story.sent(Preempt)][2:] == ["restart", "restart"]
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.story.until(run.story.now - 1000 + 20)
+    assert signal.SIGTERM in run.story.signals
+    for rank in run.ranks:
+        run.story.closes(rank)
+    run.story.ends(-15)
+    assert len(run.story.all(Launch)) == 2
+    assert run.story.machine.restarts == 1
+    assert any("restart 1 of 2 for stall" in text for text in run.warnings)
+
+
+def test_a_training_that_moves_again_is_not_ended() -> None:
+    run = recovering("stall=restart")
+    run.stands(LEAST + 2, "data", "collective")
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.moves(0, "data")
+    run.stands(LEAST, "data", "collective")
+    assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
+    assert run.story.signals == []
+
+
+def test_a_save_in_progress_is_waited_for() -> None:
+    """It may take longer than twice the limit."""
+    run = recovering("stall=restart")
+    run.stands(3 * LEAST, "data", "collective")
+    assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.stands(4, "data", "collective")
+    assert "restart" in [message.kind for _, message in run.story.sent(Preempt)]
+
+
+def test_below_a_launcher_that_restarts_only_the_cause_is_killed() -> None:
+    run = recovering("stall=restart", launcher_restarts=True)
+    stalls_for_good(run)
+    assert run.story.all(SignalSession) == [SignalSession(run.ranks[0], signal.SIGKILL)]
+    run.stands(LEAST, "data", "collective")
+    assert len(run.story.all(SignalSession)) == 1
+    assert run.story.signals == []
+
+
+@pytest.mark.parametrize(("rule", "code"), [("stall=stop", 1), ("stall=leave", 75)])
+def test_a_training_that_stands_for_good_may_end_the_run(rule: str, code: int) -> None:
+    run = recovering(rule)
+    stalls_for_good(run)
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+        run.story.closes(rank)
+    run.story.ends(-15)
+    run.story.until(run.story.now - 1000 + 20)
+    (finish,) = run.story.all(Finish)
+    assert finish.code == code
+    assert len(run.story.all(Launch)) == 1
+
+
+def test_without_a_rule_nothing_is_ended() -> None:
+    run = recovering("data=stop")
+    stalls_for_good(run)
+    run.stands(100 * LEAST, "data", "collective")
+    assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
+    assert run.story.signals == []

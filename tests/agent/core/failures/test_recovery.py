@@ -1,0 +1,74 @@
+"""What follows a failure, by its class: `--recover`, and `--max-restarts` for the classes without a rule."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+import pytest
+
+from spotguard.agent.actions import Launch, Log
+from spotguard.agent.config.parsers import recover
+from spotguard.hooks.ipc.protocol import TrainingFailed
+from tests.fakes.story import Story
+
+
+def job(rules: str, max_restarts: int = 0) -> Story:
+    return Story(recover=recover("--recover", rules), max_restarts=max_restarts)
+
+
+def fails(story: Story, kind: str, step: int = 1) -> None:
+    session = story.opens(story.pid)
+    if kind == "killed":
+        story.ends(-signal.SIGKILL)
+        return
+    story.says(session, TrainingFailed(kind, "E", "m", "x", "other", "f", step, stays=kind == "data"))
+    story.ends(1)
+
+
+def starts(story: Story) -> int:
+    return len(story.all(Launch))
+
+
+def test_a_class_has_restarts_of_its_own() -> None:
+    story = job("network=restart:2,killed=restart:1")
+    for kind in ("network", "killed", "network"):
+        fails(story, kind)
+    assert (starts(story), story.machine.restarts, story.machine.finished) == (4, 3, False)
+    fails(story, "network")
+    assert (starts(story), story.code) == (4, 1)
+    assert any(
+        each.text == "the 2 restarts of network are used up" and each.level == logging.ERROR
+        for each in story.all(Log)
+    )
+
+
+def test_the_other_classes_share_max_restarts() -> None:
+    story = job("network=restart:1", max_restarts=2)
+    for kind in ("disk-full", "network", "killed"):
+        fails(story, kind)
+    assert (starts(story), story.machine.finished) == (4, False)
+    fails(story, "host-memory")
+    assert story.code == 1
+
+
+@pytest.mark.parametrize(("rule", "code"), [("gpu=stop", 1), ("gpu=leave", 75)])
+def test_a_class_may_end_the_run(rule: str, code: int) -> None:
+    story = job(rule, max_restarts=9)
+    fails(story, "gpu")
+    assert (starts(story), story.code) == (1, code)
+    said = [each.text for each in story.all(Log)]
+    assert any("exclude this machine" in text for text in said) == (code == 75)
+
+
+def test_an_error_that_would_come_again_is_not_restarted_by_a_rule_either() -> None:
+    story = job("data=restart:9")
+    fails(story, "data")
+    fails(story, "data")
+    assert (starts(story), story.code) == (2, 1)
+
+
+def test_a_failure_without_a_cause_has_no_rule() -> None:
+    story = job("program=restart")
+    story.ends(3)
+    assert (starts(story), story.code) == (1, 3)
