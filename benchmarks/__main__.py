@@ -30,6 +30,7 @@ NAMES = (
     "background",
     "early",
     "trace",
+    "failures",
     "manifests",
     "listing",
     "ways",

@@ -101,6 +101,10 @@ def register(
             channel,
             said=(None if store is None else os.fspath(store), run_id),
         )
+    if os.environ.get("SPOTGUARD_SIMULATED_FAILURE"):
+        from .recorder import simulated_failure
+
+        simulated_failure.begin(_current.view.rank, _current.view.completed)
     return _current
 
 

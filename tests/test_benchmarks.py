@@ -143,6 +143,7 @@ ROWS = {
         )
         for more in ("", ", requests", ", seconds ÷ those at 2")
     ],
+    "failures": ["program: from the failure to its name, 1 of 1 right"],
     "manifests": [
         f"manifests of 17 ranks × 20 tensors: {what}"
         for what in (
@@ -167,7 +168,7 @@ ROWS = {
 
 
 #: Those that take five to thirty seconds, tiny as they are: what they measure, other tests show.
-LONG = {"agent", "links", "notice", "ranks", "rate"}
+LONG = {"agent", "failures", "links", "notice", "ranks", "rate"}
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def diagnose(error: BaseException) -> DiagnosedError:
         frames += inside
     said = "\n".join([text, *map(_text, chain[1:])])
     votes = {
-        "type": next(filter(None, map(_by_type, chain)), ""),
+        "type": _of_worker_pipe(error, phase, frames) or next(filter(None, map(_by_type, chain)), ""),
         "text": next((kind for kind, words in _TEXTS if re.search(words, said, re.IGNORECASE)), ""),
         "place": "data" if from_worker or phase == "data" else "",
     }
@@ -191,6 +191,13 @@ def _by_type(error: BaseException) -> str:
         return named
     of_network = any(cls.__module__.partition(".")[0] in _NETWORK for cls in classes)
     return "network" if of_network or isinstance(error, (ConnectionError, TimeoutError)) else ""
+
+
+def _of_worker_pipe(error: BaseException, phase: str, frames: list[tuple[str, int, str]]) -> str:
+    """Return the class of an error that a pipe to a loader's worker met: the worker is dead, and torch does not know it yet."""
+    broken = isinstance(error, (EOFError, ConnectionError))
+    within = any("/multiprocessing/" in file for file, _, _ in frames)
+    return "loader-worker" if broken and within and phase == "data" else ""
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:

@@ -9,5 +9,7 @@
 - `trace`: the events between two boundaries
 - `checksums`
 
+`failure_plan` and `simulated_failure` are the same for `spotguard simulate failure`: one failure, at a given step.
+
 The recorder draws no random number and changes no tensor. Its run time does not matter.
 """

@@ -72,8 +72,8 @@ CLOUDS: Mapping[str, SimulatedCloud] = {"aws": aws_cli, "gcp": gcp_cli, "azure":
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a subcommand with its flags for each cloud."""
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Add a subcommand with its flags for each cloud. Return the group of them, for a caller that has more."""
     clouds = parser.add_subparsers(dest="cloud", metavar="CLOUD")
     for name, module in CLOUDS.items():
         shown = argparse.RawDescriptionHelpFormatter
@@ -99,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="misbehave in this way; repeatable",
         )
         one.add_argument("--script", metavar="FILE", help="play this script, see below")
+    return clouds
 
 
 def run(arguments: argparse.Namespace, *, clock: Clock | None = None) -> int:

@@ -9,11 +9,13 @@ An error between the optimizer's step and the boundary leaves half a step, which
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from ....providers.clock import Clock
@@ -92,8 +94,9 @@ class ErrorSave:
             sys.excepthook = self._previous
 
     def _hook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        self._previous(kind, error, traceback)  # first of all: the save may take minutes
-        self.handle(error)
+        with _no_worker_error():
+            self._previous(kind, error, traceback)  # first of all: the save may take minutes
+            self.handle(error)
 
     def handle(self, error: BaseException | None) -> None:
         """Diagnose an error that ends training, save, and record both; once. The training thread calls it.
@@ -111,7 +114,8 @@ class ErrorSave:
             return
         self._met = True
         try:
-            self._handle(error)
+            with _no_worker_error():
+                self._handle(error)
         except Exception:  # a bug in spotguard must not hide the error
             log.exception("internal error; please report it [SG704]")
 
@@ -193,3 +197,20 @@ class ErrorSave:
         never = threading.Event()
         while needed() and self._clock.monotonic() < until:
             self._clock.wait(never, _LOOK)
+
+
+@contextlib.contextmanager
+def _no_worker_error() -> Iterator[None]:
+    """Keep torch from raising the death of a loader's worker meanwhile.
+
+    It raises it from its handler of SIGCHLD, at whatever line the main thread is then: often a moment after that thread has met
+    the end of the worker's pipe, and so in the middle of what is done for that error (seen: two of ten kills).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)

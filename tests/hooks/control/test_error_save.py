@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -211,3 +213,27 @@ def test_ctrl_c_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ends_with(ValueError("bad"))
         assert not guard._saver.alarmed
     assert record(tmp_path) is not None
+
+
+def test_a_handler_that_raises_a_workers_death_does_not_disturb_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's does, a moment after the main thread has met the end of the worker's pipe."""
+
+    def child_dies(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+    def raises(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    before = signal.signal(signal.SIGCHLD, raises)
+    try:
+        monkeypatch.setattr(sys, "excepthook", child_dies)
+        job = small()
+        with guarded(tmp_path, job.values) as guard:
+            trained(guard, job)
+            ends_with(EOFError())
+        assert signal.getsignal(signal.SIGCHLD) is raises
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert saved(tmp_path) == ["000000003"]

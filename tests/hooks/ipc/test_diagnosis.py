@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing.connection
 import os
 import re
 import signal
@@ -232,3 +233,22 @@ def test_every_class_has_words_and_advice() -> None:
         assert each.says
         assert each.advice
         assert not each.advice.endswith(".")
+
+
+def test_the_end_of_a_workers_pipe_is_its_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch does not know yet that the worker is dead, and raises what the pipe gave it."""
+
+    def ended(*_: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(multiprocessing.connection.Connection, "poll", ended)
+    failure = diagnose(error_of(lambda: next(iter(DataLoader(Broken(), num_workers=1)))))
+    assert (failure.kind, failure.evidence, failure.phase) == ("loader-worker", ("type",), "data")
+
+
+def test_a_connection_of_the_datasets_own_that_ends_is_of_the_network() -> None:
+    class Remote(Broken):
+        def __getitem__(self, index: int) -> Any:
+            raise ConnectionResetError
+
+    assert diagnose(error_of(lambda: next(iter(DataLoader(Remote()))))).kind == "network"

@@ -1,11 +1,102 @@
-"""`spotguard simulate CLOUD`: the command of `spotguard.providers.simulator`."""
+"""`spotguard simulate CLOUD` and `spotguard simulate failure CLASS -- COMMAND`: notices and failures on demand."""
 
 from __future__ import annotations
 
-from spotguard.providers.simulator.cli import EXAMPLES, add_arguments, run
+import argparse
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run"]
+from spotguard.agent.config import parsers
+from spotguard.agent.process.memory_counters import MemoryCounters
+from spotguard.agent.process.program import find
+from spotguard.hooks.recorder.failure_plan import KINDS, PLACES, VARIABLE, FailurePlan
+from spotguard.providers.errors import UsageError
+from spotguard.providers.simulator import cli
 
 DESCRIPTION = """\
 Serve a metadata service on loopback that behaves like the cloud's own, its faults included, and issues
-notices on demand. It prints a command to try it with."""
+notices on demand. It prints a command to try it with.
+
+simulate failure starts your command, and lets a failure happen in it."""
+
+EXAMPLES = (
+    cli.EXAMPLES + "\n  spotguard simulate failure data --at-step 50 -- spotguard run -- python train.py"
+)
+
+FORM = (
+    "expected a class and a command, as in spotguard simulate failure data --at-step 50 -- spotguard run -- python train.py; "
+    f"the classes are {', '.join(KINDS)}"
+)
+_FAILURE = """\
+Start COMMAND, and let a failure of this class happen in its training process: a real one where that is
+possible. What follows shows that your job is saved, and started again as you expect."""
+#: Places at which a class can arise, where it is not its own alone.
+_MOVABLE = ("stall", "program", "killed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    failure = cli.add_arguments(parser).add_parser(
+        "failure", help="a failure of your command", description=_FAILURE
+    )
+    failure.usage = "spotguard simulate failure CLASS [options] -- COMMAND..."
+    failure.add_argument("kind", metavar="CLASS", nargs="?", help="the class of the failure: data, stall, killed and others")
+    failure.add_argument("--at-step", metavar="N", help="fail after this many completed steps [10]")
+    failure.add_argument("--rank", metavar="N", help="fail in this rank of the job [0]")
+    failure.add_argument("--times", metavar="N", help="fail this often, in all starts together [1]")
+    failure.add_argument(
+        "--in", dest="place", metavar="PLACE", help="let it arise in data, forward, backward or optimizer"
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of spotguard, and those of the command behind `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
+    if arguments.cloud != "failure":
+        if command:
+            raise UsageError(
+                f"spotguard simulate {arguments.cloud} takes no command: start it at another prompt"
+            )
+        return cli.run(arguments)
+    if not command or arguments.kind is None:
+        raise UsageError(FORM)
+    kind = parsers.one_of(*KINDS)("spotguard simulate failure", arguments.kind)
+    place = KINDS[kind] if arguments.place is None else parsers.one_of(*PLACES)("--in", arguments.place)
+    if place != KINDS[kind] and kind not in _MOVABLE:
+        raise UsageError(f"--in {place!r}: {kind} arises in {KINDS[kind]} only; leave --in out")
+    if kind == "host-memory" and not MemoryCounters().limit():
+        raise UsageError(
+            "host-memory would fill this machine: run it in a container, a Slurm job or a systemd scope that has a memory limit"
+        )
+    find(command[0], os.environ)  # a clear error, if there is no such command
+    with tempfile.TemporaryDirectory(prefix="spotguard-simulated-") as folder:
+        plan = FailurePlan(
+            kind,
+            _number("--at-step", arguments.at_step, 10),
+            _number("--rank", arguments.rank, 0),
+            place,  # type: ignore[arg-type]
+            _number("--times", arguments.times, 1, least=1),
+            folder,
+        )
+        return _call(command, {**os.environ, VARIABLE: plan.encode()})
+
+
+def _number(flag: str, text: str | None, default: int, least: int = 0) -> int:
+    return default if text is None else parsers.at_least(least)(flag, text)
+
+
+def _call(command: Sequence[str], env: dict[str, str]) -> int:
+    """Run the command to its end and return its exit code. A SIGTERM goes on to it; the keyboard's signals reach it anyway."""
+    with subprocess.Popen(command, env=env) as child:
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(
+                signum, signal.SIG_IGN if signum == signal.SIGINT else lambda n, _: child.send_signal(n)
+            )
+        code = child.wait()
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,99 @@
+"""Three training scripts in which `benchmarks.failures` provokes failures: `failing.py plain|accumulating|ranks`.
+
+They differ in what a failure meets: the kind of dataset, evaluation, accumulation, two ranks of DDP, and how a value that is
+not finite is found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import spotguard
+
+STEPS = 60
+
+
+class Endless(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            x = torch.randn(8)
+            yield x, x.sum(0, keepdim=True)
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def finite() -> DataLoader[tuple[torch.Tensor, ...]]:
+    return DataLoader(TensorDataset(torch.randn(400, 8), torch.randn(400, 1)), batch_size=4, num_workers=1)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = (model(x) - y).square().mean()
+    return loss
+
+
+def plain() -> None:
+    """A loop over epochs that looks at its loss."""
+    model, loader = small(), spotguard.ResumableLoader(finite())
+    optimizer = torch.optim.AdamW(model.parameters())
+    guard = spotguard.register(model=model, optimizer=optimizer, loader=loader)
+    guard.restore()
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss.item()}")
+        loss.backward()
+        optimizer.step()
+        guard.step()
+
+
+def accumulating() -> None:
+    """An endless dataset, two batches a step, an evaluation each ten steps; autograd looks for what is not finite."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    guard = spotguard.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    batches = iter(DataLoader(Endless(), batch_size=4, num_workers=1))
+    with torch.autograd.set_detect_anomaly(True):
+        for step in guard.steps(STEPS):
+            for _ in range(2):
+                # A root of a negative number arises in the backward pass only.
+                (loss_of(model, *next(batches)) + 1e-9).sqrt().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if step % 10 == 9:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.randn(64, 8))
+                model.train()
+
+
+def ranks() -> None:
+    """Two ranks of DDP, which clip their gradients and refuse those that are not finite."""
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(small())
+    optimizer = torch.optim.AdamW(model.parameters())
+    guard = spotguard.register(model=model, optimizer=optimizer)
+    batches = iter(finite())
+    for _ in guard.steps(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, *next(batches)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    {"plain": plain, "accumulating": accumulating, "ranks": ranks}[sys.argv[1]]()
