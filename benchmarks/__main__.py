@@ -31,6 +31,7 @@ NAMES = (
     "early",
     "trace",
     "failures",
+    "recovery",
     "manifests",
     "listing",
     "ways",

@@ -90,7 +90,10 @@ def _provoke(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[
     ]
     with _memory(_MEMORY if kind == "host-memory" else None) as inside:
         process = subprocess.Popen(
-            [*inside, *whole], stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(folder)}
+            [*inside, *whole],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)},
         )
         begun = _Begun(folder)
         try:

@@ -25,6 +25,16 @@ _PACKAGES = {
         "awscrt==0.38.1",
         "tenacity==9.2.1",
     ),
+    "nvrx": (
+        "--no-deps",
+        "nvidia-resiliency-ext==0.4.1",
+        "defusedxml==0.7.1",
+        "nvidia-ml-py==13.615.71",
+        "packaging",
+        "psutil==7.2.2",
+        "pynvml==13.0.1",
+        "pyyaml==6.0.4",
+    ),
 }
 
 

@@ -121,12 +121,27 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate"], "which cloud? Expected aws, gcp or azure, as in spotguard simulate aws"),
         (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
         (["simulate", "aws", "--", "python"], "takes no command: start it at another prompt"),
-        (["simulate", "failure", "data"], "expected a class and a command, as in spotguard simulate failure data"),
-        (["simulate", "failure", "flood", "--", "true"], "spotguard simulate failure 'flood': expected cuda-memory, "),
-        (["simulate", "failure", "data", "--at-step", "-1", "--", "true"], "expected a whole number from 0 up"),
+        (
+            ["simulate", "failure", "data"],
+            "expected a class and a command, as in spotguard simulate failure data",
+        ),
+        (
+            ["simulate", "failure", "flood", "--", "true"],
+            "spotguard simulate failure 'flood': expected cuda-memory, ",
+        ),
+        (
+            ["simulate", "failure", "data", "--at-step", "-1", "--", "true"],
+            "expected a whole number from 0 up",
+        ),
         (["simulate", "failure", "data", "--times", "0", "--", "true"], "expected a whole number from 1 up"),
-        (["simulate", "failure", "data", "--in", "forward", "--", "true"], "data arises in data only; leave --in out"),
-        (["simulate", "failure", "stall", "--in", "sleep", "--", "true"], "expected data, forward, backward or optimizer"),
+        (
+            ["simulate", "failure", "data", "--in", "forward", "--", "true"],
+            "data arises in data only; leave --in out",
+        ),
+        (
+            ["simulate", "failure", "stall", "--in", "sleep", "--", "true"],
+            "expected data, forward, backward or optimizer",
+        ),
         (["ls", "s3//bucket/x"], "'s3//bucket/x'"),
         (["inspect", "--step", "one"], "--step 'one': expected a whole number"),
         (["verify", "gs:///p"], "names no bucket; write it as gs://bucket/prefix"),

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "failure", help="a failure of your command", description=_FAILURE
     )
     failure.usage = "spotguard simulate failure CLASS [options] -- COMMAND..."
-    failure.add_argument("kind", metavar="CLASS", nargs="?", help="the class of the failure: data, stall, killed and others")
+    failure.add_argument(
+        "kind", metavar="CLASS", nargs="?", help="the class of the failure: data, stall, killed and others"
+    )
     failure.add_argument("--at-step", metavar="N", help="fail after this many completed steps [10]")
     failure.add_argument("--rank", metavar="N", help="fail in this rank of the job [0]")
     failure.add_argument("--times", metavar="N", help="fail this often, in all starts together [1]")
