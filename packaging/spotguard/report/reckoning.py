@@ -1,0 +1,398 @@
+"""The reckoning of a run: what became of its time, from its facts. Pure: facts come in, a report goes out.
+
+ETTR, the effective training time ratio, is the steps that count in the end, times the median seconds of an undisturbed step, over
+the wall time since the first start. Steps that were trained again do not count, and down time is in the wall time. Each attempt's
+steps are counted with that attempt's own median, because the next machine may be another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .facts import AttemptFacts, EventFact, RunFacts, entries, number, whole
+
+#: Seconds of slack between a record and the checkpoint that it reports.
+_SLACK = 1.0
+#: Seconds without a sign after which an attempt without a known end is not taken for one that trains: at least, where the interval
+#: is known as a number of intervals, and where it is not.
+QUIET_LEAST, QUIET_INTERVALS, QUIET = 900.0, 3, 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLine:
+    """One attempt, reckoned."""
+
+    number: int
+    machines: tuple[str, ...]
+    #: None: not known.
+    machine_count: int | None
+    world: int | None
+    #: Wall seconds: of the start, of the first step, and of the end or the last sign of it.
+    started: float | None
+    began: float | None
+    ended: float | None
+    #: "notice", "error", "ended", "interrupted"; "running"; "" if the store does not have it.
+    end: str
+    #: The cause of the end in words.
+    cause: str
+    #: Completed steps at its begin and at its end, and of its newest checkpoint.
+    first: int | None
+    last: int | None
+    committed: int | None
+    #: Steps that were trained and do not count; None if not known.
+    lost: int | None
+    #: Steps that count thanks to a save at the end: those since the last checkpoint that no notice or error asked for.
+    at_stake: int | None
+    step_seconds: float | None
+    #: Checkpoints that no notice or error asked for, and the seconds of training that they cost.
+    saves: int | None
+    cost: float | None
+    stalls: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShare:
+    """A part of the wall time."""
+
+    key: str
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoneySpent:
+    """The run in dollars, by the price of a machine hour. Down time is not paid."""
+
+    price: float
+    machine_hours: float
+    spent: float
+    #: For steps that count, for steps that were trained again, and for checkpoints.
+    useful: float
+    lost: float
+    checkpoints: float
+    #: What the steps at stake would have cost again.
+    spared: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Everything that the page, the terminal and the JSON show."""
+
+    run_id: str
+    store: str
+    #: Wall seconds: of the report, of the first start, and of the last sign of the run.
+    now: float
+    started: float | None
+    ended: float | None
+    #: "training", "notice", "error", "ended", "interrupted", "silent" or "empty".
+    state: str
+    #: Completed steps that the next start has, the steps of this run among them, and the age of the newest checkpoint.
+    step: int | None
+    counted: int
+    age: float | None
+    step_seconds: float | None
+    #: The seconds of a step are estimated from the dates of checkpoints.
+    estimated: bool
+    #: None: not known.
+    ettr: float | None
+    wall: float
+    shares: tuple[TimeShare, ...]
+    attempts: tuple[AttemptLine, ...]
+    lost: int
+    at_stake: int
+    saves: int
+    cost: float
+    money: MoneySpent | None
+    #: Sentences about facts that the store does not have.
+    notes: tuple[str, ...]
+
+
+def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
+    """Return the report of a run.
+
+    Args:
+        facts: the run.
+        price: dollars for a machine hour; None if no money is asked for.
+    """
+    step_seconds, estimated = _step_seconds(facts)
+    lines = _lines(facts)
+    chain = _chain(facts)
+    signs = [each.ended for each in lines if each.ended is not None]
+    starts = [each for line in lines for each in (line.started, line.began) if each is not None]
+    started, ended = min(starts, default=None), max(signs, default=None)
+    wall = max(0.0, ended - started) if started is not None and ended is not None else 0.0
+    counted = sum(max(0, link.last - link.first) for link in chain)
+    useful = [_trained(link.last - link.first, link.step_seconds, step_seconds) for link in chain]
+    lost = sum(line.lost or 0 for line in lines)
+    shares = _shares(facts, lines, wall, sum(useful), step_seconds)
+    checkpoints = [each.at for attempt in facts.attempts for each in attempt.checkpoints]
+    return RunReport(
+        run_id=facts.run_id,
+        store=facts.store,
+        now=facts.now,
+        started=started,
+        ended=ended,
+        state=lines[-1].end.replace("running", "training") or "silent" if lines else "empty",
+        step=chain[-1].last if chain else None,
+        counted=counted,
+        age=max(0.0, facts.now - max(checkpoints)) if checkpoints else None,
+        step_seconds=step_seconds,
+        estimated=estimated,
+        ettr=min(1.0, sum(useful) / wall) if wall and step_seconds else None,
+        wall=wall,
+        shares=shares,
+        attempts=lines,
+        lost=lost,
+        at_stake=sum(line.at_stake or 0 for line in lines),
+        saves=sum(line.saves or 0 for line in lines),
+        cost=sum(line.cost or 0.0 for line in lines),
+        money=None if price is None else _money(price, lines, chain, step_seconds),
+        notes=_notes(facts, lines, estimated),
+    )
+
+
+# --- the attempts ---
+
+
+def _lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
+    following = [*facts.attempts[1:], None]
+    return tuple(
+        _line(attempt, after, facts) for attempt, after in zip(facts.attempts, following, strict=True)
+    )
+
+
+def _line(attempt: AttemptFacts, after: AttemptFacts | None, facts: RunFacts) -> AttemptLine:
+    history, end = attempt.history, _end(attempt)
+    committed = attempt.checkpoints[-1].step if attempt.checkpoints else None
+    first = whole(history, "first")
+    last = _last(attempt, end)
+    resumed = committed if after is None else whole(after.history, "first")
+    if resumed is None and after is None:
+        resumed = first
+    periodic = whole(history, "periodic")
+    if periodic is None:
+        periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
+    stops = end is not None and end.kind in ("notice", "error")
+    done = last if last is not None else committed
+    since = periodic if periodic is not None else first
+    ended = _ended(attempt, end)
+    running = after is None and end is None and ended is not None and facts.now - ended <= quiet(history)
+    lost = None if last is None or resumed is None else max(0, last - resumed)
+    return AttemptLine(
+        number=attempt.number,
+        machines=attempt.machines,
+        machine_count=attempt.machine_count,
+        world=attempt.world,
+        started=attempt.started,
+        began=number(history, "began"),
+        ended=ended,
+        end="running" if running else "" if end is None else end.kind,
+        cause="" if end is None else end.text,
+        first=first,
+        last=last,
+        committed=committed,
+        lost=lost,
+        at_stake=max(0, done - since - (lost or 0))
+        if stops and done is not None and since is not None
+        else None,
+        step_seconds=number(history, "step_seconds"),
+        saves=whole(history, "saves"),
+        cost=number(history, "cost"),
+        stalls=sum(each.kind == "stall" for each in attempt.events),
+    )
+
+
+def _end(attempt: AttemptFacts) -> EventFact | None:
+    """Return the event that ended the attempt, or None if the store does not have it.
+
+    After a notice that was withdrawn, training went on: a later checkpoint shows that.
+    """
+    by_kind = {each.kind: each for each in attempt.events}  # the newest of each kind
+    for kind in ("error", "ended", "interrupted"):
+        if kind in by_kind:
+            return by_kind[kind]
+    notice = by_kind.get("notice")
+    if notice is None:
+        return None
+    later = [each for each in attempt.checkpoints if each.at > notice.at + _SLACK]
+    return None if any(each.step > (notice.step or 0) for each in later) else notice
+
+
+def _last(attempt: AttemptFacts, end: EventFact | None) -> int | None:
+    """Return the completed steps at the attempt's end."""
+    if end is None:
+        return None
+    return end.step if end.step is not None else whole(end.history, "completed")
+
+
+def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:
+    """Return when the attempt ended, or its last sign."""
+    signs = [each.at for each in attempt.checkpoints] + [each.at for each in attempt.events]
+    signs += [each for each in (attempt.started, number(attempt.history, "began")) if each is not None]
+    if end is not None:
+        return max([end.at, *(each for each in signs if each <= end.at + _SLACK)])
+    return max(signs, default=None)
+
+
+def quiet(history: Mapping[str, Any]) -> float:
+    """Return the seconds without a sign after which an attempt is not taken for one that trains."""
+    interval = number(history, "interval")
+    return QUIET if not interval else max(QUIET_LEAST, QUIET_INTERVALS * interval)
+
+
+# --- the steps that count ---
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSteps:
+    """The steps of one attempt that led to the newest checkpoint, or of several as one."""
+
+    attempt: int | None
+    first: int
+    last: int
+    step_seconds: float | None
+
+
+def _chain(facts: RunFacts) -> list[CountedSteps]:
+    """Return the attempts that led to the newest checkpoint, the oldest first."""
+    newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
+    chain: list[CountedSteps] = []
+    for entry in entries(facts.history, "earlier"):
+        first, last = whole(entry, "first"), whole(entry, "last")
+        if last is not None:
+            before = chain[-1].last if chain else 0
+            start = before if first is None else first
+            chain.append(CountedSteps(whole(entry, "attempt"), start, last, number(entry, "step_seconds")))
+    if newest is None and not facts.attempts:
+        return chain
+    end = facts.attempts[-1]
+    own = newest if newest is not None else end
+    last = own.checkpoints[-1].step if own.checkpoints else 0
+    # A script that came to its own end has used the steps behind its last checkpoint, too.
+    if own is end and (event := _end(end)) is not None and event.kind == "ended":
+        last = max(last, _last(end, event) or 0)
+    first = whole(own.history, "first")
+    start = first if first is not None else chain[-1].last if chain else 0
+    if own.checkpoints or last:
+        chain.append(CountedSteps(own.number, start, max(start, last), number(own.history, "step_seconds")))
+    return chain
+
+
+def _step_seconds(facts: RunFacts) -> tuple[float | None, bool]:
+    """Return the median seconds of a step of the run, and whether they are an estimate."""
+    known = [each for attempt in facts.attempts if (each := number(attempt.history, "step_seconds"))]
+    if known:
+        return statistics.median(known), False
+    rates = [
+        (later.at - earlier.at) / (later.step - earlier.step)
+        for attempt in facts.attempts
+        for earlier, later in itertools.pairwise(attempt.checkpoints)
+        if later.step > earlier.step and later.at > earlier.at
+    ]
+    return (statistics.median(rates), True) if rates else (None, False)
+
+
+def _trained(steps: int, own: float | None, common: float | None) -> float:
+    """Return the seconds that these steps take undisturbed."""
+    return max(0, steps) * (own or common or 0.0)
+
+
+# --- the time ---
+
+
+def _shares(
+    facts: RunFacts, lines: Sequence[AttemptLine], wall: float, useful: float, step_seconds: float | None
+) -> tuple[TimeShare, ...]:
+    """Return the parts of the wall time. The last one is the rest."""
+    starting = waiting = down = unseen = 0.0
+    for line in lines:
+        if line.started is not None and line.began is not None:
+            starting += max(0.0, line.began - line.started)
+    for (line, after), facts_after in zip(itertools.pairwise(lines), facts.attempts[1:], strict=False):
+        if line.ended is None or after.started is None:
+            continue
+        gap = max(0.0, after.started - line.ended)
+        if not line.end:
+            unseen += gap
+            continue
+        available = facts_after.available
+        queued = (
+            max(0.0, available - line.ended) if available is not None and available <= after.started else 0.0
+        )
+        waiting += min(queued, gap)
+        down += gap - min(queued, gap)
+    saving = sum(each.seconds for attempt in facts.attempts for each in attempt.events)
+    again = sum(_trained(line.lost or 0, line.step_seconds, step_seconds) for line in lines)
+    parts = [
+        TimeShare("useful", "training that counts", useful),
+        TimeShare("again", "training that was lost", again),
+        TimeShare("checkpoints", "checkpoints beside training", sum(line.cost or 0.0 for line in lines)),
+        TimeShare("saving", "saves at a notice, an error or a stall", saving),
+        TimeShare("starting", "starts, until training goes on", starting),
+        TimeShare("waiting", "waiting for a machine", waiting),
+        TimeShare("down", "down, until the next start", down),
+        TimeShare("unseen", "nothing known: no record of an end", unseen),
+    ]
+    rest = max(0.0, wall - sum(each.seconds for each in parts))
+    return (*parts, TimeShare("rest", "other: evaluation, slower steps, and what has no record", rest))
+
+
+# --- the money ---
+
+
+def _money(
+    price: float, lines: Sequence[AttemptLine], chain: Sequence[CountedSteps], step_seconds: float | None
+) -> MoneySpent:
+    by_number = {line.number: line for line in lines}
+
+    def machines(attempt: int | None) -> int:
+        line = by_number.get(attempt) if attempt is not None else None
+        return (line.machine_count if line is not None else None) or 1
+
+    def dollars(seconds: float, attempt: int | None) -> float:
+        return seconds / 3600 * machines(attempt) * price
+
+    spans = [
+        (max(0.0, line.ended - line.started), line.number)
+        for line in lines
+        if line.ended is not None and line.started is not None
+    ]
+    again = [(line, _trained(line.lost or 0, line.step_seconds, step_seconds)) for line in lines]
+    spared = [(line, _trained(line.at_stake or 0, line.step_seconds, step_seconds)) for line in lines]
+    return MoneySpent(
+        price=price,
+        machine_hours=sum(seconds / 3600 * machines(attempt) for seconds, attempt in spans),
+        spent=sum(dollars(seconds, attempt) for seconds, attempt in spans),
+        useful=sum(
+            dollars(_trained(link.last - link.first, link.step_seconds, step_seconds), link.attempt)
+            for link in chain
+        ),
+        lost=sum(dollars(seconds, line.number) for line, seconds in again),
+        checkpoints=sum(dollars(line.cost or 0.0, line.number) for line in lines),
+        spared=sum(dollars(seconds, line.number) for line, seconds in spared),
+    )
+
+
+def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tuple[str, ...]:
+    """Return a sentence for each fact that is missing."""
+    notes = []
+    if estimated:
+        notes.append("The seconds of a step are estimated from the dates of checkpoints.")
+    if old := [str(line.number) for line in lines if line.began is None]:
+        notes.append(f"No checkpoint or record has the history of {_of_attempts(old)}.")
+    if gone := [str(line.number) for line in lines[:-1] if not line.end]:
+        notes.append(
+            f"The end of {_of_attempts(gone)} has no record: killed without a notice, most likely. Its lost steps are not known."
+        )
+    if uncounted := [str(line.number) for line in lines if line.machine_count is None]:
+        notes.append(f"The machines of {_of_attempts(uncounted)} are not known, and count as one.")
+    return tuple(notes)
+
+
+def _of_attempts(numbers: Sequence[str]) -> str:
+    some = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"attempt{'s' * (len(numbers) > 1)} {some}"
