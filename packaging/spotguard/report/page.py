@@ -14,7 +14,7 @@ from spotguard.providers.text import span
 from .facts import RunFacts
 from .picture import draw, duration, legend
 from .reckoning import AttemptLine, RunReport
-from .summary import STATES, cause_of, facts_of, machines_of, percent, short_seconds, steps
+from .summary import STATES, cause_of, facts_of, machines_of, percent, short_seconds, shown_shares, steps
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --card: #f6f8fa; --ink: #1f2328; --faint: #59636e; --edge: #d1d9e0;
@@ -25,7 +25,7 @@ _STYLE = """
   --starting: #39c5cf; --waiting: #d29922; --down: #6e7681; --unseen: #8b949e; --rest: #30363d; --shade: #1c232c; --alarm: #f0883e } }
 * { box-sizing: border-box }
 body { margin: 0 auto; max-width: 1080px; padding: 1.5rem 1rem 3rem; background: var(--page); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; overflow-wrap: anywhere }
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; overflow-wrap: break-word }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .7rem }
 p { margin: .4rem 0; max-width: 70ch } .faint, small { color: var(--faint) }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .7rem; margin: 1.2rem 0 0; padding: 0 }
@@ -35,10 +35,11 @@ p { margin: .4rem 0; max-width: 70ch } .faint, small { color: var(--faint) }
 .bar { display: flex; height: 1.6rem; border-radius: 6px; overflow: hidden; border: 1px solid var(--edge); margin-bottom: .8rem }
 .bar span { min-width: 2px } .swatch { display: inline-block; width: .8rem; height: .8rem; border-radius: 3px; margin-right: .5rem }
 table { border-collapse: collapse; width: 100%; font-size: .92rem }
-th { text-align: left; color: var(--faint); font-weight: 600 } th, td { padding: .4rem .8rem .4rem 0; vertical-align: top }
-tbody tr { border-top: 1px solid var(--edge) }
+th { text-align: left; color: var(--faint); font-weight: 600; white-space: nowrap } th, td { padding: .4rem .8rem .4rem 0; vertical-align: top }
+.shares tr, .attempts tbody { border-top: 1px solid var(--edge) }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-.shares { max-width: 40rem }
+.shares { max-width: 40rem } .end, h1, .faint { overflow-wrap: anywhere } .faint { max-width: none }
+.attempts td { white-space: nowrap } .attempts .end { white-space: normal; padding-top: 0 } time { white-space: nowrap }
 .end-error { color: var(--again) } .end-notice { color: var(--alarm) }
 ul.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: .4rem 0; list-style: none; font-size: .85rem; color: var(--faint) }
 ul.legend svg { vertical-align: -3px; margin-right: .3rem }
@@ -56,9 +57,9 @@ details { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
   .figures { grid-template-columns: repeat(2, 1fr) } .figures div { padding: .6rem .7rem } .figures dd strong { font-size: 1.3rem }
   .attempts thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }
   .attempts, .attempts tbody, .attempts tr, .attempts td { display: block }
-  .attempts tr { border: 1px solid var(--edge); border-radius: 8px; margin-bottom: .7rem; padding: .4rem .8rem; background: var(--card) }
-  .attempts td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0; text-align: right; white-space: normal }
-  .attempts td::before { content: attr(data-name); color: var(--faint); text-align: left; flex: none }
+  .attempts tbody { border: 1px solid var(--edge); border-radius: 8px; margin-bottom: .7rem; padding: .4rem .8rem; background: var(--card) }
+  .attempts td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0 }
+  .attempts td::before { content: attr(data-name); color: var(--faint) } .attempts .end { display: block; padding-top: .3rem }
 }
 @media print { body { max-width: none } details { display: block } }
 """
@@ -142,11 +143,11 @@ def _picture(report: RunReport, facts: RunFacts) -> str:
         return "<p>The store has too little of this run for a timeline.</p>\n"
     signs = "".join(f"<li>{sign}{html.escape(meaning)}</li>\n" for sign, meaning in legend())
     small = draw(report, facts, width=368, height=300, name="small")
-    return f'{wide}{small}<ul class="legend">\n{signs}</ul>\n<p class="faint">Completed steps over the time since the first start.</p>\n'
+    return f'{wide}{small}<ul class="legend">\n{signs}</ul>\n<p class="faint">Completed steps over the time since the first start. Checkpoints that were deleted since are not marked.</p>\n'
 
 
 def _shares(report: RunReport) -> str:
-    shown = [each for each in report.shares if each.seconds > 0]
+    shown = shown_shares(report)
     if not shown:
         return "<p>Not known.</p>\n"
     bar = "".join(
@@ -166,38 +167,37 @@ def _shares(report: RunReport) -> str:
 def _attempts(report: RunReport) -> str:
     if not report.attempts:
         return "<p>There is none yet.</p>\n"
-    heads = [name for name, _, _ in _cells(report.attempts[0])]
+    heads = [name for name, _ in _cells(report.attempts[0])]
     head = "".join(f'<th scope="col" role="columnheader">{name}</th>' for name in heads)
-    rows = "".join(
-        f'<tr role="row">{"".join(_cell(*each) for each in _cells(line))}</tr>\n' for line in report.attempts
-    )
-    # Roles by hand: where a narrow screen shows rows as cards, a browser would forget that they are a table.
+    rows = "".join(map(_attempt, report.attempts))
+    # Roles by hand: where a narrow screen shows attempts as cards, a browser would forget that they are a table.
     return (
-        f'<table class="attempts" role="table" aria-labelledby="attempts">\n<thead role="rowgroup"><tr role="row">{head}</tr></thead>\n'
-        f'<tbody role="rowgroup">\n{rows}</tbody>\n</table>\n'
+        f'<table class="attempts" role="table" aria-labelledby="attempts">\n<thead role="rowgroup"><tr role="row">{head}'
+        f"</tr></thead>\n{rows}</table>\n"
     )
 
 
-def _cell(name: str, text: str, kind: str) -> str:
-    return f'<td role="cell" data-name="{name}" class="{kind}"><span>{text}</span></td>'
+def _attempt(line: AttemptLine) -> str:
+    """Return the rows of one attempt: its figures, then its end and its machines as a sentence."""
+    cells = [*_cells(line)]
+    row = "".join(f'<td role="cell" data-name="{name}">{text}</td>' for name, text in cells)
+    stalls = f"; it stood still {line.stalls} time{'s' * (line.stalls != 1)}" if line.stalls else ""
+    ranks = "" if line.world is None else f", {line.world} rank{'s' * (line.world != 1)}"
+    return (
+        f'<tbody role="rowgroup">\n<tr role="row">{row}</tr>\n<tr role="row"><td role="cell" class="end" colspan="{len(cells)}">'
+        f'<span class="end-{line.end or "unknown"}">{html.escape(cause_of(line) + stalls)}</span> '
+        f"<small>({html.escape(machines_of(line) + ranks)})</small></td></tr>\n</tbody>\n"
+    )
 
 
-def _cells(line: AttemptLine) -> Iterator[tuple[str, str, str]]:
-    """Yield a row's cells: the column, the HTML of the cell, and its class."""
-    yield "attempt", str(line.number), ""
-    yield "started", "-" if line.started is None else _moment(line.started), ""
+def _cells(line: AttemptLine) -> Iterator[tuple[str, str]]:
+    """Yield the figures of an attempt: the column, and the HTML of the cell."""
+    yield "attempt", str(line.number)
+    yield "started", "-" if line.started is None else _moment(line.started)
     lasted = None if line.started is None or line.ended is None else max(0.0, line.ended - line.started)
-    yield "lasted", duration(lasted), ""
-    yield (
-        "steps",
-        f"{steps(line.first)} to {steps(line.last if line.last is not None else line.committed)}",
-        "",
-    )
-    yield "lost", steps(line.lost), ""
-    yield "kept", steps(line.at_stake), ""
-    yield "step time", short_seconds(line.step_seconds), ""
-    yield "checkpoints", steps(line.saves), ""
-    ranks = "" if line.world is None else f" ({line.world} rank{'s' * (line.world != 1)})"
-    yield "machine", html.escape(f"{machines_of(line)}{ranks}"), ""
-    stalls = f"; stood still {line.stalls} time{'s' * (line.stalls != 1)}" if line.stalls else ""
-    yield "end", html.escape(cause_of(line) + stalls), f"end-{line.end or 'unknown'}"
+    yield "lasted", duration(lasted)
+    yield "steps", f"{steps(line.first)} to {steps(line.last if line.last is not None else line.committed)}"
+    yield "lost", steps(line.lost)
+    yield "kept", steps(line.at_stake)
+    yield "step time", short_seconds(line.step_seconds)
+    yield "checkpoints", steps(line.saves)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from spotguard.providers.text import span
 
-from .facts import AttemptFacts, CheckpointFact, RunFacts
+from .facts import AttemptFacts, RunFacts
 from .reckoning import AttemptLine, RunReport
 from .svg import Drawing, Scale
 
@@ -99,6 +99,8 @@ def _grid(drawing: Drawing, x: Scale, y: Scale) -> None:
 
 def _time(seconds: int, apart: int) -> str:
     """Return a tick's time since the start, as "1 h 30" would be too long: 1:30 h, 20 min, 3 d."""
+    if not seconds:
+        return "0"
     if apart >= 86400:
         return f"{seconds // 86400} d"
     if apart >= 60 and seconds >= 3600:
@@ -129,14 +131,18 @@ def _attempt(
         points.append((line.ended, max(end, points[-1][1] if points else 0)))
     drawing.path([(x(at - start), y(step)) for at, step in points], "attempt")
     for each in shown:
-        _mark(drawing, each, x(each.at - start), y(each.step))
+        _mark(drawing, each.emergency, x(each.at - start), y(each.step))
+    there = {each.step for each in attempt.checkpoints}
+    for event in attempt.events:  # their checkpoints may be deleted
+        if event.committed and event.step is not None and event.step not in there:
+            _mark(drawing, True, x(event.at - start), y(event.step))
     if points and line.end:
         at, step = points[-1]
         _end(drawing, line.end, x(at - start), y(step))
 
 
-def _mark(drawing: Drawing, each: CheckpointFact, x: float, y: float) -> None:
-    drawing.dot(x, y, 4 if each.emergency else 2.5, "saved" if each.emergency else "checkpoint")
+def _mark(drawing: Drawing, emergency: bool, x: float, y: float) -> None:
+    drawing.dot(x, y, 4 if emergency else 2.5, "saved" if emergency else "checkpoint")
 
 
 def _end(drawing: Drawing, end: str, x: float, y: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .facts import AttemptFacts, EventFact, RunFacts, entries, number, whole
@@ -90,7 +90,7 @@ class RunReport:
     ended: float | None
     #: "training", "notice", "error", "ended", "interrupted", "silent" or "empty".
     state: str
-    #: Completed steps that the next start has, the steps of this run among them, and the age of the newest checkpoint.
+    #: Completed steps that count, the steps of this run among them, and the age of the newest checkpoint.
     step: int | None
     counted: int
     age: float | None
@@ -159,9 +159,11 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
 
 
 def _lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
-    following = [*facts.attempts[1:], None]
+    attempts = facts.attempts
     return tuple(
-        _line(attempt, after, facts) for attempt, after in zip(facts.attempts, following, strict=True)
+        _line(attempt, after, facts)
+        for attempt, after in itertools.zip_longest(attempts, attempts[1:])
+        if attempt is not None
     )
 
 
@@ -171,7 +173,9 @@ def _line(attempt: AttemptFacts, after: AttemptFacts | None, facts: RunFacts) ->
     first = whole(history, "first")
     last = _last(attempt, end)
     resumed = committed if after is None else whole(after.history, "first")
-    if resumed is None and after is None:
+    if after is None and _came_to_its_end(attempt):
+        resumed = last
+    elif after is None and resumed is None:
         resumed = first
     periodic = whole(history, "periodic")
     if periodic is None:
@@ -258,28 +262,39 @@ class CountedSteps:
 
 
 def _chain(facts: RunFacts) -> list[CountedSteps]:
-    """Return the attempts that led to the newest checkpoint, the oldest first."""
-    newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
+    """Return the attempts that led to the newest checkpoint, the oldest first, and a last one that came to its end without one."""
     chain: list[CountedSteps] = []
+
+    def add(number: int | None, first: int | None, last: int, step_seconds: float | None) -> None:
+        start = first if first is not None else chain[-1].last if chain else 0
+        chain.append(CountedSteps(number, start, max(start, last), step_seconds))
+
     for entry in entries(facts.history, "earlier"):
-        first, last = whole(entry, "first"), whole(entry, "last")
-        if last is not None:
-            before = chain[-1].last if chain else 0
-            start = before if first is None else first
-            chain.append(CountedSteps(whole(entry, "attempt"), start, last, number(entry, "step_seconds")))
-    if newest is None and not facts.attempts:
+        if (last := whole(entry, "last")) is not None:
+            add(whole(entry, "attempt"), whole(entry, "first"), last, number(entry, "step_seconds"))
+    newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
+    if newest is not None:
+        history = newest.history
+        last = newest.checkpoints[-1].step
+        add(newest.number, whole(history, "first"), last, number(history, "step_seconds"))
+    end = facts.attempts[-1] if facts.attempts else None
+    if end is None or not _came_to_its_end(end):
         return chain
-    end = facts.attempts[-1]
-    own = newest if newest is not None else end
-    last = own.checkpoints[-1].step if own.checkpoints else 0
     # A script that came to its own end has used the steps behind its last checkpoint, too.
-    if own is end and (event := _end(end)) is not None and event.kind == "ended":
-        last = max(last, _last(end, event) or 0)
-    first = whole(own.history, "first")
-    start = first if first is not None else chain[-1].last if chain else 0
-    if own.checkpoints or last:
-        chain.append(CountedSteps(own.number, start, max(start, last), number(own.history, "step_seconds")))
+    first, done = whole(end.history, "first"), _last(end, _end(end))
+    if done is None or first is None:
+        return chain
+    while chain and chain[-1].first >= first:
+        chain.pop()
+    if chain and chain[-1].last > first:
+        chain[-1] = replace(chain[-1], last=first)
+    add(end.number, first, done, number(end.history, "step_seconds"))
     return chain
+
+
+def _came_to_its_end(attempt: AttemptFacts) -> bool:
+    event = _end(attempt)
+    return event is not None and event.kind == "ended"
 
 
 def _step_seconds(facts: RunFacts) -> tuple[float | None, bool]:
@@ -386,7 +401,7 @@ def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tu
         notes.append(f"No checkpoint or record has the history of {_of_attempts(old)}.")
     if gone := [str(line.number) for line in lines[:-1] if not line.end]:
         notes.append(
-            f"The end of {_of_attempts(gone)} has no record: killed without a notice, most likely. Its lost steps are not known."
+            f"The end of {_of_attempts(gone)} has no record: killed without a notice, most likely. The steps lost there are not known."
         )
     if uncounted := [str(line.number) for line in lines if line.machine_count is None]:
         notes.append(f"The machines of {_of_attempts(uncounted)} are not known, and count as one.")

@@ -111,7 +111,8 @@ def reckon_line(
     saved = own[0].put if own else None
     ends = [each for each in events if each.kind in ("error", "ended", "interrupted")]
     notices = [each for each in events if each.kind == "notice"]
-    if not ends and notices and (saved is None or saved <= notices[-1].at + 1):
+    # A checkpoint of a later step shows that training went on. The dates of two clocks alone would not.
+    if not ends and notices and (not own or own[0].name.step <= (notices[-1].step or 0)):
         ends = notices
     signs = [each for each in (listing.touched.get(newest), started) if each]
     silence = max(0.0, now - max(signs)) if signs else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from spotguard.providers.text import clip, count, span
 
-from .reckoning import AttemptLine, RunReport
+from .reckoning import AttemptLine, RunReport, TimeShare
 
 #: The state of a run, and the end of an attempt, in words.
 STATES = {
@@ -24,6 +25,10 @@ STATES = {
 }
 #: Characters of a cause in a table.
 _CAUSE = 160
+
+
+#: Columns of a key figure's name, and of the figure.
+_NAME, _FIGURE = 14, 12
 
 
 def percent(part: float | None, of: float = 1.0) -> str:
@@ -63,7 +68,9 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
     yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
     yield "wall time", span(report.wall), "from the first start to the last sign of the run"
-    yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}"
+    unknown = sum(line.lost is None and line.end != "running" for line in report.attempts)
+    more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
+    yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
     again = _seconds(report, report.at_stake)
     worth = f", {span(again)} of training" if again else ""
     yield "kept", steps(report.at_stake), f"steps count thanks to a save at a notice or an error{worth}"
@@ -74,7 +81,7 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
             "money",
             dollars(money.spent),
             (
-                f"for {money.machine_hours:,.1f} machine hours at {dollars(money.price)}: {dollars(money.useful)} for steps that "
+                f"for {money.machine_hours:,.2f} machine hours at {dollars(money.price)}: {dollars(money.useful)} for steps that "
                 f"count, {dollars(money.lost)} for lost ones, {dollars(money.checkpoints)} for checkpoints; the saves spared "
                 f"{dollars(money.spared)}"
             ),
@@ -101,6 +108,28 @@ def machines_of(line: AttemptLine) -> str:
     number = line.machine_count or len(line.machines)
     named = ", ".join(clip(name, 40) for name in line.machines[:2])
     return f"{named} and {number - 2} more" if number > 2 and named else named or "-"
+
+
+def shown_shares(report: RunReport) -> list[TimeShare]:
+    """Return the parts of the wall time that are not next to nothing."""
+    return [each for each in report.shares if each.seconds >= 0.05]
+
+
+def lines(report: RunReport, width: int) -> Iterator[str]:
+    """Yield the key figures and the parts of the time as lines for a terminal of `width` columns."""
+    for name, figure, words in facts_of(report):
+        first = f"  {name:<{_NAME}}{figure:<{_FIGURE}}"
+        yield from _folded(first, words, width)
+    yield "where the time went"
+    for share in shown_shares(report):
+        first = f"  {span(share.seconds):<{_NAME}}{percent(share.seconds, report.wall):<{_FIGURE}}"
+        yield from _folded(first, share.name, width)
+
+
+def _folded(first: str, words: str, width: int) -> Iterator[str]:
+    rest = textwrap.wrap(words, max(24, width - len(first)), break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(rest or [""]):
+        yield f"{first if not number else ' ' * len(first)}{line}".rstrip()
 
 
 def as_json(report: RunReport) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from rich.text import Text
 
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, UsageError
-from spotguard.providers.text import span
 from spotguard.report.page import page
 from spotguard.report.reading import read_run
 from spotguard.report.reckoning import RunReport, reckon
-from spotguard.report.summary import STATES, as_json, cause_of, facts_of, percent, short_seconds, steps
+from spotguard.report.summary import STATES, as_json, cause_of, lines, short_seconds, steps
 
 from ..output import add_json, console, print_json, short_moment
 from ..select_checkpoint import add_target, target
@@ -85,18 +84,8 @@ def _write(path: Path, text: str) -> None:
 def _show(report: RunReport) -> None:
     out = console()
     out.print(Text(f"run {report.run_id} in {report.store}: {STATES[report.state]}", style="bold"))
-    figures = Table.grid(padding=(0, 2, 0, 0))
-    for name, figure, words in facts_of(report):
-        figures.add_row(Text(f"  {name}", style="dim"), Text(figure, style="bold"), Text(words))
-    out.print(figures)
-    out.print(Text("where the time went", style="bold"))
-    shares = Table.grid(padding=(0, 2, 0, 0))
-    for share in report.shares:
-        if share.seconds > 0:
-            shares.add_row(
-                Text(f"  {span(share.seconds)}"), percent(share.seconds, report.wall), Text(share.name)
-            )
-    out.print(shares)
+    for each in lines(report, out.width):
+        out.print(Text(each, no_wrap=True, overflow="ignore"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("attempt", "started", "steps", "lost", "kept", "step time", "end"):
         right = name in ("attempt", "lost", "kept", "step time")
