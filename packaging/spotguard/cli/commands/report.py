@@ -19,9 +19,9 @@ from ..output import add_json, console, print_json, short_moment
 from ..select_checkpoint import add_target, target
 
 DESCRIPTION = """\
-Show what became of a run's time, over all its attempts and machines: the steps that count, the lost ones,
-preemptions and errors, and what the checkpoints cost. It reads the small records of the store, and no
-tensor."""
+Show where a run's time went, over all its attempts and machines. The report has the steps that count, the
+lost ones, preemptions and errors, and what the checkpoints cost. It reads the small records of the store,
+and no tensor."""
 
 EXAMPLES = """\
 examples:
