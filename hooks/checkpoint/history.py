@@ -25,7 +25,7 @@ _EARLIER = 200
 class AttemptHistory:
     """The history of the training in this process, from its restore on.
 
-    It is pure: times are handed in. The training thread calls `restored` and `boundary`, which costs a quarter of a microsecond. The
+    It is pure: times are handed in. The training thread calls `restored` and `boundary`, which costs a tenth of a microsecond. The
     saving thread calls `saving` and `saved`.
     """
 

@@ -72,10 +72,18 @@ def test_records_of_notices_errors_and_ends_are_events() -> None:
         ("stall", 1100.0, 5, True, "no progress"),
         ("notice", 1300.0, 9, False, "terminate notice from aws; nothing new was saved: the store is full"),
         ("error", 1400.0, 9, False, "an error at t.py:1 in f (ValueError: bad)"),
-        ("save", 1400.0, 5, True, "failure notice from aws"),
+        ("save", 1400.0, 5, True, "aws"),
         ("interrupted", 1500.0, 9, None, ""),
     ]
     assert one.history == {"completed": 9}
+
+
+def test_the_save_at_an_error_stands_for_a_record_that_a_killed_rank_could_not_write() -> None:
+    kept = Kept()
+    kept.claim()
+    kept.at(1400.0).outcome(kind="failure", notice={"source": "RuntimeError"}, seconds_to_commit=9.0)
+    (event,) = kept.read().attempts[0].events
+    assert (event.kind, event.text, event.step, event.seconds) == ("error", "RuntimeError", 5, 9.0)
 
 
 def test_records_that_are_none_are_passed_over() -> None:

@@ -41,6 +41,17 @@ def test_a_checkpoint_that_is_late_makes_a_run_blind() -> None:
     assert (run.state, run.blind, run.age, run.quiet) == ("training", True, 450.0, 50.0)
 
 
+def test_uploads_that_take_longer_than_the_interval_make_no_run_blind() -> None:
+    kept = Kept()
+    kept.claim()
+    kept.at(2000.0).save(10, **EVERY)
+    kept.at(4000.0).save(20, **EVERY)
+    run = line(kept, 7000.0)
+    assert (run.state, run.blind) == ("training", False)
+    assert line(kept, 8001.0).blind is True
+    assert line(kept, 10001.0).state == "silent"
+
+
 def test_a_run_without_any_checkpoint_is_blind_when_its_time_has_come() -> None:
     kept = Kept()
     kept.claim()

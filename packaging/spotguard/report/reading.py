@@ -9,6 +9,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from spotguard.hooks.checkpoint.attempts import attempt_record
@@ -111,6 +112,9 @@ class RunListing:
             for info in some[:_FAILED_RANKS] if kind == "failures" else some:
                 if (event := _EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
                     found.append(event)
+        # A rank that its launcher ends right after the save has no time for its record.
+        if not any(event.kind == "error" for event in found):
+            found = [replace(each, kind="error") if each.kind == "save" else each for each in found]
         return tuple(sorted(found, key=lambda event: event.at))
 
     def history(self, folder: CheckpointFolder | None) -> Mapping[str, Any]:
@@ -183,8 +187,9 @@ def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
         return None
     committed, history = bool(record.get("committed")), mapping(record, "history")
     step = whole(record, "step") if committed else whole(history, "completed")
-    at, seconds = number(record, "ended") or put, number(record, "seconds") or 0.0
-    words = f"{kind} notice from {source}" if kind != STALL else source
+    at = number(record, "ended") or put
+    seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
+    words = {STALL: source, FAILURE: source}.get(kind, f"{kind} notice from {source}")
     if not committed and (why := text(record, "reason")):
         words += f"; nothing new was saved: {why}"
     what = {STALL: "stall", FAILURE: "save"}.get(kind, "notice")

@@ -184,7 +184,8 @@ def _line(attempt: AttemptFacts, after: AttemptFacts | None, facts: RunFacts) ->
     done = last if last is not None else committed
     since = periodic if periodic is not None else first
     ended = _ended(attempt, end)
-    running = after is None and end is None and ended is not None and facts.now - ended <= quiet(history)
+    patience = quiet(rhythm(history, [each.at for each in attempt.checkpoints]))
+    running = after is None and end is None and ended is not None and facts.now - ended <= patience
     lost = None if last is None or resumed is None else max(0, last - resumed)
     return AttemptLine(
         number=attempt.number,
@@ -242,10 +243,21 @@ def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:
     return max(signs, default=None)
 
 
-def quiet(history: Mapping[str, Any]) -> float:
+def rhythm(history: Mapping[str, Any], dates: Sequence[float]) -> float:
+    """Return the seconds from one checkpoint of an attempt to the next, as far as they are known; 0 if they are not.
+
+    An upload may take longer than the interval, and a script may save by itself.
+
+    Args:
+        history: the attempt's facts.
+        dates: when its checkpoints were complete, the oldest first.
+    """
+    return max([number(history, "interval") or 0.0, *(dates[-1] - each for each in dates[-2:-1])])
+
+
+def quiet(rhythm: float) -> float:
     """Return the seconds without a sign after which an attempt is not taken for one that trains."""
-    interval = number(history, "interval")
-    return QUIET if not interval else max(QUIET_LEAST, QUIET_INTERVALS * interval)
+    return max(QUIET_LEAST, QUIET_INTERVALS * rhythm) if rhythm else QUIET
 
 
 # --- the steps that count ---

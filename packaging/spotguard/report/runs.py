@@ -16,7 +16,7 @@ from spotguard.providers.stores.base import BlobStore, ObjectInfo
 
 from .facts import EventFact, number
 from .reading import RunListing
-from .reckoning import quiet
+from .reckoning import quiet, rhythm
 
 #: A checkpoint older than this many intervals, and than this many seconds, is late.
 _LATE_INTERVALS, _LATE = 2, 300.0
@@ -116,16 +116,12 @@ def reckon_line(
         ends = notices
     signs = [each for each in (listing.touched.get(newest), started) if each]
     silence = max(0.0, now - max(signs)) if signs else None
-    interval = number(history, "interval")
+    apart = rhythm(history, [each.put for each in own[1::-1]])
     state = (
-        ends[-1].kind
-        if ends
-        else "training"
-        if silence is not None and silence <= quiet(history)
-        else "silent"
+        ends[-1].kind if ends else "training" if silence is not None and silence <= quiet(apart) else "silent"
     )
     since = saved if saved is not None else started
-    late = max(_LATE, _LATE_INTERVALS * interval) if interval else quiet(history)
+    late = max(_LATE, _LATE_INTERVALS * apart) if apart else quiet(apart)
     error = next((each for each in reversed((*failures, *events)) if each.kind == "error"), None)
     return RunLine(
         run_id=listing.run_id,
@@ -134,10 +130,10 @@ def reckon_line(
         step=None if whole is None else whole.name.step,
         checkpoint=None if whole is None else str(whole.name),
         age=None if whole is None else max(0.0, now - whole.put),
-        interval=interval,
+        interval=number(history, "interval"),
         attempts=len(listing.attempts),
         quiet=silence,
         failure="" if error is None else error.text,
-        failed_attempt=failed,
+        failed_attempt=newest if error in events else failed,
         failed_at=None if error is None else error.at,
     )
