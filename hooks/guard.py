@@ -606,8 +606,8 @@ class Guard:
         """Record that the script has ended by itself. A notice and an error have records of their own."""
         if not self._saver.ready or self._errors.met or self._saver.alarmed or sigterm.held():
             return
-        why = "interrupted" if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) else "ended"
-        self._report.record_end(why)
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        self._report.record_end("interrupted" if isinstance(error, KeyboardInterrupt) else "ended")
 
     def _undo(self) -> None:
         self.closed = True
