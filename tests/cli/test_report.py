@@ -48,7 +48,7 @@ def test_it_prints_the_figures_and_the_attempts(url: str, capsys: pytest.Capture
 def test_json_has_the_same_figures(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", f"{url}/gpt", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert (body["run_id"], body["state"], body["step"], body["at_stake"], body["money"]) == (
+    assert (body["run_id"], body["state"], body["step"], body["kept"], body["money"]) == (
         "gpt",
         "notice",
         10,

@@ -65,12 +65,12 @@ def test_the_figures_of_three_lives_are_what_happened(
     body = asked(trainee, "report", machine.url, "--price", "3600")
     assert (body["run_id"], body["state"], body["step"], body["counted"]) == ("job", "ended", 20, 20)
     lines = body["attempts"]
-    assert [(each["end"], each["first"], each["last"], each["lost"], each["at_stake"]) for each in lines] == [
+    assert [(each["end"], each["first"], each["last"], each["lost"], each["kept"]) for each in lines] == [
         ("notice", 0, 9, 0, 4),
         ("error", 9, 14, 3, 0),
         ("ended", 11, 20, 0, None),
     ]
-    assert (body["lost"], body["at_stake"], body["notes"]) == (3, 4, [])
+    assert (body["lost"], body["kept"], body["notes"]) == (3, 4, [])
     assert [each["saves"] for each in lines[:2]] == [1, 1]
     assert "terminate notice from aws" in lines[0]["cause"]
     assert "RuntimeError: boom <b>" in lines[1]["cause"]

@@ -20,12 +20,12 @@ def test_three_lives() -> None:
     assert (report.state, report.step, report.counted, report.wall) == ("ended", 200, 200, 310.0)
     assert report.ettr == pytest.approx(200 / 310)
     assert [line.end for line in report.attempts] == ["notice", "error", "ended"]
-    assert [(line.first, line.last, line.lost, line.at_stake) for line in report.attempts] == [
+    assert [(line.first, line.last, line.lost, line.kept) for line in report.attempts] == [
         (0, 100, 0, 40),
         (100, 160, 10, 0),
         (150, 200, 0, None),
     ]
-    assert (report.lost, report.at_stake, report.saves, report.cost) == (10, 40, 3, 6.0)
+    assert (report.lost, report.kept, report.saves, report.cost) == (10, 40, 3, 6.0)
     assert report.notes == ()
 
 
@@ -53,7 +53,7 @@ def test_money_is_paid_for_each_machine_and_not_for_down_time() -> None:
     assert money.useful == pytest.approx(0.01 * (2 * 100 + 50 + 50))
     assert money.lost == pytest.approx(0.01 * 10)
     assert money.checkpoints == pytest.approx(0.01 * (2 * 2 + 3 + 1))
-    assert money.spared == pytest.approx(0.01 * 2 * 40)
+    assert money.kept == pytest.approx(0.01 * 2 * 40)
     assert reckon(RUN).money is None
 
 
@@ -62,7 +62,7 @@ def test_without_a_checkpoint_of_its_own_an_attempt_has_everything_at_stake() ->
     bare = replace(
         PREEMPTED, history=history(10, 0, completed=100), checkpoints=(checkpoint(100, 110, emergency=True),)
     )
-    assert reckon(only(bare)).attempts[0].at_stake == 100
+    assert reckon(only(bare)).attempts[0].kept == 100
 
 
 def test_a_save_that_failed_keeps_nothing() -> None:
@@ -72,7 +72,7 @@ def test_a_save_that_failed_keeps_nothing() -> None:
         events=(EventFact("notice", START + 110, "terminate notice from aws", 100, False),),
     )
     (line,) = reckon(only(missed)).attempts
-    assert (line.lost, line.at_stake) == (40, 0)
+    assert (line.lost, line.kept) == (40, 0)
 
 
 def test_an_attempt_that_was_killed_has_no_known_end() -> None:

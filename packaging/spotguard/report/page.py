@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 
 from spotguard.providers.text import span
 
+from .attempts import AttemptLine
 from .facts import RunFacts
 from .picture import draw, duration, legend
-from .reckoning import AttemptLine, RunReport
+from .reckoning import RunReport
 from .summary import STATES, cause_of, facts_of, machines_of, percent, short_seconds, shown_shares, steps
 
 _STYLE = """
@@ -198,6 +199,6 @@ def _cells(line: AttemptLine) -> Iterator[tuple[str, str]]:
     yield "lasted", duration(lasted)
     yield "steps", f"{steps(line.first)} to {steps(line.last if line.last is not None else line.committed)}"
     yield "lost", steps(line.lost)
-    yield "kept", steps(line.at_stake)
+    yield "kept", steps(line.kept)
     yield "step time", short_seconds(line.step_seconds)
     yield "checkpoints", steps(line.saves)

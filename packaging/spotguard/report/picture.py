@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from spotguard.providers.text import span
 
+from .attempts import AttemptLine
 from .facts import AttemptFacts, RunFacts
-from .reckoning import AttemptLine, RunReport
+from .reckoning import RunReport
 from .svg import Drawing, Scale
 
 _T = TypeVar("_T")

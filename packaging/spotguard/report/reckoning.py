@@ -9,49 +9,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from .facts import AttemptFacts, EventFact, RunFacts, entries, number, whole
-
-#: Seconds of slack between a record and the checkpoint that it reports.
-_SLACK = 1.0
-#: Seconds without a sign after which an attempt without a known end is not taken for one that trains: at least, where the interval
-#: is known as a number of intervals, and where it is not.
-QUIET_LEAST, QUIET_INTERVALS, QUIET = 900.0, 3, 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptLine:
-    """One attempt, reckoned."""
-
-    number: int
-    machines: tuple[str, ...]
-    #: None: not known.
-    machine_count: int | None
-    world: int | None
-    #: Wall seconds: of the start, of the first step, and of the end or the last sign of it.
-    started: float | None
-    began: float | None
-    ended: float | None
-    #: "notice", "error", "ended", "interrupted"; "running"; "" if the store does not have it.
-    end: str
-    #: The cause of the end in words.
-    cause: str
-    #: Completed steps at its begin and at its end, and of its newest checkpoint.
-    first: int | None
-    last: int | None
-    committed: int | None
-    #: Steps that were trained and do not count; None if not known.
-    lost: int | None
-    #: Steps that count thanks to a save at the end: those since the last checkpoint that no notice or error asked for.
-    at_stake: int | None
-    step_seconds: float | None
-    #: Checkpoints that no notice or error asked for, and the seconds of training that they cost.
-    saves: int | None
-    cost: float | None
-    stalls: int
+from .attempts import AttemptLine, attempt_lines, came_to_its_end, end_of, last_step
+from .facts import RunFacts, entries, number, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +37,7 @@ class MoneySpent:
     lost: float
     checkpoints: float
     #: What the steps at stake would have cost again.
-    spared: float
+    kept: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +65,7 @@ class RunReport:
     shares: tuple[TimeShare, ...]
     attempts: tuple[AttemptLine, ...]
     lost: int
-    at_stake: int
+    kept: int
     saves: int
     cost: float
     money: MoneySpent | None
@@ -119,7 +81,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         price: dollars for a machine hour; None if no money is asked for.
     """
     step_seconds, estimated = _step_seconds(facts)
-    lines = _lines(facts)
+    lines = attempt_lines(facts)
     chain = _chain(facts)
     signs = [each.ended for each in lines if each.ended is not None]
     starts = [each for line in lines for each in (line.started, line.began) if each is not None]
@@ -147,117 +109,12 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         shares=shares,
         attempts=lines,
         lost=lost,
-        at_stake=sum(line.at_stake or 0 for line in lines),
+        kept=sum(line.kept or 0 for line in lines),
         saves=sum(line.saves or 0 for line in lines),
         cost=sum(line.cost or 0.0 for line in lines),
         money=None if price is None else _money(price, lines, chain, step_seconds),
         notes=_notes(facts, lines, estimated),
     )
-
-
-# --- the attempts ---
-
-
-def _lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
-    attempts = facts.attempts
-    return tuple(
-        _line(attempt, after, facts)
-        for attempt, after in itertools.zip_longest(attempts, attempts[1:])
-        if attempt is not None
-    )
-
-
-def _line(attempt: AttemptFacts, after: AttemptFacts | None, facts: RunFacts) -> AttemptLine:
-    history, end = attempt.history, _end(attempt)
-    committed = attempt.checkpoints[-1].step if attempt.checkpoints else None
-    first = whole(history, "first")
-    last = _last(attempt, end)
-    resumed = committed if after is None else whole(after.history, "first")
-    if after is None and _came_to_its_end(attempt):
-        resumed = last
-    elif after is None and resumed is None:
-        resumed = first
-    periodic = whole(history, "periodic")
-    if periodic is None:
-        periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
-    stops = end is not None and end.kind in ("notice", "error")
-    done = last if last is not None else committed
-    since = periodic if periodic is not None else first
-    ended = _ended(attempt, end)
-    patience = quiet(rhythm(history, [each.at for each in attempt.checkpoints]))
-    running = after is None and end is None and ended is not None and facts.now - ended <= patience
-    lost = None if last is None or resumed is None else max(0, last - resumed)
-    return AttemptLine(
-        number=attempt.number,
-        machines=attempt.machines,
-        machine_count=attempt.machine_count,
-        world=attempt.world,
-        started=attempt.started,
-        began=number(history, "began"),
-        ended=ended,
-        end="running" if running else "" if end is None else end.kind,
-        cause="" if end is None else end.text,
-        first=first,
-        last=last,
-        committed=committed,
-        lost=lost,
-        at_stake=max(0, done - since - (lost or 0))
-        if stops and done is not None and since is not None
-        else None,
-        step_seconds=number(history, "step_seconds"),
-        saves=whole(history, "saves"),
-        cost=number(history, "cost"),
-        stalls=sum(each.kind == "stall" for each in attempt.events),
-    )
-
-
-def _end(attempt: AttemptFacts) -> EventFact | None:
-    """Return the event that ended the attempt, or None if the store does not have it.
-
-    After a notice that was withdrawn, training went on: a later checkpoint shows that.
-    """
-    by_kind = {each.kind: each for each in attempt.events}  # the newest of each kind
-    for kind in ("error", "ended", "interrupted"):
-        if kind in by_kind:
-            return by_kind[kind]
-    notice = by_kind.get("notice")
-    if notice is None:
-        return None
-    later = [each for each in attempt.checkpoints if each.at > notice.at + _SLACK]
-    return None if any(each.step > (notice.step or 0) for each in later) else notice
-
-
-def _last(attempt: AttemptFacts, end: EventFact | None) -> int | None:
-    """Return the completed steps at the attempt's end."""
-    if end is None:
-        return None
-    return end.step if end.step is not None else whole(end.history, "completed")
-
-
-def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:
-    """Return when the attempt ended, or its last sign."""
-    signs = [each.at for each in attempt.checkpoints] + [each.at for each in attempt.events]
-    signs += [each for each in (attempt.started, number(attempt.history, "began")) if each is not None]
-    if end is not None:
-        return max([end.at, *(each for each in signs if each <= end.at + _SLACK)])
-    return max(signs, default=None)
-
-
-def rhythm(history: Mapping[str, Any], dates: Sequence[float]) -> float:
-    """Return the seconds from one checkpoint of an attempt to the next, as far as they are known; 0 if they are not.
-
-    An upload may take longer than the interval, and a script may save by itself.
-
-    Args:
-        history: the attempt's facts.
-        dates: when its checkpoints were complete, the oldest first.
-    """
-    return max([number(history, "interval") or 0.0, *(dates[-1] - each for each in dates[-2:-1])])
-
-
-def quiet(rhythm: float) -> float:
-    """Return the seconds without a sign after which an attempt is not taken for one that trains."""
-    return max(QUIET_LEAST, QUIET_INTERVALS * rhythm) if rhythm else QUIET
 
 
 # --- the steps that count ---
@@ -290,10 +147,10 @@ def _chain(facts: RunFacts) -> list[CountedSteps]:
         last = newest.checkpoints[-1].step
         add(newest.number, whole(history, "first"), last, number(history, "step_seconds"))
     end = facts.attempts[-1] if facts.attempts else None
-    if end is None or not _came_to_its_end(end):
+    if end is None or not came_to_its_end(end):
         return chain
     # A script that came to its own end has used the steps behind its last checkpoint, too.
-    first, done = whole(end.history, "first"), _last(end, _end(end))
+    first, done = whole(end.history, "first"), last_step(end, end_of(end))
     if done is None or first is None:
         return chain
     while chain and chain[-1].first >= first:
@@ -302,11 +159,6 @@ def _chain(facts: RunFacts) -> list[CountedSteps]:
         chain[-1] = replace(chain[-1], last=first)
     add(end.number, first, done, number(end.history, "step_seconds"))
     return chain
-
-
-def _came_to_its_end(attempt: AttemptFacts) -> bool:
-    event = _end(attempt)
-    return event is not None and event.kind == "ended"
 
 
 def _step_seconds(facts: RunFacts) -> tuple[float | None, bool]:
@@ -389,7 +241,7 @@ def _money(
         if line.ended is not None and line.started is not None
     ]
     again = [(line, _trained(line.lost or 0, line.step_seconds, step_seconds)) for line in lines]
-    spared = [(line, _trained(line.at_stake or 0, line.step_seconds, step_seconds)) for line in lines]
+    spared = [(line, _trained(line.kept or 0, line.step_seconds, step_seconds)) for line in lines]
     return MoneySpent(
         price=price,
         machine_hours=sum(seconds / 3600 * machines(attempt) for seconds, attempt in spans),
@@ -400,7 +252,7 @@ def _money(
         ),
         lost=sum(dollars(seconds, line.number) for line, seconds in again),
         checkpoints=sum(dollars(line.cost or 0.0, line.number) for line in lines),
-        spared=sum(dollars(seconds, line.number) for line, seconds in spared),
+        kept=sum(dollars(seconds, line.number) for line, seconds in spared),
     )
 
 

@@ -14,9 +14,9 @@ from spotguard.hooks.checkpoint.catalog import side_by_side
 from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 
+from .attempts import quiet, rhythm
 from .facts import EventFact, number
 from .reading import RunListing
-from .reckoning import quiet, rhythm
 
 #: A checkpoint older than this many intervals, and than this many seconds, is late.
 _LATE_INTERVALS, _LATE = 2, 300.0

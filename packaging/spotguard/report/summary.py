@@ -9,7 +9,8 @@ from typing import Any
 
 from spotguard.providers.text import clip, count, span
 
-from .reckoning import AttemptLine, RunReport, TimeShare
+from .attempts import AttemptLine
+from .reckoning import RunReport, TimeShare
 
 #: The state of a run, and the end of an attempt, in words.
 STATES = {
@@ -71,9 +72,9 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     unknown = sum(line.lost is None and line.end != "running" for line in report.attempts)
     more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
     yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
-    again = _seconds(report, report.at_stake)
+    again = _seconds(report, report.kept)
     worth = f", {span(again)} of training" if again else ""
-    yield "kept", steps(report.at_stake), f"steps count thanks to a save at a notice or an error{worth}"
+    yield "kept", steps(report.kept), f"steps count thanks to a save at a notice or an error{worth}"
     cost = f"of training: {percent(report.cost, report.wall)} of the time, for {count(report.saves, 'checkpoint')}"
     yield "checkpoints", span(report.cost), cost
     if (money := report.money) is not None:
@@ -83,7 +84,7 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
             (
                 f"for {money.machine_hours:,.2f} machine hours at {dollars(money.price)}: {dollars(money.useful)} for steps that "
                 f"count, {dollars(money.lost)} for lost ones, {dollars(money.checkpoints)} for checkpoints; the saves spared "
-                f"{dollars(money.spared)}"
+                f"{dollars(money.kept)}"
             ),
         )
 

@@ -96,7 +96,7 @@ def _show(report: RunReport) -> None:
             short_moment(line.started, report.now),
             f"{steps(line.first)} to {steps(line.last if line.last is not None else line.committed)}",
             steps(line.lost),
-            steps(line.at_stake),
+            steps(line.kept),
             short_seconds(line.step_seconds),
             Text(cause_of(line)),
         )
