@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spotguard.demo.report.svg import Drawing, Scale
+from spotguard.report.svg import Drawing, Scale
 from tests.e2e.promql import dashboard, filled
 from tests.servers.program import find
 from tests.servers.prometheus import Prometheus

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from spotguard.demo.report.svg import Drawing, Scale
+from spotguard.report.svg import Drawing, Scale
 
 _RESULTS = Path(__file__).parent / "results"
 _DOCS = Path(__file__).parent.parent / "docs" / "images"

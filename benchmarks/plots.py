@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from spotguard.demo.report.svg import Drawing, Scale
+from spotguard.report.svg import Drawing, Scale
 
 from .contestants import OURS
 from .link_rows import RAW, UNSHAPED, Sample, newest

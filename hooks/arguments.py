@@ -161,6 +161,8 @@ def launchers(env: Mapping[str, str]) -> list[dict[str, Any]]:
         around.append({"name": "slurm", "job": job, "restarts": _count(env.get("SLURM_RESTART_COUNT", "0"))})
         if nodes := env.get("SLURM_JOB_NODELIST"):
             around[0]["nodes"] = nodes
+        if (since := env.get("SLURM_JOB_START_TIME", "")).isdigit():
+            around[0]["since"] = int(since)
     if "TORCHELASTIC_RESTART_COUNT" in env:
         restarts = _count(env["TORCHELASTIC_RESTART_COUNT"])
         around.append({"name": "torchrun", "job": env.get("TORCHELASTIC_RUN_ID", ""), "restarts": restarts})

@@ -17,6 +17,7 @@ from ..providers.errors import StateError, UsageError
 from ..providers.stores.base import BlobStore
 from .arguments import completed_steps, for_one_process, kept, stage_folder, without_our_frames, yes
 from .checkpoint.format.keys import check_run_id
+from .checkpoint.history import AttemptHistory
 from .checkpoint.local_stage import Stage
 from .consensus.channel import Channel
 from .control.coordinator import Coordinator
@@ -95,6 +96,7 @@ class Guard:
         self._run_id = run_id
         self._store = store
         self._startup_messages = StartupMessages(self._rank == 0, store.url)
+        self._history = AttemptHistory()
         self._gate = Gate(together=channel is not None)
         try:
             # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
@@ -152,6 +154,7 @@ class Guard:
             incarnation="" if self._channel is None else self._channel.incarnation,
             lossy=lossy,
             stage=self._stage,
+            history=self._history,
         )
         self._checkpointer.nbytes = self._nbytes
         self._report = Report(
@@ -164,6 +167,7 @@ class Guard:
             self._alarm_ended,
             rank=self._rank,
             keeps=lambda: self._coordinator is None or self._coordinator.speaks,
+            history=lambda: {**self._history.facts, "completed": self._gate.place.completed},
         )
         self._saver = Saver(
             gate=self._gate,
@@ -203,12 +207,19 @@ class Guard:
         """
         self._announce(saved.step, saved)
         cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
+        beside = self._history.step_seconds
+        self._history.saved(
+            saved.step,
+            # A save that the script waits for costs all its time.
+            lost_training(saved.blocked, saved.seconds, *beside) if saved.blocked else saved.seconds,
+        )
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True
             self._schedule.preempted_every(
                 mean_between(self._checkpointer.requests.starts(), self._clock.time())
             )
         self._schedule.saved(saved.at, saved.seconds, cost)
+        self._history.interval = self._schedule.interval
 
     # --- the training thread ---
 
@@ -287,6 +298,14 @@ class Guard:
             self._saver.ready = unchanged and self._restored  # an unchanged state can be saved as before
             raise
         self._checkpointer.restored(done.stored)
+        self._history.restored(
+            () if done.whole is None else done.whole.manifests,
+            step=done.step,
+            own=run_id == self._run_id,
+            now=self._clock.monotonic(),
+            wall=self._clock.time(),
+        )
+        self._history.interval = self._schedule.interval
         return done
 
     def step(self) -> None:
@@ -330,8 +349,12 @@ class Guard:
             self._unsettled -= 1
             if not self._unsettled:
                 self._saver.rehearse()
+        if self._rank:
+            return
         # Only the first rank's clock decides, for all ranks.
-        if self._rank == 0 and self._clock.monotonic() >= self._schedule.due:
+        now = self._clock.monotonic()
+        self._history.boundary(now)
+        if now >= self._schedule.due:
             taken = (
                 self._saver.background()
                 if self._coordinator is None
@@ -574,9 +597,17 @@ class Guard:
             return
         self._errors.end()
         self._shutdown.at_exit()
+        self._record_end()
         self.closed = True
         self._saver.close(_LAST_UPLOAD)
         self._undo()
+
+    def _record_end(self) -> None:
+        """Record that the script has ended by itself. A notice and an error have records of their own."""
+        if not self._saver.ready or self._errors.met or self._saver.alarmed or sigterm.held():
+            return
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        self._report.record_end("interrupted" if isinstance(error, KeyboardInterrupt) else "ended")
 
     def _undo(self) -> None:
         self.closed = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
@@ -60,6 +60,8 @@ class CheckpointFolder:
     files: Mapping[str, int]
     #: When its emergency save was announced, in Unix seconds by the store's clock; 0 if it was not.
     announced: float = 0.0
+    #: When its last manifest or its marker was put, by the same clock; 0 if it has neither.
+    put: float = 0.0
 
     @property
     def prefix(self) -> str:
@@ -129,17 +131,30 @@ class Checkpoint:
 
 def scan(store: ReadableStore, run_id: str, *, timeout: float | None = None) -> list[CheckpointFolder]:
     """Return all checkpoints of a run, newest first, from one listing."""
+    return folders_of(run_id, store.list(checkpoints_prefix(run_id), timeout=timeout))
+
+
+def folders_of(run_id: str, listing: Iterable[ObjectInfo]) -> list[CheckpointFolder]:
+    """Return all checkpoints of a run, newest first.
+
+    Args:
+        run_id: the run.
+        listing: what the store lists below the run's checkpoints.
+    """
     prefix = checkpoints_prefix(run_id)
     sizes: dict[CheckpointName, dict[str, int]] = {}
     announced: dict[CheckpointName, float] = {}
-    for info in store.list(prefix, timeout=timeout):
+    put: dict[CheckpointName, float] = {}
+    for info in listing:
         folder, _, rest = info.key[len(prefix) :].partition("/")
         if rest and (name := CheckpointName.parse(folder)) is not None:
             sizes.setdefault(name, {})[rest] = info.size
             if rest == SAVING:
                 announced[name] = info.modified
+            elif rest == MARKER or parse_manifest_name(rest):
+                put[name] = max(info.modified, put.get(name, 0.0))
     return [
-        CheckpointFolder(run_id, name, sizes[name], announced.get(name, 0.0))
+        CheckpointFolder(run_id, name, sizes[name], announced.get(name, 0.0), put.get(name, 0.0))
         for name in sorted(sizes, reverse=True)
     ]
 

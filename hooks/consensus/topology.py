@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ _LOOPBACK = "127."
 #: `proc_net(5)`: one line for each route; the default route goes to 0.0.0.0/0.
 _ROUTES = Path("/proc/net/route")
 _ANYWHERE = "00000000"
+#: `proc_uptime(5)`: the first number is the seconds since the boot. In most containers it is the host's.
+_UPTIME = Path("/proc/uptime")
+#: Machines whose names an attempt's record keeps.
+_NAMED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,24 @@ class Host:
         except ValueError:  # another version's token: it serves as the id
             return cls(token, ())
         return cls(str(id), tuple(map(str, names)))
+
+
+def machine_names(tokens: Sequence[str]) -> list[str]:
+    """Return the names of machines for people, of the first few: an attempt's record keeps them."""
+    hosts = [Host.decode(token) for token in tokens[:_NAMED]]
+    return [host.names[0] for host in hosts if host.names]
+
+
+def booted(now: float) -> int | None:
+    """Return when this machine began to run, in wall seconds; None if it is not known.
+
+    Args:
+        now: wall seconds.
+    """
+    try:
+        return round(now - float(_UPTIME.read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def this_machine(agent: str) -> Host:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
 from ...providers.stores.base import BlobStore
-from ..checkpoint.format.keys import failure_key, outcome_key, stacks_key
+from ..checkpoint.format.keys import end_key, failure_key, outcome_key, stacks_key
 from ..ipc import protocol
 from ..ipc.notice import PreemptionNotice
 from ..ipc.progress import stacks
@@ -52,6 +52,7 @@ class Report:
         ended: called with each notice that ended, and whether it committed.
         rank: the rank of this process.
         keeps: returns whether this rank writes the record, for all ranks.
+        history: returns the facts of this attempt for a record (`AttemptHistory`).
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class Report:
         *,
         rank: int = 0,
         keeps: Callable[[], bool] = lambda: True,
+        history: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._put = put
         self._rank = rank
         self._keeps = keeps
+        self._history = history
         self._run_id = run_id
         self._attempt = attempt
         self._clock = clock
@@ -162,7 +165,14 @@ class Report:
     def record_error(self, record: dict[str, Any]) -> None:
         """Write the record of the error that ends training beside the checkpoints."""
         key = failure_key(self._run_id, self._attempt, self._rank)
-        self._store_record(key, {**record, "rank": self._rank, "ended": self._clock.time()}, _OUTCOME_TIMEOUT)
+        facts = {"rank": self._rank, "ended": self._clock.time(), "history": self._history()}
+        self._store_record(key, {**record, **facts}, _OUTCOME_TIMEOUT)
+
+    def record_end(self, why: str) -> None:
+        """Write the record of an end that neither a notice nor an error brought."""
+        if self._keeps():
+            record = {"why": why, "ended": self._clock.time(), "history": self._history()}
+            self._store_record(end_key(self._run_id, self._attempt), record, _OUTCOME_TIMEOUT)
 
     def checkpointed(self, saved: SavedCheckpoint) -> None:
         self._send(_committed("", saved, self._clock.monotonic()))
@@ -201,6 +211,7 @@ class Report:
             "ended": self._clock.time(),
             "seconds_left": round(preemption.deadline - self._clock.monotonic(), 3),
             **facts,
+            "history": self._history(),
         }
         self._write(preemption, outcome_key(self._run_id, self._attempt, self._count, self._rank), record)
 

@@ -22,6 +22,7 @@ from ..checkpoint.store_probe import probe
 from ..consensus.agree_on import of_all, of_the_first
 from ..consensus.channel import Channel
 from ..consensus.shared_names import refuse_namesakes
+from ..consensus.topology import booted, machine_names, this_machine
 from ..state.state import State
 from .collective import restore_together, see_the_same
 from .in_flight import SavesInFlight
@@ -84,6 +85,14 @@ class Startup:
         """
         command = redacted(sys.orig_argv)  # every reader of the store can read it, at any later time
         info = {"pid": os.getpid(), "command": command, "launchers": launchers(os.environ)}
+        here = (
+            [this_machine("").encode()] if self._channel is None else [*dict.fromkeys(self._channel.machines)]
+        )
+        info |= {
+            "machines": machine_names(here),
+            "machine_count": len(here),
+            "up": booted(self._clock.time()),
+        }
         store = self._patient("Training was not started")
         world = 1 if self._channel is None else self._channel.world
 

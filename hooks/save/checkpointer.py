@@ -16,6 +16,7 @@ from ...providers.stores.url import inside
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..checkpoint.format.manifest import Kind, Level
+from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.ranking import counts
 from ..checkpoint.retention import Keep
@@ -56,6 +57,7 @@ class Checkpointer:
         incarnation: str = "",
         lossy: bool = False,
         stage: Stage | None = None,
+        history: AttemptHistory | None = None,
     ) -> None:
         self._store = store
         self._lossy = lossy
@@ -67,7 +69,10 @@ class Checkpointer:
         self._writer = ShardWriter(store, run_id, rank, world)
         #: Small requests over the writer's connections.
         self.requests = SmallRequests(self._writer.uploads, run_id, clock)
-        self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
+        self._history = history or AttemptHistory()
+        self._committer = Committer(
+            run_id, clock, rank=rank, world=world, incarnation=incarnation, history=self._history
+        )
         self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans)
         self._stager = None if stage is None else StageWriter(stage, self._writer)
         self._count = itertools.count()
@@ -199,12 +204,13 @@ class Checkpointer:
             self._shared, self._unseen = None, []
         save = SaveContext(state, collected, agreed, numbers, kind, scope, progress, in_place=True)
         try:
-            if kind == "emergency":
-                return self._emergency(save, started)
-            if opened is None:
-                return self._whole(save, self._name(save), started)
-            save, name, opened_at = self._apart(save, opened)
-            return self._whole(save, name, started, blocked=opened_at - started)
+            with self._history.saving():
+                if kind == "emergency":
+                    return self._emergency(save, started)
+                if opened is None:
+                    return self._whole(save, self._name(save), started)
+                save, name, opened_at = self._apart(save, opened)
+                return self._whole(save, name, started, blocked=opened_at - started)
         except StateChanged as error:
             self.spoiled = str(error)
             self._shared, self._unseen = None, []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ...providers.clock import Clock
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level, RankManifest, lacks, named
+from ..checkpoint.history import AttemptHistory
 from ..state.sharding.fingerprint import drifted
 from .commit.publish import IncompleteError, Published, publish, publish_together, put_own
 from .plan.write_plan import WrittenState
@@ -27,12 +28,22 @@ _BESIDE = 2.0
 class Committer:
     """Commits the saves of one rank of one process group. The saving thread uses it."""
 
-    def __init__(self, run_id: str, clock: Clock, *, rank: int, world: int, incarnation: str) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        clock: Clock,
+        *,
+        rank: int,
+        world: int,
+        incarnation: str,
+        history: AttemptHistory | None = None,
+    ) -> None:
         self._run_id = run_id
         self._clock = clock
         self._rank = rank
         self._world = world
         self._incarnation = incarnation
+        self._history = history or AttemptHistory()
         #: Whether this rank marked the last commit, so that the work after a commit (the pruning) is its own.
         self.marked = True
         #: The manifest of a lower level that was put on the way to the full level.
@@ -123,7 +134,7 @@ class Committer:
         The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost.
         """
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
-            empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
+            empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={})
             put_own(writer.uploads, empty, save.scope)
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
@@ -159,6 +170,7 @@ class Committer:
             created=self._clock.time(),
             digests=save.digests,
             missing=tuple(sorted(save.agreed.roles.absent)),
+            history=self._history.whole if save.agreed.speaks or not self._rank else {},
         )
 
 

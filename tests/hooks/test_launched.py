@@ -24,6 +24,12 @@ def test_the_first_life_of_a_job_and_a_requeued_one() -> None:
     assert again["restarts"] == 2
 
 
+def test_newer_versions_of_slurm_say_when_the_job_began() -> None:
+    (said,) = launchers({**SLURM, "SLURM_JOB_START_TIME": "1795000000"})
+    assert said["since"] == 1795000000
+    assert "since" not in launchers({**SLURM, "SLURM_JOB_START_TIME": "soon"})[0]
+
+
 def test_a_launcher_below_the_scheduler() -> None:
     said = launchers({**SLURM, **TORCHRUN})
     assert [each["name"] for each in said] == ["slurm", "torchrun"]

@@ -231,6 +231,7 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
         created=seconds(raw, "created"),
         digests=_digests(raw),
         missing=missing,
+        history=_history(raw),
         format=raw["format"],
     )
 
@@ -271,6 +272,12 @@ def _digests(raw: dict[str, Any]) -> dict[str, int]:
     return digests
 
 
+def _history(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the history; older files have none. It is for people, so one of another form damages nothing."""
+    history = raw.get("history")
+    return history if isinstance(history, dict) else {}
+
+
 def _marker(raw: dict[str, Any]) -> CommitMarker:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
@@ -288,6 +295,7 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
         created=seconds(raw, "created"),
         missing=missing,
         elsewhere=integer({"elsewhere": 0, **raw}, "elsewhere", 0),
+        history=_history(raw),
         format=raw["format"],
     )
 

@@ -99,6 +99,11 @@ def failure_key(run_id: str, attempt: int, rank: int) -> str:
     return f"{run_id}/failures/{attempt:04d}-{rank:05d}.json"
 
 
+def end_key(run_id: str, attempt: int) -> str:
+    """Return the key for the record of an end of the attempt that neither a notice nor an error brought. Only people read it."""
+    return f"{run_id}/ends/{attempt:04d}.json"
+
+
 def anew_key(run_id: str) -> str:
     """Return the key of the record that says up to which damaged checkpoint `--begin-anew` was spent."""
     return f"{run_id}/begun-anew.json"

@@ -138,6 +138,8 @@ class RankManifest:
     digests: Mapping[str, int] = field(default_factory=dict)
     #: Ranks that were gone, in order. The own state of each (generators, loaders, dicts) is in no manifest.
     missing: tuple[int, ...] = ()
+    #: For people (`checkpoint.history`): how training came to this step. Only the first present rank has it.
+    history: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -185,6 +187,8 @@ class CommitMarker:
     missing: tuple[int, ...] = ()
     #: Bytes of the objects in earlier checkpoints' directories that it refers to. Older markers lack it.
     elsewhere: int = 0
+    #: As in the manifests. Older markers lack it.
+    history: Mapping[str, Any] = field(default_factory=dict)
     format: int = 1
 
     @property
@@ -211,6 +215,7 @@ class CommitMarker:
             created=created,
             missing=first.missing,
             elsewhere=sum(referred(full).values()),
+            history=next((each.history for each in full if each.history), {}),
             format=format_of(first.level),
         )
 

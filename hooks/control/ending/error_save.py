@@ -73,7 +73,8 @@ class ErrorSave:
         self._checkpointer, self._progress, self._report = checkpointer, progress, report
         self._clock, self._unanswered, self._coordinator = clock, unanswered, coordinator
         self._previous: Callable[..., object] = sys.excepthook
-        self._met = False
+        #: An error that ended training was handled.
+        self.met = False
         #: Errors that were there when the guard was made.
         self._before = (sys.exc_info()[1], getattr(sys, "last_value", None))
 
@@ -108,11 +109,11 @@ class ErrorSave:
         preempted = sigterm.held() or (held is not None and not held.drill)
         if not isinstance(error, Exception) or any(error is each for each in self._before):
             return
-        if self._met or preempted:
+        if self.met or preempted:
             return
         if self._gate.inert or not (self._progress.is_here or self._progress.begins_here):
             return
-        self._met = True
+        self.met = True
         try:
             with _no_worker_error():
                 self._handle(error)

@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "check that this machine can save in time, and how to fix it",
     "prove": "run, preempt and resume your script, and compare every bit",
     "ls": "list the checkpoints in a store",
+    "report": "show where a run's time went, as a page or JSON",
     "inspect": "show the content of one checkpoint",
     "verify": "read a checkpoint and compare every checksum",
     "export": "write a checkpoint as DCP or as one safetensors file",

@@ -11,9 +11,9 @@ from spotguard.demo.clouds import CLOUDS
 from spotguard.demo.compare import Losses, Verdict
 from spotguard.demo.report.picture import draw
 from spotguard.demo.report.summary import kept
-from spotguard.demo.report.svg import Scale, without_variables
 from spotguard.demo.scenario import DemoPlan, Scenario
 from spotguard.demo.timeline import COMMITTED, Mark, Timeline
+from spotguard.report.svg import Scale, without_variables
 from tests.docs.pages import ROOT
 
 NOWHERE = Path("unread")

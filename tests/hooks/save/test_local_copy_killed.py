@@ -86,4 +86,6 @@ def one_life(store: WatchedStore, stage: Path, life: Life, calls: int, *, after:
             )
         except Killed:
             return True
+        finally:
+            guard._saver.ready = False  # a dead process records no end
     return False

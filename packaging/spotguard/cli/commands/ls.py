@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from rich.table import Table
@@ -18,23 +18,28 @@ from spotguard.hooks.checkpoint.catalog import (
 )
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.errors import CheckpointError
+from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.stores.base import BlobStore
-from spotguard.providers.text import amount
+from spotguard.providers.text import TEXT, amount, clip, span
+from spotguard.report.runs import RunLine, all_runs
+from spotguard.report.summary import STATES
 
 from ..output import add_json, console, moment, print_json, short_moment
-from ..select_checkpoint import add_target, target
+from ..select_checkpoint import Target, add_target, target
 from ..start import next_start
 
 DESCRIPTION = """\
 List the checkpoints of every run in a store, newest first. The next start restores the one that `>`
 marks. Complete means that every file is present with its size. To read the files, too, use
-`spotguard verify`."""
+`spotguard verify`.
+
+With --runs, list the runs instead: which of them train, and which of them train without a checkpoint."""
 
 EXAMPLES = """\
 examples:
   spotguard ls
   spotguard ls file:///mnt/checkpoints
+  spotguard ls file:///mnt/checkpoints --runs
   spotguard ls file:///mnt/checkpoints --run-id gpt-small-7 --json"""
 
 _COLOURS = {"complete": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
@@ -49,11 +54,16 @@ _STATUS = 16
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, step=False)
+    parser.add_argument(
+        "--runs", action="store_true", help="list the runs, with their state and newest checkpoint"
+    )
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     meant = target(arguments)
+    if arguments.runs:
+        return _runs(meant, json=arguments.json)
     runs = side_by_side(lambda run_id: lines_of(meant.store, run_id), meant.runs())
     lines = [line for each in runs for line in each if meant.means(line.each.name)]
     if arguments.json:
@@ -69,6 +79,43 @@ def run(arguments: argparse.Namespace) -> int:
     out = console()
     out.print(_table(lines, out.width, SystemClock().time()))
     return 0
+
+
+def _runs(meant: Target, *, json: bool) -> int:
+    if meant.name is not None:
+        raise UsageError(f"the URL names checkpoint {meant.name}: pass the store or the run with --runs")
+    runs = all_runs(meant.store, SystemClock().time(), meant.run_id)
+    if json:
+        print_json({"store": meant.store.url, "runs": [asdict(each) for each in runs]})
+        return 0
+    if not runs:
+        print(f"no run{f' {meant.run_id}' if meant.run_id else ''} in {meant.store.url}")
+        return 0
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("run", "state", "step", "checkpoint", "attempts", "last error"):
+        justify: Literal["left", "right"] = "right" if name in ("step", "attempts") else "left"
+        table.add_column(name, justify=justify, overflow="fold")
+    for each in runs:
+        table.add_row(*_cells(each))
+    console().print(table)
+    return 0
+
+
+def _cells(run: RunLine) -> tuple[Text, ...]:
+    state, style = STATES.get(run.state, run.state), ""
+    if run.blind:
+        state, style = f"{state}, blind", "bold red"
+    elif run.state in ("error", "silent"):
+        style = "red"
+    error = f"attempt {run.failed_attempt}: {clip(run.failure, TEXT)}" if run.failure else "-"
+    return (
+        Text(run.run_id),
+        Text(state, style=style),
+        Text("-" if run.step is None else f"{run.step:,}"),
+        Text("none" if run.age is None else f"{span(run.age)} ago"),
+        Text(str(run.attempts)),
+        Text(error),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .svg import Drawing, Scale
+from spotguard.report.svg import Drawing, Scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from spotguard.report.svg import Drawing, Scale
+
 from ..clouds import DemoCloud
 from ..timeline import COMMITTED, Timeline
-from .svg import Drawing, Scale
 
 _LEFT, _RIGHT = 28.0, 852.0
 #: The left and right end of the busy part's bars, in pixels. Texts stand to their left, times to their right.

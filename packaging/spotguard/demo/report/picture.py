@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from spotguard.report.svg import Drawing
+
 from ..compare import Verdict
 from ..scenario import DemoPlan, Scenario
 from .chart import Series, frame, means, steps
 from .clockwork import height, way_of_the_notice
-from .svg import Drawing
 
 WIDTH = 880
 #: The top of the notice's timeline in pixels, below the curves.

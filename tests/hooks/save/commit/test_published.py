@@ -22,6 +22,7 @@ CHECKPOINT = {
     "world",
     "level",
     "missing",
+    "history",
     "kind",
     "created",
     "objects",
@@ -42,12 +43,14 @@ FIELDS = {
         "reason",
         "seconds",
         "seconds_to_commit",
+        "history",
     },
 }
 INNER = {
-    "info": {"pid", "command", "launchers"},
+    "info": {"pid", "command", "launchers", "machines", "machine_count", "up"},
     "environment": {"python", "torch", "threads", "machine", "device"},
     "notice": {"ids", "kind", "source", "drill"},
+    "history": {"began", "first", "step_seconds", "saves", "cost", "periodic", "interval", "completed"},
 }
 OF_SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_JOB_PARTITION": "canary"}
 

@@ -1,0 +1,155 @@
+"""The history of a run, as its checkpoints carry it: where each attempt began, how fast it trained, what its checkpoints cost.
+
+Pruning deletes old checkpoints, and a machine that goes takes its logs along. So each checkpoint has the history of the training
+that led to it: one entry for each earlier attempt, and the facts of its own. `spotguard report` reads them; no save or restore
+depends on them. An older checkpoint has none.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .format.manifest import RankManifest
+
+#: Steps of each kind whose seconds are kept: the median of the newest ones counts.
+_STEPS = 1024
+#: Earlier attempts that are kept one by one. Of a longer history, the two oldest entries become one.
+_EARLIER = 200
+
+
+class AttemptHistory:
+    """The history of the training in this process, from its restore on.
+
+    It is pure: times are handed in. The training thread calls `restored` and `boundary`, which costs a tenth of a microsecond. The
+    saving thread calls `saving` and `saved`.
+    """
+
+    def __init__(self) -> None:
+        #: Seconds between background checkpoints; infinity if they are off.
+        self.interval = math.inf
+        self._clear()
+
+    def _clear(self) -> None:
+        self._facts: dict[str, Any] = {}
+        self._earlier: list[dict[str, Any]] = []
+        #: Seconds of the newest steps without a save, and with one.
+        self._alone: deque[float] = deque(maxlen=_STEPS)
+        self._beside: deque[float] = deque(maxlen=_STEPS)
+        #: Monotonic seconds of the last boundary.
+        self._since = 0.0
+        #: A save is under way; and one was, at some moment of the present step.
+        self._saving = self._disturbed = False
+        #: Seconds that the checkpoints cost training, and their number.
+        self._cost, self._saves = 0.0, 0
+        #: The step of the newest checkpoint of this attempt that no notice asked for.
+        self._periodic: int | None = None
+
+    def restored(
+        self,
+        manifests: Sequence[RankManifest],
+        *,
+        step: int,
+        own: bool,
+        now: float,
+        wall: float,
+    ) -> None:
+        """Begin: training goes on from here.
+
+        Args:
+            manifests: the manifests of the restored checkpoint; () for none.
+            step: the completed steps.
+            own: whether it is a checkpoint of this run.
+            now: monotonic seconds.
+            wall: wall-clock seconds.
+        """
+        self._clear()
+        self._since, self._disturbed = now, True  # the first step may compile
+        self._facts = {"began": round(wall, 3), "first": step}
+        if not manifests:
+            return
+        self._facts["from"] = str(manifests[0].checkpoint)
+        if not own:
+            self._facts["run"] = manifests[0].run_id
+            return
+        told = next((each.history for each in manifests if each.history), {})
+        before = {key: value for key, value in told.items() if key in _KEPT}
+        entry = {**before, "attempt": manifests[0].attempt, "last": step}
+        self._earlier = [*(told.get("earlier") or ()), entry]
+        while len(self._earlier) > _EARLIER:
+            self._earlier[:2] = [merged(*self._earlier[:2])]
+
+    def boundary(self, now: float) -> None:
+        """Note a boundary, at `now` in monotonic seconds."""
+        seconds, self._since = now - self._since, now
+        if self._disturbed:
+            self._disturbed = self._saving
+            self._beside.append(seconds)
+        else:
+            self._alone.append(seconds)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Keep the steps that a save inside this context disturbs apart."""
+        self._saving = self._disturbed = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
+    def saved(self, step: int, cost: float) -> None:
+        """Note a checkpoint that no notice asked for, with the seconds of training that it cost."""
+        self._periodic, self._saves, self._cost = step, self._saves + 1, self._cost + cost
+
+    @property
+    def step_seconds(self) -> tuple[float, float]:
+        """The median seconds of a step beside a save, and of one without; 0 if not known."""
+        beside, alone = [*self._beside.copy()], [*self._alone.copy()]
+        return statistics.median(beside or [0.0]), statistics.median(alone or [0.0])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts of this attempt, as plain JSON."""
+        _, alone = self.step_seconds
+        return {
+            **self._facts,
+            "step_seconds": round(alone, 6) or None,
+            "saves": self._saves,
+            "cost": round(self._cost, 3),
+            "periodic": self._periodic,
+            "interval": None if math.isinf(self.interval) else round(self.interval, 1),
+        }
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The facts, and an entry for each earlier attempt whose steps count, the oldest first."""
+        return {**self.facts, "earlier": self._earlier}
+
+
+#: Facts of an attempt that later attempts hand on.
+_KEPT = ("began", "first", "run", "step_seconds", "cost", "saves")
+
+
+def merged(older: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two successive entries as one: what they trained takes as long as before."""
+    entry = dict(newer)
+    for name in ("began", "first", "run"):
+        entry.pop(name, None)
+        if name in older:
+            entry[name] = older[name]
+    entry["attempts"] = older.get("attempts", 1) + newer.get("attempts", 1)
+    for name in ("cost", "saves"):
+        entry[name] = (older.get(name) or 0) + (newer.get(name) or 0)
+    steps: list[int] = [
+        max(0, each["last"] - each["first"]) if "first" in each else 0 for each in (older, newer)
+    ]
+    seconds = [each.get("step_seconds") for each in (older, newer)]
+    total: int = sum(steps)
+    if None not in seconds and total:
+        trained = sum(count * each for count, each in zip(steps, seconds, strict=True) if each)
+        entry["step_seconds"] = round(trained / total, 6)
+    return entry

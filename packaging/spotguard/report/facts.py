@@ -1,0 +1,112 @@
+"""The facts of a run, as its store has them. A fact that an older version did not write is None or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFact:
+    """A complete checkpoint."""
+
+    step: int
+    #: When it was complete, in wall seconds by the store's clock.
+    at: float
+    #: Whether a notice, an error or a stall asked for it.
+    emergency: bool
+    #: Bytes in its own directory.
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventFact:
+    """A record of an attempt: of a notice, of an error, of a stall, or of the end of its script."""
+
+    #: "notice", "error", "save" (at an error), "stall", "ended" or "interrupted".
+    kind: str
+    #: Wall seconds.
+    at: float
+    #: The cause in words; may hold text of the user's program.
+    text: str = ""
+    #: Completed steps; None if the record does not have them.
+    step: int | None = None
+    #: Whether its save was committed; None if it asked for no save.
+    committed: bool | None = None
+    #: Seconds of its save.
+    seconds: float = 0.0
+    #: The facts of the attempt at that moment (`hooks.checkpoint.history`).
+    history: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    """One start of the job."""
+
+    number: int
+    #: When it was claimed, in wall seconds.
+    started: float | None = None
+    world: int | None = None
+    #: Names of its machines, perhaps not of all; and their number.
+    machines: tuple[str, ...] = ()
+    machine_count: int | None = None
+    #: When its first machine was there: Slurm's start of the job, else the machine's boot.
+    available: float | None = None
+    #: The facts that its newest record or checkpoint has (`hooks.checkpoint.history`).
+    history: Mapping[str, Any] = field(default_factory=dict)
+    #: Those that the store still has, the oldest first.
+    checkpoints: tuple[CheckpointFact, ...] = ()
+    #: The oldest first.
+    events: tuple[EventFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Everything about one run."""
+
+    store: str
+    run_id: str
+    attempts: tuple[AttemptFacts, ...]
+    #: The history that the newest complete checkpoint carries: its attempt's facts, and `earlier`.
+    history: Mapping[str, Any]
+    #: Wall seconds of the reading.
+    now: float
+
+
+def number(record: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a record, or None if it has none."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) < 1e15 else None
+
+
+def whole(record: Mapping[str, Any], name: str) -> int | None:
+    """Return a whole number of a record, or None if it has none."""
+    value = record.get(name)
+    return value if type(value) is int and abs(value) < 10**15 else None
+
+
+def text(record: Mapping[str, Any], name: str) -> str:
+    """Return a text of a record; "" if it has none."""
+    value = record.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an object of a record; {} if it has none."""
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def entries(record: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of a record."""
+    value = record.get(name)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def newest_facts(events: Iterable[EventFact]) -> Mapping[str, Any]:
+    """Return the facts of the newest event that has any; {} if none has."""
+    told = [each for each in events if each.history]
+    return max(told, key=lambda each: each.at).history if told else {}

@@ -1,0 +1,204 @@
+"""The report as one HTML page. It loads nothing, runs no script, and follows the reader's colour scheme.
+
+Names of runs and machines, and the messages of errors, come from others: each is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from spotguard.providers.text import span
+
+from .attempts import AttemptLine
+from .facts import RunFacts
+from .picture import draw, duration, legend
+from .reckoning import RunReport
+from .summary import STATES, cause_of, facts_of, machines_of, percent, short_seconds, shown_shares, steps
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --card: #f6f8fa; --ink: #1f2328; --faint: #59636e; --edge: #d1d9e0;
+  --grid: #e4e8ec; --line: #0969da; --useful: #2da44e; --again: #cf222e; --checkpoints: #0969da; --saving: #8250df;
+  --starting: #1b7c83; --waiting: #bf8700; --down: #8c959f; --unseen: #57606a; --rest: #d0d7de; --shade: #eaeef2; --alarm: #bc4c00 }
+@media (prefers-color-scheme: dark) { :root { --page: #0d1117; --card: #151b23; --ink: #f0f6fc; --faint: #9198a1; --edge: #3d444d;
+  --grid: #242b33; --line: #4493f8; --useful: #3fb950; --again: #f85149; --checkpoints: #4493f8; --saving: #ab7df8;
+  --starting: #39c5cf; --waiting: #d29922; --down: #6e7681; --unseen: #8b949e; --rest: #30363d; --shade: #1c232c; --alarm: #f0883e } }
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 1080px; padding: 1.5rem 1rem 3rem; background: var(--page); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; overflow-wrap: break-word }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .7rem }
+p { margin: .4rem 0; max-width: 70ch } .faint, small { color: var(--faint) }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .7rem; margin: 1.2rem 0 0; padding: 0 }
+.figures div { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: .7rem .9rem }
+.figures dt { color: var(--faint); font-size: .85rem } .figures dd { margin: 0; font-size: .85rem; color: var(--faint) }
+.figures dd strong { display: block; font-size: 1.6rem; line-height: 1.3; color: var(--ink); font-variant-numeric: tabular-nums }
+.bar { display: flex; height: 1.6rem; border-radius: 6px; overflow: hidden; border: 1px solid var(--edge); margin-bottom: .8rem }
+.bar span { min-width: 2px } .swatch { display: inline-block; width: .8rem; height: .8rem; border-radius: 3px; margin-right: .5rem }
+table { border-collapse: collapse; width: 100%; font-size: .92rem }
+th { text-align: left; color: var(--faint); font-weight: 600; white-space: nowrap } th, td { padding: .4rem .8rem .4rem 0; vertical-align: top }
+.shares tr, .attempts tbody { border-top: 1px solid var(--edge) }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+.shares { max-width: 40rem } .end, h1, .faint { overflow-wrap: anywhere } .faint { max-width: none }
+.attempts td { white-space: nowrap } .attempts .end { white-space: normal; padding-top: 0 } time { white-space: nowrap }
+.end-error { color: var(--again) } .end-notice { color: var(--alarm) }
+ul.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: .4rem 0; list-style: none; font-size: .85rem; color: var(--faint) }
+ul.legend svg { vertical-align: -3px; margin-right: .3rem }
+svg.timeline { display: block; width: 100%; height: auto } svg.small { display: none }
+svg text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--faint) }
+svg .grid { stroke: var(--grid) } svg .axis { stroke: var(--edge) }
+svg .attempt { fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
+svg .checkpoint { fill: var(--line) } svg .saved { fill: var(--page); stroke: var(--saving); stroke-width: 2.5 }
+svg .notice { fill: var(--alarm) } svg .error { stroke: var(--again); stroke-width: 3; stroke-linecap: round }
+svg .ended { fill: var(--useful); stroke: var(--page); stroke-width: 1.5 }
+svg .down { fill: var(--shade) } svg .unseen { fill: none; stroke: var(--unseen); stroke-dasharray: 3 3 }
+details { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
+@media (max-width: 640px) {
+  svg.wide { display: none } svg.small { display: block }
+  .figures { grid-template-columns: repeat(2, 1fr) } .figures div { padding: .6rem .7rem } .figures dd strong { font-size: 1.3rem }
+  .attempts thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }
+  .attempts, .attempts tbody, .attempts tr, .attempts td { display: block }
+  .attempts tbody { border: 1px solid var(--edge); border-radius: 8px; margin-bottom: .7rem; padding: .4rem .8rem; background: var(--card) }
+  .attempts td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0 }
+  .attempts td::before { content: attr(data-name); color: var(--faint) } .attempts .end { display: block; padding-top: .3rem }
+}
+@media print { body { max-width: none } details { display: block } }
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{run} – spotguard report</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{run}: {state}</h1>
+<p class="faint">{store}<br>{when}</p>
+<dl class="figures">
+{figures}</dl>
+{notes}<section aria-labelledby="timeline">
+<h2 id="timeline">Timeline</h2>
+{picture}</section>
+<section aria-labelledby="time">
+<h2 id="time">Where the time went</h2>
+{shares}</section>
+<section aria-labelledby="attempts">
+<h2 id="attempts">Attempts</h2>
+{attempts}</section>
+<details>
+<summary>How the figures are reckoned</summary>
+{explained}</details>
+</main>
+</body>
+</html>
+"""
+
+_EXPLAINED = (
+    "ETTR, the effective training time ratio, is the steps that count in the end, times the median seconds of an undisturbed "
+    "step, over the wall time since the first start. Each attempt's steps are counted with its own median.",
+    "Steps are lost if they were trained and the next start does not have them. If the end of an attempt has no record, they "
+    "are not known, and not in the sum.",
+    "Steps are kept if they count thanks to a save at a notice or an error: they come after the last checkpoint that training "
+    "made by itself, or after the attempt's first step.",
+    "The cost of a checkpoint is the time for which training stood still for it, and the slower steps beside its upload.",
+    "Waiting for a machine is known where Slurm states the start of its job, or where the machine was booted after the "
+    "attempt before it had ended. It is in the wall time, too.",
+)
+
+
+def page(report: RunReport, facts: RunFacts) -> str:
+    """Return the HTML page."""
+    ended = f", last sign {_moment(report.ended)}" if report.ended is not None else ""
+    began = f"First start {_moment(report.started)}{ended}. " if report.started is not None else ""
+    notes = "".join(f"<p><small>{html.escape(each)}</small></p>\n" for each in report.notes)
+    return _PAGE.format(
+        run=html.escape(report.run_id),
+        state=html.escape(STATES[report.state]),
+        store=html.escape(report.store),
+        when=f"{began}Report of {_moment(report.now)}.",
+        style=_STYLE,
+        figures="".join(
+            f"<div><dt>{html.escape(name)}</dt><dd><strong>{html.escape(figure)}</strong>{html.escape(words)}</dd></div>\n"
+            for name, figure, words in facts_of(report)
+        ),
+        notes=notes,
+        picture=_picture(report, facts),
+        shares=_shares(report),
+        attempts=_attempts(report),
+        explained="".join(f"<p>{each}</p>\n" for each in _EXPLAINED),
+    )
+
+
+def _moment(wall: float) -> str:
+    at = datetime.fromtimestamp(wall, UTC).astimezone()
+    return f'<time datetime="{at.isoformat(timespec="seconds")}">{at.strftime("%Y-%m-%d %H:%M:%S %Z")}</time>'
+
+
+def _picture(report: RunReport, facts: RunFacts) -> str:
+    wide = draw(report, facts, width=1040, height=360, name="wide")
+    if not wide:
+        return "<p>The store has too little of this run for a timeline.</p>\n"
+    signs = "".join(f"<li>{sign}{html.escape(meaning)}</li>\n" for sign, meaning in legend())
+    small = draw(report, facts, width=368, height=300, name="small")
+    return f'{wide}{small}<ul class="legend">\n{signs}</ul>\n<p class="faint">Completed steps over the time since the first start. Checkpoints that were deleted since are not marked.</p>\n'
+
+
+def _shares(report: RunReport) -> str:
+    shown = shown_shares(report)
+    if not shown:
+        return "<p>Not known.</p>\n"
+    bar = "".join(
+        f'<span style="flex: {each.seconds:.3f} 0 0; background: var(--{each.key})"></span>' for each in shown
+    )
+    rows = "".join(
+        f'<tr><td><span class="swatch" style="background: var(--{each.key})"></span>{html.escape(each.name)}</td>'
+        f'<td class="number">{span(each.seconds)}</td><td class="number">{percent(each.seconds, report.wall)}</td></tr>\n'
+        for each in shown
+    )
+    return (
+        f'<div class="bar" aria-hidden="true">{bar}</div>\n<table class="shares">\n<thead><tr><th scope="col">part</th>'
+        f'<th scope="col" class="number">time</th><th scope="col" class="number">share</th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n'
+    )
+
+
+def _attempts(report: RunReport) -> str:
+    if not report.attempts:
+        return "<p>There is none yet.</p>\n"
+    heads = [name for name, _ in _cells(report.attempts[0])]
+    head = "".join(f'<th scope="col" role="columnheader">{name}</th>' for name in heads)
+    rows = "".join(map(_attempt, report.attempts))
+    # Roles by hand: where a narrow screen shows attempts as cards, a browser would forget that they are a table.
+    return (
+        f'<table class="attempts" role="table" aria-labelledby="attempts">\n<thead role="rowgroup"><tr role="row">{head}'
+        f"</tr></thead>\n{rows}</table>\n"
+    )
+
+
+def _attempt(line: AttemptLine) -> str:
+    """Return the rows of one attempt: its figures, then its end and its machines as a sentence."""
+    cells = [*_cells(line)]
+    row = "".join(f'<td role="cell" data-name="{name}">{text}</td>' for name, text in cells)
+    stalls = f"; it stood still {line.stalls} time{'s' * (line.stalls != 1)}" if line.stalls else ""
+    ranks = "" if line.world is None else f", {line.world} rank{'s' * (line.world != 1)}"
+    return (
+        f'<tbody role="rowgroup">\n<tr role="row">{row}</tr>\n<tr role="row"><td role="cell" class="end" colspan="{len(cells)}">'
+        f'<span class="end-{line.end or "unknown"}">{html.escape(cause_of(line) + stalls)}</span> '
+        f"<small>({html.escape(machines_of(line) + ranks)})</small></td></tr>\n</tbody>\n"
+    )
+
+
+def _cells(line: AttemptLine) -> Iterator[tuple[str, str]]:
+    """Yield the figures of an attempt: the column, and the HTML of the cell."""
+    yield "attempt", str(line.number)
+    yield "started", "-" if line.started is None else _moment(line.started)
+    lasted = None if line.started is None or line.ended is None else max(0.0, line.ended - line.started)
+    yield "lasted", duration(lasted)
+    yield "steps", f"{steps(line.first)} to {steps(line.last if line.last is not None else line.committed)}"
+    yield "lost", steps(line.lost)
+    yield "kept", steps(line.kept)
+    yield "step time", short_seconds(line.step_seconds)
+    yield "checkpoints", steps(line.saves)

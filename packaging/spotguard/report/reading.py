@@ -1,0 +1,226 @@
+"""The reading of a run's facts: one listing, then the small records, and one marker for each attempt.
+
+No request is made for each checkpoint: a run may have thousands. Their steps and dates are in the listing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from spotguard.hooks.checkpoint.attempts import attempt_record
+from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, side_by_side
+from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_marker
+from spotguard.hooks.checkpoint.format.keys import (
+    MARKER,
+    attempts_prefix,
+    checkpoints_prefix,
+    manifest_name,
+    parse_attempt,
+    parse_manifest_name,
+)
+from spotguard.hooks.checkpoint.format.manifest import AttemptRecord
+from spotguard.hooks.ipc.protocol import FAILURE, STALL
+from spotguard.providers.errors import CheckpointError, NotFoundError
+from spotguard.providers.stores.base import BlobStore, ObjectInfo
+
+from .facts import (
+    AttemptFacts,
+    CheckpointFact,
+    EventFact,
+    RunFacts,
+    entries,
+    mapping,
+    newest_facts,
+    number,
+    text,
+    whole,
+)
+
+#: Records of failed ranks that are read of one attempt: the others most likely failed for want of these.
+_FAILED_RANKS = 8
+_RECORD = re.compile(
+    r"(?P<kind>outcomes|failures|ends)/(?P<attempt>\d{4,15})(?:-(?P<rest>[\d-]+))?\.json", re.ASCII
+)
+
+
+class RunListing:
+    """What a listing shows of one run.
+
+    Args:
+        store: the store.
+        run_id: the run.
+        infos: the objects below the run's directory.
+    """
+
+    def __init__(self, store: BlobStore, run_id: str, infos: Iterable[ObjectInfo]) -> None:
+        self.store, self.run_id = store, run_id
+        #: Keys of the records of each attempt, by kind, with their dates.
+        self.records: dict[int, dict[str, list[ObjectInfo]]] = defaultdict(lambda: defaultdict(list))
+        #: When the newest object of each attempt was put, by the store's clock.
+        self.touched: dict[int, float] = defaultdict(float)
+        self.claims: set[int] = set()
+        below: list[ObjectInfo] = []
+        attempts, checkpoints = attempts_prefix(run_id), checkpoints_prefix(run_id)
+        for info in infos:
+            if info.key.startswith(checkpoints):
+                below.append(info)
+            elif info.key.startswith(attempts):
+                if (claim := parse_attempt(run_id, info.key)) is not None:
+                    self.claims.add(claim)
+                    self._touch(claim, info)
+            elif match := _RECORD.fullmatch(info.key.removeprefix(f"{run_id}/")):
+                self.records[int(match["attempt"])][match["kind"]].append(info)
+                self._touch(int(match["attempt"]), info)
+        #: Its checkpoints, newest first.
+        self.folders = folders_of(run_id, below)
+        #: The complete ones of each attempt, newest first.
+        self.complete: dict[int, list[CheckpointFolder]] = defaultdict(list)
+        for folder in self.folders:
+            if folder.complete:
+                self.complete[folder.name.attempt].append(folder)
+            self.touched[folder.name.attempt] = max(
+                self.touched[folder.name.attempt], folder.put, folder.announced
+            )
+
+    def _touch(self, attempt: int, info: ObjectInfo) -> None:
+        self.touched[attempt] = max(self.touched[attempt], info.modified)
+
+    @property
+    def attempts(self) -> list[int]:
+        """The numbers of all attempts that left a trace, in order."""
+        return sorted(self.claims | self.records.keys() | {each.name.attempt for each in self.folders})
+
+    @property
+    def newest(self) -> CheckpointFolder | None:
+        """The newest complete checkpoint."""
+        return self.complete[max(self.complete)][0] if self.complete else None
+
+    def claim(self, attempt: int) -> AttemptRecord | None:
+        """Return the record of one start. One request."""
+        return attempt_record(self.store, self.run_id, attempt) if attempt in self.claims else None
+
+    def events(self, attempt: int) -> tuple[EventFact, ...]:
+        """Return the events of one attempt, the oldest first. One request for each."""
+        found = []
+        for kind, infos in self.records.get(attempt, {}).items():
+            some = sorted(infos, key=lambda info: info.key)
+            for info in some[:_FAILED_RANKS] if kind == "failures" else some:
+                if (event := _EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
+                    found.append(event)
+        # A rank that its launcher ends right after the save has no time for its record.
+        if not any(event.kind == "error" for event in found):
+            found = [replace(each, kind="error") if each.kind == "save" else each for each in found]
+        return tuple(sorted(found, key=lambda event: event.at))
+
+    def history(self, folder: CheckpointFolder | None) -> Mapping[str, Any]:
+        """Return the history that a checkpoint carries; {} if it has none. One request, at most two."""
+        if folder is None:
+            return {}
+        try:
+            if MARKER in folder.files:
+                key = folder.prefix + MARKER
+                return decode_marker(self.store.get(key), key).history
+            worlds = {parsed[1] for name in folder.files if (parsed := parse_manifest_name(name))}
+            key = folder.prefix + manifest_name(0, min(worlds))
+            return decode_manifest(self.store.get(key), key).history
+        except (CheckpointError, NotFoundError):  # damaged, or pruned meanwhile
+            return {}
+
+
+def read_run(store: BlobStore, run_id: str, now: float) -> RunFacts:
+    """Return the facts of one run.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    listing = RunListing(store, run_id, store.list(f"{run_id}/"))
+    newest = listing.newest
+    history = listing.history(newest)
+    earlier = {whole(each, "attempt"): each for each in entries(history, "earlier")}
+
+    def read(attempt: int) -> AttemptFacts:
+        claim, events, own = (
+            listing.claim(attempt),
+            listing.events(attempt),
+            listing.complete.get(attempt, []),
+        )
+        told = listing.history(own[0] if own else None) if newest not in own[:1] else history
+        facts = {**earlier.get(attempt, {}), **told, **newest_facts(events)}
+        info = dict(claim.info) if claim is not None else {}
+        slurm = [number(each, "since") for each in entries(info, "launchers")]
+        names = info.get("machines")
+        return AttemptFacts(
+            number=attempt,
+            started=None if claim is None or not claim.created else claim.created,
+            world=None if claim is None else claim.world,
+            machines=tuple(str(name) for name in names) if isinstance(names, list) else (),
+            machine_count=whole(info, "machine_count"),
+            available=next((each for each in slurm if each is not None), number(info, "up")),
+            history=facts,
+            checkpoints=tuple(
+                CheckpointFact(each.name.step, each.put, bool(each.announced), sum(each.files.values()))
+                for each in reversed(own)
+            ),
+            events=events,
+        )
+
+    return RunFacts(store.url, run_id, tuple(side_by_side(read, listing.attempts)), history, now)
+
+
+def _json(store: BlobStore, key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(store.get(key))
+    except (NotFoundError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
+    notice = mapping(record, "notice")
+    kind, source = text(notice, "kind"), text(notice, "source")
+    if not notice or notice.get("drill"):
+        return None
+    committed, history = bool(record.get("committed")), mapping(record, "history")
+    step = whole(record, "step") if committed else whole(history, "completed")
+    at = number(record, "ended") or put
+    seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
+    words = {STALL: source, FAILURE: source}.get(kind, f"{kind} notice from {source}")
+    if not committed and (why := text(record, "reason")):
+        words += f"; nothing new was saved: {why}"
+    what = {STALL: "stall", FAILURE: "save"}.get(kind, "notice")
+    return EventFact(what, at, words, step, committed, seconds, history)
+
+
+def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
+    if not record:
+        return None
+    step, newest = whole(record, "step"), whole(record, "newest_checkpoint")
+    lines = text(record, "message").strip().splitlines()
+    error = ": ".join(filter(None, [text(record, "error"), lines[0] if lines else ""]))
+    words = text(record, "says") or text(record, "kind") or "an error"
+    if where := text(record, "where"):
+        words += f" at {where}"
+    return EventFact(
+        "error",
+        number(record, "ended") or put,
+        f"{words} ({error})" if error else words,
+        step,
+        None if step is None else newest == step,
+        history=mapping(record, "history"),
+    )
+
+
+def _of_end(record: dict[str, Any], put: float) -> EventFact | None:
+    if not record:
+        return None
+    kind, history = text(record, "why"), mapping(record, "history")
+    known = kind if kind in ("ended", "interrupted") else "ended"
+    return EventFact(known, number(record, "ended") or put, "", whole(history, "completed"), history=history)
+
+
+_EVENTS = {"outcomes": _of_notice, "failures": _of_error, "ends": _of_end}

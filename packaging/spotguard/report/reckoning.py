@@ -1,0 +1,277 @@
+"""The reckoning of a run: what became of its time, from its facts. Pure: facts come in, a report goes out.
+
+ETTR, the effective training time ratio, is the steps that count in the end, times the median seconds of an undisturbed step, over
+the wall time since the first start. Steps that were trained again do not count, and down time is in the wall time. Each attempt's
+steps are counted with that attempt's own median, because the next machine may be another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .attempts import AttemptLine, attempt_lines, came_to_its_end, end_of, last_step
+from .facts import RunFacts, entries, number, whole
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShare:
+    """A part of the wall time."""
+
+    key: str
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoneySpent:
+    """The run in dollars, by the price of a machine hour. Down time is not paid."""
+
+    price: float
+    machine_hours: float
+    spent: float
+    #: For steps that count, for steps that were trained again, and for checkpoints.
+    useful: float
+    lost: float
+    checkpoints: float
+    #: What the steps at stake would have cost again.
+    kept: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Everything that the page, the terminal and the JSON show."""
+
+    run_id: str
+    store: str
+    #: Wall seconds: of the report, of the first start, and of the last sign of the run.
+    now: float
+    started: float | None
+    ended: float | None
+    #: "training", "notice", "error", "ended", "interrupted", "silent" or "empty".
+    state: str
+    #: Completed steps that count, the steps of this run among them, and the age of the newest checkpoint.
+    step: int | None
+    counted: int
+    age: float | None
+    step_seconds: float | None
+    #: The seconds of a step are estimated from the dates of checkpoints.
+    estimated: bool
+    #: None: not known.
+    ettr: float | None
+    wall: float
+    shares: tuple[TimeShare, ...]
+    attempts: tuple[AttemptLine, ...]
+    lost: int
+    kept: int
+    saves: int
+    cost: float
+    money: MoneySpent | None
+    #: Sentences about facts that the store does not have.
+    notes: tuple[str, ...]
+
+
+def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
+    """Return the report of a run.
+
+    Args:
+        facts: the run.
+        price: dollars for a machine hour; None if no money is asked for.
+    """
+    step_seconds, estimated = _step_seconds(facts)
+    lines = attempt_lines(facts)
+    chain = _chain(facts)
+    signs = [each.ended for each in lines if each.ended is not None]
+    starts = [each for line in lines for each in (line.started, line.began) if each is not None]
+    started, ended = min(starts, default=None), max(signs, default=None)
+    wall = max(0.0, ended - started) if started is not None and ended is not None else 0.0
+    counted = sum(max(0, link.last - link.first) for link in chain)
+    useful = [_trained(link.last - link.first, link.step_seconds, step_seconds) for link in chain]
+    lost = sum(line.lost or 0 for line in lines)
+    shares = _shares(facts, lines, wall, sum(useful), step_seconds)
+    checkpoints = [each.at for attempt in facts.attempts for each in attempt.checkpoints]
+    return RunReport(
+        run_id=facts.run_id,
+        store=facts.store,
+        now=facts.now,
+        started=started,
+        ended=ended,
+        state=lines[-1].end.replace("running", "training") or "silent" if lines else "empty",
+        step=chain[-1].last if chain else None,
+        counted=counted,
+        age=max(0.0, facts.now - max(checkpoints)) if checkpoints else None,
+        step_seconds=step_seconds,
+        estimated=estimated,
+        ettr=min(1.0, sum(useful) / wall) if wall and step_seconds else None,
+        wall=wall,
+        shares=shares,
+        attempts=lines,
+        lost=lost,
+        kept=sum(line.kept or 0 for line in lines),
+        saves=sum(line.saves or 0 for line in lines),
+        cost=sum(line.cost or 0.0 for line in lines),
+        money=None if price is None else _money(price, lines, chain, step_seconds),
+        notes=_notes(facts, lines, estimated),
+    )
+
+
+# --- the steps that count ---
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSteps:
+    """The steps of one attempt that led to the newest checkpoint, or of several as one."""
+
+    attempt: int | None
+    first: int
+    last: int
+    step_seconds: float | None
+
+
+def _chain(facts: RunFacts) -> list[CountedSteps]:
+    """Return the attempts that led to the newest checkpoint, the oldest first, and a last one that came to its end without one."""
+    chain: list[CountedSteps] = []
+
+    def add(number: int | None, first: int | None, last: int, step_seconds: float | None) -> None:
+        start = first if first is not None else chain[-1].last if chain else 0
+        chain.append(CountedSteps(number, start, max(start, last), step_seconds))
+
+    for entry in entries(facts.history, "earlier"):
+        if (last := whole(entry, "last")) is not None:
+            add(whole(entry, "attempt"), whole(entry, "first"), last, number(entry, "step_seconds"))
+    newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
+    if newest is not None:
+        history = newest.history
+        last = newest.checkpoints[-1].step
+        add(newest.number, whole(history, "first"), last, number(history, "step_seconds"))
+    end = facts.attempts[-1] if facts.attempts else None
+    if end is None or not came_to_its_end(end):
+        return chain
+    # A script that came to its own end has used the steps behind its last checkpoint, too.
+    first, done = whole(end.history, "first"), last_step(end, end_of(end))
+    if done is None or first is None:
+        return chain
+    while chain and chain[-1].first >= first:
+        chain.pop()
+    if chain and chain[-1].last > first:
+        chain[-1] = replace(chain[-1], last=first)
+    add(end.number, first, done, number(end.history, "step_seconds"))
+    return chain
+
+
+def _step_seconds(facts: RunFacts) -> tuple[float | None, bool]:
+    """Return the median seconds of a step of the run, and whether they are an estimate."""
+    known = [each for attempt in facts.attempts if (each := number(attempt.history, "step_seconds"))]
+    if known:
+        return statistics.median(known), False
+    rates = [
+        (later.at - earlier.at) / (later.step - earlier.step)
+        for attempt in facts.attempts
+        for earlier, later in itertools.pairwise(attempt.checkpoints)
+        if later.step > earlier.step and later.at > earlier.at
+    ]
+    return (statistics.median(rates), True) if rates else (None, False)
+
+
+def _trained(steps: int, own: float | None, common: float | None) -> float:
+    """Return the seconds that these steps take undisturbed."""
+    return max(0, steps) * (own or common or 0.0)
+
+
+# --- the time ---
+
+
+def _shares(
+    facts: RunFacts, lines: Sequence[AttemptLine], wall: float, useful: float, step_seconds: float | None
+) -> tuple[TimeShare, ...]:
+    """Return the parts of the wall time. The last one is the rest."""
+    starting = waiting = down = unseen = 0.0
+    for line in lines:
+        if line.started is not None and line.began is not None:
+            starting += max(0.0, line.began - line.started)
+    for (line, after), facts_after in zip(itertools.pairwise(lines), facts.attempts[1:], strict=False):
+        if line.ended is None or after.started is None:
+            continue
+        gap = max(0.0, after.started - line.ended)
+        if not line.end:
+            unseen += gap
+            continue
+        available = facts_after.available
+        queued = (
+            max(0.0, available - line.ended) if available is not None and available <= after.started else 0.0
+        )
+        waiting += min(queued, gap)
+        down += gap - min(queued, gap)
+    saving = sum(each.seconds for attempt in facts.attempts for each in attempt.events)
+    again = sum(_trained(line.lost or 0, line.step_seconds, step_seconds) for line in lines)
+    parts = [
+        TimeShare("useful", "training that counts", useful),
+        TimeShare("again", "training that was lost", again),
+        TimeShare("checkpoints", "checkpoints beside training", sum(line.cost or 0.0 for line in lines)),
+        TimeShare("saving", "saves at a notice, an error or a stall", saving),
+        TimeShare("starting", "starts, until training goes on", starting),
+        TimeShare("waiting", "waiting for a machine", waiting),
+        TimeShare("down", "down, until the next start", down),
+        TimeShare("unseen", "nothing known: no record of an end", unseen),
+    ]
+    rest = max(0.0, wall - sum(each.seconds for each in parts))
+    return (*parts, TimeShare("rest", "other: evaluation, slower steps, and what has no record", rest))
+
+
+# --- the money ---
+
+
+def _money(
+    price: float, lines: Sequence[AttemptLine], chain: Sequence[CountedSteps], step_seconds: float | None
+) -> MoneySpent:
+    by_number = {line.number: line for line in lines}
+
+    def machines(attempt: int | None) -> int:
+        line = by_number.get(attempt) if attempt is not None else None
+        return (line.machine_count if line is not None else None) or 1
+
+    def dollars(seconds: float, attempt: int | None) -> float:
+        return seconds / 3600 * machines(attempt) * price
+
+    spans = [
+        (max(0.0, line.ended - line.started), line.number)
+        for line in lines
+        if line.ended is not None and line.started is not None
+    ]
+    again = [(line, _trained(line.lost or 0, line.step_seconds, step_seconds)) for line in lines]
+    spared = [(line, _trained(line.kept or 0, line.step_seconds, step_seconds)) for line in lines]
+    return MoneySpent(
+        price=price,
+        machine_hours=sum(seconds / 3600 * machines(attempt) for seconds, attempt in spans),
+        spent=sum(dollars(seconds, attempt) for seconds, attempt in spans),
+        useful=sum(
+            dollars(_trained(link.last - link.first, link.step_seconds, step_seconds), link.attempt)
+            for link in chain
+        ),
+        lost=sum(dollars(seconds, line.number) for line, seconds in again),
+        checkpoints=sum(dollars(line.cost or 0.0, line.number) for line in lines),
+        kept=sum(dollars(seconds, line.number) for line, seconds in spared),
+    )
+
+
+def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tuple[str, ...]:
+    """Return a sentence for each fact that is missing."""
+    notes = []
+    if estimated:
+        notes.append("The seconds of a step are estimated from the dates of checkpoints.")
+    if old := [str(line.number) for line in lines if line.began is None]:
+        notes.append(f"No checkpoint or record has the history of {_of_attempts(old)}.")
+    if gone := [str(line.number) for line in lines[:-1] if not line.end]:
+        notes.append(
+            f"The end of {_of_attempts(gone)} has no record: killed without a notice, most likely. The steps lost there are not known."
+        )
+    if uncounted := [str(line.number) for line in lines if line.machine_count is None]:
+        notes.append(f"The machines of {_of_attempts(uncounted)} are not known, and count as one.")
+    return tuple(notes)
+
+
+def _of_attempts(numbers: Sequence[str]) -> str:
+    some = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"attempt{'s' * (len(numbers) > 1)} {some}"

@@ -1,0 +1,138 @@
+"""The report as text for a terminal, and as JSON for a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from spotguard.providers.text import clip, count, span
+
+from .attempts import AttemptLine
+from .reckoning import RunReport, TimeShare
+
+#: The state of a run, and the end of an attempt, in words.
+STATES = {
+    "training": "training",
+    "notice": "preempted",
+    "error": "ended by an error",
+    "ended": "ended by itself",
+    "interrupted": "interrupted by Ctrl-C",
+    "silent": "silent: killed, or without a sign",
+    "empty": "empty",
+    "running": "training",
+    "": "no record of its end",
+}
+#: Characters of a cause in a table.
+_CAUSE = 160
+
+
+#: Columns of a key figure's name, and of the figure.
+_NAME, _FIGURE = 14, 12
+
+
+def percent(part: float | None, of: float = 1.0) -> str:
+    """Return a part in per cent, "-" if it is not known."""
+    return "-" if part is None or not of else f"{100 * part / of:.1f} %"
+
+
+def steps(number: int | None) -> str:
+    """Return a number of steps, "-" if it is not known."""
+    return "-" if number is None else f"{number:,}"
+
+
+def dollars(value: float) -> str:
+    """Return an amount of money."""
+    return f"${value:,.2f}"
+
+
+def short_seconds(seconds: float | None) -> str:
+    """Return the seconds of a step, "-" if they are not known."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
+    """Yield the key figures: a name, the figure, and a sentence about it."""
+    ettr = "of the time since the first start went into steps that count"
+    yield (
+        "ETTR",
+        percent(report.ettr),
+        ettr if report.ettr is not None else "the seconds of a step are not known",
+    )
+    age = "" if report.age is None else f", its checkpoint is {span(report.age)} old"
+    yield "step", steps(report.step), f"{count(report.counted, 'step')} of this run count{age}"
+    ends = [line.end for line in report.attempts]
+    kinds = [(kind, ends.count(kind)) for kind in ("notice", "error", "ended", "interrupted", "")]
+    told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
+    yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
+    yield "wall time", span(report.wall), "from the first start to the last sign of the run"
+    unknown = sum(line.lost is None and line.end != "running" for line in report.attempts)
+    more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
+    yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
+    again = _seconds(report, report.kept)
+    worth = f", {span(again)} of training" if again else ""
+    yield "kept", steps(report.kept), f"steps count thanks to a save at a notice or an error{worth}"
+    cost = f"of training: {percent(report.cost, report.wall)} of the time, for {count(report.saves, 'checkpoint')}"
+    yield "checkpoints", span(report.cost), cost
+    if (money := report.money) is not None:
+        yield (
+            "money",
+            dollars(money.spent),
+            (
+                f"for {money.machine_hours:,.2f} machine hours at {dollars(money.price)}: {dollars(money.useful)} for steps that "
+                f"count, {dollars(money.lost)} for lost ones, {dollars(money.checkpoints)} for checkpoints; the saves spared "
+                f"{dollars(money.kept)}"
+            ),
+        )
+
+
+def _time_of(report: RunReport, key: str) -> str:
+    seconds = next(each.seconds for each in report.shares if each.key == key)
+    return f", {span(seconds)} of training" if seconds else ""
+
+
+def _seconds(report: RunReport, number: int) -> float:
+    return number * (report.step_seconds or 0.0)
+
+
+def cause_of(line: AttemptLine) -> str:
+    """Return an attempt's end as one line, with its cause."""
+    cause = clip(line.cause, _CAUSE)
+    return STATES[line.end] + (f": {cause}" if cause else "")
+
+
+def machines_of(line: AttemptLine) -> str:
+    """Return an attempt's machines as text."""
+    number = line.machine_count or len(line.machines)
+    named = ", ".join(clip(name, 40) for name in line.machines[:2])
+    return f"{named} and {number - 2} more" if number > 2 and named else named or "-"
+
+
+def shown_shares(report: RunReport) -> list[TimeShare]:
+    """Return the parts of the wall time that are not next to nothing."""
+    return [each for each in report.shares if each.seconds >= 0.05]
+
+
+def lines(report: RunReport, width: int) -> Iterator[str]:
+    """Yield the key figures and the parts of the time as lines for a terminal of `width` columns."""
+    for name, figure, words in facts_of(report):
+        first = f"  {name:<{_NAME}}{figure:<{_FIGURE}}"
+        yield from _folded(first, words, width)
+    yield "where the time went"
+    for share in shown_shares(report):
+        first = f"  {span(share.seconds):<{_NAME}}{percent(share.seconds, report.wall):<{_FIGURE}}"
+        yield from _folded(first, share.name, width)
+
+
+def _folded(first: str, words: str, width: int) -> Iterator[str]:
+    rest = textwrap.wrap(words, max(24, width - len(first)), break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(rest or [""]):
+        yield f"{first if not number else ' ' * len(first)}{line}".rstrip()
+
+
+def as_json(report: RunReport) -> dict[str, Any]:
+    """Return the report as plain JSON."""
+    return dataclasses.asdict(report)

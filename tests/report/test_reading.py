@@ -1,0 +1,128 @@
+"""The facts of a run from the store's listing and records, and the requests that they take."""
+
+from __future__ import annotations
+
+from spotguard.hooks.checkpoint.format.keys import end_key, failure_key, outcome_key
+from tests.fakes.checkpoint import Save
+from tests.report.kept import Kept
+
+
+def test_a_start_has_its_machines_and_the_time_since_when_they_were_there() -> None:
+    kept = Kept()
+    kept.claim(machines=["a", "b"], machine_count=2, up=400)
+    slurm = {"name": "slurm", "job": "7", "since": 1990}
+    kept.at(2000.0).claim(machines=["c"], machine_count=1, up=400, launchers=[slurm])
+    one, two = kept.read().attempts
+    assert (one.started, one.world, one.machines, one.machine_count, one.available) == (
+        1000.0,
+        2,
+        ("a", "b"),
+        2,
+        400,
+    )
+    assert (two.number, two.available) == (2, 1990)
+
+
+def test_a_start_of_an_older_version_has_a_time_alone() -> None:
+    kept = Kept()
+    kept.claim(pid=3, command=["python"])
+    (one,) = kept.read().attempts
+    assert (one.machines, one.machine_count, one.available, one.history) == ((), None, None, {})
+
+
+def test_checkpoints_have_their_steps_and_dates_from_the_listing() -> None:
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0).save(10, first=0)
+    kept.at(1200.0).save(20, marker=False, first=0, periodic=10)
+    partial = Save("run", 1, 30, tensors={})
+    partial.write_rank(kept.store, 0)
+    facts = kept.read()
+    assert [(each.step, each.at) for each in facts.attempts[0].checkpoints] == [(10, 1100.0), (20, 1200.0)]
+    assert facts.history == {
+        "first": 0,
+        "periodic": 10,
+    }  # of the newest that is whole, though it has no marker
+
+
+def test_a_pruned_attempt_is_known_from_the_newest_checkpoint() -> None:
+    kept = Kept()
+    kept.claim()
+    kept.at(2000.0).claim()
+    kept.at(2100.0).save(90, 2, first=50, earlier=[{"attempt": 1, "first": 0, "last": 50, "cost": 1.5}])
+    one, two = kept.read().attempts
+    assert (one.history["first"], one.history["cost"], one.checkpoints) == (0, 1.5, ())
+    assert two.history["first"] == 50
+
+
+def test_records_of_notices_errors_and_ends_are_events() -> None:
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0).outcome(number=1, kind="stall", notice={"source": "no progress"})
+    kept.at(1200.0).outcome(number=2, notice={"drill": True})
+    kept.at(1300.0).outcome(number=3, committed=False, reason="the store is full", history={"completed": 9})
+    kept.at(1400.0).outcome(number=4, kind="failure")
+    error = {"says": "an error", "error": "ValueError", "message": "bad\nmore", "where": "t.py:1 in f"}
+    kept.put(failure_key("run", 1, 0), error | {"step": 9, "newest_checkpoint": 5, "ended": 1400.0})
+    kept.at(1500.0).put(
+        end_key("run", 1), {"why": "interrupted", "ended": 1500.0, "history": {"completed": 9}}
+    )
+    (one,) = kept.read().attempts
+    assert [(each.kind, each.at, each.step, each.committed, each.text) for each in one.events] == [
+        ("stall", 1100.0, 5, True, "no progress"),
+        ("notice", 1300.0, 9, False, "terminate notice from aws; nothing new was saved: the store is full"),
+        ("error", 1400.0, 9, False, "an error at t.py:1 in f (ValueError: bad)"),
+        ("save", 1400.0, 5, True, "aws"),
+        ("interrupted", 1500.0, 9, None, ""),
+    ]
+    assert one.history == {"completed": 9}
+
+
+def test_the_save_at_an_error_stands_for_a_record_that_a_killed_rank_could_not_write() -> None:
+    kept = Kept()
+    kept.claim()
+    kept.at(1400.0).outcome(kind="failure", notice={"source": "RuntimeError"}, seconds_to_commit=9.0)
+    (event,) = kept.read().attempts[0].events
+    assert (event.kind, event.text, event.step, event.seconds) == ("error", "RuntimeError", 5, 9.0)
+
+
+def test_records_that_are_none_are_passed_over() -> None:
+    """Whoever may write to the store may write anything."""
+    kept = Kept()
+    kept.claim(machines="a", machine_count="2", up=True, launchers=[3, {"since": "now"}])
+    for number, text in enumerate(
+        ["", "[]", "{", '{"notice": 3}', "[" * 100_000, '{"notice": {"kind": {}}, "step": 1e99}'], 1
+    ):
+        kept.put(outcome_key("run", 1, number), text)
+    kept.put(failure_key("run", 1, 0), "null")
+    kept.put(end_key("run", 1), '{"why": 3, "history": []}')
+    kept.put("run/outcomes/notes.txt", "x")
+    kept.save(10, first="x", earlier=[3, {"attempt": "one"}, {"attempt": 1, "last": True}])
+    facts = kept.read()
+    (one,) = facts.attempts
+    assert (one.machines, one.machine_count, one.available) == ((), None, None)
+    assert {each.kind for each in one.events} <= {"notice", "ended"}
+
+
+def test_thousands_of_checkpoints_take_no_request_each() -> None:
+    kept = Kept()
+    for attempt in range(1, 4):
+        kept.claim()
+        for step in range(200):
+            kept.save(1000 * attempt + step, attempt)
+    kept.store.calls.clear()
+    facts = kept.read()
+    assert [len(each.checkpoints) for each in facts.attempts] == [200] * 3
+    verbs = [verb for verb, _ in kept.store.calls]
+    assert (verbs.count("list"), verbs.count("get"), len(verbs)) == (1, 6, 7)
+
+
+def test_only_a_few_of_many_failed_ranks_are_read() -> None:
+    kept = Kept()
+    kept.claim()
+    for rank in range(100):
+        kept.put(failure_key("run", 1, rank), {"says": f"rank {rank}", "step": 5, "newest_checkpoint": 5})
+    kept.store.calls.clear()
+    (one,) = kept.read().attempts
+    assert len(one.events) == 8
+    assert len(kept.store.calls) == 10

@@ -1,0 +1,171 @@
+"""Runs made by hand, and the figures that they have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotguard.report.facts import AttemptFacts, EventFact
+from spotguard.report.reckoning import RunReport, reckon
+from tests.report.lives import FAILED, FINISHED, PREEMPTED, RUN, START, checkpoint, history, only
+
+
+def shares(report: RunReport) -> dict[str, float]:
+    return {each.key: round(each.seconds, 6) for each in report.shares if each.seconds}
+
+
+def test_three_lives() -> None:
+    report = reckon(RUN)
+    assert (report.state, report.step, report.counted, report.wall) == ("ended", 200, 200, 310.0)
+    assert report.ettr == pytest.approx(200 / 310)
+    assert [line.end for line in report.attempts] == ["notice", "error", "ended"]
+    assert [(line.first, line.last, line.lost, line.kept) for line in report.attempts] == [
+        (0, 100, 0, 40),
+        (100, 160, 10, 0),
+        (150, 200, 0, None),
+    ]
+    assert (report.lost, report.kept, report.saves, report.cost) == (10, 40, 3, 6.0)
+    assert report.notes == ()
+
+
+def test_the_parts_of_the_time_are_all_of_it() -> None:
+    """Waiting for a machine is known of the second attempt alone: the third one's machine had been there for hours."""
+    later = replace(FINISHED, events=(EventFact("ended", START + 330, "", 200),))
+    report = reckon(replace(RUN, attempts=(PREEMPTED, FAILED, later)))
+    parts = {
+        "useful": 200.0,
+        "again": 10.0,
+        "checkpoints": 6.0,
+        "saving": 2.0,
+        "starting": 25.0,
+        "waiting": 40.0,
+        "down": 30.0,
+    }
+    assert shares(report) == parts | {"rest": 330.0 - sum(parts.values())}
+
+
+def test_money_is_paid_for_each_machine_and_not_for_down_time() -> None:
+    money = reckon(RUN, price=36.0).money  # a cent for a second of a machine
+    assert money is not None
+    assert money.spent == pytest.approx(0.01 * (2 * 110 + 70 + 60))
+    assert money.machine_hours == pytest.approx((2 * 110 + 70 + 60) / 3600)
+    assert money.useful == pytest.approx(0.01 * (2 * 100 + 50 + 50))
+    assert money.lost == pytest.approx(0.01 * 10)
+    assert money.checkpoints == pytest.approx(0.01 * (2 * 2 + 3 + 1))
+    assert money.kept == pytest.approx(0.01 * 2 * 40)
+    assert reckon(RUN).money is None
+
+
+def test_without_a_checkpoint_of_its_own_an_attempt_has_everything_at_stake() -> None:
+    """Since nothing: its first step."""
+    bare = replace(
+        PREEMPTED, history=history(10, 0, completed=100), checkpoints=(checkpoint(100, 110, emergency=True),)
+    )
+    assert reckon(only(bare)).attempts[0].kept == 100
+
+
+def test_a_save_that_failed_keeps_nothing() -> None:
+    missed = replace(
+        PREEMPTED,
+        checkpoints=(checkpoint(60, 70),),
+        events=(EventFact("notice", START + 110, "terminate notice from aws", 100, False),),
+    )
+    (line,) = reckon(only(missed)).attempts
+    assert (line.lost, line.kept) == (40, 0)
+
+
+def test_an_attempt_that_was_killed_has_no_known_end() -> None:
+    """Its lost steps are not known, and the time to the next start is not called down time."""
+    killed = replace(FAILED, events=(), history=history(180, 100, periodic=150))
+    report = reckon(replace(RUN, attempts=(PREEMPTED, killed, FINISHED)))
+    line = report.attempts[1]
+    assert (line.end, line.last, line.committed, line.lost, line.ended) == ("", None, 150, None, START + 230)
+    assert shares(report)["unseen"] == 20.0
+    assert "end of attempt 2 has no record" in " ".join(report.notes)
+
+
+def test_after_a_notice_that_was_withdrawn_training_goes_on() -> None:
+    """A later checkpoint shows that it did."""
+    went_on = replace(PREEMPTED, checkpoints=(*PREEMPTED.checkpoints, checkpoint(150, 170)))
+    (line,) = reckon(only(went_on, now=180)).attempts
+    assert (line.end, line.ended, line.last) == ("running", START + 170, None)
+
+
+@pytest.mark.parametrize(
+    ("now", "interval", "state"),
+    [
+        pytest.param(1000, 60.0, "training", id="a while ago"),
+        pytest.param(1300, 60.0, "silent", id="too long ago"),
+        pytest.param(1300, 600.0, "training", id="but its interval is long"),
+        pytest.param(1300, None, "training", id="no interval is known"),
+        pytest.param(9000, None, "silent", id="for hours"),
+    ],
+)
+def test_a_run_without_a_known_end_trains_while_it_gives_signs(
+    now: float, interval: float | None, state: str
+) -> None:
+    alive = replace(FINISHED, number=1, events=(), history=history(255, 150, interval=interval, periodic=200))
+    assert reckon(only(alive, now=now)).state == state
+
+
+def test_steps_of_another_run_do_not_count() -> None:
+    """A run may begin with the checkpoint of another."""
+    tuned = replace(FINISHED, number=1, history=history(255, 150, run="base", periodic=200, completed=200))
+    report = reckon(only(tuned))
+    assert (report.step, report.counted) == (200, 50)
+
+
+def test_a_branch_that_was_left_does_not_count() -> None:
+    """The script went back to step 30, so the steps from 30 to 100 were trained for nothing."""
+    back = replace(FINISHED, number=2, history=history(255, 30, periodic=200, completed=200))
+    report = reckon(only(PREEMPTED, back, earlier=[{**history(10, 0), "attempt": 1, "last": 30}]))
+    assert (report.counted, report.lost) == (200, 70)
+
+
+def test_the_steps_behind_the_last_checkpoint_count_if_the_script_came_to_its_end() -> None:
+    """It has used them, though no start would have them."""
+    unsaved = replace(FINISHED, number=1, checkpoints=(checkpoint(190, 290),))
+    report = reckon(only(unsaved))
+    assert (report.step, report.counted, report.lost) == (200, 50, 0)
+    stopped = replace(unsaved, events=(EventFact("interrupted", START + 310, "", 200),))
+    report = reckon(only(stopped))
+    assert (report.step, report.lost) == (190, 10)
+
+
+def test_so_do_those_of_an_attempt_that_saved_nothing() -> None:
+    unsaved = replace(FINISHED, history=history(255, 150, completed=200), checkpoints=())
+    newest = {**FAILED.history, "earlier": [{**history(10, 0), "attempt": 1, "last": 100}]}
+    report = reckon(replace(RUN, attempts=(PREEMPTED, FAILED, unsaved), history=newest))
+    assert (report.step, report.counted, report.lost) == (200, 200, 10)
+    assert report.ettr == pytest.approx(200 / 310)
+
+
+def test_each_attempt_counts_with_its_own_median() -> None:
+    """The second machine is twice as fast."""
+    fast = replace(FAILED, history=history(180, 100, step_seconds=0.5, periodic=150, completed=160))
+    entry = {**history(10, 0), "attempt": 1, "last": 100}
+    report = reckon(only(PREEMPTED, fast, earlier=[entry]))
+    assert report.ettr == pytest.approx((100 * 1.0 + 50 * 0.5) / 240)
+
+
+def test_a_store_of_an_older_version_has_steps_and_dates_alone() -> None:
+    """The seconds of a step come from the dates of checkpoints then, and the page says so."""
+    old = [
+        AttemptFacts(1, started=START, checkpoints=(checkpoint(50, 60), checkpoint(100, 110))),
+        AttemptFacts(2, started=START + 200, checkpoints=(checkpoint(150, 260), checkpoint(200, 310))),
+    ]
+    report = reckon(replace(RUN, attempts=tuple(old), history={}))
+    assert (report.step_seconds, report.estimated, report.step, report.counted) == (1.0, True, 200, 200)
+    assert [(line.first, line.lost, line.end) for line in report.attempts] == [
+        (None, None, ""),
+        (None, None, "running"),
+    ]
+    assert report.notes[0] == "The seconds of a step are estimated from the dates of checkpoints."
+    assert "history of attempts 1, 2" in report.notes[1]
+
+
+def test_a_run_that_has_only_begun() -> None:
+    report = reckon(only(AttemptFacts(1, started=START), now=5))
+    assert (report.state, report.step, report.ettr, report.wall) == ("training", None, None, 0.0)
+    assert reckon(only()).state == "empty"
