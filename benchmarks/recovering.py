@@ -25,20 +25,32 @@ LIMIT = 60.0
 way, folder, how = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1800.0 if way == "spotguard" else LIMIT))
 rank = dist.get_rank()
-model = DistributedDataParallel(nn.Linear(64, 64))
+
+
+class Layer(nn.Linear):
+    """A layer in whose forward the failure happens, once."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if failing:
+            failing.clear()
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Event().wait()
+        return super().forward(x)
+
+
+failing: list[int] = []
+model = DistributedDataParallel(Layer(64, 64))
 optimizer = torch.optim.AdamW(model.parameters())
 kept = folder / "checkpoint.pt"
 
 
 def train(step: int) -> None:
-    """One step, in which the failure may happen, once."""
     mark = folder / "failed"
+    time.sleep(STEP)
     if rank == 1 and step == AT and not mark.exists():
         mark.write_text(str(time.monotonic()))
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait()
-    time.sleep(STEP)
+        failing.append(step)
     optimizer.zero_grad()
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
