@@ -152,7 +152,15 @@ def _memory(limit: int | None) -> Iterator[list[str]]:
     try:
         yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
     finally:
+        _emptied(group)
         group.rmdir()
+
+
+def _emptied(group: Path) -> None:
+    """Wait for the loaders' workers of a process that was killed: they look for their parent every few seconds."""
+    end = time.monotonic() + 30.0
+    while (group / "cgroup.procs").read_text().strip() and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def _table(matrix: dict[str, Counter[str]]) -> Iterator[str]:
