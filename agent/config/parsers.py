@@ -172,6 +172,25 @@ def shell_command(origin: str, text: str) -> str:
     return text
 
 
+#: A receiver of alerts: its kind, which may be missing, and its URL.
+_WEBHOOK = re.compile(r"(?:(?P<kind>alertmanager|slack|json):)?(?P<url>https?://[^\s/?#]+\S*)")
+
+
+def webhooks(origin: str, text: str) -> tuple[str, ...]:
+    """Parse receivers of alerts, separated by commas. The URL of one may be a secret, so no error repeats it."""
+    given = tuple(word for each in text.split(",") if (word := each.strip()))
+    for word in given:
+        if not _WEBHOOK.fullmatch(word):
+            refuse(
+                origin,
+                f"{word[:8]}…",
+                "a URL, as in http://127.0.0.1:9093, or its kind before it, as in slack:https://…: alertmanager, slack or json",
+            )
+    if not given:
+        refuse(origin, text, "a URL, as in http://127.0.0.1:9093")
+    return given
+
+
 def signal_number(origin: str, text: str) -> int | None:
     word = text.upper()
     if word == "NONE":

@@ -9,7 +9,7 @@ import logging
 
 from ....providers.notice import NoticeKind
 from ....providers.text import span
-from ...actions import Launch, Rest
+from ...actions import Incident, Launch, Rest
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
 from ..failures.errors import FailureCause, FailureLog
@@ -198,7 +198,10 @@ class RestartPolicy:
         """Log what the failed command is put down to, once."""
         if not command.explained:
             command.explained = True
-            if (cause := self._failures.conclude(command)) is not None:
+            cause = self._failures.conclude(command)
+            facts = {"class": "unknown", "text": "the command failed"} if cause is None else cause.facts()
+            self._turn.do(Incident("failure", {**facts, "returncode": command.returncode}))
+            if cause is not None:
                 self._turn.log(f"training failed: {cause.text}", logging.ERROR)
                 if cause.repeats:
                     self._turn.log(

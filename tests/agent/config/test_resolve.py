@@ -48,6 +48,13 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "max-restarts": (("1", 1), ("2", 2), ("3", 3)),
     "outlive": (("true", True), ("off", False), ("true", True)),
     "exit-code": (("1", 1), ("76", 76), ("255", 255)),
+    "rules": (("/a.toml", "/a.toml"), ("/b.toml", "/b.toml"), ('"/c.toml"', "/c.toml")),
+    "webhook": (
+        ("http://a", ("http://a",)),
+        ("http://a, slack:http://b/c", ("http://a", "slack:http://b/c")),
+        ('["json:https://c", "http://d:9093"]', ("json:https://c", "http://d:9093")),
+    ),
+    "on-failure": (("logger a", "logger a"), ("b", "b"), ('"c"', "c")),
     "metrics-port": (("1", 1), ("9464", 9464), ("65535", 65535)),
     "json-log": (("true", True), ("0", False), ("true", True)),
     "log-level": (("debug", "debug"), ("WARNING", "warning"), ('"error"', "error")),
@@ -119,7 +126,7 @@ def test_the_service_has_no_command_to_end() -> None:
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
         "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "deadline", "notice-file", "on-notice", "socket",
-        "metrics-port", "json-log", "log-level", "stall-first",
+        "metrics-port", "json-log", "log-level", "stall-first", "rules", "webhook", "on-failure",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 

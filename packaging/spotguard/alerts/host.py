@@ -1,0 +1,58 @@
+"""What the helper reads of the machine: free disk, used memory, and pressure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..agent.process.memory_kills import memory_limit, memory_used
+
+#: A metric's name, the values of its labels, and a number.
+Reading = tuple[str, tuple[str, ...], float]
+
+_SOME = re.compile(r"^some .*avg60=(\d+\.\d+)", re.MULTILINE)
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
+
+
+def disks(folders: Iterable[str]) -> Iterator[Reading]:
+    """Yield the free share of each disk that one of these folders is on. A folder that is not there yet counts as its parent."""
+    seen: set[int] = set()
+    for folder in folders:
+        path = Path(folder)
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        try:
+            device, disk = path.stat().st_dev, os.statvfs(path)
+        except OSError:
+            continue
+        if device not in seen and disk.f_blocks:
+            seen.add(device)
+            yield "spotguard_disk_free_ratio", (str(path),), disk.f_bavail / disk.f_blocks
+
+
+def memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Iterator[Reading]:
+    """Yield the used share of the memory: of the cgroup's limit if there is one, else of the machine's."""
+    membership = proc / "self" / "cgroup"
+    limit, used = memory_limit(root, membership), memory_used(root, membership)
+    if limit and used is not None:
+        yield "spotguard_memory_used_ratio", (), used / limit
+    elif total := (
+        found := {name: int(size) for name, size in _MEMINFO.findall(_text(proc / "meminfo"))}
+    ).get("MemTotal"):
+        yield "spotguard_memory_used_ratio", (), 1 - found.get("MemAvailable", total) / total
+
+
+def pressure(proc: Path = Path("/proc")) -> Iterator[Reading]:
+    """Yield for each resource the share of the last minute in which a task waited for it; nothing if the kernel does not tell."""
+    for resource in ("memory", "cpu", "io"):
+        if found := _SOME.search(_text(proc / "pressure" / resource)):
+            yield "spotguard_pressure_ratio", (resource,), float(found[1]) / 100
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
