@@ -42,7 +42,7 @@ def test_a_service_through_blindness_and_a_notice(
     with ExitStack() as stack:
         port = stack.enter_context(free_port())
         prometheus = stack.enter_context(Prometheus(require_server("prometheus"), {"node-1": port}))
-        options = f"--provider aws --metadata-endpoint {aws.endpoint} --socket {socket} --metrics-port {port}"
+        options = f"--provider aws --metadata-endpoint {aws.endpoint} --socket {socket} --metrics-port {port} --on-failure true"
         service = machine.spotguard("agent", *options.split())
         service.err.until("metrics at http://127.0.0.1:")
         hook = stack.enter_context(FakeHook(socket))

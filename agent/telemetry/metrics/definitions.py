@@ -30,6 +30,7 @@ from .reading import (
     seconds_left,
     single,
     stalled,
+    stalls,
     states,
     which,
     window,
@@ -95,7 +96,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         ("run_id",),
         "Times that a run stood still for too long.",
-        lambda r: all_of(r.at.stalls),
+        stalls,
     ),
     Metric(
         "spotguard_agent_seconds",

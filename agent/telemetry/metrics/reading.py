@@ -111,6 +111,12 @@ def stalled(r: Scrape) -> Iterator[Sample]:
         yield (run_id,), float(run_id in still)
 
 
+def stalls(r: Scrape) -> Iterator[Sample]:
+    """Yield how often each run stood still, 0 included: Prometheus sees no rise in a counter that begins with 1."""
+    runs = {(one.run_id,): 0 for one in r.at.processes.values() if not one.by_itself}
+    yield from (runs | dict(r.at.stalls)).items()
+
+
 def of_helper(read: Callable[[HelperState], float]) -> Callable[[Scrape], Iterator[Sample]]:
     """Return a function that yields a number of the helper of alerts; nothing without a helper."""
     return lambda r: single(None if r.at.helper is None else read(r.at.helper))

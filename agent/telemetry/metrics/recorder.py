@@ -21,7 +21,7 @@ from ...core.preemption import Preemption
 from ...core.session import Session
 from ...events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
 from ...outcome import WITHDRAWN
-from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
+from .snapshot import FAILURES, STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
 if TYPE_CHECKING:
     from ...process.alert_helper import HelperState
@@ -63,14 +63,14 @@ class MetricsRecorder:
         elif isinstance(event, WindowTold):
             self.newest = replace(self.newest, promised=event.seconds)
         elif isinstance(event, Heard):
-            self._heard(event, machine.sessions.get(event.session), now)
+            self._heard(event, machine, now)
         elif isinstance(event, Opened):
             self._process(event.session, machine.sessions.get(event.session))
         elif isinstance(event, Closed):
             self._process(event.session, None)
         self._stands(machine.preemption, now)
         if (cause := machine.failure) is not None and cause is not self._failure:
-            self.newest = replace(self.newest, failures=_one_more(self.newest.failures, (cause.kind,)))
+            self._failed(cause.kind)
         self._failure = machine.failure
         if (stalled := tuple(machine.stalled)) != self.newest.stalled:
             self._stalled(stalled)
@@ -81,6 +81,12 @@ class MetricsRecorder:
         """Record the state of the helper of alerts."""
         if state is not self.newest.helper:
             self.newest = replace(self.newest, helper=state)
+
+    def _failed(self, kind: str) -> None:
+        key = (
+            kind if kind in FAILURES else "program",
+        )  # a newer hook may know classes that this agent does not
+        self.newest = replace(self.newest, failures=_one_more(self.newest.failures, key))
 
     def _stalled(self, stalled: tuple[tuple[int, str], ...]) -> None:
         stalls = self.newest.stalls
@@ -165,10 +171,12 @@ class MetricsRecorder:
 
     # --- training processes ---
 
-    def _heard(self, event: Heard, session: Session | None, now: float) -> None:
-        message = event.message
+    def _heard(self, event: Heard, machine: Machine, now: float) -> None:
+        message, session = event.message, machine.sessions.get(event.session)
         if session is None:
             return
+        if isinstance(message, protocol.TrainingFailed) and not machine.policy.command:
+            self._failed(message.kind)  # a service sees no command fail
         if isinstance(message, protocol.Position):
             self._stepped(event.session, message.step, now)
         if isinstance(message, protocol.Position | protocol.Committed):
