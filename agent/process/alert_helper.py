@@ -218,7 +218,7 @@ class AlertHelper:
     def _put(self, line: bytes) -> None:
         if sum(map(len, self._waiting)) + len(line) > _ROOM and self._waiting:
             if not self.state.dropped:
-                logger.warning("the helper of alerts does not read: what it is told is dropped [SG113]")
+                logger.warning("the helper of alerts does not read: its messages are dropped [SG113]")
             self.state = self._with(dropped=self.state.dropped + 1)
             return
         self._waiting.append(line)

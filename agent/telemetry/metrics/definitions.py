@@ -318,7 +318,7 @@ METRICS: tuple[Metric, ...] = (
         "spotguard_disk_free_ratio",
         "gauge",
         ("path",),
-        "Free share of the disk below a folder that the run writes to.",
+        "Free share of the disk of a directory that the run writes to.",
         reported("spotguard_disk_free_ratio"),
     ),
     Metric(

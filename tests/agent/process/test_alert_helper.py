@@ -98,7 +98,7 @@ def test_one_that_does_not_read_blocks_nothing_and_what_it_misses_is_counted(
     held.after(SAMPLE_EVERY)  # a sample is dropped, too: an old one is of no use
     dropped = helper.state.dropped
     assert dropped > 500
-    assert caplog.messages == ["the helper of alerts does not read: what it is told is dropped [SG113]"]
+    assert caplog.messages == ["the helper of alerts does not read: its messages are dropped [SG113]"]
     assert helper.next_beat == held.clock.monotonic() + 1.0
     os.kill(helper.state.pid, signal.SIGUSR1)
     numbers: list[int] = []
