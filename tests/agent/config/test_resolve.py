@@ -255,3 +255,13 @@ def test_a_plain_path_is_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (
         resolve("run", {"store": "s3:/bucket"}, NOTHING).store == "s3:/bucket"
     )  # refused where stores are known
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://h/x", "pager:https://h", "https://", " , ", "hooks.slack.com/services/T0/B0/secret"]
+)
+def test_a_webhook_that_is_no_url_is_refused_without_its_secret(text: str) -> None:
+    said = refusal({"webhook": text})
+    assert said.startswith("--webhook ")
+    assert "expected a URL, as in http://127.0.0.1:9093" in said
+    assert "secret" not in said

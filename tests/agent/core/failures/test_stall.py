@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Log, Send
+from spotguard.agent.actions import Incident, Log, Send
 from spotguard.agent.core.delivery import STALL_WINDOW
 from spotguard.agent.core.failures.stall import ENOUGH, LEAST, TIMES
 from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume
@@ -252,3 +252,15 @@ def test_nothing_is_looked_for(how: str) -> None:
         else:
             run.says(0, "data")
     assert run.told == []
+
+
+def test_a_stall_and_its_end_are_incidents_once_each() -> None:
+    run = Run()
+    run.trains()
+    run.stands(LEAST + 20, "forward")
+    run.trains(2)
+    kinds = [each.kind for each in run.story.all(Incident) if each.kind in ("stall", "moving")]
+    assert kinds == ["stall", "moving"]
+    (stall,) = [each.facts for each in run.story.all(Incident) if each.kind == "stall"]
+    assert (stall["rank"], stall["phase"], stall["where"]) == (0, "forward", "train.py:10 in main")
+    assert stall["seconds"] >= LEAST
