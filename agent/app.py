@@ -287,6 +287,8 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_EXTRAS_WORTH": options.extras_worth,
         "SPOTGUARD_BEGIN_ANEW": "yes" if options.begin_anew else "",
     }
-    # The metrics port belongs to this agent. A `spotguard run` inside the command would find the port taken and not start.
-    env = {name: value for name, value in env.items() if name != "SPOTGUARD_METRICS_PORT"}
+    # These belong to this agent. A `spotguard run` inside the command would find the port taken and not start, and would send each
+    # alert once more. A webhook's URL may be a secret.
+    own = ("SPOTGUARD_METRICS_PORT", "SPOTGUARD_WEBHOOK", "SPOTGUARD_ON_FAILURE", "SPOTGUARD_RULES")
+    env = {name: value for name, value in env.items() if name not in own}
     return {**env, **{name: str(value) for name, value in given.items() if value not in (None, "")}}

@@ -205,3 +205,14 @@ def test_what_a_summary_names_and_the_incident_lacks_is_a_question_mark() -> Non
     watch = Watch(*default_rules())
     (alert,) = watch.incident("failure", run_id="gpt")
     assert alert.summary == "training failed (?): ?"
+
+
+def test_a_line_that_the_kernel_repeats_is_one_alert_and_a_failure_each_time_one() -> None:
+    watch = Watch(*default_rules())
+    xid = {"kind": "xid", "xid": 79, "scope": "machine", "text": "lost"}
+    assert short(watch.incident("kernel", **xid)) == [("gpu-error", True)]
+    assert watch.incident("kernel", **xid) == []
+    watch.now += 301
+    assert short(watch.incident("kernel", **xid)) == [("gpu-error", True)]
+    for _ in range(2):
+        assert short(watch.incident("failure", run_id="gpt", text="x")) == [("failure", True)]

@@ -33,6 +33,8 @@ _FLOOR = 0.01
 _IDENTITY = ("run_id", "rank", "class", "kind", "gpu", "xid", "device")
 #: Incidents that end the alerts of others of the same run.
 _OPPOSITES = {"moving": "stall", "training": "failure"}
+#: Seconds in which the same incident is the same alert: a driver in trouble writes a line over and over.
+_REPEATED = {"kernel": 300.0}
 #: The most alerts that are followed: only a rule about something that grows without bound makes more.
 _MOST = 500
 
@@ -128,6 +130,9 @@ class Evaluation:
                 alert = Alert(
                     rule, labels, _summary(rule, texts), now, until=now + rule.keep, facts=dict(facts)
                 )
+                known = self._incidents.get((rule.name, labels))
+                if known is not None and now - known.began < _REPEATED.get(kind, 0.0):
+                    continue
                 if len(self._incidents) < _MOST:
                     self._incidents[rule.name, labels] = alert
                 yield alert

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -66,7 +67,7 @@ class AlertProcess:
         path = begin.get("rules")
         self._evaluation = Evaluation(read_rules(path) if path else default_rules())
         self._origin = Origin(socket.gethostname(), self._run_id)
-        self._folders = [os.getcwd(), tempfile.gettempdir(), "/dev/shm", *_local(begin)]
+        self._folders = [*_local(begin), tempfile.gettempdir(), "/dev/shm"]
         self._kernel_log = KernelLog(os.environ.get(VARIABLE, DEFAULT))
         self._gpus = Gpus()
         self._records = RecordWriter(clock)
@@ -222,6 +223,8 @@ class AlertProcess:
 
 def _local(begin: Mapping[str, Any]) -> Iterator[str]:
     """Yield the folders of this machine that a run writes to."""
+    with suppress(FileNotFoundError):  # the working directory is gone
+        yield os.getcwd()
     if begin.get("stage"):
         yield str(begin["stage"])
     parts = urlsplit(str(begin.get("store") or ""))

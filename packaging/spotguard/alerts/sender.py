@@ -148,7 +148,7 @@ class AlertSender:
             ) as answer:
                 status = answer.status_code
                 given = answer.headers.get("Retry-After", "")
-        except requests.RequestException as error:
+        except (requests.RequestException, ValueError) as error:  # a host that is no name is a ValueError
             return _reason(error), 0.0  # the error's own text has the URL
         if 200 <= status < 300:
             return "", None
@@ -156,7 +156,7 @@ class AlertSender:
         return f"it answered {status}", later if status in _LATER else None
 
 
-def _reason(error: requests.RequestException) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, requests.Timeout):
         return "it did not answer in time"
     if isinstance(error, requests.exceptions.SSLError):

@@ -258,7 +258,15 @@ def test_a_plain_path_is_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "text", ["ftp://h/x", "pager:https://h", "https://", " , ", "hooks.slack.com/services/T0/B0/secret"]
+    "text",
+    [
+        "ftp://h/x",
+        "pager:https://h",
+        "https://",
+        "http://h:x/y",
+        " , ",
+        "hooks.slack.com/services/T0/B0/secret",
+    ],
 )
 def test_a_webhook_that_is_no_url_is_refused_without_its_secret(text: str) -> None:
     said = refusal({"webhook": text})
