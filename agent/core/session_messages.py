@@ -260,6 +260,7 @@ class Answers:
         """Take in a training process that has registered. If a notice is active, deliver it."""
         session = self._sessions.add(event, self._turn.now)
         self._command.joined(session)
+        self._failures.opened(session)
         p = self._delivery.active
         if p is None and (reason := self._notices.upcoming.near(self._turn.now)):
             self._delivery.checkpoint(session, reason, going=True)
@@ -281,8 +282,8 @@ class Answers:
         self._launchers.closed(event.session, alive=event.alive)
         self._stalls.forget(event.session)
         session = self._sessions.open.get(event.session) or self._sessions.lost.get(event.session)
-        if session is not None and not event.alive:
-            self._failures.died(session)
+        if session is not None:
+            (self._failures.closed if event.alive else self._failures.died)(session)
         self._sessions.close(event)
 
     def heard(self, event: Heard) -> None:

@@ -82,6 +82,8 @@ class FailureLog:
     def __init__(self) -> None:
         self._errors: list[tuple[Session, TrainingFailed]] = []
         self._silent: list[Session] = []
+        #: Processes whose socket is closed, and which lived when the server looked; by pid.
+        self._closed: dict[int, Session] = {}
         #: The fingerprint and the step of the error that ended the start before.
         self._before: tuple[str, int] | None = None
         #: The newest cause.
@@ -89,21 +91,32 @@ class FailureLog:
 
     def begin(self) -> None:
         """Forget the processes of the start before."""
-        self._errors, self._silent = [], []
+        self._errors, self._silent, self._closed = [], [], {}
 
     def told(self, session: Session, message: TrainingFailed) -> None:
         """A process reports the error that ends it."""
         self._errors.append((session, message))
 
+    def opened(self, session: Session) -> None:
+        """A process has registered, maybe after it had lost its socket."""
+        self._closed.pop(session.pid, None)
+
+    def closed(self, session: Session) -> None:
+        """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
+        self._closed[session.pid] = session
+
     def died(self, session: Session) -> None:
         """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
         launcher ends the others.
         """
+        self._closed.pop(session.pid, None)
         if session.store and not session.left and not self._errors:
             self._silent.append(session)
 
     def conclude(self, command: Command) -> FailureCause | None:
         """Return what the failed command is put down to; None if nothing tells."""
+        if (own := self._closed.get(command.pid)) is not None:
+            self.died(own)
         cause, first, before = self._cause(command), self._first(), self._before
         self._before = None
         if first is not None:

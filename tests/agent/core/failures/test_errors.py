@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotguard.agent.actions import Incident, Launch, Log
-from spotguard.agent.events import CommandEnded
+from spotguard.agent.events import Closed, CommandEnded
 from spotguard.hooks.ipc.protocol import Bye, Position, TrainingFailed
 from tests.fakes.story import Story
 
@@ -232,3 +232,25 @@ def test_a_service_reports_the_errors_of_its_sessions() -> None:
     story.says(session, error("data"))
     (facts,) = failures(story)
     assert (facts["class"], facts["step"]) == ("data", 7)
+
+
+def test_the_command_s_end_may_be_seen_before_its_process_s_death() -> None:
+    """Its socket closes in its exit, when it still counts as alive."""
+    story = Story()
+    session = story.opens(story.pid)
+    story.says(session, Position(3))
+    story.on(Closed(session, "it closed the connection", alive=True))
+    story.ends(-signal.SIGKILL)
+    (facts,) = failures(story)
+    assert (facts["pid"], facts["step"], facts["confidence"]) == (story.pid, 3, "high")
+    assert facts["evidence"] == ["the command was ended by SIGKILL", "its process died without a word"]
+
+
+def test_a_process_that_came_back_and_said_good_bye_was_not_killed() -> None:
+    story = Story()
+    story.on(Closed(story.opens(story.pid), "it closed the connection", alive=True))
+    again = story.opens(story.pid)
+    story.says(again, Bye())
+    story.on(Closed(again, "it closed the connection", alive=True))
+    story.ends(3)
+    assert failures(story) == [{"class": "unknown", "text": "the command failed", "returncode": 3}]
