@@ -48,9 +48,12 @@ def test_a_service_through_blindness_and_a_notice(
         hook = stack.enter_context(FakeHook(socket))
         hook.say(Register(os.getpid(), "job", "train.py", "file:///s", nbytes=1 << 20))
         hook.hear(Welcome)
-        hook.say(
-            Position(5, checkpoint_step=3, checkpoint_age=4.0, save_seconds=2.0, rate=1e6, interval=60.0)
-        )
+        for step in (3, 4, 5):  # three of them tell what a step takes
+            hook.say(
+                Position(
+                    step, checkpoint_step=3, checkpoint_age=4.0, save_seconds=2.0, rate=1e6, interval=60.0
+                )
+            )
         failed = 'spotguard_source_poll_failures_total{reason="server-error",code="500"} > 0'
         eventually(lambda: prometheus.query(failed), "failed looks are recorded")
         eventually(
