@@ -34,8 +34,8 @@ def short(alerts: Iterable[Alert]) -> list[tuple[str, bool]]:
     return [(alert.rule.name, alert.ended is None) for alert in alerts]
 
 
-def disk(free: float, path: str = "/") -> tuple[str, list[str], float]:
-    return "spotguard_disk_free_ratio", [path], free
+def disk(free: float, place: str = "/") -> tuple[str, list[str], float]:
+    return "spotguard_disk_free_ratio", [place], free
 
 
 FULL = Rule(
@@ -44,7 +44,7 @@ FULL = Rule(
     compare="<",
     threshold=0.1,
     lasts=30.0,
-    summary="{path} has {value}",
+    summary="{place} has {value}",
 )
 
 
@@ -54,7 +54,7 @@ def test_a_value_must_hold_for_its_time_and_begins_once() -> None:
     (alert,) = watch.sample(disk(0.04))
     assert (alert.summary, alert.labels, alert.began, alert.ended) == (
         "/ has 0.04",
-        (("path", "/"),),
+        (("place", "/"),),
         1010.0,
         None,
     )
@@ -84,9 +84,9 @@ def test_an_alert_ends_when_it_has_not_held_for_a_minute_and_not_at_the_edge() -
 def test_each_set_of_labels_is_an_alert_of_its_own_and_ends_with_its_series() -> None:
     watch = Watch(FULL)
     found = watch.sample(disk(0.05), disk(0.01, "/data"), times=4)
-    assert {dict(alert.labels)["path"] for alert in found} == {"/", "/data"}
+    assert {dict(alert.labels)["place"] for alert in found} == {"/", "/data"}
     (gone,) = watch.sample(disk(0.05), times=10)
-    assert (gone.labels, gone.ended is None) == ((("path", "/data"),), False)
+    assert (gone.labels, gone.ended is None) == ((("place", "/data"),), False)
 
 
 def checkpoint(age: float, interval: float | None) -> list[tuple[str, list[str], float]]:

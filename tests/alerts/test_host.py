@@ -11,9 +11,9 @@ from spotguard.alerts.host import disks, memory, pressure
 
 
 def test_each_disk_is_read_once_also_below_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
-    found = list(disks([str(tmp_path), str(tmp_path / "a" / "b"), str(tmp_path)]))
-    ((name, (path,), free),) = found
-    assert (name, path) == ("spotguard_disk_free_ratio", str(tmp_path))
+    found = list(disks([("store", str(tmp_path / "a" / "b")), ("stage", str(tmp_path))]))
+    ((name, (place,), free),) = found
+    assert (name, place) == ("spotguard_disk_free_ratio", "store")
     disk = os.statvfs(tmp_path)
     assert free == pytest.approx(disk.f_bavail / disk.f_blocks, abs=0.05)
 

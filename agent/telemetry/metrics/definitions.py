@@ -317,8 +317,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spotguard_disk_free_ratio",
         "gauge",
-        ("path",),
-        "Free share of the disk of a directory that the run writes to.",
+        ("place",),
+        "Free share of a disk: of the store, the stage, the working or temporary directory.",
         reported("spotguard_disk_free_ratio"),
     ),
     Metric(

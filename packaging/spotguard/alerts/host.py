@@ -16,10 +16,14 @@ _SOME = re.compile(r"^some .*avg60=(\d+\.\d+)", re.MULTILINE)
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
 
 
-def disks(folders: Iterable[str]) -> Iterator[Reading]:
-    """Yield the free share of each disk that one of these folders is on. A folder that is not there yet counts as its parent."""
+def disks(folders: Iterable[tuple[str, str]]) -> Iterator[Reading]:
+    """Yield the free share of each disk that one of these folders is on. A folder that is not there yet counts as its parent.
+
+    Args:
+        folders: the folders' names for people, and their paths. Every user of the machine may read metrics, so paths are in none.
+    """
     seen: set[int] = set()
-    for folder in folders:
+    for name, folder in folders:
         path = Path(folder)
         while not path.exists() and path != path.parent:
             path = path.parent
@@ -29,7 +33,7 @@ def disks(folders: Iterable[str]) -> Iterator[Reading]:
             continue
         if device not in seen and disk.f_blocks:
             seen.add(device)
-            yield "spotguard_disk_free_ratio", (str(path),), disk.f_bavail / disk.f_blocks
+            yield "spotguard_disk_free_ratio", (name,), disk.f_bavail / disk.f_blocks
 
 
 def memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Iterator[Reading]:

@@ -67,7 +67,7 @@ class AlertProcess:
         path = begin.get("rules")
         self._evaluation = Evaluation(read_rules(path) if path else default_rules())
         self._origin = Origin(socket.gethostname(), self._run_id)
-        self._folders = [*_local(begin), tempfile.gettempdir(), "/dev/shm"]
+        self._folders = [*_local(begin)]
         self._kernel_log = KernelLog(os.environ.get(VARIABLE, DEFAULT))
         self._gpus = Gpus()
         self._records = RecordWriter(clock)
@@ -221,15 +221,17 @@ class AlertProcess:
         self._kernel_log.close()
 
 
-def _local(begin: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the folders of this machine that a run writes to."""
-    with suppress(FileNotFoundError):  # the working directory is gone
-        yield os.getcwd()
-    if begin.get("stage"):
-        yield str(begin["stage"])
+def _local(begin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names and paths of the folders of this machine that a run writes to."""
     parts = urlsplit(str(begin.get("store") or ""))
     if parts.scheme == "file":
-        yield unquote(parts.path)
+        yield "store", unquote(parts.path)
+    if begin.get("stage"):
+        yield "stage", str(begin["stage"])
+    with suppress(FileNotFoundError):  # it is gone
+        yield "working directory", os.getcwd()
+    yield "temporary directory", tempfile.gettempdir()
+    yield "/dev/shm", "/dev/shm"
 
 
 def main(stdin: int = 0, stdout: int = 1) -> int:
