@@ -116,6 +116,17 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Incident:
+    """Report this to the helper of alerts, if one was asked for. Everything in it is plain JSON.
+
+    The kinds are "failure", "stall", "moving" (a run that stood still moves again), "training" (a process trains) and "outcome".
+    """
+
+    kind: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Answer a person who asked for a drill."""
 
@@ -137,6 +148,7 @@ Action = (
     | Announce
     | Acknowledge
     | Publish
+    | Incident
     | Log
     | Tell
 )

@@ -39,7 +39,9 @@ from .telemetry import logs, systemd
 from .telemetry.status import AgentFacts
 
 if TYPE_CHECKING:  # loaded only when an option requests them
+    from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
+    from .telemetry.metrics.reading import Scrape
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
@@ -100,7 +102,10 @@ def _serve(
         stack.callback(server.close)
         server.start()
         count = PollCount()
-        meter = _metrics(options, path, command is None, count, clock, stack)
+        meter, read = _metrics(options, path, command is None, count, clock, stack)
+        alerts = None if read is None else _alerts(options, path, command is None, read, post, clock)
+        if alerts is not None:
+            stack.callback(alerts.close)
         supervisor, env, orphan = None, dict(os.environ), None
         if command is not None:
             env = exported(options, server.path, os.environ)
@@ -155,6 +160,7 @@ def _serve(
             manager=manager,
             meter=meter,
             memory=MemoryCounters(),
+            alerts=alerts,
             orphan=orphan,
         )
         return agent.run()
@@ -162,10 +168,13 @@ def _serve(
 
 def _metrics(
     options: Options, path: Path, service: bool, count: PollCount, clock: Clock, stack: ExitStack
-) -> MetricsRecorder | None:
-    """Return the recorder of the metrics, with its endpoint open; None if no port was given."""
-    if options.metrics_port is None:
-        return None
+) -> tuple[MetricsRecorder | None, Callable[[], Scrape] | None]:
+    """Return the recorder of the metrics and a function that reads them; None if nothing asks for them.
+
+    The endpoint is open, if a port was given.
+    """
+    if options.metrics_port is None and not _wants_alerts(options):
+        return None, None
     from .telemetry.metrics import opening
     from .telemetry.metrics.recorder import MetricsRecorder
 
@@ -174,11 +183,45 @@ def _metrics(
         meter.ended(record)
     run_id = options.run_id or path.stem
     read = opening.reader(options, run_id, meter, count, clock, service=service)
+    if options.metrics_port is None:
+        return meter, read
     endpoint = opening.endpoint(options.metrics_port, read)
     stack.callback(endpoint.close)
     endpoint.start()
     logger.info("metrics at %s", endpoint.url)
-    return meter
+    return meter, read
+
+
+def _wants_alerts(options: Options) -> bool:
+    return bool(options.rules or options.webhook or options.on_failure)
+
+
+def _alerts(
+    options: Options,
+    path: Path,
+    service: bool,
+    read: Callable[[], Scrape],
+    post: Callable[[Event], None],
+    clock: Clock,
+) -> AlertHelper | None:
+    """Return the helper of alerts, not started yet; None if no option asks for it."""
+    if not _wants_alerts(options):
+        return None
+    from .process.alert_helper import AlertHelper
+    from .telemetry.metrics.definitions import values
+
+    begin = {
+        "run_id": options.run_id or path.stem,
+        "command": "agent" if service else "run",
+        "store": options.store,
+        "stage": options.stage,
+        "rules": options.rules,
+        "webhooks": options.webhook,
+        "on_failure": options.on_failure,
+        "json_log": options.json_log,
+        "log_level": options.log_level,
+    }
+    return AlertHelper(begin, post, clock, lambda: values(read()))
 
 
 def _notice_hook(
@@ -248,6 +291,8 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_EXTRAS_WORTH": options.extras_worth,
         "SPOTGUARD_BEGIN_ANEW": "yes" if options.begin_anew else "",
     }
-    # The metrics port belongs to this agent. A `spotguard run` inside the command would find the port taken and not start.
-    env = {name: value for name, value in env.items() if name != "SPOTGUARD_METRICS_PORT"}
+    # These belong to this agent. A `spotguard run` inside the command would find the port taken and not start, and would send each
+    # alert once more. A webhook's URL may be a secret.
+    own = ("SPOTGUARD_METRICS_PORT", "SPOTGUARD_WEBHOOK", "SPOTGUARD_ON_FAILURE", "SPOTGUARD_RULES")
+    env = {name: value for name, value in env.items() if name not in own}
     return {**env, **{name: str(value) for name, value in given.items() if value not in (None, "")}}

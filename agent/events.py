@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..hooks.ipc.protocol import Message, Register
 from ..providers.health import Health
@@ -136,6 +137,22 @@ class NoticeHookEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class HelperReported:
+    """The helper of alerts reports what fires, and what it reads of this machine."""
+
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HelperEnded:
+    """The helper of alerts has ended."""
+
+    pid: int
+    #: As in `subprocess`: negative for a signal.
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSeen:
     """The processes left of the ended command: the answer to a `Look`."""
 
@@ -183,6 +200,8 @@ Event = (
     | Watching
     | Launched
     | NoticeHookEnded
+    | HelperReported
+    | HelperEnded
     | GroupSeen
     | Signalled
     | CommandEnded

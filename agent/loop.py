@@ -21,6 +21,7 @@ from .actions import (
     Action,
     Announce,
     Finish,
+    Incident,
     KillGroup,
     Launch,
     Log,
@@ -39,6 +40,8 @@ from .events import (
     Closed,
     Event,
     HealthChanged,
+    HelperEnded,
+    HelperReported,
     Launched,
     NoticeGone,
     NoticeSeen,
@@ -59,11 +62,14 @@ from .telemetry import systemd
 from .telemetry.status import AgentFacts, answers, in_a_line, shortened
 
 if TYPE_CHECKING:  # loaded only when an option requests them
+    from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
 
+#: Seconds at most that the agent's end waits for its helper of alerts: after a failure, and else.
+_LAST_ALERTS, _LAST_WORDS = 75.0, 3.0
 #: Seconds. A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a peer may name any deadline.
 _LONGEST_SLEEP = 3600.0
 
@@ -100,6 +106,7 @@ class Agent:
         manager: systemd.Manager = systemd.NOBODY,
         meter: MetricsRecorder | None = None,
         memory: MemoryCounters | None = None,
+        alerts: AlertHelper | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -113,6 +120,7 @@ class Agent:
         self._notice_hook = notice_hook
         self._manager = manager
         self._metrics = meter
+        self._alerts = alerts
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
@@ -122,6 +130,8 @@ class Agent:
 
     def run(self) -> int:
         """Run until the machine requests `Finish`, and return the exit code."""
+        if self._alerts is not None:
+            self._alerts.start()
         actions = self._machine.begin(self._clock.monotonic(), self._orphan)
         self._server.departing = self._machine.departing
         self._carry_out(actions)
@@ -156,12 +166,28 @@ class Agent:
         return self._server.serves and all(watch.alive for watch in self._watches)
 
     def _drain(self) -> None:
-        """Wait for the operator's command, at most for the rest of the window. SIGTERM or SIGINT ends the wait."""
-        while self._notice_hook is not None and self._notice_hook.busy:
-            try:
-                event = self._events.get(timeout=max(0.0, self._until - self._clock.monotonic()))
-            except queue.Empty:
+        """Wait for the operator's command and the last alerts, at most for the rest of the window. SIGTERM or SIGINT ends the wait."""
+        now = self._clock.monotonic()
+        patience = _LAST_ALERTS if self._code and not self._until else _LAST_WORDS
+        alerts_until = min(now + patience, max(now, self._until)) if self._until else now + patience
+        if self._alerts is not None:
+            self._alerts.finish()
+        while True:
+            now = self._clock.monotonic()
+            waits = []
+            if self._notice_hook is not None and self._notice_hook.busy:
+                waits.append(self._until)
+            if self._alerts is not None and self._alerts.busy:
+                waits.append(min(alerts_until, now + 1.0) if now < alerts_until else now)
+                self._alerts.finish()
+            if not any(until > now for until in waits):
                 return
+            try:
+                event = self._events.get(timeout=min(until for until in waits if until > now) - now)
+            except queue.Empty:
+                continue
+            if isinstance(event, HelperEnded) and self._alerts is not None:
+                self._alerts.ended(event)
             if isinstance(event, Signalled) and event.signum in DECIDED:
                 return
 
@@ -169,7 +195,8 @@ class Agent:
         check = self._check_at if self._watches else None
         sign = self._manager.next_sign if self._lives else None
         memory = self._memory_at if self._memory is not None and self._machine.sessions else None
-        times = (self._machine.next_wake, self._feed.next_beat, check, sign, memory)
+        beat = None if self._alerts is None else self._alerts.next_beat
+        times = (self._machine.next_wake, self._feed.next_beat, check, sign, memory, beat)
         due = [t for t in times if t is not None]
         timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
         try:
@@ -183,6 +210,8 @@ class Agent:
             event = replace(event, going_down=systemd.going_down())
         self._check(now)
         self._look_at_memory(now)
+        if self._alerts is not None:
+            self._tend(self._alerts, event, now)
         for follower, message in self._feed.beat(now):
             self._server.send(follower, message)
         if isinstance(event, StatusAsked):
@@ -201,6 +230,16 @@ class Agent:
         actions = self._machine.handle(event, now)
         self._server.departing = self._machine.departing  # before the server welcomes the next session
         self._carry_out(actions)
+
+    def _tend(self, alerts: AlertHelper, event: Event | None, now: float) -> None:
+        """Take in what comes from the helper of alerts, and do what is due for it."""
+        if isinstance(event, HelperReported):
+            alerts.reported(event)
+        elif isinstance(event, HelperEnded):
+            alerts.ended(event)
+        alerts.beat(now)
+        if self._metrics is not None:
+            self._metrics.helped(alerts.state)
 
     def _check(self, now: float) -> None:
         """Report sources whose poll hangs; nothing else notices them."""
@@ -222,7 +261,8 @@ class Agent:
                 self._metrics.take(event, self._machine, now)
 
     def _answer(self, event: StatusAsked, now: float) -> None:
-        pages = answers(self._machine, self._feed, self._facts, event.uid, now, self._last)
+        helper = None if self._alerts is None else self._alerts.state.status()
+        pages = answers(self._machine, self._feed, self._facts, event.uid, now, self._last, helper)
         for page in pages:
             self._server.send(event.session, Answer(page, last=page is pages[-1]))
 
@@ -246,6 +286,9 @@ class Agent:
             self._server.send(action.asker, Answer(body, last=action.last))
         elif isinstance(action, Publish):
             self._publish(action.outcome)
+        elif isinstance(action, Incident):
+            if self._alerts is not None:
+                self._alerts.tell(action.kind, action.facts)
         elif isinstance(action, Acknowledge):
             for watch in self._watches:
                 watch.acknowledge(action.notice_id)
@@ -307,3 +350,6 @@ class Agent:
             logger.error("the outcome cannot be written beside %s: %s", path, error.strerror)
         if self._metrics is not None:
             self._metrics.ended(record)
+        if self._alerts is not None:
+            facts = {name: value for name, value in record.items() if name != "sessions"}
+            self._alerts.tell("outcome", {**facts, "failed": outcome.failed})

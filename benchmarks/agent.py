@@ -1,4 +1,4 @@
-"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices, with metrics and without."""
+"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices, with metrics, alerts and without."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from spotguard.agent.ipc import control
 from tests.e2e.promql import free_port
 
 from .children import child
@@ -19,8 +20,10 @@ from .watched import CLOUDS, Watched, wait_until_seeing
 #: The command that `run` guards: it says a line, does nothing, and ends when its stdin does.
 _IDLE = ("-c", "import sys; print(flush=True); sys.stdin.read()")
 #: Those that are scraped, and how often: as in the scrape that is shipped.
-WITH_METRICS, _BARE = " with metrics", "without"
+WITH_METRICS, WITH_ALERTS, _BARE = " with metrics", " with alerts", "without"
 SCRAPED_EVERY = 10.0
+#: The helper's own rows.
+HELPER = "the helper of alerts"
 
 
 def measure(scale: Scale) -> Iterator[Row]:
@@ -43,6 +46,13 @@ def measure(scale: Scale) -> Iterator[Row]:
                 service = stack.enter_context(child(words, cwd=scale.folder))
                 wait_until_seeing(socket)
                 watched[f"spotguard agent{way}, {cloud.name}"] = service.pid
+        # With a webhook, the helper has its HTTP client; nobody listens there, and nothing fires.
+        options = ["--webhook", "http://127.0.0.1:9/", "--on-failure", "true"]
+        machine = stack.enter_context(Watched(scale.folder / "alerts", "aws", *_IDLE, more=options))
+        machine.start()
+        machine.ready()
+        watched[f"spotguard run{WITH_ALERTS}, {CLOUDS['aws'].name}"] = machine.pid
+        watched[HELPER] = control.status(scale.folder / "alerts" / "agent.sock")["alerts"]["pid"]
         _watch(scale.of(5.0, 1.0), ports)  # of starting
         before, started = {pid: cpu_seconds(pid) for pid in watched.values()}, time.monotonic()
         _watch(span, ports)
@@ -52,9 +62,14 @@ def measure(scale: Scale) -> Iterator[Row]:
             for name, pid in watched.items()
         }
         for name, (resident, proportional, cpu) in found.items():
-            bare = name.replace(WITH_METRICS, "")
+            if name == HELPER:
+                yield Row(f"{name}: resident memory after {spent:.0f} s", "MiB", (resident,), figure=48.0)
+                yield Row(f"{name}: its proportional share (PSS)", "MiB", (proportional,))
+                yield Row(f"{name}: CPU", "% of a core", (cpu,), figure=0.5)
+                continue
+            bare = name.replace(WITH_METRICS, "").replace(WITH_ALERTS, "")
             rss, pss, without = found[bare] if bare != name else (None, None, None)
-            figure = 34.0 if bare == name else 38.0
+            figure = 38.0 if WITH_METRICS in name else 34.0
             what = f"{name}: resident memory after {spent:.0f} s"
             yield Row(what, "MiB", (resident,), figure=figure, peer=rss, peer_name=_BARE)
             what = f"{name}: its proportional share (PSS)"

@@ -491,6 +491,7 @@ class Guard:
             phase=progress.phase,
             still=round(progress.still, 3),
             where=progress.where,
+            attempt=self._checkpointer.attempt,
             **self._state.monitor.position(),
         )
 

@@ -60,10 +60,17 @@ ROWS = {
     "scenarios": [next(scene.row for scene in SCENES if scene.provider == cloud) for cloud in CLOUDS],
     "first_byte": ["hook told → first byte, main thread in torch"],
     "agent": [
-        f"spotguard {way}{metrics}, {cloud.name}: {what}"
-        for cloud in CLOUDS.values()
-        for metrics in ("", " with metrics")
-        for way in ("run", "agent")
+        f"{who}: {what}"
+        for who in (
+            *(
+                f"spotguard {way}{metrics}, {cloud.name}"
+                for cloud in CLOUDS.values()
+                for metrics in ("", " with metrics")
+                for way in ("run", "agent")
+            ),
+            "spotguard run with alerts, AWS",
+            "the helper of alerts",
+        )
         for what in ("resident", "its proportional", "CPU")
     ],
     "agreement": [

@@ -20,6 +20,9 @@ NOTICE_FACTS = tuple(
     f"SPOTGUARD_NOTICE_{name}" for name in ("ID", "KIND", "SEVERITY", "SOURCE", "SECONDS_LEFT", "DETAIL")
 )
 
+#: The variables that a command of `--on-failure` finds in addition.
+FAILURE_FACTS = tuple(f"SPOTGUARD_FAILURE_{name}" for name in ("CLASS", "STEP", "RUN_ID"))
+
 PREFIX = "SPOTGUARD_"
 
 #: The variable that names the TOML file.
@@ -70,6 +73,12 @@ class Options:
     recover: Mapping[str, RecoveryRule] | None
     outlive: bool
     exit_code: int
+    #: The TOML file with rules for alerts; None: the default rules.
+    rules: str | None
+    #: The receivers of alerts, each a URL, or its kind, a colon and a URL.
+    webhook: tuple[str, ...]
+    #: A command line for the shell.
+    on_failure: str | None
     #: Port of the metrics endpoint on loopback; None: no endpoint.
     metrics_port: int | None
     json_log: bool
@@ -82,6 +91,7 @@ class OptionGroup(StrEnum):
     NOTICE = "Notice"
     CHECKPOINTS = "Checkpoints"
     RESTART = "Restart"
+    ALERTS = "Alerts"
     OUTPUT = "Socket and output"
 
 
@@ -99,6 +109,8 @@ class Setting:
     commands: tuple[str, ...] = BOTH
     #: The help text of `agent --help`, if the service's default differs; else "".
     agent_help: str = ""
+    #: The flag may be given several times, the file may have a list, and commas separate the values of one text.
+    several: bool = False
 
     @property
     def field(self) -> str:
@@ -314,6 +326,31 @@ SETTINGS: tuple[Setting, ...] = (
         "exit with this code after a preemption [75, EX_TEMPFAIL]",
         OptionGroup.RESTART,
         RUN,
+    ),
+    Setting(
+        "webhook",
+        parsers.webhooks,
+        (),
+        "URL",
+        "send alerts to this Alertmanager, Slack or other webhook; repeatable",
+        OptionGroup.ALERTS,
+        several=True,
+    ),
+    Setting(
+        "on-failure",
+        parsers.shell_command,
+        None,
+        "COMMAND",
+        "run this in a shell when the command fails",
+        OptionGroup.ALERTS,
+    ),
+    Setting(
+        "rules",
+        parsers.absolute_path,  # the front door, which may import the rules, checks the file
+        None,
+        "FILE",
+        "change the rules of alerts by this TOML file",
+        OptionGroup.ALERTS,
     ),
     Setting(
         "socket",

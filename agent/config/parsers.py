@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NoReturn
+from urllib.parse import urlsplit
 
 from ...providers.clock import WEEK
 from ...providers.dates import parse_duration
@@ -189,6 +190,34 @@ def shell_command(origin: str, text: str) -> str:
     if not text.strip() or "\0" in text:
         refuse(origin, text, "a command for the shell, as in 'logger notice'")
     return text
+
+
+#: A receiver of alerts: its kind, which may be missing, and its URL.
+_WEBHOOK = re.compile(r"(?:(?P<kind>alertmanager|slack|json):)?(?P<url>https?://[^\s/?#]+\S*)")
+
+
+def webhooks(origin: str, text: str) -> tuple[str, ...]:
+    """Parse receivers of alerts, separated by commas. The URL of one may be a secret, so no error repeats it."""
+    given = tuple(word for each in text.split(",") if (word := each.strip()))
+    for word in given:
+        found = _WEBHOOK.fullmatch(word)
+        if found is None or not _has_port(found["url"]):
+            refuse(
+                origin,
+                f"{word[:8]}…",
+                "a URL, as in http://127.0.0.1:9093, or its kind before it, as in slack:https://…: alertmanager, slack or json",
+            )
+    if not given:
+        refuse(origin, text, "a URL, as in http://127.0.0.1:9093")
+    return given
+
+
+def _has_port(url: str) -> bool:
+    """Return whether the URL's port, if it has one, is a number."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def signal_number(origin: str, text: str) -> int | None:

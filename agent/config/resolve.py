@@ -14,7 +14,7 @@ from typing import Any
 from ...providers.errors import UsageError
 from ...providers.text import did_you_mean
 from . import parsers
-from .options import CONFIG_VARIABLE, NOTICE_FACTS, PARENT, PREFIX, SETTINGS, Options, Setting
+from .options import CONFIG_VARIABLE, FAILURE_FACTS, NOTICE_FACTS, PARENT, PREFIX, SETTINGS, Options, Setting
 
 #: Variables of spotguard that are not options: of the command line, of an outer run, of the demo's machines.
 _OTHERS = (
@@ -22,9 +22,11 @@ _OTHERS = (
     "SPOTGUARD_DEBUG",
     PARENT,
     "SPOTGUARD_DEMO_MACHINE",
+    "SPOTGUARD_KERNEL_LOG",
     "SPOTGUARD_PROVE",
     "SPOTGUARD_SIMULATED_FAILURE",
     *NOTICE_FACTS,
+    *FAILURE_FACTS,
 )
 
 
@@ -111,7 +113,9 @@ def _from_file(name: Given | None) -> dict[str, Given]:
         if setting.name in given:
             both = f"{setting.name} and {setting.field}"
             raise UsageError(f"{name.text}: {key} is given twice: keep one of {both}")
-        given[setting.name] = Given(f"{name.text}: {key}", parsers.toml_text(f"{name.text}: {key}", value))
+        origin = f"{name.text}: {key}"
+        values = value if setting.several and isinstance(value, list) else [value]
+        given[setting.name] = Given(origin, ",".join(parsers.toml_text(origin, each) for each in values))
     return given
 
 

@@ -11,11 +11,11 @@ sends TERM early in one case only: if no process that could save otherwise is re
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
-from ..actions import Action, Launch, Publish
+from ..actions import Action, Incident, Launch, Publish
 from ..events import (
     Asked,
     Closed,
@@ -172,6 +172,11 @@ class Machine:
         return self._failures.last
 
     @property
+    def stalled(self) -> Collection[tuple[int, str]]:
+        """The runs that stand still, by user and run."""
+        return self._stalls.standing
+
+    @property
     def state(self) -> MachineState:
         """The state of the machine."""
         p, command = self._delivery.active, self._command.current
@@ -257,12 +262,14 @@ class Machine:
     def _watch(self, _: None = None) -> None:
         self._delivery.ask_for_checkpoint()
         for session, seconds in self._stalls.resumed():
+            self._turn.do(Incident("moving", {"run_id": session.run_id, "seconds": round(seconds, 1)}))
             self._turn.log(f"run {session.run_id} moves again at step {session.step}, after {seconds:.0f} s")
             p = self._delivery.active
             if p is not None and p.stall and p.runs == {session.run}:
                 self._delivery.rehearsed(p, f"{BROKEN_OFF}: training moves again")
         if self._delivery.active is None and not self._turn.stopping:
             for stall in self._stalls.due(self._turn.now):
+                self._turn.do(Incident("stall", stall.facts()))
                 self._delivery.stalled(stall)
                 return  # one at a time; another run's comes when this one is saved
             if self._recovery.acts_on("stall") and (lasts := self._stalls.lasting(self._turn.now)):

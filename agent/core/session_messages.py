@@ -14,12 +14,12 @@ from collections.abc import Collection
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
-from ..actions import Tell
+from ..actions import Incident, Tell
 from ..events import Closed, Heard, Opened
 from ..outcome import Outcome, as_level
 from .command import Command, CommandGroup
 from .delivery import Delivery
-from .failures.errors import FailureLog
+from .failures.errors import FailureLog, cause_of
 from .failures.stall import StallWatch
 from .notices import NoticeTracker
 from .preemption import Preemption
@@ -260,6 +260,7 @@ class Answers:
         """Take in a training process that has registered. If a notice is active, deliver it."""
         session = self._sessions.add(event, self._turn.now)
         self._command.joined(session)
+        self._failures.opened(session)
         p = self._delivery.active
         if p is None and (reason := self._notices.upcoming.near(self._turn.now)):
             self._delivery.checkpoint(session, reason, going=True)
@@ -281,8 +282,8 @@ class Answers:
         self._launchers.closed(event.session, alive=event.alive)
         self._stalls.forget(event.session)
         session = self._sessions.open.get(event.session) or self._sessions.lost.get(event.session)
-        if session is not None and not event.alive:
-            self._failures.died(session)
+        if session is not None:
+            (self._failures.closed if event.alive else self._failures.died)(session)
         self._sessions.close(event)
 
     def heard(self, event: Heard) -> None:
@@ -302,6 +303,8 @@ class Answers:
             self._position(session, message)
         elif isinstance(message, protocol.TrainingFailed):
             self._failures.told(session, message)
+            if not self._turn.policy.command:  # a service sees no command fail
+                self._turn.do(Incident("failure", cause_of(session, message).facts()))
         elif isinstance(message, protocol.Bye):
             session.left = True
             p = self._delivery.active
@@ -314,6 +317,7 @@ class Answers:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
             at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
             self._turn.log(f"{session.who}: training {at} of run {session.run_id} in {session.store}")
+            self._turn.do(Incident("training", {"run_id": session.run_id, "rank": session.rank}))
         session.stands(message, self._turn.now)
         self._stalls.hear(session, message, self._turn.now)
 

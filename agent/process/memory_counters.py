@@ -41,7 +41,7 @@ class MemoryCounters:
 
     def __init__(self, root: Path = _ROOT, proc: Path = _PROC) -> None:
         self._root, self._proc = root, proc
-        self._groups = [group for group in self._all_groups() if _text(group[1] / _FILES[group[0]][0])]
+        self._groups = [group for group in self._all_groups() if group[1].is_dir()]
 
     def kills(self) -> int:
         """Return how many processes were killed for memory so far; 0 if no cgroup counts them.
@@ -49,7 +49,8 @@ class MemoryCounters:
         v1 counts those of this group alone, and v2 those of the groups below, too.
         """
         for version, folder in self._groups:
-            return _numbers(_text(folder / _FILES[version][0])).get("oom_kill", 0)
+            if (counted := _numbers(_text(folder / _FILES[version][0])).get("oom_kill")) is not None:
+                return counted
         return 0
 
     def limit(self) -> int:

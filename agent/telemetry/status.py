@@ -17,6 +17,8 @@ from ..sources.feed import Feed
 _PAGE = MAX_FRAME - 1024
 #: Bytes of an answer that an outcome's sessions may take. The record in the file has all sessions.
 _OF_OUTCOME = _PAGE // 2
+#: Bytes of an answer that the firing alerts may take.
+_OF_ALERTS = _PAGE // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,13 @@ class AgentFacts:
 
 
 def answers(
-    machine: Machine, feed: Feed, facts: AgentFacts, uid: int, now: float, last: dict[str, Any] | None
+    machine: Machine,
+    feed: Feed,
+    facts: AgentFacts,
+    uid: int,
+    now: float,
+    last: dict[str, Any] | None,
+    alerts: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the answer in pages. The first page has everything; sessions that do not fit follow on the other pages."""
     visible = [s for s in machine.sessions.values() if uid in (0, s.uid)]
@@ -60,10 +68,13 @@ def answers(
         "upcoming": machine.upcoming.status(now),
         "last_outcome": None,
         "last_failure": _failure(machine),
+        "alerts": None,
         "sessions": [],
     }
     if last is not None and (uid == 0 or not facts.service):
         body["last_outcome"] = shortened(last)
+    if alerts is not None and (uid == 0 or not facts.service):
+        body["alerts"] = {**alerts, "firing": alerts["firing"][: _fitting(alerts["firing"], _OF_ALERTS)]}
     pages = [body]
     count = _fitting(sessions, _PAGE - _size(body))
     body["sessions"], rest = sessions[:count], sessions[count:]

@@ -195,6 +195,8 @@ class Position(Message):
     phase: str = ""
     still: float = -1.0
     where: str = ""
+    #: Number of this start of the run. Below 0: an older hook, or no guard.
+    attempt: int = -1
 
 
 @_on_the_wire

@@ -321,3 +321,40 @@ def test_status_of_nobody(folder: Path) -> None:
     """A socket without an agent is a clear error."""
     with pytest.raises(control.AgentError, match="no spotguard answers"):
         control.status(folder / "none.sock")
+
+
+# --- the helper of alerts ---
+
+
+def test_incidents_and_outcomes_reach_the_helper_and_the_agent_ends_after_it(
+    options: Options, tmp_path: Path
+) -> None:
+    """The command of `--on-failure` has run by the time at which the agent returns."""
+    said = tmp_path / "said"
+    asking = replace(options, on_failure=f"cat > {said}")
+    assert app.run(asking, [sys.executable, "-c", "raise SystemExit(7)"]) == 7
+    facts = json.loads(said.read_text())
+    assert (facts["class"], facts["returncode"], facts["run_id"]) == ("unknown", 7, "r")
+
+
+def test_a_command_that_ends_well_runs_nothing(options: Options, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    asking = replace(options, on_failure=f"cat > {said}")
+    assert app.run(asking, [sys.executable, "-c", "pass"]) == 0
+    assert not said.exists()
+
+
+def test_a_helper_that_does_not_end_holds_no_exit_up_for_long(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed then, and the exit code is the command's."""
+    from spotguard.agent import loop
+    from spotguard.agent.process import alert_helper
+
+    monkeypatch.setattr(loop, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(
+        alert_helper.AlertHelper.__init__,
+        "__defaults__",
+        ((sys.executable, "-c", "import time; time.sleep(99)"),),
+    )
+    assert app.run(replace(options, on_failure="true"), [sys.executable, "-c", "pass"]) == 0

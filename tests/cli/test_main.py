@@ -384,7 +384,15 @@ def test_the_options_of_run_are_in_groups(
 ) -> None:
     text = _helps(80, capsys, monkeypatch)["run"]
     titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == ["options:", "Notice:", "Checkpoints:", "Restart:", "Socket and output:", "examples:"]
+    assert titles == [
+        "options:",
+        "Notice:",
+        "Checkpoints:",
+        "Restart:",
+        "Alerts:",
+        "Socket and output:",
+        "examples:",
+    ]
 
 
 def test_an_options_help_is_one_short_phrase() -> None:

@@ -322,3 +322,26 @@ def test_one_is_one() -> None:
     for restarts, words in ((0, "for 16 s, watching"), (1, "restarted 1 time,"), (2, "restarted 2 times,")):
         command = {"pid": 26954, "returncode": None, "restarts": restarts}
         assert words in status_view.title(a_body(command=command))
+
+
+def test_alerts_that_fire_are_shown_with_their_gravity_and_a_helper_that_is_gone_is_too() -> None:
+    helper: dict[str, Any] = {"pid": 7, "returncode": None, "starts": 1, "dropped": 0, "firing": []}
+    assert "  alerts        none fires" in shown(a_body(alerts=helper))
+    firing = [
+        {
+            "alert": "disk-full",
+            "severity": "critical",
+            "summary": "the disk of / is nearly full",
+            "for_seconds": 61.0,
+        }
+    ]
+    body = a_body(alerts={**helper, "firing": firing, "dropped": 1200})
+    assert shown(body, None)[-1] == (
+        "  alerts        critical, for 61 s: the disk of / is nearly full; 1,200 messages to it were dropped"
+    )
+    assert status_view.shape(body) != status_view.shape(a_body(alerts=helper))
+    gone = a_body(alerts={**helper, "pid": 0, "returncode": -9})
+    assert shown(gone, None)[-1] == (
+        "  alerts        NONE: their helper has ended (-9), started 1 time; training does not depend on it"
+    )
+    assert not any("alerts" in line for line in shown(a_body()))

@@ -47,7 +47,9 @@ def unanswered(prometheus: Prometheus, seconds: float | None = None) -> list[str
     return [
         expression
         for expression, instant in queries()
-        if not any(
+        if "spotguard_gpu_" not in expression
+        and "spotguard_failures_total" not in expression  # none is here
+        and not any(
             math.isfinite(value)
             for value in _values(prometheus, expression, instant and seconds is None, seconds or 60.0)
         )

@@ -42,15 +42,18 @@ def test_a_service_through_blindness_and_a_notice(
     with ExitStack() as stack:
         port = stack.enter_context(free_port())
         prometheus = stack.enter_context(Prometheus(require_server("prometheus"), {"node-1": port}))
-        options = f"--provider aws --metadata-endpoint {aws.endpoint} --socket {socket} --metrics-port {port}"
+        options = f"--provider aws --metadata-endpoint {aws.endpoint} --socket {socket} --metrics-port {port} --on-failure true"
         service = machine.spotguard("agent", *options.split())
         service.err.until("metrics at http://127.0.0.1:")
         hook = stack.enter_context(FakeHook(socket))
         hook.say(Register(os.getpid(), "job", "train.py", "file:///s", nbytes=1 << 20))
         hook.hear(Welcome)
-        hook.say(
-            Position(5, checkpoint_step=3, checkpoint_age=4.0, save_seconds=2.0, rate=1e6, interval=60.0)
-        )
+        for step in (3, 4, 5):  # three of them tell what a step takes
+            hook.say(
+                Position(
+                    step, checkpoint_step=3, checkpoint_age=4.0, save_seconds=2.0, rate=1e6, interval=60.0
+                )
+            )
         failed = 'spotguard_source_poll_failures_total{reason="server-error",code="500"} > 0'
         eventually(lambda: prometheus.query(failed), "failed looks are recorded")
         eventually(

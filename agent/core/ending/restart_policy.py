@@ -10,7 +10,7 @@ import signal
 
 from ....providers.notice import NoticeKind
 from ....providers.text import span
-from ...actions import Launch, Rest, SignalSession
+from ...actions import Incident, Launch, Rest, SignalSession
 from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
@@ -205,6 +205,8 @@ class RestartPolicy:
     def _decide(self, command: CommandEnded) -> RecoveryDecision:
         """Log what the failed command is put down to, and decide what follows."""
         cause = self._failures.conclude(command)
+        facts = {"class": "unknown", "text": "the command failed"} if cause is None else cause.facts()
+        self._turn.do(Incident("failure", {**facts, "returncode": command.returncode}))
         if cause is not None:
             self._turn.log(f"training failed: {cause.text}", logging.ERROR)
         decision = self._recovery.decide(

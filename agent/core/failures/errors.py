@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ....hooks.ipc.failure_classes import CLASSES, FailureClass
 from ....hooks.ipc.protocol import TrainingFailed
@@ -33,12 +34,41 @@ class FailureCause:
     Attributes:
         kind: the class, a name in `CLASSES`; "killed" for a death by a signal.
         text: one line for a person.
+        evidence: what told the class, each in a few words.
+        session: the training process in which it began; None if none had registered.
+        error: the error that this process reported; None if it died without a word.
         repeats: whether the start before failed by the same error at the same step, so that the next one would, too.
     """
 
     kind: str
     text: str
+    evidence: tuple[str, ...] = ()
+    session: Session | None = None
+    error: TrainingFailed | None = None
     repeats: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """Return the cause as plain JSON, for the helper of alerts and for the record in the store."""
+        session, error = self.session, self.error
+        at = None if session is None else session.position
+        return {
+            "class": self.kind,
+            "text": self.text,
+            "evidence": list(self.evidence),
+            "confidence": "high" if error is not None or len(self.evidence) > 1 else "low",
+            "repeats": self.repeats,
+            "run_id": "" if session is None else session.run_id,
+            "store": "" if session is None else session.store,
+            "rank": None if session is None else session.rank,
+            "world": None if session is None else session.world,
+            "pid": None if session is None else session.pid,
+            "step": None if session is None else error.step if error is not None else session.step,
+            "attempt": None if at is None else at.attempt,
+            "newest_checkpoint": at.checkpoint_step if at is not None and at.checkpoint_step >= 0 else None,
+            "phase": "" if at is None else clip(at.phase, NAME),
+            "where": "" if at is None else clip(at.where, TEXT),
+            "reported": error is not None,
+        }
 
     @classmethod
     def kinds(cls) -> tuple[str, ...]:
@@ -52,6 +82,8 @@ class FailureLog:
     def __init__(self) -> None:
         self._errors: list[tuple[Session, TrainingFailed]] = []
         self._silent: list[Session] = []
+        #: Processes whose socket is closed, and which lived when the server looked; by pid.
+        self._closed: dict[int, Session] = {}
         #: The fingerprint and the step of the error that ended the start before.
         self._before: tuple[str, int] | None = None
         #: The newest cause.
@@ -59,21 +91,32 @@ class FailureLog:
 
     def begin(self) -> None:
         """Forget the processes of the start before."""
-        self._errors, self._silent = [], []
+        self._errors, self._silent, self._closed = [], [], {}
 
     def told(self, session: Session, message: TrainingFailed) -> None:
         """A process reports the error that ends it."""
         self._errors.append((session, message))
 
+    def opened(self, session: Session) -> None:
+        """A process has registered, maybe after it had lost its socket."""
+        self._closed.pop(session.pid, None)
+
+    def closed(self, session: Session) -> None:
+        """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
+        self._closed[session.pid] = session
+
     def died(self, session: Session) -> None:
         """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
         launcher ends the others.
         """
+        self._closed.pop(session.pid, None)
         if session.store and not session.left and not self._errors:
             self._silent.append(session)
 
     def conclude(self, command: CommandEnded) -> FailureCause | None:
         """Return what the failed command is put down to; None if nothing tells."""
+        if (own := self._closed.get(command.pid)) is not None:
+            self.died(own)
         cause, first, before = self._cause(command), self._first(), self._before
         self._before = None
         if first is not None:
@@ -95,19 +138,17 @@ class FailureLog:
         if command.memory_kills and (first is None or kind == "loader-worker" or _class_of(kind).follows):
             return self._of_memory(command)
         if first is not None and not (self._silent and _class_of(kind).follows):
-            session, error = first
-            at = f" at {clip(error.where, TEXT)}" if error.where else ""
-            said = f"{clip(error.error, NAME)}: {clip(error.message, TEXT)}".removesuffix(": ")
-            return _cause(kind, f"{session.who} at step {error.step}", f"{_class_of(kind).says}{at} ({said})")
+            return cause_of(*first)
         who = _last_seen(self._silent)
+        dead = self._silent[0] if self._silent else None
+        silence = ("its process died without a word",) * bool(self._silent)
         ended = -min(0, command.returncode)
         if ended in _SIGNALS:
-            return FailureCause("killed", f"{who}: {_SIGNALS[signal.Signals(ended)]}")
+            told = (f"the command was ended by {signal.Signals(ended).name}", *silence)
+            return FailureCause("killed", f"{who}: {_SIGNALS[signal.Signals(ended)]}", told, dead)
         if self._silent:
-            return FailureCause(
-                "killed",
-                f"{who}: its process died without a word, so a signal has ended it; what to do: see dmesg",
-            )
+            text = f"{who}: {silence[0]}, so a signal has ended it; what to do: see dmesg"
+            return FailureCause("killed", text, silence, dead)
         return None
 
     def _of_memory(self, command: CommandEnded) -> FailureCause:
@@ -115,13 +156,22 @@ class FailureLog:
         number = command.memory_kills
         killed = f"the kernel killed {number} process{'' if number == 1 else 'es'} of this job{limit}"
         dead = self._silent or [session for session, _ in self._errors]
-        who = _last_seen(dead)
-        return _cause("host-memory", who, f"{_class_of('host-memory').says}: {killed}")
+        told = (
+            "the kernel's counter of kills for memory rose",
+            *("its process died without a word",) * bool(self._silent),
+        )
+        known = _class_of("host-memory")
+        text = f"{_last_seen(dead)}: {known.says}: {killed}; what to do: {known.advice}"
+        return FailureCause(known.name, text, told, dead[0] if dead else None)
 
 
-def _cause(kind: str, who: str, what: str) -> FailureCause:
-    known = _class_of(kind)
-    return FailureCause(known.name, f"{who}: {what}; what to do: {known.advice}")
+def cause_of(session: Session, error: TrainingFailed) -> FailureCause:
+    """Return the cause that a process's own report of its error names."""
+    known = _class_of(error.kind)
+    at = f" at {clip(error.where, TEXT)}" if error.where else ""
+    said = f"{clip(error.error, NAME)}: {clip(error.message, TEXT)}".removesuffix(": ")
+    text = f"{session.who} at step {error.step}: {known.says}{at} ({said}); what to do: {known.advice}"
+    return FailureCause(known.name, text, ("the process's own error",), session, error)
 
 
 def _class_of(kind: str) -> FailureClass:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ....hooks.ipc.protocol import Position
 from ....providers.text import TEXT, clip
@@ -63,6 +63,19 @@ class Stall:
     #: Seconds without progress of all ranks here, and how many are a stall.
     seconds: float
     limit: float
+
+    def facts(self) -> dict[str, Any]:
+        """Return the stall as plain JSON, for the helper of alerts."""
+        return {
+            "text": self.text(),
+            "run_id": self.session.run_id,
+            "rank": self.session.rank,
+            "pid": self.session.pid,
+            "step": self.session.step,
+            "phase": self.phase,
+            "where": self.where,
+            "seconds": round(self.seconds, 1),
+        }
 
     def text(self) -> str:
         """Return the stall for a log line."""
@@ -175,6 +188,11 @@ class StallWatch:
             if run in self._told and math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
                 self._lasted.discard(run)
                 yield ranks[0].session, moved_at - self._told.pop(run)
+
+    @property
+    def standing(self) -> Collection[tuple[int, str]]:
+        """The runs that stand still, by user and run."""
+        return self._told.keys()
 
     def _runs(self) -> dict[tuple[int, str], list[_RankProgress]]:
         runs: dict[tuple[int, str], list[_RankProgress]] = {}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from .histogram import Histogram
 from .reading import (
     WHO,
     Sample,
@@ -19,12 +20,17 @@ from .reading import (
     ended_polls,
     expected_slack,
     failed_polls,
+    firing,
     fits_window,
     named,
     of_each,
+    of_helper,
+    reported,
     reserve,
     seconds_left,
     single,
+    stalled,
+    stalls,
     states,
     which,
     window,
@@ -77,6 +83,27 @@ METRICS: tuple[Metric, ...] = (
         ("class",),
         "Failures of the command, by the class of the cause.",
         lambda r: all_of(r.at.failures),
+    ),
+    Metric(
+        "spotguard_stalled",
+        "gauge",
+        ("run_id",),
+        "1 while a run stands still for too long, else 0.",
+        stalled,
+    ),
+    Metric(
+        "spotguard_stalls_total",
+        "counter",
+        ("run_id",),
+        "Times that a run stood still for too long.",
+        stalls,
+    ),
+    Metric(
+        "spotguard_agent_seconds",
+        "gauge",
+        (),
+        "Seconds since this agent began.",
+        lambda r: single(r.now - r.facts.began),
     ),
     # --- sources ---
     Metric(
@@ -174,6 +201,13 @@ METRICS: tuple[Metric, ...] = (
         of_each(lambda one, r: one.step if one.step >= 0 else None),
     ),
     Metric(
+        "spotguard_step_seconds",
+        "gauge",
+        WHO,
+        "Seconds that a step took, over the last minute. Absent until it is known.",
+        of_each(lambda one, r: one.step_seconds),
+    ),
+    Metric(
         "spotguard_checkpoint_step",
         "gauge",
         WHO,
@@ -244,4 +278,113 @@ METRICS: tuple[Metric, ...] = (
         "1 if an emergency save of all registered runs fits in the window, else 0.",
         fits_window,
     ),
+    # --- the helper of alerts, and what it reads of the machine ---
+    Metric(
+        "spotguard_helper_up",
+        "gauge",
+        (),
+        "1 while the helper of alerts runs, 0 after its end. Absent without one.",
+        of_helper(lambda helper: helper.pid > 0),
+    ),
+    Metric(
+        "spotguard_helper_starts_total",
+        "counter",
+        (),
+        "Starts of the helper of alerts.",
+        of_helper(lambda helper: helper.starts),
+    ),
+    Metric(
+        "spotguard_helper_dropped_total",
+        "counter",
+        (),
+        "Incidents and samples that the helper did not read in time.",
+        of_helper(lambda helper: helper.dropped),
+    ),
+    Metric(
+        "spotguard_alerts_firing",
+        "gauge",
+        ("alert", "severity"),
+        "Firing alerts of the helper's rules.",
+        firing,
+    ),
+    Metric(
+        "spotguard_alert_messages_total",
+        "counter",
+        ("receiver", "result"),
+        "Messages to receivers of alerts: sent, failed or dropped.",
+        reported("spotguard_alert_messages_total"),
+    ),
+    Metric(
+        "spotguard_disk_free_ratio",
+        "gauge",
+        ("place",),
+        "Free share of a disk: of the store, the stage, the working or temporary directory.",
+        reported("spotguard_disk_free_ratio"),
+    ),
+    Metric(
+        "spotguard_memory_used_ratio",
+        "gauge",
+        (),
+        "Used share of the cgroup's memory, or of the machine's without a limit.",
+        reported("spotguard_memory_used_ratio"),
+    ),
+    Metric(
+        "spotguard_pressure_ratio",
+        "gauge",
+        ("resource",),
+        "Share of the last minute in which tasks waited for memory, cpu or io.",
+        reported("spotguard_pressure_ratio"),
+    ),
+    Metric(
+        "spotguard_kernel_errors_total",
+        "counter",
+        ("kind",),
+        "Lines of the kernel log about xid, oom, disk or machine-check.",
+        reported("spotguard_kernel_errors_total"),
+    ),
+    Metric(
+        "spotguard_gpu_up",
+        "gauge",
+        ("gpu",),
+        "1 while NVML answers for the GPU, 0 after it was lost.",
+        reported("spotguard_gpu_up"),
+    ),
+    Metric(
+        "spotguard_gpu_throttled",
+        "gauge",
+        ("gpu", "reason"),
+        "1 while the GPU is slowed down for heat, power or hardware, else 0.",
+        reported("spotguard_gpu_throttled"),
+    ),
+    Metric(
+        "spotguard_gpu_ecc_errors_total",
+        "counter",
+        ("gpu",),
+        "Memory errors of the GPU that ECC could not correct.",
+        reported("spotguard_gpu_ecc_errors_total"),
+    ),
+    Metric(
+        "spotguard_gpu_temperature_celsius",
+        "gauge",
+        ("gpu",),
+        "Temperature of the GPU.",
+        reported("spotguard_gpu_temperature_celsius"),
+    ),
+    Metric(
+        "spotguard_gpu_memory_used_ratio",
+        "gauge",
+        ("gpu",),
+        "Used share of the GPU's memory.",
+        reported("spotguard_gpu_memory_used_ratio"),
+    ),
 )
+
+
+def values(r: Scrape) -> list[Any]:
+    """Return all numbers as plain JSON: lists of name, values of the labels, and number. Histograms are left out."""
+    return [
+        [metric.name, labels, value]
+        for metric in METRICS
+        for labels, value in metric.read(r)
+        if not isinstance(value, Histogram)
+    ]

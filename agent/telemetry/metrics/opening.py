@@ -31,6 +31,7 @@ def reader(
         expected_window(cloud_of(options.provider), options.window),
         options.window is not None,
         options.reserve,
+        clock.monotonic(),
     )
     return lambda: Scrape(facts, meter.newest, clock.monotonic(), looks.totals)
 

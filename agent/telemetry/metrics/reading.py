@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...core.budget import reserve_of
 from .histogram import Histogram
 from .snapshot import STATES, MetricsSnapshot, Process
+
+if TYPE_CHECKING:
+    from ...process.alert_helper import HelperState
 
 #: The most training processes that are shown, the first ones. A machine has eight devices; the rest is spare. All are counted.
 SHOWN = 128
@@ -30,6 +34,8 @@ class MetricsFacts:
     window_given: bool
     #: `--reserve` in seconds; None: in proportion to the window.
     reserve: float | None
+    #: Monotonic seconds at which the agent began.
+    began: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,47 @@ def named(
     """Yield the counts with the run id as first label: a count that goes on from run to run must not continue another run's."""
     for labels, count in counts.items():
         yield (r.facts.run_id, *labels), count
+
+
+def stalled(r: Scrape) -> Iterator[Sample]:
+    """Yield 1 for each run that stands still, 0 for the others."""
+    runs = {one.run_id for one in r.at.processes.values() if not one.by_itself}
+    still = {run_id for _, run_id in r.at.stalled}
+    for run_id in sorted(runs | still):
+        yield (run_id,), float(run_id in still)
+
+
+def stalls(r: Scrape) -> Iterator[Sample]:
+    """Yield how often each run stood still, 0 included: Prometheus sees no rise in a counter that begins with 1."""
+    runs = {(one.run_id,): 0 for one in r.at.processes.values() if not one.by_itself}
+    yield from (runs | dict(r.at.stalls)).items()
+
+
+def of_helper(read: Callable[[HelperState], float]) -> Callable[[Scrape], Iterator[Sample]]:
+    """Return a function that yields a number of the helper of alerts; nothing without a helper."""
+    return lambda r: single(None if r.at.helper is None else read(r.at.helper))
+
+
+def reported(name: str) -> Callable[[Scrape], Iterator[Sample]]:
+    """Return a function that yields what the helper of alerts reads under this name."""
+
+    def samples(r: Scrape) -> Iterator[Sample]:
+        report = r.at.helper.report if r.at.helper is not None else None
+        for found, labels, value in (report or {}).get("readings", ()):
+            if found == name:
+                yield tuple(labels), float(value)
+
+    return samples
+
+
+def firing(r: Scrape) -> Iterator[Sample]:
+    """Yield how many alerts of each rule fire."""
+    report = r.at.helper.report if r.at.helper is not None else None
+    counts: dict[tuple[str, ...], int] = {}
+    for alert in (report or {}).get("firing", ()):
+        key = (alert["alert"], alert["severity"])
+        counts[key] = counts.get(key, 0) + 1
+    yield from counts.items()
 
 
 def states(r: Scrape) -> Iterator[Sample]:

@@ -6,9 +6,10 @@ bounded: known ones, or "other".
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....hooks.ipc import protocol
 from ....providers.health import Health, Sight
@@ -20,7 +21,10 @@ from ...core.preemption import Preemption
 from ...core.session import Session
 from ...events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
 from ...outcome import WITHDRAWN
-from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
+from .snapshot import FAILURES, STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
+
+if TYPE_CHECKING:
+    from ...process.alert_helper import HelperState
 
 #: The most distinct combinations of kind, source and severity. Two clouds have 30; only texts from other machines give more.
 _PAIRS = 100
@@ -28,6 +32,8 @@ _PAIRS = 100
 _SOURCES = 32
 #: The most notices that are remembered as counted. A source with ever new notices must not fill the memory.
 _KNOWN = 256
+#: Seconds, and the number of steps seen, over which the duration of a step is taken: the longer of the two.
+_STEPS_FOR, _STEPS = 60.0, 5
 
 
 class MetricsRecorder:
@@ -39,6 +45,8 @@ class MetricsRecorder:
         self._known: dict[tuple[str, str], None] = {}
         #: The session numbers and stages of the current notice that are already recorded.
         self._passed: set[tuple[int, str]] = set()
+        #: By session: when it was first seen at each of its last steps.
+        self._steps: dict[int, deque[tuple[float, int]]] = {}
         self._crashes = self._launches = 0
         self._failure: FailureCause | None = None
 
@@ -55,17 +63,37 @@ class MetricsRecorder:
         elif isinstance(event, WindowTold):
             self.newest = replace(self.newest, promised=event.seconds)
         elif isinstance(event, Heard):
-            self._heard(event, machine.sessions.get(event.session), now)
+            self._heard(event, machine, now)
         elif isinstance(event, Opened):
             self._process(event.session, machine.sessions.get(event.session))
         elif isinstance(event, Closed):
             self._process(event.session, None)
         self._stands(machine.preemption, now)
         if (cause := machine.failure) is not None and cause is not self._failure:
-            self.newest = replace(self.newest, failures=_one_more(self.newest.failures, (cause.kind,)))
+            self._failed(cause.kind)
         self._failure = machine.failure
+        if (stalled := tuple(machine.stalled)) != self.newest.stalled:
+            self._stalled(stalled)
         if machine.phase != self.newest.phase:
             self.newest = replace(self.newest, phase=machine.phase)
+
+    def helped(self, state: HelperState) -> None:
+        """Record the state of the helper of alerts."""
+        if state is not self.newest.helper:
+            self.newest = replace(self.newest, helper=state)
+
+    def _failed(self, kind: str) -> None:
+        key = (
+            kind if kind in FAILURES else "program",
+        )  # a newer hook may know classes that this agent does not
+        self.newest = replace(self.newest, failures=_one_more(self.newest.failures, key))
+
+    def _stalled(self, stalled: tuple[tuple[int, str], ...]) -> None:
+        stalls = self.newest.stalls
+        for _, run_id in set(stalled) - set(self.newest.stalled):
+            if (run_id,) in stalls or len(stalls) < _PAIRS:
+                stalls = _one_more(stalls, (run_id,))
+        self.newest = replace(self.newest, stalled=stalled, stalls=stalls)
 
     def launched(self, crashes: int) -> None:
         """Record a start of the command. `crashes` are the crashes that the agent has counted so far."""
@@ -143,10 +171,14 @@ class MetricsRecorder:
 
     # --- training processes ---
 
-    def _heard(self, event: Heard, session: Session | None, now: float) -> None:
-        message = event.message
+    def _heard(self, event: Heard, machine: Machine, now: float) -> None:
+        message, session = event.message, machine.sessions.get(event.session)
         if session is None:
             return
+        if isinstance(message, protocol.TrainingFailed) and not machine.policy.command:
+            self._failed(message.kind)  # a service sees no command fail
+        if isinstance(message, protocol.Position):
+            self._stepped(event.session, message.step, now)
         if isinstance(message, protocol.Position | protocol.Committed):
             self._process(event.session, session)
         if isinstance(message, protocol.Committed) and message.step >= 0:
@@ -170,11 +202,28 @@ class MetricsRecorder:
             self._passed.add((session, stage))
             self._reached(stage, standing.deadline - now)
 
+    def _stepped(self, number: int, step: int, now: float) -> None:
+        seen = self._steps.setdefault(number, deque())
+        if seen and step < seen[-1][1]:  # it went back to a checkpoint
+            seen.clear()
+        if step >= 0 and (not seen or step > seen[-1][1]):
+            seen.append((now, step))
+        while len(seen) > _STEPS and seen[1][0] < now - _STEPS_FOR:
+            seen.popleft()
+
+    def _step_seconds(self, number: int) -> float | None:
+        seen = self._steps.get(number, deque())
+        if len(seen) < 3:  # the first span begins somewhere within a step
+            return None
+        return (seen[-1][0] - seen[1][0]) / (seen[-1][1] - seen[1][1])
+
     def _process(self, number: int, session: Session | None) -> None:
         processes: Mapping[int, Process]
         if session is not None:  # the dict keeps the order: the first session is shown first
-            processes = {**self.newest.processes, number: _process(session)}
+            one = replace(_process(session), step_seconds=self._step_seconds(number))
+            processes = {**self.newest.processes, number: one}
         else:
+            self._steps.pop(number, None)
             processes = {known: one for known, one in self.newest.processes.items() if known != number}
         self.newest = replace(self.newest, processes=processes)
 

@@ -5,12 +5,16 @@ A number that grows with time (an age, blind seconds) is kept as the instant at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ....providers.notice import Severity
 from ...core.failures.errors import FailureCause
 from .histogram import Histogram
+
+if TYPE_CHECKING:
+    from ...process.alert_helper import HelperState
 
 #: Bounds in seconds of the time to detect a notice: one poll a second, long polls at once, and back-off while blind.
 DETECTED = (0.01, 0.1, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -79,6 +83,8 @@ class Process:
     rate: float | None = None
     #: Seconds; None: not measured yet.
     save_seconds: float | None = None
+    #: Seconds that a step took, over the last steps; None: too few were seen.
+    step_seconds: float | None = None
 
 
 def _zeros(*labels: tuple[str, ...]) -> dict[tuple[str, ...], int]:
@@ -121,6 +127,12 @@ class MetricsSnapshot:
     restarts: Counts = field(default_factory=lambda: _zeros(CAUSES))
     #: By class.
     failures: Counts = field(default_factory=lambda: _zeros(FAILURES))
+    #: Stalls so far, by run.
+    stalls: Counts = field(default_factory=dict)
+    #: The user and the run of those that stand still now.
+    stalled: Collection[tuple[int, str]] = ()
+    #: The helper of alerts; None: nothing asked for it.
+    helper: HelperState | None = None
     #: By severity.
     detection: Histograms = field(default_factory=lambda: _empty(DETECTED, SEVERITIES))
     #: By stage, and whether it was a drill.

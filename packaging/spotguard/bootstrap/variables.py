@@ -1,6 +1,6 @@
 """Refusal of a `$NAME` that nothing on the machine expands. The text would stay as it is, and nobody sees the result there.
 
-On the machine a shell expands `--prepare`, `--then`, `--on-notice`, and the script of an `sh -c` in the command. pip expands
+On the machine a shell expands `--prepare`, `--then`, `--on-notice`, `--on-failure`, and the script of an `sh -c` in the command. pip expands
 variables of its own form in its requirements.
 """
 
@@ -23,7 +23,7 @@ _ANY = re.compile(_EXPANDED)
 _OF_AZURE = re.compile(r"\Aaz://\$(?:root|web|logs|blobchangefeed)(?=[/?]|\Z)")
 
 #: Places whose text a shell expands. The command is checked word by word instead.
-_READ_BY_A_SHELL = ("the command", "--prepare", "--then", "--on-notice")
+_READ_BY_A_SHELL = ("the command", "--prepare", "--then", "--on-notice", "--on-failure")
 _READ_BY_PIP = ("--package", "--with", "--index")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash")
 

@@ -129,7 +129,12 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting, text: str) ->
     text = text.replace("%", "%%")
     if not setting.is_switch:
         group.add_argument(
-            setting.flag, dest=setting.name, metavar=setting.metavar, default=argparse.SUPPRESS, help=text
+            setting.flag,
+            action=_Joined if setting.several else "store",
+            dest=setting.name,
+            metavar=setting.metavar,
+            default=argparse.SUPPRESS,
+            help=text,
         )
         return
     for flag, value, words in (
@@ -139,6 +144,20 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting, text: str) ->
         group.add_argument(
             flag, dest=setting.name, action="store_const", const=value, default=argparse.SUPPRESS, help=words
         )
+
+
+class _Joined(argparse.Action):
+    """A flag that may be given several times: commas separate its values, as in the environment."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 def settings_given(arguments: argparse.Namespace, command: str) -> dict[str, str]:

@@ -100,6 +100,7 @@ def shape(body: dict[str, Any]) -> Any:
             for one in body.get("sessions", ())
         ],
         body.get("last_outcome") and body["last_outcome"]["line"],
+        [(one["alert"], one["summary"]) for one in (body.get("alerts") or {}).get("firing", ())],
     )
 
 
@@ -230,10 +231,32 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         for (finding, advice), who in wrong.items():
             yield "WRONG", f"{finding} ({', '.join(who)})", "bold red"
             yield "what to do", advice, "bold"
+    if body.get("alerts"):  # an older agent sends none
+        yield from _alerts(body["alerts"])
     if body["last_outcome"] is not None:
         yield "last", body["last_outcome"]["line"], ""
     if failure := body.get("last_failure"):  # an older agent sends none
         yield "failure", failure["text"], "yellow"
+
+
+def _alerts(alerts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the state of the helper of alerts, and each alert that fires."""
+    if not alerts["pid"]:
+        code = alerts["returncode"]
+        how = (
+            "could not be started"
+            if code is None
+            else f"has ended ({code}), started {count(alerts['starts'], 'time')}"
+        )
+        yield "alerts", f"NONE: their helper {how}; training does not depend on it", "bold red"
+        return
+    missed = f"; {alerts['dropped']:,} messages to it were dropped" if alerts["dropped"] else ""
+    if not alerts["firing"]:
+        yield "alerts", f"none fires{missed}", "yellow" if missed else ""
+    for number, alert in enumerate(alerts["firing"]):
+        style = "bold red" if alert["severity"] == "critical" else "yellow"
+        text = f"{alert['severity']}, for {ago(alert['for_seconds'])}: {alert['summary']}"
+        yield "" if number else "alerts", f"{text}{missed if not number else ''}", style
 
 
 def _is_one_job(sessions: Sequence[dict[str, Any]]) -> bool:

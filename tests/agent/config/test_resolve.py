@@ -57,6 +57,13 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     ),
     "outlive": (("true", True), ("off", False), ("true", True)),
     "exit-code": (("1", 1), ("76", 76), ("255", 255)),
+    "rules": (("/a.toml", "/a.toml"), ("/b.toml", "/b.toml"), ('"/c.toml"', "/c.toml")),
+    "webhook": (
+        ("http://a", ("http://a",)),
+        ("http://a, slack:http://b/c", ("http://a", "slack:http://b/c")),
+        ('["json:https://c", "http://d:9093"]', ("json:https://c", "http://d:9093")),
+    ),
+    "on-failure": (("logger a", "logger a"), ("b", "b"), ('"c"', "c")),
     "metrics-port": (("1", 1), ("9464", 9464), ("65535", 65535)),
     "json-log": (("true", True), ("0", False), ("true", True)),
     "log-level": (("debug", "debug"), ("WARNING", "warning"), ('"error"', "error")),
@@ -128,7 +135,7 @@ def test_the_service_has_no_command_to_end() -> None:
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
         "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "deadline", "notice-file", "on-notice", "socket",
-        "metrics-port", "json-log", "log-level", "stall-first",
+        "metrics-port", "json-log", "log-level", "stall-first", "rules", "webhook", "on-failure",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 
@@ -262,3 +269,21 @@ def test_a_plain_path_is_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (
         resolve("run", {"store": "s3:/bucket"}, NOTHING).store == "s3:/bucket"
     )  # refused where stores are known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ftp://h/x",
+        "pager:https://h",
+        "https://",
+        "http://h:x/y",
+        " , ",
+        "hooks.slack.com/services/T0/B0/secret",
+    ],
+)
+def test_a_webhook_that_is_no_url_is_refused_without_its_secret(text: str) -> None:
+    said = refusal({"webhook": text})
+    assert said.startswith("--webhook ")
+    assert "expected a URL, as in http://127.0.0.1:9093" in said
+    assert "secret" not in said

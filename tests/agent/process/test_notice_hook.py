@@ -57,7 +57,7 @@ def _everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def _no_thread_stays() -> Iterator[None]:
     yield
     for thread in threading.enumerate():
-        if thread.name == "spotguard-notice-hook":  # at its last line
+        if thread.name == "spotguard-on-notice":  # at its last line
             thread.join(TIMEOUT)
             assert not thread.is_alive()
 

@@ -127,8 +127,18 @@ def options_for(
     folder = os.getcwd()
     name = default_run_id(command, folder, os.environ) if run_id is None else run_id
     defaults = {"run-id": name, "store": default_store(folder)}
-    checked = {"store": read_place, **(readers or {})}
+    checked = {"store": read_place, "rules": read_rules_file, **(readers or {})}
     return resolve.resolve("run", flags, os.environ, defaults=defaults, readers=checked)
+
+
+def read_rules_file(origin: str, text: str) -> str:
+    """Return the absolute path of a file of rules that the helper of alerts can use."""
+    from spotguard.agent.config.parsers import absolute_path
+    from spotguard.alerts.rules import read_rules
+
+    path = absolute_path(origin, text)
+    read_rules(path, origin)
+    return path
 
 
 def log_as(options: Options) -> logging.Handler:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
+from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Launch, Log
-from spotguard.agent.events import CommandEnded
+from spotguard.agent.actions import Incident, Launch, Log
+from spotguard.agent.events import Closed, CommandEnded
 from spotguard.hooks.ipc.protocol import Bye, Position, TrainingFailed
 from tests.fakes.story import Story
 
@@ -154,3 +155,102 @@ def test_a_class_of_a_newer_hook_is_told_as_it_is() -> None:
     fails(story, error("cosmic-ray", message="a bit \x1b[31mflipped"))
     (cause,) = causes(story)
     assert "ValueError: a bit  [31mflipped" in cause
+
+
+# --- what the helper of alerts is told ---
+
+
+def failures(story: Story) -> list[dict[str, Any]]:
+    return [dict(each.facts) for each in story.all(Incident) if each.kind == "failure"]
+
+
+def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> None:
+    story = Story(max_restarts=1)
+    session = story.opens(501)
+    story.says(session, Position(7, checkpoint_step=6, attempt=3))
+    story.says(session, error("data"))
+    story.closes(session)
+    story.ends(1)
+    (facts,) = failures(story)
+    assert facts["text"].startswith("rank 0 (pid 501) at step 7: the data could not be read")
+    del facts["text"], facts["run_id"], facts["store"]
+    assert facts == {
+        "class": "data",
+        "evidence": ["the process's own error"],
+        "confidence": "high",
+        "repeats": False,
+        "rank": 0,
+        "world": 1,
+        "pid": 501,
+        "step": 7,
+        "attempt": 3,
+        "newest_checkpoint": 6,
+        "phase": "",
+        "where": "",
+        "reported": True,
+        "returncode": 1,
+    }
+
+
+def test_a_silent_death_has_two_sources_where_the_kernel_counts_it() -> None:
+    """One alone is no high confidence, and nobody has recorded it."""
+    for kills, told in ((0, ["its process died without a word"]), (1, None)):
+        story = Story()
+        session = story.opens(501)
+        story.closes(session)
+        story.on(CommandEnded(story.pid, 1, memory_kills=kills))
+        (facts,) = failures(story)
+        assert (facts["class"], facts["reported"]) == ("host-memory" if kills else "killed", False)
+        assert facts["confidence"] == ("high" if kills else "low")
+        assert told is None or facts["evidence"] == told
+
+
+def test_a_command_that_fails_without_a_cause_is_an_incident_too() -> None:
+    story = Story()
+    story.ends(3)
+    assert failures(story) == [{"class": "unknown", "text": "the command failed", "returncode": 3}]
+
+
+def test_a_command_that_ends_well_or_by_hand_is_none() -> None:
+    for code in (0, -signal.SIGINT):
+        story = Story()
+        story.ends(code)
+        assert failures(story) == []
+
+
+def test_a_process_that_trains_is_told_so_that_a_failure_is_over() -> None:
+    story = Story()
+    session = story.opens(501)
+    story.says(session, Position(7))
+    (incident,) = [each for each in story.all(Incident) if each.kind == "training"]
+    assert incident.facts["rank"] == 0
+
+
+def test_a_service_reports_the_errors_of_its_sessions() -> None:
+    story = Story(command=False)
+    session = story.opens(501)
+    story.says(session, error("data"))
+    (facts,) = failures(story)
+    assert (facts["class"], facts["step"]) == ("data", 7)
+
+
+def test_the_command_s_end_may_be_seen_before_its_process_s_death() -> None:
+    """Its socket closes in its exit, when it still counts as alive."""
+    story = Story()
+    session = story.opens(story.pid)
+    story.says(session, Position(3))
+    story.on(Closed(session, "it closed the connection", alive=True))
+    story.ends(-signal.SIGKILL)
+    (facts,) = failures(story)
+    assert (facts["pid"], facts["step"], facts["confidence"]) == (story.pid, 3, "high")
+    assert facts["evidence"] == ["the command was ended by SIGKILL", "its process died without a word"]
+
+
+def test_a_process_that_came_back_and_said_good_bye_was_not_killed() -> None:
+    story = Story()
+    story.on(Closed(story.opens(story.pid), "it closed the connection", alive=True))
+    again = story.opens(story.pid)
+    story.says(again, Bye())
+    story.on(Closed(again, "it closed the connection", alive=True))
+    story.ends(3)
+    assert failures(story) == [{"class": "unknown", "text": "the command failed", "returncode": 3}]

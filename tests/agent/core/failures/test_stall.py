@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Finish, Launch, Log, Send, SignalSession
+from spotguard.agent.actions import Finish, Incident, Launch, Log, Send, SignalSession
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.delivery import STALL_WINDOW
 from spotguard.agent.core.failures.stall import ENOUGH, LEAST, TIMES
@@ -340,3 +340,15 @@ def test_without_a_rule_nothing_is_ended() -> None:
     run.stands(100 * LEAST, "data", "collective")
     assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
     assert run.story.signals == []
+
+
+def test_a_stall_and_its_end_are_incidents_once_each() -> None:
+    run = Run()
+    run.trains()
+    run.stands(LEAST + 20, "forward")
+    run.trains(2)
+    kinds = [each.kind for each in run.story.all(Incident) if each.kind in ("stall", "moving")]
+    assert kinds == ["stall", "moving"]
+    (stall,) = [each.facts for each in run.story.all(Incident) if each.kind == "stall"]
+    assert (stall["rank"], stall["phase"], stall["where"]) == (0, "forward", "train.py:10 in main")
+    assert stall["seconds"] >= LEAST

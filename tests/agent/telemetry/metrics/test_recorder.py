@@ -17,10 +17,13 @@ from spotguard.agent.events import (
     Signalled,
     SourceGone,
 )
+from spotguard.agent.process.alert_helper import HelperState
+from spotguard.agent.telemetry.metrics.definitions import values
 from spotguard.agent.telemetry.metrics.histogram import Histogram
+from spotguard.agent.telemetry.metrics.reading import Scrape
 from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder, result_of
 from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
-from spotguard.hooks.ipc.protocol import Committed, Delivered, Progress
+from spotguard.hooks.ipc.protocol import Committed, Delivered, Position, Progress, TrainingFailed
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.agent.telemetry.metrics.metered import UNREACHABLE, Life, notice
@@ -244,3 +247,81 @@ def test_health_without_a_reason_is_seeing() -> None:
     life.happens(HealthChanged("aws", Health(SEEING.sight, detail="worth knowing"), 1000.0))
     assert life.value("spotguard_source_state", "aws", "seeing") == 1
     assert life.value("spotguard_blind_seconds_total", "aws", "") is None
+
+
+# --- steps, stalls, failures, and the helper of alerts ---
+
+
+def test_a_step_s_seconds_are_known_after_three_positions_and_go_with_the_last_minute() -> None:
+    life = Life()
+    life.joins()
+    who = ("spotguard_step_seconds", "r", "0", "0")
+    for step in (5, 6):
+        life.says(Position(step), after=2.0)
+        assert life.value(*who) is None
+    life.says(Position(8), after=2.0)
+    assert life.value(*who) == 1.0
+    life.says(Position(8), after=50.0)  # it stands, which makes no step longer
+    assert life.value(*who) == 1.0
+    for step in range(9, 60):
+        life.says(Position(step), after=3.0)
+    assert life.value(*who) == 3.0
+
+
+def test_steps_count_anew_when_training_goes_back() -> None:
+    life = Life()
+    life.joins()
+    for step in (100, 101, 102, 50):
+        life.says(Position(step), after=2.0)
+    assert life.value("spotguard_step_seconds", "r", "0", "0") is None
+
+
+def test_a_run_that_stands_still_is_1_until_it_moves_and_is_counted() -> None:
+    life = Life(command=True)
+    life.happens(Launched(100))
+    life.joins()
+    for _ in range(3):
+        life.says(Position(5, phase="data", still=0.0), after=2.0)
+    assert (life.value("spotguard_stalled", "r"), life.value("spotguard_stalls_total", "r")) == (0, 0)
+    life.says(Position(5, phase="data", still=1801.0), after=2.0)
+    assert (life.value("spotguard_stalled", "r"), life.value("spotguard_stalls_total", "r")) == (1, 1)
+    life.says(Position(6, phase="data", still=0.0), after=2.0)
+    assert (life.value("spotguard_stalled", "r"), life.value("spotguard_stalls_total", "r")) == (0, 1)
+
+
+def test_a_service_counts_the_errors_that_processes_report() -> None:
+    """It sees no command fail. A class that this agent does not know is one of the program."""
+    life = Life()
+    life.joins()
+    for kind in ("data", "of-a-newer-hook"):
+        life.says(TrainingFailed(kind, "ValueError", "x", "train.py:3", "data", "f", 7))
+    assert life.value("spotguard_failures_total", "data") == 1
+    assert life.value("spotguard_failures_total", "program") == 1
+
+
+def test_the_helper_s_state_and_what_it_reads_are_shown_and_are_absent_without_one() -> None:
+    life = Life()
+    assert life.value("spotguard_helper_up") is None
+    report = {
+        "firing": [{"alert": "stall", "severity": "critical"}, {"alert": "stall", "severity": "critical"}],
+        "readings": [["spotguard_disk_free_ratio", ["/"], 0.25], ["spotguard_gpu_up", ["0"], 1.0]],
+    }
+    life.meter.helped(HelperState(pid=7, starts=2, dropped=3, report=report))
+    assert life.value("spotguard_helper_up") == 1
+    assert life.value("spotguard_helper_starts_total") == 2
+    assert life.value("spotguard_helper_dropped_total") == 3
+    assert life.value("spotguard_alerts_firing", "stall", "critical") == 2
+    assert life.value("spotguard_disk_free_ratio", "/") == 0.25
+    assert life.value("spotguard_gpu_up", "0") == 1
+    life.meter.helped(HelperState(pid=0, returncode=-9, starts=2))
+    assert life.value("spotguard_helper_up") == 0
+    assert life.value("spotguard_disk_free_ratio", "/") is None
+
+
+def test_a_sample_for_the_helper_has_every_number_and_no_histogram() -> None:
+    life = Life()
+    life.joins()
+    life.says(Position(5))
+    found = values(Scrape(life.facts, life.meter.newest, life.now, {}))
+    assert ["spotguard_step", ("r", "0", "0"), 5.0] in found
+    assert not [name for name, _, _ in found if name == "spotguard_stage_left_seconds"]

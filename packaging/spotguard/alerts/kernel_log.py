@@ -1,0 +1,141 @@
+"""The kernel's log: lines about GPUs, memory, disks and processors that explain a failure.
+
+`/dev/kmsg` gives one record for each read (Documentation/ABI/testing/dev-kmsg), from the place to which the reader has moved. It
+needs root, CAP_SYSLOG, or `kernel.dmesg_restrict = 0`; without that, nothing is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..providers.text import TEXT, clip
+
+#: The variable that names another file or FIFO than the kernel's own, for tests.
+VARIABLE = "SPOTGUARD_KERNEL_LOG"
+DEFAULT = "/dev/kmsg"
+#: Xids after which the machine is to be left, and those that a program causes. NVIDIA's manual "Xid Errors", and the table in
+#: research of Llama 3's failures: 48, 63, 64, 94, 95 memory; 74 NVLink; 79 fallen off the bus. 13, 31, 43 of a program.
+_OF_MACHINE = frozenset({48, 63, 64, 74, 79, 94, 95, 119, 120})
+_OF_PROGRAM = frozenset({13, 31, 43, 45, 68})
+#: Findings that are kept, and bytes of one read.
+_KEPT, _SIZE = 50, 64 * 1024
+#: Records that are read at once: a driver in trouble may write thousands.
+_AT_ONCE = 1000
+
+_LINES = (
+    (
+        "xid",
+        re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?"),
+    ),
+    ("oom", re.compile(r"Killed process (?P<pid>\d+)|oom-kill:.*\bpid=(?P<pid2>\d+)")),
+    (
+        "machine-check",
+        re.compile(r"Machine check|\[Hardware Error\]|EDAC .*\b(?:UE|uncorrect)", re.IGNORECASE),
+    ),
+    (
+        "disk",
+        re.compile(
+            r"(?:I/O error,? (?:on )?dev (?P<device>\w+)|(?P<device2>nvme\d+\S*): (?:I/O .*timeout|controller is down|Removing after)"
+            r"|EXT4-fs error \(device (?P<device3>\w+)\)|(?:XFS|BTRFS)[^:]*\((?P<device4>[\w-]+)\).*(?:I/O error|corrupt))"
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFinding:
+    """One line of the kernel's log that matters.
+
+    Attributes:
+        kind: "xid", "oom", "disk" or "machine-check".
+        text: the line.
+        pid: the process that it names; 0 for none.
+        xid: the number of an Xid; 0 for none.
+        gpu: the GPU's place on the bus.
+        device: the disk.
+        scope: "machine" if another machine is needed, "program" if the program is the cause, else "unknown".
+    """
+
+    kind: str
+    text: str
+    pid: int = 0
+    xid: int = 0
+    gpu: str = ""
+    device: str = ""
+    scope: str = "unknown"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the finding as plain JSON."""
+        return {name: getattr(self, name) for name in self.__slots__ if getattr(self, name)}
+
+
+def finding_in(line: str) -> KernelFinding | None:
+    """Return what a line of the log tells, or None."""
+    for kind, form in _LINES:
+        if found := form.search(line):
+            groups = {name.rstrip("0123456789"): value for name, value in found.groupdict().items() if value}
+            xid = int(groups.get("xid", 0))
+            scope = "machine" if kind in ("machine-check", "disk") or xid in _OF_MACHINE else "unknown"
+            return KernelFinding(
+                kind,
+                clip(line, TEXT),
+                int(groups.get("pid", 0)),
+                xid,
+                groups.get("gpu", ""),
+                groups.get("device", ""),
+                "program" if xid in _OF_PROGRAM else scope,
+            )
+    return None
+
+
+class KernelLog:
+    """The reader of the log, from its end on. It never blocks.
+
+    Args:
+        path: the log, or a FIFO or a file in its place.
+    """
+
+    def __init__(self, path: str = DEFAULT) -> None:
+        self._rest = b""
+        #: The newest findings, with the monotonic seconds at which they were read.
+        self.kept: deque[tuple[float, KernelFinding]] = deque(maxlen=_KEPT)
+        #: Why nothing is read; "" if the log is open.
+        self.closed = ""
+        #: The open log; below 0 if it is not open.
+        self.fd = -1
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self.fd, 0, os.SEEK_END)
+        except OSError as error:
+            if self.fd < 0:  # a FIFO has no end to move to
+                self.closed = error.strerror or str(error)
+
+    def read(self, now: float) -> Iterator[KernelFinding]:
+        """Yield what the log tells since the last call."""
+        for _ in range(_AT_ONCE):
+            try:
+                data = os.read(self.fd, _SIZE) if self.fd >= 0 else b""
+            except BrokenPipeError:  # records were overwritten before they were read
+                continue
+            except OSError:  # nothing more is there
+                return
+            if not data:
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for raw in lines:
+                # A line that begins with a space continues the record: the kernel's key and value pairs.
+                line = raw.decode(errors="replace")
+                found = None if line.startswith(" ") else finding_in(line.partition(";")[2] or line)
+                if found is not None:
+                    self.kept.append((now, found))
+                    yield found
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,329 @@
+"""The helper's process: one loop over the agent's lines and the kernel's log; everything that may take long is elsewhere.
+
+It ends when its stdin ends. If the agent had not said so before, the agent has been killed, and that is an incident too. What was
+begun then is finished within limits: messages, the operator's command, records.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ..agent.config.options import FAILURE_FACTS
+from ..agent.process.shell_command import ShellCommand
+from ..agent.telemetry import logs
+from ..providers.clock import Clock, SystemClock
+from ..providers.text import TEXT, clip
+from .evaluation import Alert, Evaluation
+from .failure_record import RecordWriter, diagnosed, needs_record
+from .gpu import Gpus
+from .host import Reading, disks, memory, pressure
+from .kernel_log import DEFAULT, VARIABLE, KernelLog
+from .receivers import Origin, Receiver, labels_of
+from .rules import default_rules, read_rules
+
+log = logging.getLogger("spotguard.agent")
+
+#: Seconds between two looks at what is not on a descriptor: alerts whose time is over, writers of records.
+_TICK = 5.0
+#: Seconds between two messages to Alertmanager about what fires.
+_AGAIN = 60.0
+#: Seconds at the end: for messages, and for the operator's command, which has as much at any time.
+_LAST_MESSAGES, _OF_COMMAND = 10.0, 60.0
+#: Seconds before a failure whose lines in the kernel's log count as its evidence.
+_BEFORE = 30.0
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+#: Bytes of one read, and of an agent's longest line. A longer one is skipped.
+_READ, _LONGEST = 256 * 1024, 4 * 1024 * 1024
+
+
+class AlertProcess:
+    """The helper's loop.
+
+    Args:
+        begin: the agent's first line (`agent.app`).
+        clock: the clock.
+        report: takes each report for the agent, as plain JSON.
+    """
+
+    def __init__(
+        self, begin: Mapping[str, Any], clock: Clock, report: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._run_id = str(begin.get("run_id", ""))
+        self._clock = clock
+        self._report_to = report
+        path = begin.get("rules")
+        self._evaluation = Evaluation(read_rules(path) if path else default_rules())
+        self._origin = Origin(socket.gethostname(), self._run_id)
+        self._folders = [*_local(begin)]
+        self._kernel_log = KernelLog(os.environ.get(VARIABLE, DEFAULT))
+        self._gpus = Gpus()
+        self._records = RecordWriter(clock)
+        self._senders = []
+        if begin.get("webhooks"):
+            from .sender import AlertSender  # 10 MiB, which rules alone do not need
+
+            receivers = map(Receiver.of, begin["webhooks"])
+            self._senders = [AlertSender(receiver, self._origin, clock) for receiver in receivers]
+        command = begin.get("on_failure")
+        self._command = ShellCommand("--on-failure", command, clock, lambda: None) if command else None
+        self._findings: Counter[str] = Counter(xid=0, oom=0, disk=0, **{"machine-check": 0})
+        self._again_at = clock.monotonic() + _AGAIN
+        self._reported: Any = None
+        #: Whether the agent has said that it ends.
+        self._ends = False
+        for what, why in (("the kernel's log", self._kernel_log.closed), ("GPUs", self._gpus.closed)):
+            if why:
+                log.debug("the helper of alerts does not read %s: %s", what, why)
+
+    @property
+    def kernel_log(self) -> int:
+        """The kernel log's descriptor; below 0 if it is not open."""
+        return self._kernel_log.fd
+
+    # --- what comes in ---
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Handle a line of the agent's."""
+        now = self._clock.monotonic()
+        if line.get("type") == "sample":
+            own = [*self._read()]
+            names = {name for name, _, _ in own}
+            agents = (each for each in line.get("values", ()) if each[0] not in names)
+            self._handle(self._evaluation.sample([*agents, *own], now))
+            self._report(own)
+        elif line.get("type") == "incident":
+            self._incident(str(line.get("kind")), line.get("facts") or {}, now)
+        elif line.get("type") == "end":
+            self._ends = True
+
+    def _incident(self, kind: str, facts: Mapping[str, Any], now: float) -> None:
+        facts = {
+            "run_id": self._run_id,
+            **{name: value for name, value in facts.items() if value is not None},
+        }
+        if kind == "failure":
+            self.look()  # the kernel writes its lines before it ends the process
+            facts = diagnosed(facts, (each for at, each in self._kernel_log.kept if at >= now - _BEFORE))
+            if needs_record(facts):
+                self._records.write(facts)
+        self._handle(self._evaluation.incident(kind, facts, now))
+        self._report()
+
+    def look(self) -> None:
+        """Read the kernel's log."""
+        now = self._clock.monotonic()
+        for finding in self._kernel_log.read(now):
+            self._findings[finding.kind] += 1
+            self._incident("kernel", finding.facts(), now)
+
+    def tick(self) -> None:
+        """Do what is due although nothing comes in."""
+        now = self._clock.monotonic()
+        self._handle(self._evaluation.expire(now))
+        self._records.busy()
+        if now >= self._again_at:
+            self._again_at = now + _AGAIN
+            if firing := self._evaluation.firing:
+                for sender in self._senders:
+                    if sender.receiver.kind == "alertmanager":
+                        sender.offer(firing)
+
+    def _read(self) -> Iterator[Reading]:
+        yield from disks(self._folders)
+        yield from memory()
+        yield from pressure()
+        yield from self._gpus.read()
+        for kind, number in self._findings.items():
+            yield "spotguard_kernel_errors_total", (kind,), float(number)
+        for sender in self._senders:
+            for result, number in sender.counts.items():
+                yield "spotguard_alert_messages_total", (sender.receiver.name, result), float(number)
+
+    # --- what goes out ---
+
+    def _handle(self, alerts: Iterable[Alert]) -> None:
+        for alert in alerts:
+            actions = alert.rule.actions
+            if "log" in actions and alert.ended is None:
+                log.log(_LEVELS[alert.rule.severity], "alert %s: %s", alert.rule.name, alert.summary)
+            elif "log" in actions:
+                log.info("alert %s is over: %s", alert.rule.name, alert.summary)
+            if "webhook" in actions:
+                for sender in self._senders:
+                    sender.offer([alert])
+            if "command" in actions and alert.ended is None and self._command is not None:
+                self._run_command(self._command, alert)
+
+    def _run_command(self, command: ShellCommand, alert: Alert) -> None:
+        facts = {
+            **alert.facts,
+            "alert": alert.rule.name,
+            "severity": alert.rule.severity,
+            "summary": alert.summary,
+        }
+        values = (
+            facts.get("class", alert.rule.name),
+            facts.get("step", ""),
+            facts.get("run_id", self._run_id),
+        )
+        given = {name: clip(str(value), TEXT) for name, value in zip(FAILURE_FACTS, values, strict=True)}
+        body = json.dumps({**facts, "labels": labels_of(alert, self._origin)}).encode() + b"\n"
+        until = self._clock.monotonic() + _OF_COMMAND
+        command.start(alert.rule.name, {**os.environ, **given}, until, body)
+
+    def _report(self, readings: Iterable[Reading] | None = None) -> None:
+        firing = [
+            {
+                "alert": alert.rule.name,
+                "severity": alert.rule.severity,
+                "summary": alert.summary,
+                "for_seconds": round(self._clock.monotonic() - alert.began, 1),
+            }
+            for alert in self._evaluation.firing
+        ]
+        if readings is not None:
+            self._reported = [[name, list(labels), value] for name, labels, value in readings]
+        self._report_to({"firing": firing, "readings": self._reported or []})
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Finish what was begun, within limits."""
+        now = self._clock.monotonic()
+        if not self._ends:
+            log.error(
+                "the agent of run %s is gone without a word: nothing watches for notices [SG113]",
+                self._run_id,
+            )
+            self._incident("agent-lost", {}, now)
+        self._handle(self._evaluation.close(now))
+        for sender in self._senders:
+            sender.close(now + _LAST_MESSAGES)
+        never = threading.Event()
+        while self._records.busy() or (self._command is not None and self._command.busy):
+            self._clock.wait(never, 0.05)  # both have limits of their own
+        self._records.close()
+        if self._command is not None:
+            self._command.close()
+        self._kernel_log.close()
+
+
+def _local(begin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names and paths of the folders of this machine that a run writes to."""
+    parts = urlsplit(str(begin.get("store") or ""))
+    if parts.scheme == "file":
+        yield "store", unquote(parts.path)
+    if begin.get("stage"):
+        yield "stage", str(begin["stage"])
+    with suppress(FileNotFoundError):  # it is gone
+        yield "working directory", os.getcwd()
+    yield "temporary directory", tempfile.gettempdir()
+    yield "/dev/shm", "/dev/shm"
+
+
+def main(stdin: int = 0, stdout: int = 1) -> int:
+    """Run the helper until its stdin ends."""
+    # Its agent decides when it ends: a launcher's SIGTERM or a Ctrl-C reaches the agent, which may have more to tell then. A
+    # handler, because a command that is started would inherit an ignored signal.
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: None)
+    os.set_blocking(stdout, False)
+    lines = _Lines(stdin)
+    while not (begun := lines.read()) and not lines.ended:
+        pass
+    if not begun or begun[0].get("type") != "begin":
+        print(
+            "spotguard.alerts is a part of spotguard run and spotguard agent, which start it", file=sys.stderr
+        )
+        return 2
+    begin = begun[0]
+    level = logging.getLevelNamesMapping()[str(begin.get("log_level", "info")).upper()]
+    logs.configure(json_log=bool(begin.get("json_log")), level=level)
+    process = AlertProcess(begin, SystemClock(), _Reports(stdout).write)
+    poll = select.poll()
+    poll.register(stdin, select.POLLIN)
+    if process.kernel_log >= 0:
+        poll.register(process.kernel_log, select.POLLIN)
+    arrived = begun[1:]
+    while True:
+        for line in arrived:
+            _guarded(process.take, line)
+        _guarded(process.tick)
+        if lines.ended:
+            break
+        ready = {fd for fd, _ in poll.poll(_TICK * 1000)}
+        if process.kernel_log in ready:
+            _guarded(process.look)
+        arrived = lines.read() if stdin in ready else []
+    _guarded(process.close)
+    logs.flush()
+    return 0
+
+
+def _guarded(work: Callable[..., None], *arguments: Any) -> None:
+    """Do the work. A mistake in it must cost one line of the agent's, and not the helper."""
+    try:
+        work(*arguments)
+    except Exception:
+        log.exception("an error of the helper of alerts")
+
+
+class _Lines:
+    """The agent's lines, as JSON objects."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self._skips = False
+        #: Whether the agent has closed its end.
+        self.ended = False
+
+    def read(self) -> list[dict[str, Any]]:
+        """Wait for bytes, and return the lines that they complete."""
+        data = os.read(self._fd, _READ)
+        self.ended = not data
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        if self._skips and complete:
+            self._skips = False
+            del complete[0]
+        if len(self._rest) > _LONGEST:
+            self._rest, self._skips = b"", True
+        return [line for text in complete if (line := _parsed(text)) is not None]
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        log.warning("the helper of alerts cannot read a line of its agent's [SG113]")
+        return None
+    return line if isinstance(line, dict) else None
+
+
+class _Reports:
+    """The reports to the agent. One that the pipe does not take is left out: the next one has everything again."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+
+    def write(self, body: Mapping[str, Any]) -> None:
+        if not self._rest:
+            self._rest = json.dumps(body, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except OSError:  # full, or the agent is gone, which stdin tells
+            return

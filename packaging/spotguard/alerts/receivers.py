@@ -1,0 +1,154 @@
+"""Receivers of alerts: the kinds that spotguard knows, and the JSON that each takes. Pure.
+
+Alertmanager gets its API's alerts (OpenAPI v2, `POST /api/v2/alerts`), and sends, groups and silences by itself. Slack's
+incoming webhooks, and those of others that copy them, take one text. Any other receiver gets plain JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..providers.redaction import redacted
+from .evaluation import Alert
+
+#: Seconds after which Alertmanager ends an alert that it hears nothing more of: four times the seconds between two messages,
+#: as Prometheus does it.
+FORGOTTEN_AFTER = 240.0
+#: Kinds that are sent only what is new. Alertmanager is sent again what fires.
+_KINDS = ("alertmanager", "slack", "json")
+#: The number of alerts in one text.
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the alerts come from."""
+
+    host: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """One receiver.
+
+    Attributes:
+        kind: "alertmanager", "slack" or "json".
+        url: the URL to post to, which may be a secret.
+    """
+
+    kind: str
+    url: str
+
+    @classmethod
+    def of(cls, given: str) -> Receiver:
+        """Return the receiver that `--webhook` names: by the kind before its URL, else by the URL itself."""
+        kind, _, url = given.partition(":")
+        if kind not in _KINDS:
+            kind, url = _kind_of(given), given
+        if kind == "alertmanager" and urlsplit(url).path.strip("/") == "":
+            url = f"{url.rstrip('/')}/api/v2/alerts"
+        return cls(kind, url)
+
+    @property
+    def name(self) -> str:
+        """The receiver for logs and metrics: no path, no user, nothing secret."""
+        parts = urlsplit(self.url)
+        port = f":{parts.port}" if parts.port else ""
+        return f"{self.kind} {parts.hostname}{port}"
+
+    def body(self, alerts: Sequence[Alert], origin: Origin, wall: Callable[[float], float]) -> Any:
+        """Return the JSON for these alerts.
+
+        Args:
+            alerts: the alerts.
+            origin: where they come from.
+            wall: turns monotonic seconds into Unix seconds.
+        """
+        if self.kind == "alertmanager":
+            return [_for_alertmanager(alert, origin, wall) for alert in alerts]
+        if self.kind == "slack":
+            return {"text": _text_of(alerts, origin)}
+        return {
+            "version": 1,
+            "host": origin.host,
+            "run_id": origin.run_id,
+            "alerts": [_for_json(alert, origin, wall) for alert in alerts],
+        }
+
+
+def _kind_of(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.path.rstrip("/").endswith("/api/v2/alerts") or parts.port == 9093:
+        return "alertmanager"
+    if parts.hostname == "hooks.slack.com":
+        return "slack"
+    return "json"
+
+
+def labels_of(alert: Alert, origin: Origin) -> dict[str, str]:
+    """Return the labels that identify the alert everywhere."""
+    own = {name: _clean(value) for name, value in alert.labels if value}
+    common = {"instance": origin.host, "run_id": origin.run_id}
+    return {"alertname": alert.rule.name, "severity": alert.rule.severity, **common, **own}
+
+
+def _for_alertmanager(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:
+    # A label's name has letters, digits and _ (api/v2/openapi.yaml, labelSet; model.LabelName).
+    labels = {re.sub(r"\W", "_", name): value for name, value in labels_of(alert, origin).items()}
+    return {
+        "labels": labels,
+        "annotations": {"summary": _clean(alert.summary)},
+        "startsAt": _time(wall(alert.began)),
+        "endsAt": _time(wall(_end(alert))),
+    }
+
+
+def _end(alert: Alert) -> float:
+    """Return when the alert ends, or would if nothing more was heard of it."""
+    if alert.ended is not None:
+        return alert.ended
+    return alert.began + FORGOTTEN_AFTER if alert.until is None else alert.until
+
+
+def _for_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:
+    return {
+        "alert": alert.rule.name,
+        "status": "firing" if alert.ended is None else "resolved",
+        "severity": alert.rule.severity,
+        "summary": _clean(alert.summary),
+        "labels": labels_of(alert, origin),
+        "startsAt": _time(wall(alert.began)),
+        "endsAt": None if alert.ended is None else _time(wall(alert.ended)),
+    }
+
+
+def _text_of(alerts: Sequence[Alert], origin: Origin) -> str:
+    lines = [_line_of(alert) for alert in alerts[:_SHOWN]]
+    if len(alerts) > _SHOWN:
+        lines.append(f"and {len(alerts) - _SHOWN} more")
+    return "\n".join([f"spotguard, run {_slack(origin.run_id)} on {_slack(origin.host)}:", *lines])
+
+
+def _line_of(alert: Alert) -> str:
+    state = f"*{alert.rule.severity.upper()}*" if alert.ended is None else "resolved"
+    return f"{state} {alert.rule.name}: {_slack(_clean(alert.summary))}"
+
+
+def _slack(text: str) -> str:
+    """Return the text as Slack shows it: three characters control it (Slack's manual, "Formatting text")."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _clean(text: str) -> str:
+    """Return the text with each secret replaced."""
+    return " ".join(redacted(text.split(" ")))
+
+
+def _time(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,230 @@
+"""The helper as its agent holds it: no write blocks, no line is torn, and its end is seen, told once, and harmless."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard.agent.events import HelperEnded, HelperReported
+from spotguard.agent.process.alert_helper import SAMPLE_EVERY, AlertHelper
+from tests.fakes.clock import ManualClock
+from tests.fakes.serving import Events
+
+#: It repeats what it is told.
+ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+#: It reads the first line, reports it, and reads no more until it gets a signal.
+DEAF = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+line = sys.stdin.buffer.raw.read(65536)
+print('{"deaf": true}', flush=True)
+signal.sigwait({signal.SIGUSR1})
+for line in sys.stdin: print(line, end='', flush=True)
+"""
+
+
+class Held:
+    """A helper, its events, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.events, self.clock = Events(), ManualClock()
+        self.values: list[Any] = [["spotguard_step", ["gpt"], 7.0]]
+        self.helper = self.of(ECHO)
+
+    def of(self, program: str) -> AlertHelper:
+        self.helper = AlertHelper(
+            {"run_id": "gpt"},
+            self.events.queue.put,
+            self.clock,
+            lambda: self.values,
+            (sys.executable, "-c", program),
+        )
+        return self.helper
+
+    def heard(self) -> dict[str, Any]:
+        """The next thing that the helper reports."""
+        event = self.events.next(HelperReported)
+        self.helper.reported(event)
+        return event.body
+
+    def after(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.helper.beat(self.clock.monotonic())
+
+    def dies(self, signum: int = signal.SIGKILL) -> None:
+        os.kill(self.helper.state.pid, signum)
+        self.helper.ended(self.events.next(HelperEnded))
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    held = Held()
+    yield held
+    held.helper.close()
+    if held.helper.state.pid:
+        held.events.next(HelperEnded)
+
+
+def test_it_gets_its_begin_incidents_and_a_sample_every_ten_seconds(held: Held) -> None:
+    held.helper.start()
+    assert held.heard() == {"type": "begin", "run_id": "gpt"}
+    held.helper.tell("stall", {"rank": 1})
+    assert held.heard() == {"type": "incident", "kind": "stall", "facts": {"rank": 1}}
+    assert held.helper.next_beat == held.clock.monotonic() + SAMPLE_EVERY
+    held.after(SAMPLE_EVERY)
+    assert held.heard() == {"type": "sample", "values": held.values}
+    held.after(SAMPLE_EVERY - 1)
+    held.helper.tell("moving", {})
+    assert held.heard()["kind"] == "moving"
+
+
+def test_one_that_does_not_read_blocks_nothing_and_what_it_misses_is_counted(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lines are whole when it reads again, and the newest are those that are dropped."""
+    helper = held.of(DEAF)
+    helper.start()
+    assert held.heard() == {"deaf": True}
+    for number in range(1000):
+        helper.tell("stall", {"number": number, "text": "x" * 1000})
+    held.after(SAMPLE_EVERY)  # a sample is dropped, too: an old one is of no use
+    dropped = helper.state.dropped
+    assert dropped > 500
+    assert caplog.messages == ["the helper of alerts does not read: its messages are dropped [SG113]"]
+    assert helper.next_beat == held.clock.monotonic() + 1.0
+    os.kill(helper.state.pid, signal.SIGUSR1)
+    numbers: list[int] = []
+    while len(numbers) < 1001 - dropped:
+        numbers.append(held.heard()["facts"]["number"])
+        held.after(0.0)
+    assert numbers == list(range(1001 - dropped))
+    helper.tell("moving", {})
+    assert held.heard()["kind"] == "moving"
+
+
+def test_its_death_is_told_once_and_it_is_started_again_with_what_it_missed(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.helper.start()
+    held.heard()
+    held.dies()
+    assert (held.helper.state.pid, held.helper.state.returncode) == (0, -9)
+    assert caplog.messages == [
+        "the helper of alerts has ended (SIGKILL): it is started again in 5 s; training and notices do not depend on it [SG113]"
+    ]
+    held.helper.tell("failure", {"class": "data"})
+    assert held.helper.next_beat == held.clock.monotonic() + 5.0
+    held.after(4.9)
+    assert not held.helper.busy
+    held.after(0.2)
+    assert held.heard()["type"] == "begin"
+    assert held.heard()["kind"] == "failure"
+    assert held.helper.state.starts == 2
+    assert len(caplog.messages) == 1
+
+
+def test_one_that_ends_over_and_over_is_left_ended(held: Held, caplog: pytest.LogCaptureFixture) -> None:
+    helper = held.of("raise SystemExit(3)")
+    helper.start()
+    helper.ended(held.events.next(HelperEnded))
+    for seconds in (5.0, 30.0, 300.0):
+        held.after(seconds)
+        helper.ended(held.events.next(HelperEnded))
+    assert [message.partition(" in ")[0].partition("; ")[0] for message in caplog.messages] == [
+        *["the helper of alerts has ended (exit code 3): it is started again"] * 3,
+        "the helper of alerts has ended (exit code 3): it is not started again",
+    ]
+    assert helper.next_beat is None
+    helper.tell("failure", {})
+    held.after(1e6)
+    assert (helper.state.starts, helper.busy) == (4, False)
+
+
+def test_a_death_after_a_sound_hour_counts_anew(held: Held) -> None:
+    held.helper.start()
+    for _ in range(6):
+        held.clock.advance(3700.0)
+        held.dies()
+        held.after(5.1)
+    assert held.helper.busy
+
+
+def test_a_torn_line_is_not_continued_by_the_next_helper(held: Held) -> None:
+    helper = held.of(DEAF)
+    helper.start()
+    held.heard()
+    for number in range(100):
+        helper.tell("stall", {"number": number, "text": "x" * 1000})
+    held.dies()
+    held.helper._command = (sys.executable, "-c", ECHO)
+    held.after(5.1)
+    assert held.heard()["type"] == "begin"
+    assert set(held.heard()) == {"type", "kind", "facts"}
+
+
+def test_one_that_cannot_be_started_is_told_and_harms_nothing(
+    held: Held, caplog: pytest.LogCaptureFixture, folder: Path
+) -> None:
+    held.helper._command = (str(folder / "none"),)
+    held.helper.start()
+    assert "cannot be started: No such file or directory: it is started again in 5 s" in caplog.text
+    held.helper.tell("stall", {})
+    assert not held.helper.busy
+
+
+def test_at_the_end_it_reads_everything_and_its_end_is_no_failure(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spotguard")
+    held.helper.start()
+    held.heard()
+    held.helper.tell("failure", {})
+    held.helper.finish()
+    held.helper.finish()
+    assert [held.heard()["type"] for _ in range(2)] == ["incident", "end"]
+    event = held.events.next(HelperEnded)
+    assert event.returncode == 0
+    held.helper.ended(event)
+    assert not held.helper.busy
+    assert caplog.messages == []
+
+
+def test_one_that_does_not_end_is_killed(held: Held) -> None:
+    helper = held.of(DEAF)
+    helper.start()
+    held.heard()
+    helper.finish()
+    assert helper.busy
+    pid = helper.state.pid
+    helper.close()
+    event = held.events.next(HelperEnded)
+    assert (event.pid, event.returncode) == (pid, -9)
+    helper.state = helper._with(pid=0)
+
+
+def test_what_it_says_that_is_no_json_is_passed_over(held: Held) -> None:
+    helper = held.of("print('hello'); print('[1]'); print('{\"firing\": []}')")
+    helper.start()
+    assert held.heard() == {"firing": []}
+    helper.ended(held.events.next(HelperEnded))
+
+
+def test_its_state_is_plain_json(held: Held) -> None:
+    held.helper.start()
+    held.helper.reported(HelperReported({"firing": [{"alert": "stall"}]}))
+    shown = held.helper.state.status()
+    assert json.loads(json.dumps(shown)) == {
+        "pid": held.helper.state.pid,
+        "returncode": None,
+        "starts": 1,
+        "dropped": 0,
+        "firing": [{"alert": "stall"}],
+    }

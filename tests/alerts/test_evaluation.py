@@ -1,0 +1,218 @@
+"""When an alert begins and when it ends: for values against numbers, other metrics and their own history, and for incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from spotguard.alerts.evaluation import CLEAR, Alert, Evaluation
+from spotguard.alerts.rules import Rule, default_rules
+
+EVERY = 10.0
+
+
+class Watch:
+    """An evaluation, and its time."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.evaluation = Evaluation(rules)
+        self.now = 1000.0
+
+    def sample(self, *values: tuple[str, list[str], float], times: int = 1) -> list[Alert]:
+        found: list[Alert] = []
+        for _ in range(times):
+            self.now += EVERY
+            found += self.evaluation.sample(values, self.now)
+        return found
+
+    def incident(self, what: str, **facts: Any) -> list[Alert]:
+        return list(self.evaluation.incident(what, facts, self.now))
+
+
+def short(alerts: Iterable[Alert]) -> list[tuple[str, bool]]:
+    """The names of alerts, and whether each begins."""
+    return [(alert.rule.name, alert.ended is None) for alert in alerts]
+
+
+def disk(free: float, place: str = "/") -> tuple[str, list[str], float]:
+    return "spotguard_disk_free_ratio", [place], free
+
+
+FULL = Rule(
+    "full",
+    metric="spotguard_disk_free_ratio",
+    compare="<",
+    threshold=0.1,
+    lasts=30.0,
+    summary="{place} has {value}",
+)
+
+
+def test_a_value_must_hold_for_its_time_and_begins_once() -> None:
+    watch = Watch(FULL)
+    assert watch.sample(disk(0.05), times=3) == []
+    (alert,) = watch.sample(disk(0.04))
+    assert (alert.summary, alert.labels, alert.began, alert.ended) == (
+        "/ has 0.04",
+        (("place", "/"),),
+        1010.0,
+        None,
+    )
+    assert watch.sample(disk(0.05), times=20) == []
+    assert watch.evaluation.firing == [alert]
+
+
+def test_a_value_that_recovers_before_its_time_makes_no_alert() -> None:
+    watch = Watch(FULL)
+    for _ in range(10):
+        assert watch.sample(disk(0.05), times=2) == []
+        assert watch.sample(disk(0.5)) == []
+    assert watch.evaluation.firing == []
+
+
+def test_an_alert_ends_when_it_has_not_held_for_a_minute_and_not_at_the_edge() -> None:
+    watch = Watch(FULL)
+    watch.sample(disk(0.05), times=4)
+    for _ in range(10):
+        assert watch.sample(disk(0.11), disk(0.5, "/other"), times=int(CLEAR / EVERY) - 1) == []
+        assert watch.sample(disk(0.05)) == []
+    found = watch.sample(disk(0.5), times=20)
+    assert short(found) == [("full", False)]
+    assert watch.evaluation.firing == []
+
+
+def test_each_set_of_labels_is_an_alert_of_its_own_and_ends_with_its_series() -> None:
+    watch = Watch(FULL)
+    found = watch.sample(disk(0.05), disk(0.01, "/data"), times=4)
+    assert {dict(alert.labels)["place"] for alert in found} == {"/", "/data"}
+    (gone,) = watch.sample(disk(0.05), times=10)
+    assert (gone.labels, gone.ended is None) == ((("place", "/data"),), False)
+
+
+def checkpoint(age: float, interval: float | None) -> list[tuple[str, list[str], float]]:
+    who = ["gpt", "0", "1000"]
+    values = [("spotguard_checkpoint_age_seconds", who, age)]
+    return values if interval is None else [*values, ("spotguard_checkpoint_interval_seconds", who, interval)]
+
+
+def test_a_threshold_may_be_a_multiple_of_another_metric_of_the_same_labels() -> None:
+    """Without that metric (background checkpoints are off) nothing is compared."""
+    (rule,) = [rule for rule in default_rules() if rule.name == "checkpoint-old"]
+    watch = Watch(rule)
+    assert watch.sample(*checkpoint(290.0, 100.0), times=30) == []
+    assert watch.sample(*checkpoint(1e6, None), times=30) == []
+    assert short(watch.sample(*checkpoint(310.0, 100.0), times=30)) == [("checkpoint-old", True)]
+
+
+def step(seconds: float) -> tuple[str, list[str], float]:
+    return "spotguard_step_seconds", ["gpt", "0", "1000"], seconds
+
+
+SLOW = Rule("slow", metric="spotguard_step_seconds", threshold=2.0, of="history", window=60.0, lasts=60.0)
+MINUTE = 6
+
+
+def test_twice_the_history_needs_a_history() -> None:
+    watch = Watch(SLOW)
+    assert watch.sample(step(1.0), times=5 * MINUTE) == []
+    assert watch.sample(step(9.0), times=5 * MINUTE) == []
+
+
+def test_a_slow_hour_is_seen_against_the_history_and_single_slow_steps_are_not() -> None:
+    """The median over the window and the median before: an evaluation now and then counts for neither."""
+    watch = Watch(SLOW)
+    for _ in range(30):
+        assert watch.sample(step(1.0), times=MINUTE - 1) == []
+        assert watch.sample(step(40.0)) == []
+    assert watch.sample(step(1.9), times=10 * MINUTE) == []
+    assert short(watch.sample(step(2.5), times=5 * MINUTE)) == [("slow", True)]
+    assert short(watch.sample(step(1.0), times=5 * MINUTE)) == [("slow", False)]
+
+
+def test_what_stays_slow_becomes_usual() -> None:
+    watch = Watch(SLOW)
+    watch.sample(step(1.0), times=30 * MINUTE)
+    found = short(watch.sample(step(3.0), times=4 * 60 * MINUTE))
+    assert found == [("slow", True), ("slow", False)]
+
+
+def test_a_robust_deviation_is_counted_in_the_history_s_own_spread() -> None:
+    rule = Rule("odd", metric="spotguard_step_seconds", deviation=5.0)
+    watch = Watch(rule)
+    for at in range(60):
+        assert watch.sample(step(1.0 + 0.1 * (at % 3)), times=MINUTE) == []
+    assert watch.sample(step(1.5)) == []
+    assert short(watch.sample(step(2.0))) == [("odd", True)]
+
+
+def test_a_counter_counts_by_its_rise_in_the_window_and_may_begin_anew() -> None:
+    rule = Rule("ecc", metric="spotguard_gpu_ecc_errors_total", threshold=0.0, window=60.0)
+    watch = Watch(rule)
+    count = "spotguard_gpu_ecc_errors_total"
+    assert watch.sample((count, ["0"], 70.0), times=10) == []
+    assert short(watch.sample((count, ["0"], 71.0))) == [("ecc", True)]
+    assert short(watch.sample((count, ["0"], 71.0), times=20)) == [("ecc", False)]
+    assert watch.sample((count, ["0"], 0.0)) == []
+    assert short(watch.sample((count, ["0"], 2.0))) == [("ecc", True)]
+
+
+def test_the_alerts_of_metrics_end_with_the_run_and_those_of_incidents_do_not() -> None:
+    watch = Watch(FULL, *default_rules())
+    watch.sample(disk(0.05), times=4)
+    watch.incident("failure", run_id="gpt", **{"class": "program", "text": "x"})
+    assert short(watch.evaluation.close(watch.now)) == [("full", False)]
+    assert [alert.rule.name for alert in watch.evaluation.firing] == ["failure"]
+
+
+# --- incidents ---
+
+
+def test_a_failure_begins_at_once_and_ends_when_its_run_trains_again() -> None:
+    watch = Watch(*default_rules())
+    (alert,) = watch.incident("failure", run_id="gpt", rank=1, text="rank 1: bad sample", **{"class": "data"})
+    assert alert.summary == "training failed (data): rank 1: bad sample"
+    assert dict(alert.labels) == {"run_id": "gpt", "rank": "1", "class": "data"}
+    assert watch.incident("training", run_id="other") == []
+    (over,) = watch.incident("training", run_id="gpt")
+    assert (over.labels, over.ended) == (alert.labels, watch.now)
+    assert watch.incident("training", run_id="gpt") == []
+
+
+def test_a_stall_ends_when_its_run_moves() -> None:
+    watch = Watch(*default_rules())
+    assert short(watch.incident("stall", run_id="gpt", rank=0, text="rank 0 in data")) == [("stall", True)]
+    assert short(watch.incident("moving", run_id="gpt")) == [("stall", False)]
+
+
+def test_an_incident_s_alert_ends_after_its_time() -> None:
+    watch = Watch(*default_rules())
+    watch.incident("stall", run_id="gpt", text="x")
+    assert list(watch.evaluation.expire(watch.now + 3599)) == []
+    assert short(watch.evaluation.expire(watch.now + 3600)) == [("stall", False)]
+
+
+def test_an_outcome_is_an_alert_only_if_a_real_preemption_lost_steps() -> None:
+    watch = Watch(*default_rules())
+    assert watch.incident("outcome", failed=False, drill=False, line="committed") == []
+    assert watch.incident("outcome", failed=True, drill=True, line="a drill") == []
+    (alert,) = watch.incident(
+        "outcome", failed=True, drill=False, kind="terminate", line="NOT COMMITTED (slow)"
+    )
+    assert alert.summary == "a preemption has cost steps: NOT COMMITTED (slow)"
+
+
+def test_what_a_summary_names_and_the_incident_lacks_is_a_question_mark() -> None:
+    watch = Watch(*default_rules())
+    (alert,) = watch.incident("failure", run_id="gpt")
+    assert alert.summary == "training failed (?): ?"
+
+
+def test_a_line_that_the_kernel_repeats_is_one_alert_and_a_failure_each_time_one() -> None:
+    watch = Watch(*default_rules())
+    xid = {"kind": "xid", "xid": 79, "scope": "machine", "text": "lost"}
+    assert short(watch.incident("kernel", **xid)) == [("gpu-error", True)]
+    assert watch.incident("kernel", **xid) == []
+    watch.now += 301
+    assert short(watch.incident("kernel", **xid)) == [("gpu-error", True)]
+    for _ in range(2):
+        assert short(watch.incident("failure", run_id="gpt", text="x")) == [("failure", True)]

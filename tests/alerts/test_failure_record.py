@@ -1,0 +1,140 @@
+"""The record of a failure that only the agent saw: what it says, from what evidence, and that it takes no rank's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard.alerts.failure_record import RecordWriter, diagnosed, needs_record
+from spotguard.alerts.kernel_log import KernelFinding
+from spotguard.providers.clock import SystemClock
+from tests.e2e.processes import eventually
+from tests.fakes.clock import ManualClock
+
+KILLED: dict[str, Any] = {
+    "class": "killed",
+    "text": "rank 1 (pid 4242): its process died without a word",
+    "evidence": ["its process died without a word"],
+    "confidence": "low",
+    "run_id": "gpt",
+    "rank": 1,
+    "pid": 4242,
+    "step": 12,
+    "attempt": 3,
+    "newest_checkpoint": 10,
+    "reported": False,
+    "returncode": -9,
+}
+
+
+def facts(folder: Path, **more: Any) -> dict[str, Any]:
+    return {**KILLED, "store": folder.as_uri(), **more}
+
+
+def test_a_kill_for_memory_in_the_kernel_s_log_names_the_class() -> None:
+    """If it is of this process; another one's is no evidence."""
+    found = diagnosed(KILLED, [KernelFinding("oom", "Killed process 4242 (python)", pid=4242)])
+    assert (found["class"], found["confidence"]) == ("host-memory", "high")
+    assert found["evidence"][-1] == "the kernel's log: Killed process 4242 (python)"
+    other = diagnosed(KILLED, [KernelFinding("oom", "Killed process 7 (cc1)", pid=7)])
+    assert (other["class"], other["confidence"], other["evidence"]) == ("killed", "low", KILLED["evidence"])
+
+
+def test_an_xid_makes_a_silent_death_one_of_the_gpu_and_no_other_class() -> None:
+    xid = KernelFinding("xid", "Xid 79", xid=79, scope="machine")
+    assert diagnosed(KILLED, [xid])["class"] == "gpu"
+    own = diagnosed({**KILLED, "class": "data"}, [xid])
+    assert (own["class"], len(own["evidence"])) == ("data", 2)
+
+
+def test_what_a_rank_has_recorded_or_has_no_store_for_is_not_recorded() -> None:
+    assert not needs_record(KILLED)
+    assert needs_record({**KILLED, "store": "file:///s"})
+    assert not needs_record({**KILLED, "store": "file:///s", "reported": True})
+
+
+def written(writer: RecordWriter) -> None:
+    eventually(lambda: not writer.busy(), "the record is written")
+
+
+def test_the_record_is_in_the_run_s_folder_in_the_form_of_a_rank_s(folder: Path) -> None:
+    writer = RecordWriter(SystemClock())
+    writer.write(facts(folder))
+    written(writer)
+    (path,) = (folder / "gpt" / "failures").iterdir()
+    assert path.name == "0003-00001.json"
+    record = json.loads(path.read_text())
+    assert record.pop("ended") > 1.7e9
+    assert record == {
+        "kind": "killed",
+        "evidence": ["its process died without a word"],
+        "confidence": "low",
+        "error": "",
+        "message": KILLED["text"],
+        "phase": "",
+        "where": "",
+        "stack": [],
+        "fingerprint": "",
+        "stays": False,
+        "says": "a process was killed",
+        "advice": "see dmesg, and the log of the scheduler",
+        "step": 12,
+        "newest_checkpoint": 10,
+        "returncode": -9,
+        "rank": 1,
+        "by": "agent",
+    }
+
+
+def test_a_record_that_the_rank_wrote_stays(folder: Path) -> None:
+    own = folder / "gpt" / "failures" / "0003-00001.json"
+    own.parent.mkdir(parents=True)
+    own.write_text("its own")
+    writer = RecordWriter(SystemClock())
+    writer.write(facts(folder))
+    written(writer)
+    assert own.read_text() == "its own"
+
+
+def test_an_attempt_that_was_not_told_is_the_newest_of_the_store(folder: Path) -> None:
+    attempts = folder / "gpt" / "attempts"
+    attempts.mkdir(parents=True)
+    for number in (1, 2):
+        (attempts / f"{number:04d}.json").write_text("{}")
+    writer = RecordWriter(SystemClock())
+    writer.write(facts(folder, attempt=None, **{"class": "host-memory"}))
+    written(writer)
+    record = json.loads((folder / "gpt" / "failures" / "0002-00001.json").read_text())
+    assert record["advice"].startswith("use fewer loader workers")
+
+
+def test_a_store_that_refuses_is_one_line_and_one_that_hangs_is_left(
+    folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "file").write_text("")
+    writer = RecordWriter(SystemClock())
+    writer.write(facts(folder / "file"))
+    written(writer)
+    assert caplog.messages == ["the record of a failure was not written to the store [SG113]"]
+    assert capfd.readouterr().err.startswith("spotguard: ")
+
+
+def test_a_writer_that_is_out_of_time_is_killed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    writer = RecordWriter(clock)
+    hanging = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    assert hanging.stdin is not None
+    with hanging.stdin:
+        writer._running.append((clock.monotonic() + 20, hanging))
+        assert writer.busy()
+        clock.advance(21)
+        assert not writer.busy()
+    assert hanging.returncode == -9
+    assert "the store took more than 20 s" in caplog.text
+    assert not os.path.exists(folder / "gpt")

@@ -1,0 +1,163 @@
+"""How alerts are sent: tried again, never twice at once, never without bounds, and nobody waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from spotguard.alerts.evaluation import Alert
+from spotguard.alerts.receivers import Origin, Receiver
+from spotguard.alerts.rules import Rule
+from spotguard.alerts.sender import AlertSender
+from tests.e2e.processes import eventually
+from tests.fakes.clock import ManualClock
+from tests.fakes.webhook import Webhook, webhook
+
+ALERT = Alert(Rule("stall", incident="stall"), (("run_id", "gpt"),), "it stands", began=1000.0)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+class Sending:
+    """A sender to a receiver of a test, ended with it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.senders: list[AlertSender] = []
+
+    def __call__(self, given: str) -> AlertSender:
+        sender = AlertSender(Receiver.of(given), Origin("node", "gpt"), self.clock)
+        self.senders.append(sender)
+        return sender
+
+    def close(self, sender: AlertSender, seconds: float) -> None:
+        """Close it, and let the time go by until it has ended."""
+        closing = threading.Thread(target=sender.close, args=(self.clock.monotonic() + seconds,))
+        closing.start()
+        while closing.is_alive():
+            self.clock.advance(0.5)
+            closing.join(0.001)
+
+
+@pytest.fixture
+def sending(clock: ManualClock) -> Iterator[Sending]:
+    sending = Sending(clock)
+    yield sending
+    for sender in sending.senders:
+        sending.close(sender, 0.0)
+
+
+def test_an_alert_is_sent_at_once(receiver: Webhook, sending: Sending) -> None:
+    sender = sending(receiver.url)
+    sender.offer([ALERT])
+    (body,) = receiver.until(1)
+    assert body["alerts"][0]["alert"] == "stall"
+    eventually(lambda: sender.counts["sent"] == 1, "it is counted")
+
+
+def test_an_answer_of_500_is_tried_again_after_a_while(
+    receiver: Webhook, sending: Sending, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first failure and the return are logged, and no more; the path, which may be a secret, is not."""
+    caplog.set_level(logging.INFO, "spotguard")
+    receiver.statuses = [500, 503, 200]
+    sender = sending(f"{receiver.url}/secret-path")
+    sender.offer([ALERT])
+    receiver.until(1)
+    assert clock.wait_for_waiters()
+    clock.advance(1.0)
+    receiver.until(2)
+    assert clock.wait_for_waiters()
+    clock.advance(1.0)
+    assert len(receiver.got) == 2
+    clock.advance(1.0)
+    receiver.until(3)
+    eventually(lambda: sender.counts["sent"] == 1, "it is sent")
+    host = receiver.url.removeprefix("http://")
+    assert caplog.messages == [
+        f"alerts cannot be sent to json {host}: it answered 500 [SG114]",
+        f"alerts are sent to json {host} again",
+    ]
+
+
+@pytest.mark.parametrize("status", [400, 404, 302])
+def test_what_a_receiver_refuses_is_not_sent_again(receiver: Webhook, sending: Sending, status: int) -> None:
+    """A redirect neither: it would give the message to another server."""
+    receiver.statuses = [status]
+    receiver.headers = {"Location": f"{receiver.url}/elsewhere"}
+    sender = sending(receiver.url)
+    sender.offer([ALERT])
+    eventually(lambda: sender.counts["failed"] == 1, "it has failed")
+    assert len(receiver.got) == 1
+
+
+def test_a_receiver_that_wants_more_time_gets_it(
+    receiver: Webhook, sending: Sending, clock: ManualClock
+) -> None:
+    receiver.statuses, receiver.headers = [429], {"Retry-After": "7"}
+    sending(receiver.url).offer([ALERT])
+    receiver.until(1)
+    assert clock.wait_for_waiters()
+    clock.advance(6.9)
+    assert len(receiver.got) == 1
+    clock.advance(0.2)
+    receiver.until(2)
+
+
+def test_a_receiver_that_is_not_there_is_given_up_after_a_while(sending: Sending, clock: ManualClock) -> None:
+    with webhook() as dead:
+        url = dead.url
+    sender = sending(url)
+    sender.offer([ALERT])
+    while sender.counts["failed"] == 0:
+        assert clock.wait_for_waiters()
+        clock.advance(60.0)
+    assert sender.counts["sent"] == 0
+
+
+def test_what_comes_in_a_row_goes_together_and_not_twice(
+    receiver: Webhook, sending: Sending, clock: ManualClock
+) -> None:
+    """People get at most one message in ten seconds."""
+    sender = sending(f"slack:{receiver.url}")
+    sender.offer([ALERT])
+    receiver.until(1)
+    others = [replace(ALERT, labels=(("rank", str(rank)),), summary=f"rank {rank}") for rank in range(3)]
+    for alert in (*others, *others):
+        sender.offer([alert])
+    assert clock.wait_for_waiters()
+    clock.advance(10.0)
+    (_, second) = receiver.until(2)
+    assert second["text"].count("rank") == 3
+
+
+def test_alertmanager_gets_each_at_once(receiver: Webhook, sending: Sending) -> None:
+    sender = sending(f"alertmanager:{receiver.url}")
+    for count in range(1, 4):
+        sender.offer([ALERT])
+        receiver.until(count)
+
+
+def test_a_storm_is_dropped_from_its_oldest_end_and_counted(receiver: Webhook, sending: Sending) -> None:
+    receiver.hangs.set()
+    sender = sending(receiver.url)
+    sender.offer([ALERT])
+    receiver.until(1)
+    sender.offer([replace(ALERT, labels=(("rank", str(rank)),)) for rank in range(250)])
+    assert sender.counts["dropped"] == 50
+
+
+def test_a_receiver_that_hangs_holds_nobody_up_at_the_end(receiver: Webhook, sending: Sending) -> None:
+    receiver.hangs.set()
+    sender = sending(receiver.url)
+    sender.offer([ALERT])
+    receiver.until(1)
+    sender.close(sending.clock.monotonic())
+    assert sender.counts["sent"] == 0

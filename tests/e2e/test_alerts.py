@@ -1,0 +1,166 @@
+"""Alerts end to end: a real run, its helper, a real receiver and a real Alertmanager; and a helper that dies, hangs or is orphaned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import Running, eventually
+from tests.e2e.trainee import Trainee
+from tests.fakes.webhook import Webhook, webhook
+from tests.servers.alertmanager import Alertmanager
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Webhook]:
+    with webhook() as receiver:
+        yield receiver
+
+
+def helper_of(trainee: Trainee) -> int:
+    """The pid of the run's helper."""
+    eventually(lambda: (trainee.machine.status()["alerts"] or {}).get("pid"), "the helper runs")
+    pid: int = trainee.machine.status()["alerts"]["pid"]
+    return pid
+
+
+def is_gone(pid: int) -> bool:
+    """Whether it has ended; nobody may have taken its status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def fails(trainee: Trainee, running: Running, text: str = "boom") -> None:
+    trainee.begun(running)
+    running.say("go 4")
+    trainee.stepped(running, 4)
+    running.say(f"fail {text}")
+
+
+def test_a_script_that_raises_is_an_alert_everywhere_and_runs_the_command_once(
+    trainee: Trainee, receiver: Webhook, require_server: Callable[[str], str]
+) -> None:
+    """Alertmanager takes it, and sends it on to a receiver of its own; then the next start resolves it."""
+    folder = trainee.machine.folder
+    (folder / "hook.sh").write_text(
+        "cat >> facts.jsonl; echo $SPOTGUARD_FAILURE_CLASS $SPOTGUARD_FAILURE_STEP > class\n"
+    )
+    with webhook() as behind, Alertmanager(require_server("prometheus-alertmanager"), behind.url) as manager:
+        options = (
+            f"--every off --webhook {receiver.url} --webhook alertmanager:{manager.endpoint} --max-restarts 1"
+        )
+        running = trainee.guarded(options, SPOTGUARD_ON_FAILURE="sh hook.sh")
+        fails(trainee, running, "the key https://me:swordfish7@host/x is bad")
+        (forwarded,) = behind.until(1)
+        (alert,) = forwarded["alerts"]
+        assert (alert["status"], alert["labels"]["alertname"], alert["labels"]["class"]) == (
+            "firing",
+            "failure",
+            "program",
+        )
+        assert (alert["labels"]["run_id"], alert["labels"]["rank"]) == ("job", "0")
+        assert "rank 0" in alert["annotations"]["summary"]
+        assert trainee.begun(running) == 4  # it is started again, and so the failure is over
+        assert behind.until(2)[1]["alerts"][0]["status"] == "resolved"
+        running.say("free")
+        trainee.finished(running)
+        assert running.ended() == 0
+        assert manager.alerts() == []
+    firing, resolved = [alert for body in receiver.got for alert in body["alerts"]]
+    assert (firing["status"], resolved["status"]) == ("firing", "resolved")
+    (facts,) = [json.loads(line) for line in (folder / "facts.jsonl").read_text().splitlines()]
+    assert (facts["class"], facts["step"], facts["run_id"], facts["attempt"]) == ("program", 4, "job", 1)
+    assert (folder / "class").read_text() == "program 4\n"
+    said = json.dumps([receiver.got, behind.got, facts])
+    assert "swordfish7" not in said
+
+
+def test_the_last_failure_is_sent_before_the_run_exits(trainee: Trainee, receiver: Webhook) -> None:
+    running = trainee.guarded(f"--every off --webhook {receiver.url}")
+    fails(trainee, running)
+    helper = helper_of(trainee)
+    assert running.ended() == 1
+    assert [alert["alert"] for body in receiver.got for alert in body["alerts"]] == ["failure"]
+    assert is_gone(helper)
+
+
+def test_a_rank_that_is_killed_has_a_record_that_the_helper_wrote(
+    trainee: Trainee, receiver: Webhook
+) -> None:
+    running = trainee.guarded(f"--every off --webhook {receiver.url}")
+    trainee.begun(running)
+    running.say("go 3")
+    trainee.stepped(running, 3)
+    eventually(lambda: trainee.machine.status()["sessions"][0]["step"] == 3, "the agent knows the step")
+    trainee.machine.kill(trainee.machine.status()["sessions"][0]["pid"])
+    assert running.ended() == 128 + signal.SIGKILL
+    (path,) = (trainee.machine.store / "job" / "failures").iterdir()
+    assert path.name == "0001-00000.json"
+    record = json.loads(path.read_text())
+    assert (record["kind"], record["by"], record["step"], record["returncode"]) == ("killed", "agent", 3, -9)
+    assert record["evidence"] == ["the command was ended by SIGKILL", "its process died without a word"]
+    assert record["confidence"] == "high"
+
+
+def test_without_a_helper_no_record_is_written(trainee: Trainee) -> None:
+    running = trainee.guarded()
+    trainee.begun(running)
+    trainee.machine.kill(trainee.machine.status()["sessions"][0]["pid"])
+    assert running.ended() == 128 + signal.SIGKILL
+    assert not (trainee.machine.store / "job" / "failures").exists()
+
+
+def test_a_helper_that_is_killed_is_told_and_training_goes_on(trainee: Trainee, receiver: Webhook) -> None:
+    running = trainee.guarded(f"--every off --webhook {receiver.url}")
+    trainee.begun(running)
+    os.kill(helper_of(trainee), signal.SIGKILL)
+    running.err.until(r"ERROR: the helper of alerts has ended \(SIGKILL\): it is started again in 5 s")
+    assert trainee.machine.status()["alerts"]["returncode"] == -signal.SIGKILL
+    running.say("go 2")
+    trainee.stepped(running, 2)
+    helper_of(trainee)  # the next one, five seconds later
+    assert trainee.machine.status()["alerts"]["starts"] == 2
+    running.say("free")
+    trainee.finished(running)
+    assert running.ended() == 0
+    assert receiver.got == []
+
+
+def test_a_helper_that_does_not_read_stops_nobody(trainee: Trainee, receiver: Webhook) -> None:
+    running = trainee.guarded(f"--every off --webhook {receiver.url}")
+    trainee.begun(running)
+    helper = helper_of(trainee)
+    os.kill(helper, signal.SIGSTOP)
+    running.say("free")
+    trainee.finished(running)
+    assert running.ended() == 0
+    eventually(lambda: is_gone(helper), "the helper is gone")
+
+
+def test_the_helper_of_an_agent_that_is_killed_says_so_and_ends(trainee: Trainee, receiver: Webhook) -> None:
+    running = trainee.guarded(f"--every off --webhook {receiver.url}")
+    trainee.begun(running)
+    helper = helper_of(trainee)
+    trainee.machine.kill(running.pid)
+    (body,) = receiver.until(1)
+    assert [alert["alert"] for alert in body["alerts"]] == ["agent-lost"]
+    eventually(lambda: is_gone(helper), "the helper is gone")
+
+
+def test_a_file_of_rules_that_is_wrong_starts_nothing(trainee: Trainee) -> None:
+    (trainee.machine.folder / "alerts.toml").write_text("[rule.stall]\nthreshold = 1\n")
+    running = trainee.guarded("--rules alerts.toml")
+    assert running.ended() == 2
+    running.err.until(
+        r"error: .*alerts.toml, line 2: threshold of rule stall 1: expected no such key in a rule of an incident"
+    )
+    assert not trainee.machine.socket().exists()
