@@ -195,6 +195,11 @@ class Position(Message):
     phase: str = ""
     still: float = -1.0
     where: str = ""
+    #: The newest loss that was read, as text, because JSON has no "nan"; "" if the script gives none.
+    loss: str = ""
+    #: Why this rank's losses make a checkpoint of this step suspect, and the losses seen while they did.
+    suspect: str = ""
+    suspect_steps: int = 0
 
 
 @_on_the_wire

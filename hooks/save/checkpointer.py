@@ -56,6 +56,7 @@ class Checkpointer:
         incarnation: str = "",
         lossy: bool = False,
         stage: Stage | None = None,
+        suspicion: Callable[[int], str] = lambda step: "",
     ) -> None:
         self._store = store
         self._lossy = lossy
@@ -67,7 +68,10 @@ class Checkpointer:
         self._writer = ShardWriter(store, run_id, rank, world)
         #: Small requests over the writer's connections.
         self.requests = SmallRequests(self._writer.uploads, run_id, clock)
-        self._committer = Committer(run_id, clock, rank=rank, world=world, incarnation=incarnation)
+        self._committer = Committer(
+            run_id, clock, rank=rank, world=world, incarnation=incarnation, suspicion=suspicion
+        )
+        self._suspicion = suspicion
         self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans)
         self._stager = None if stage is None else StageWriter(stage, self._writer)
         self._count = itertools.count()
@@ -445,9 +449,9 @@ class Checkpointer:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
-        saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(
-            self._lacks
-        )
+        suspect = self._suspicion(name.step)
+        saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
+        saved = saved.lacking(self._lacks)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self._note(saved)

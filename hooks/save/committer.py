@@ -25,14 +25,28 @@ _BESIDE = 2.0
 
 
 class Committer:
-    """Commits the saves of one rank of one process group. The saving thread uses it."""
+    """Commits the saves of one rank of one process group. The saving thread uses it.
 
-    def __init__(self, run_id: str, clock: Clock, *, rank: int, world: int, incarnation: str) -> None:
+    Args:
+        suspicion: returns why this rank's losses make the state of a step suspect, when its manifest is made; "" if they do not.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        clock: Clock,
+        *,
+        rank: int,
+        world: int,
+        incarnation: str,
+        suspicion: Callable[[int], str] = lambda step: "",
+    ) -> None:
         self._run_id = run_id
         self._clock = clock
         self._rank = rank
         self._world = world
         self._incarnation = incarnation
+        self._suspicion = suspicion
         #: Whether this rank marked the last commit, so that the work after a commit (the pruning) is its own.
         self.marked = True
         #: The manifest of a lower level that was put on the way to the full level.
@@ -123,7 +137,7 @@ class Committer:
         The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost.
         """
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
-            empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={})
+            empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, suspect="")
             put_own(writer.uploads, empty, save.scope)
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
@@ -159,6 +173,7 @@ class Committer:
             created=self._clock.time(),
             digests=save.digests,
             missing=tuple(sorted(save.agreed.roles.absent)),
+            suspect=self._suspicion(name.step),
         )
 
 

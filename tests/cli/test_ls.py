@@ -52,6 +52,11 @@ def all_but_extras_a_little_newer(store: BlobStore, root: Path) -> None:
     Save(step=110, save=1, level="partial-extras").write(store)
 
 
+def a_suspect_one(store: BlobStore, root: Path) -> None:
+    Save(step=10).write(store)
+    Save(step=20, save=1, suspect={1: "the loss is nan since step 15"}).write(store)
+
+
 def a_damaged_marker(store: BlobStore, root: Path) -> None:
     save = Save(step=20)
     Save(step=10).write(store)

@@ -79,6 +79,10 @@ class Process:
     rate: float | None = None
     #: Seconds; None: not measured yet.
     save_seconds: float | None = None
+    #: The newest loss; None: the script gives none.
+    loss: float | None = None
+    #: The losses that were seen while they made checkpoints suspect; None as above.
+    suspect_steps: int | None = None
 
 
 def _zeros(*labels: tuple[str, ...]) -> dict[tuple[str, ...], int]:

@@ -50,6 +50,8 @@ _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
 #: The format from which on tensors are columns.
 _COLUMNS = 3
+#: Characters of the reason why a checkpoint is suspect.
+_SUSPECT = 512
 
 T = TypeVar("T")
 
@@ -231,6 +233,7 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
         created=seconds(raw, "created"),
         digests=_digests(raw),
         missing=missing,
+        suspect=_suspect(raw),
         format=raw["format"],
     )
 
@@ -271,6 +274,11 @@ def _digests(raw: dict[str, Any]) -> dict[str, int]:
     return digests
 
 
+def _suspect(raw: dict[str, Any]) -> str:
+    """Return why the state is suspect; older files do not have it."""
+    return text({"suspect": "", **raw}, "suspect", _SUSPECT)
+
+
 def _marker(raw: dict[str, Any]) -> CommitMarker:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
@@ -288,6 +296,7 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
         created=seconds(raw, "created"),
         missing=missing,
         elsewhere=integer({"elsewhere": 0, **raw}, "elsewhere", 0),
+        suspect=_suspect(raw),
         format=raw["format"],
     )
 

@@ -138,6 +138,8 @@ class RankManifest:
     digests: Mapping[str, int] = field(default_factory=dict)
     #: Ranks that were gone, in order. The own state of each (generators, loaders, dicts) is in no manifest.
     missing: tuple[int, ...] = ()
+    #: Why this rank's losses make the state suspect; "" if they do not. Older manifests lack it.
+    suspect: str = ""
     format: int = FORMAT
 
     @property
@@ -166,6 +168,14 @@ def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
     }
 
 
+def suspicion(manifests: Iterable[RankManifest]) -> str:
+    """Return why a checkpoint is suspect, with the rank whose losses make it so; "" if it is not. One rank is enough."""
+    found = next((manifest for manifest in manifests if manifest.suspect), None)
+    if found is None:
+        return ""
+    return found.suspect + (f" on rank {found.rank}" if found.world > 1 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class CommitMarker:
     """Statement that the checkpoint was seen whole. It is a shortcut for listings: its absence proves nothing."""
@@ -185,6 +195,8 @@ class CommitMarker:
     missing: tuple[int, ...] = ()
     #: Bytes of the objects in earlier checkpoints' directories that it refers to. Older markers lack it.
     elsewhere: int = 0
+    #: As in the manifests: `suspicion` of them.
+    suspect: str = ""
     format: int = 1
 
     @property
@@ -211,6 +223,7 @@ class CommitMarker:
             created=created,
             missing=first.missing,
             elsewhere=sum(referred(full).values()),
+            suspect=suspicion(full),
             format=format_of(first.level),
         )
 
