@@ -32,6 +32,7 @@ NAMES = (
     "trace",
     "manifests",
     "listing",
+    "losses",
     "ways",
 )
 

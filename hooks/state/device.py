@@ -23,7 +23,7 @@ import torch
 #: Seconds between two queries of an event. A host-side wait for an event could not be cancelled.
 _POLL = 0.0005
 #: Device types without kernels.
-HOST = ("cpu", "meta")
+_HOST = ("cpu", "meta")
 
 
 class Event(Protocol):
@@ -62,7 +62,7 @@ def accelerator() -> torch.device | None:
 @cache
 def unordered(device: torch.device) -> str:
     """Return why no call can report that a device has run its kernels; "" if streams and events work there."""
-    if device.type in (*HOST, "cuda"):
+    if device.type in (*_HOST, "cuda"):
         return ""
     known = accelerator()
     if known is None or known.type != device.type:
@@ -103,7 +103,7 @@ class Fence:
 
     def cover(self, devices: Iterable[torch.device]) -> None:
         """Record these devices from now on. A device that held state earlier stays: its kernels may still be running."""
-        added = {device for device in devices if device.type not in HOST}
+        added = {device for device in devices if device.type not in _HOST}
         self.devices = tuple(sorted({*self.devices, *added}, key=str))
 
     def record(self) -> None:
@@ -257,7 +257,7 @@ class SideStreams:
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """Launch the copies of the `with` block, which read from `device`. They are complete only after `finish`."""
-        if device.type in HOST:
+        if device.type in _HOST:
             yield
             return
         stream = self._streams.get(device)

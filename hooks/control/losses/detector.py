@@ -28,7 +28,7 @@ LASTING = 10
 #: Normal losses in a row that end a suspicion.
 QUIET = 20
 #: Losses between two computations of the limit: it takes 20 µs.
-_EVERY = 25
+_EVERY = 50
 #: The median absolute deviation of a normal distribution, as a share of its standard deviation, is one by this.
 _SCALE = 1.4826
 #: The least spread, as a share of the median. A spike is so at least twice the median: an epoch may be a third harder.
@@ -89,14 +89,16 @@ class LossDetector:
         Returns:
             Whether a suspicion has begun or ended.
         """
+        if self.active is None and -math.inf < loss < math.inf and loss <= self._limit:
+            self._spikes = 0  # the way of nearly all losses
+            self._learn(loss)
+            return False
         finite = math.isfinite(loss)
         spike = finite and loss > self._limit
         if spike:
             self._spikes += 1
             if self._spikes == 1:
                 self._first = step
-        elif finite:
-            self._spikes = 0
         if self.active is not None:
             self.suspect_steps += 1
             self._normal = self._normal + 1 if finite and not spike else 0
@@ -107,8 +109,7 @@ class LossDetector:
         if not finite or self._spikes == LASTING:
             self._suspect(step, loss)
             return True
-        if finite:
-            self._learn(loss)
+        self._learn(loss)
         return False
 
     def why(self, step: int) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ....providers.errors import UsageError
-from ...state.device import HOST, Event, host_tensor, record, unordered
+from ...state.device import Event, host_tensor, record, unordered
 from .detector import QUIET, LossDetector
 
 log = logging.getLogger("spotguard")
@@ -42,7 +42,7 @@ class LossWatch:
         world: the number of ranks.
         listing: the command that lists this run's checkpoints, for the log.
         record: records an event on a device.
-        host: types of devices whose tensors are read at once.
+        at_once: whether tensors of the host are read at once.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class LossWatch:
         world: int,
         listing: str,
         record: Callable[[torch.device, Event | None], Event] = record,
-        host: Collection[str] = HOST,
+        at_once: bool = True,
     ) -> None:
         self._of_rank = f" on rank {rank}" if world > 1 else ""
         self._listing = listing
-        self._record, self._host = record, host
+        self._record, self._at_once = record, at_once
         self._lock = threading.Lock()  # guards what follows: the saver thread looks for losses, too
         self._detector = LossDetector()
         self._waiting: deque[_Readback] = deque()
@@ -89,10 +89,12 @@ class LossWatch:
         Raises:
             UsageError: it is not one real number.
         """
+        # In this order, because `isinstance` of a float and a tensor takes a microsecond.
         if type(loss) is not float:
-            loss = _checked(loss) if isinstance(loss, torch.Tensor) else _number(loss)
-        if type(loss) is not float and loss.device.type in self._host:
-            loss = loss.item()
+            if not isinstance(loss, torch.Tensor):
+                loss = _number(loss)
+            elif (loss := _one(loss)).is_cpu and self._at_once:
+                loss = float(loss.item())
         with self._lock:
             if self._waiting:
                 self._read()
@@ -121,7 +123,7 @@ class LossWatch:
             return
         else:
             value, event = host_tensor(loss), None
-        value.copy_(loss, non_blocking=True)
+        value.copy_(loss.detach(), non_blocking=True)
         self._waiting.append(_Readback(step, device, value, self._record(device, event)))
 
     def _read(self) -> None:
@@ -153,24 +155,25 @@ class LossWatch:
             )
 
 
-def _checked(loss: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's one value, without its graph. Of a DTensor it is this rank's: no collective is called.
+def _one(loss: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is one real number. Of a DTensor it is this rank's part: no collective is called.
 
     Raises:
         UsageError: it has another number of elements, or no real number.
     """
-    loss = loss.detach()
     if loss.numel() != 1:
         raise UsageError(
             f"loss is a tensor of shape {tuple(loss.shape)}: pass one number, as in loss=loss.mean() [SG422]"
         )
-    if loss.is_complex() or loss.dtype is torch.bool or loss.device.type == "meta":
+    if loss.is_complex() or loss.dtype is torch.bool or loss.is_meta:
         raise UsageError(
             f"loss is a tensor of {loss.dtype} on {loss.device}: pass one real number, as in loss=loss.real [SG422]"
         )
-    local = getattr(loss, "to_local", None)
-    one: torch.Tensor = loss if local is None else local()
-    return one.reshape(()) if one.numel() else one.new_zeros(())
+    to_local = None if type(loss) is torch.Tensor else getattr(loss.detach(), "to_local", None)
+    if to_local is None:
+        return loss
+    part: torch.Tensor = to_local()
+    return part if part.numel() else part.new_zeros(())
 
 
 def _number(loss: Any) -> float:

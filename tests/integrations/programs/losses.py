@@ -39,7 +39,7 @@ def noted(watch: LossWatch, step: int, loss: Any) -> None:
     given.append((step, float(loss)))
 
 
-LossWatch.take = noted  # type: ignore[method-assign]
+LossWatch.take = noted  # type: ignore[method-assign,assignment]
 torch.manual_seed(0)
 inputs = torch.randn(8 * STEPS, 8)
 inputs[8 * (POISONED - 1)] = math.nan
@@ -73,7 +73,7 @@ def transformers() -> Any:
         str(Path(out).parent / "hf"), max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2,
         logging_steps=2, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    rows: Any = [{"x": x, "labels": y} for x, y in dataset]
+    rows: Any = [{"x": x, "labels": y} for x, y in zip(inputs, targets, strict=True)]
     trainer = InOrder(model=Model(), args=arguments, train_dataset=rows)
     binding = spotguard.integrations.transformers.attach(trainer, store, run_id="losses")
     trainer.train()

@@ -51,7 +51,7 @@ def of_host() -> LossWatch:
 
 def of_device(device: Device) -> LossWatch:
     """Tensors of the host play those of the device."""
-    return LossWatch(1, 2, "spotguard ls file:///x", record=device.record, host=())
+    return LossWatch(1, 2, "spotguard ls file:///x", record=device.record, at_once=False)
 
 
 @pytest.mark.parametrize(
