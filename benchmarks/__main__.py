@@ -34,6 +34,7 @@ NAMES = (
     "recovery",
     "manifests",
     "listing",
+    "losses",
     "ways",
 )
 

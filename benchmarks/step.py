@@ -41,7 +41,10 @@ def measure(scale: Scale) -> Iterator[Row]:
         )
         state.parts = tuple(part for part in state.parts if part.name != "rng")
         bare = microseconds(guard.step, loops=loops, times=times)
+        loss = nn.Linear(4, 1)(torch.ones(4)).square().mean()
+        losses = microseconds(lambda: guard.step(loss=loss), loops=loops, times=times)
     yield Row("guard.step(), MLP + AdamW, without RNG, buffers, loader", "µs", bare, figure=5.0)
+    yield Row("guard.step(loss=…), the same with a loss, a tensor of the host", "µs", losses, figure=10.0)
     yield Row("guard.step(), the same with python, numpy and torch RNG", "µs", whole, figure=50.0)
     for name, values in parts.items():
         yield Row(f"  of which {name}", "µs", values)

@@ -27,6 +27,7 @@ from .control.ending.shutdown import ProcessShutdown
 from .control.ending.sigterm import Preempted
 from .control.gate import Gate
 from .control.gate_rule import Shut
+from .control.losses.watch import LossWatch
 from .control.report import GuardView, Report
 from .control.saver import Saver
 from .control.session import AgentMessages, AgentSession
@@ -98,6 +99,7 @@ class Guard:
         self._startup_messages = StartupMessages(self._rank == 0, store.url)
         self._history = AttemptHistory()
         self._gate = Gate(together=channel is not None)
+        self._losses = LossWatch(self._rank, self._world, f"spotguard ls {store.url} --run-id {run_id}")
         try:
             # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
             self._schedule = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
@@ -155,6 +157,7 @@ class Guard:
             lossy=lossy,
             stage=self._stage,
             history=self._history,
+            suspicion=self._losses.why,
         )
         self._checkpointer.nbytes = self._nbytes
         self._report = Report(
@@ -306,25 +309,31 @@ class Guard:
             wall=self._clock.time(),
         )
         self._history.interval = self._schedule.interval
+        # A person who asks for a step knows that checkpoint.
+        suspect = "" if step is not None or done.whole is None else done.whole.suspect
+        self._losses.begin(done.step, suspect)
         return done
 
-    def step(self) -> None:
+    def step(self, *, loss: Any = None) -> None:
         """Mark the boundary: everything that belongs to this step is done.
 
         Call it once for each completed optimizer step, after the scheduler and any other change of the state.
         During a notice it may wait here until a save has read the state. `steps` calls it for you.
         After `close`, and in a forked child, it does nothing.
 
+        Args:
+            loss: the loss of this step, as `watch_loss` takes it.
+
         Raises:
             Preempted: the machine is going, and the state is committed. Do not catch it: it is a `SystemExit` with code 75.
-            UsageError: `restore` was not called before.
+            UsageError: `restore` was not called before, or `loss` is not one real number.
             StateError: a restore failed half-way, so the state in memory is a mix; or a registered object changed in a way
                 that cannot be saved.
 
         Example:
             >>> optimizer.step()
             >>> scheduler.step()
-            >>> guard.step()
+            >>> guard.step(loss=loss)
         """
         if self._state.poisoned:
             raise StateError(f"{self._state.poisoned}; call guard.restore() again, or restart the process")
@@ -336,6 +345,8 @@ class Guard:
         gate, state = self._gate, self._state
         if gate.inert:
             return
+        if loss is not None:
+            self._losses.take(gate.place.completed + 1, loss)
         state.monitor.boundary()
         try:
             gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
@@ -361,6 +372,25 @@ class Guard:
                 else self._coordinator.background("the interval has passed")
             )
             self._schedule.begun(self._clock.monotonic(), taken=taken)
+
+    def watch_loss(self, loss: Any) -> None:
+        """Give the loss of the step that is under way, in a loop over `steps`. `step` takes it as `loss`.
+
+        While losses are not finite, or far above the usual ones, checkpoints are suspect: they do not count for `--keep`.
+        Training is never stopped, changed or waited for: a tensor on an accelerator is read at a later boundary.
+
+        Args:
+            loss: a number, or a tensor of one element on any device.
+
+        Raises:
+            UsageError: it is not one real number.
+
+        Example:
+            >>> for step in guard.steps(400_000):
+            ...     guard.watch_loss(train_one_step(step))
+        """
+        if not self._gate.inert:
+            self._losses.take(self._gate.place.completed + 1, loss)
 
     def steps(self, total: int | None = None) -> Iterator[int]:
         """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
@@ -476,7 +506,7 @@ class Guard:
 
     def _position(self) -> protocol.Position:
         last, cost = self._checkpointer.last, self._checkpointer.cost(ALL_STAY)
-        progress = self._progress.look()
+        progress, loss = self._progress.look(), self._losses.loss
         return protocol.Position(
             step=self._gate.place.completed if self._restored else -1,
             checkpoint_step=-1 if last is None else last.step,
@@ -492,6 +522,9 @@ class Guard:
             still=round(progress.still, 3),
             where=progress.where,
             attempt=self._checkpointer.attempt,
+            loss="" if loss is None else repr(loss),
+            suspect=self._losses.why(self._gate.place.completed),
+            suspect_steps=self._losses.suspect_steps,
             **self._state.monitor.position(),
         )
 

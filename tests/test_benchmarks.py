@@ -48,6 +48,7 @@ ROWS = {
     "step": [
         "a Python call of nothing",
         "guard.step(), MLP",
+        "guard.step(loss=…)",
         "guard.step(), the same",
         *["  of which"] * 5,
         "guard.step(), ResNet-50",
@@ -138,6 +139,14 @@ ROWS = {
             *[f"training lost at a preemption, {cloud.name}: {way}" for way in ("spotg", "perio")],
             *["  not kept of what the window allows"] * bool(cloud.windows),
         )
+    ],
+    "losses": [
+        *["suspicions in"] * 5,
+        *["divergences found"] * 12,
+        "  steps until they are",
+        "networks found",
+        "suspicions in 1 networks",
+        "a look at one loss",
     ],
     "listing": [
         f"4 {what}{more}"

@@ -128,6 +128,9 @@ class Session:
             "phase": clip(at.phase, NAME) or None,
             "still": round(at.still, 1) if at.still >= 0 else None,
             "where": clip(at.where, TEXT) or None,
+            "loss": clip(at.loss, NAME) or None,
+            "suspect": clip(at.suspect, TEXT) or None,
+            "suspect_steps": max(0, at.suspect_steps),
         }
 
 

@@ -30,7 +30,7 @@ from .format.keys import (
     parse_manifest_name,
     parse_object_name,
 )
-from .format.manifest import CommitMarker, Kind, Level, RankManifest, most_bytes, referred
+from .format.manifest import CommitMarker, Kind, Level, RankManifest, most_bytes, referred, suspicion
 from .index import decode_index
 
 log = logging.getLogger("spotguard")
@@ -106,6 +106,11 @@ class WholeCheckpoint:
         """Return the ranks whose extras it lacks."""
         return self.manifests[0].missing
 
+    @property
+    def suspect(self) -> str:
+        """Return why some rank's losses make it suspect; "" if none do."""
+        return suspicion(self.manifests)
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -127,6 +132,8 @@ class Checkpoint:
     created: float | None = None
     #: Ranks whose extras it lacks.
     missing: tuple[int, ...] = ()
+    #: Why some rank's losses make it suspect; "" if none do.
+    suspect: str = ""
 
 
 def scan(store: ReadableStore, run_id: str, *, timeout: float | None = None) -> list[CheckpointFolder]:
@@ -329,13 +336,13 @@ def _describe(
             if (marker.objects, marker.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names):
                 return Checkpoint(
                     folder.run_id, folder.name, "complete", "", nbytes + marker.elsewhere, True,
-                    marker.world, marker.level, marker.kind, marker.created, marker.missing,
+                    marker.world, marker.level, marker.kind, marker.created, marker.missing, marker.suspect,
                 )  # fmt: skip
         whole = examine(store, folder, folders, timeout=timeout)
         first = whole.manifests[0]
         return Checkpoint(
             folder.run_id, folder.name, "complete", "", whole.nbytes, marked,
-            first.world, first.level, first.kind, first.created, first.missing,
+            first.world, first.level, first.kind, first.created, first.missing, whole.suspect,
         )  # fmt: skip
     except (PartialCheckpoint, NotFoundError) as error:
         status, reason = "partial", str(error)

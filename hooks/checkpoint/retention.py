@@ -1,6 +1,7 @@
 """Retention: which checkpoints may be deleted, and in which order.
 
-The newest K complete checkpoints stay, and one of every N steps. Pruning also never touches:
+The newest K complete checkpoints stay, and one of every N steps. Suspect ones (a rank's losses were not normal) do not count
+among them; the newest K of these stay besides, until one that is not suspect is newer. Pruning also never touches:
 - the last good checkpoint;
 - anything newer than the last good one, since it may be a save under way;
 - anything at all once a newer attempt has claimed its number, since that attempt may be reading;
@@ -64,7 +65,7 @@ class Pruning:
     """Decision about which checkpoints to keep and which to delete, made before the first deletion."""
 
     kept: tuple[CheckpointName, ...]
-    #: The newest full checkpoint that stays (the newest of all, if the run has no full one): merged from its manifests, and held
+    #: The newest full checkpoint that stays and is not suspect (the newest of all, if the run has none): merged from its manifests, and held
     #: against the listing. A marker or an index proves nothing here. If it is None, nothing is deleted.
     checked: CheckpointName | None
     #: Checkpoints to delete, the oldest first.
@@ -107,6 +108,8 @@ class CheckedCheckpoint:
 
     name: CheckpointName
     level: Level
+    #: Whether some rank's losses make it suspect.
+    suspect: bool
     #: Digest of its directory's names and sizes.
     listing: bytes
     #: Sizes of the objects in other directories that it refers to, by key.
@@ -138,7 +141,9 @@ class CheckedCheckpoints:
         known = self._known.get(folder.name)
         if known is None or known.listing != listing or not _are_listed(known.refers, folders):
             whole = examine(store, folder, folders, timeout=timeout)
-            known = CheckedCheckpoint(whole.name, whole.level, listing, referred(whole.manifests))
+            known = CheckedCheckpoint(
+                whole.name, whole.level, bool(whole.suspect), listing, referred(whole.manifests)
+            )
             self._known[folder.name] = known
         return known
 
@@ -256,13 +261,13 @@ def _sort(
 ) -> tuple[list[CheckedCheckpoint], list[CheckedCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
     """Sort the directories into four lists: kept, light, newer, older.
 
-    - kept: the whole full checkpoints that stay.
-    - light: those of each lower level that stay and are newer than the newest full one.
-    - newer: those newer than the newest full one that are not whole; `damaged` gets the reason of each damaged one.
+    - kept: the whole full checkpoints that stay, and are not suspect.
+    - light: those of each lower level, and the suspect ones, that stay and are newer than the newest of `kept`.
+    - newer: those newer than every full one that are not whole; `damaged` gets the reason of each damaged one.
     - older: the rest, which may be deleted.
 
-    A run whose optimizer is not saved makes no full checkpoints. So no more of each lower level stay than of full
-    ones. None of them takes the place of a checkpoint that lacks less.
+    A run whose optimizer is not saved makes no full checkpoints, and one whose losses are not finite makes suspect ones.
+    So no more of each kind stay than of those in `kept`, and none of them takes the place of a better one.
     """
     kept: list[CheckedCheckpoint] = []
     light: list[CheckedCheckpoint] = []
@@ -277,13 +282,15 @@ def _sort(
         except NewerFormatError:
             continue  # this version cannot judge it: it stays
         except CheckpointError as error:
-            (older if kept else newer).append(folder)
-            if not kept and not isinstance(error, PartialCheckpoint):
+            passed = kept or any(each.level == "full" for each in light)
+            (older if passed else newer).append(folder)
+            if not passed and not isinstance(error, PartialCheckpoint):
                 damaged[folder.name] = str(error)
             continue
-        if whole.level == "full":
+        kind = whole.level, whole.suspect
+        if kind == ("full", False):
             kept.append(whole)
-        elif kept or sum(each.level == whole.level for each in light) == keep:
+        elif kept or sum((each.level, each.suspect) == kind for each in light) == keep:
             older.append(folder)
         else:
             light.append(whole)
@@ -315,7 +322,7 @@ def _milestones(
                 whole = check(folder)
             except CheckpointError:
                 continue
-            if whole.level == "full":
+            if whole.level == "full" and not whole.suspect:
                 milestones.append(whole)
                 break
     return sorted(milestones, key=lambda whole: whole.name, reverse=True)

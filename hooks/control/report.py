@@ -116,7 +116,7 @@ class Report:
             preemption,
             logging.INFO,
             f"step {saved.step} is committed: {saved.nbytes} bytes in {saved.seconds:.1f} s, level {saved.level}, "
-            f"at {saved.url}{f'; {saved.why}' if saved.why else ''}",
+            f"at {saved.url}{''.join(f'; {why}' for why in (saved.why, saved.suspect and f'suspect: {saved.suspect}') if why)}",
         )
         now = self._clock.monotonic()
         self._record(
@@ -127,6 +127,7 @@ class Report:
             url=saved.url,
             level=saved.level,
             reason=saved.why,
+            suspect=saved.suspect,
             seconds=round(saved.seconds, 3),
             seconds_to_commit=round(max(0.0, saved.at - preemption.seen), 3),
         )

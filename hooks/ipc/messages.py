@@ -197,6 +197,11 @@ class Position(Message):
     where: str = ""
     #: Number of this start of the run. Below 0: an older hook, or no guard.
     attempt: int = -1
+    #: The newest loss that was read, as text, because JSON has no "nan"; "" if the script gives none.
+    loss: str = ""
+    #: Why this rank's losses make a checkpoint of this step suspect, and the losses seen while they did.
+    suspect: str = ""
+    suspect_steps: int = 0
 
 
 @_on_the_wire

@@ -292,8 +292,8 @@ class RecordedGuard(Guard):
         self._recorder.restored(done)
         return done
 
-    def step(self) -> None:
-        super().step()
+    def step(self, *, loss: Any = None) -> None:
+        super().step(loss=loss)
         self._recorder.boundary(self._gate.place.completed)
 
     def leave(self, code: int) -> None:

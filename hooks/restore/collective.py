@@ -119,7 +119,7 @@ def restore_together(
             trial = _Trial(channel, state, name, {int(rank): int(other) for rank, other in pairs})
             whole = _try(trial, store, shelf, run_id, pick.whole)
             if whole is not None:
-                said_of(whole)
+                said_of(whole, store.url)
                 return Restored(name.step, whole, stored=whole)
             failed = trial.failed
             shelf.forget(checkpoint_prefix(run_id, name))

@@ -137,7 +137,7 @@ def restore(
                         "checkpoint %s is damaged, trying the next older one: %s [SG604]", whole.name, failed
                     )
                 continue
-            said_of(whole)
+            said_of(whole, store.url)
             return _found(store, whole, near)
         if not gone:
             break
@@ -181,8 +181,17 @@ def refused_all(why: str) -> str:
     )
 
 
-def said_of(whole: WholeCheckpoint) -> None:
-    """Warn of the parts that a loaded checkpoint lacks."""
+def said_of(whole: WholeCheckpoint, url: str) -> None:
+    """Warn of the parts that a loaded checkpoint lacks, and of a suspicion."""
+    if whole.suspect:
+        log.warning(
+            "step %d is restored although it is suspect: %s. If its losses stay bad, go back to a checkpoint that is not: "
+            "`spotguard ls %s --run-id %s` lists them, guard.restore(step=…) loads one [SG421]",
+            whole.name.step,
+            whole.suspect,
+            url,
+            whole.run_id,
+        )
     if whole.missing:
         log.warning(
             "step %d is restored without %s: their own random numbers, loaders and dicts. Those ranks "

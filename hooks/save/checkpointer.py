@@ -58,6 +58,7 @@ class Checkpointer:
         lossy: bool = False,
         stage: Stage | None = None,
         history: AttemptHistory | None = None,
+        suspicion: Callable[[int], str] = lambda step: "",
     ) -> None:
         self._store = store
         self._lossy = lossy
@@ -71,8 +72,15 @@ class Checkpointer:
         self.requests = SmallRequests(self._writer.uploads, run_id, clock)
         self._history = history or AttemptHistory()
         self._committer = Committer(
-            run_id, clock, rank=rank, world=world, incarnation=incarnation, history=self._history
+            run_id,
+            clock,
+            rank=rank,
+            world=world,
+            incarnation=incarnation,
+            history=self._history,
+            suspicion=suspicion,
         )
+        self._suspicion = suspicion
         self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans)
         self._stager = None if stage is None else StageWriter(stage, self._writer)
         self._count = itertools.count()
@@ -451,9 +459,9 @@ class Checkpointer:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
-        saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked).lacking(
-            self._lacks
-        )
+        suspect = self._suspicion(name.step)
+        saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
+        saved = saved.lacking(self._lacks)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self._note(saved)

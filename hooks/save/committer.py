@@ -26,7 +26,11 @@ _BESIDE = 2.0
 
 
 class Committer:
-    """Commits the saves of one rank of one process group. The saving thread uses it."""
+    """Commits the saves of one rank of one process group. The saving thread uses it.
+
+    Args:
+        suspicion: returns why this rank's losses make the state of a step suspect, when its manifest is made; "" if they do not.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Committer:
         world: int,
         incarnation: str,
         history: AttemptHistory | None = None,
+        suspicion: Callable[[int], str] = lambda step: "",
     ) -> None:
         self._run_id = run_id
         self._clock = clock
@@ -44,6 +49,7 @@ class Committer:
         self._world = world
         self._incarnation = incarnation
         self._history = history or AttemptHistory()
+        self._suspicion = suspicion
         #: Whether this rank marked the last commit, so that the work after a commit (the pruning) is its own.
         self.marked = True
         #: The manifest of a lower level that was put on the way to the full level.
@@ -134,7 +140,9 @@ class Committer:
         The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost.
         """
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
-            empty = replace(manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={})
+            empty = replace(
+                manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={}, suspect=""
+            )
             put_own(writer.uploads, empty, save.scope)
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
@@ -171,6 +179,7 @@ class Committer:
             digests=save.digests,
             missing=tuple(sorted(save.agreed.roles.absent)),
             history=self._history.whole if save.agreed.speaks or not self._rank else {},
+            suspect=self._suspicion(name.step),
         )
 
 

@@ -228,6 +228,8 @@ class SavedCheckpoint:
     why: str = ""
     #: Seconds for which training stood still, for a background checkpoint.
     blocked: float = 0.0
+    #: Why this rank's losses make it suspect; "" if they do not.
+    suspect: str = ""
 
     def lacking(self, why: str) -> SavedCheckpoint:
         """Return this checkpoint as one of the lower level if its state lacks moments, and log that at each save.

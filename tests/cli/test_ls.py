@@ -52,6 +52,11 @@ def all_but_extras_a_little_newer(store: BlobStore, root: Path) -> None:
     Save(step=110, save=1, level="partial-extras").write(store)
 
 
+def a_suspect_one(store: BlobStore, root: Path) -> None:
+    Save(step=10).write(store)
+    Save(step=20, save=1, suspect={1: "the loss is nan since step 15"}).write(store)
+
+
 def a_damaged_marker(store: BlobStore, root: Path) -> None:
     save = Save(step=20)
     Save(step=10).write(store)
@@ -91,6 +96,7 @@ STORIES: list[tuple[Story, int | None, dict[int, str]]] = [
     (weights_a_little_newer, 10, {1009: "complete", 10: "complete"}),
     (all_but_extras_far_newer, 111, {111: "complete", 10: "complete"}),
     (all_but_extras_a_little_newer, 10, {110: "complete", 10: "complete"}),
+    (a_suspect_one, 20, {20: "complete", 10: "complete"}),
     (a_damaged_marker, 20, {20: "complete", 10: "complete"}),
     (a_reference_to_what_is_gone, 10, {30: "damaged", 20: "damaged", 10: "complete"}),
     (a_newer_format, None, {20: "newer", 10: "complete"}),
@@ -129,6 +135,25 @@ def test_ls_marks_what_a_restore_takes(
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     assert main.main(["ls", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)["checkpoints"]
+
+
+@pytest.mark.parametrize("marker", [True, False])
+def test_a_suspect_checkpoint_shows_why(marker: bool, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its marker, and without one by its manifests: one rank's is enough."""
+    why = "the loss is nan since step 15 on rank 1"
+    Save(step=10).write(FileStore(root))
+    Save(step=20, save=1, suspect={1: "the loss is nan since step 15"}).write(FileStore(root), marker=marker)
+    assert [each["suspect"] for each in listed(capsys, root.as_uri())] == [why, ""]
+    assert main.main(["ls", root.as_uri()]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"complete, suspect: {why}" in text
+    assert text.count("suspect") == 1
+    for step, suspect in ((20, why), (10, "")):
+        words = ["inspect", root.as_uri(), "--step", str(step)]
+        assert main.main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["suspect"] == suspect
+        assert main.main(words) == 0
+        assert (f"  suspect: {why}\n" in capsys.readouterr().out) is bool(suspect)
 
 
 def test_each_run_has_its_own_mark(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

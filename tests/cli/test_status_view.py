@@ -117,6 +117,20 @@ def test_a_loop_without_boundaries_says_never_and_then_what_is_wrong() -> None:
     assert status_view.shape(a_body(sessions=[session])) != status_view.shape(a_body())
 
 
+def test_losses_that_make_checkpoints_suspect_are_shown() -> None:
+    """With the rank, where there are several; an older agent reports none."""
+    bad = a_session(suspect="the loss is nan since step 7")
+    assert "  SUSPECT       the loss is nan since step 7; its checkpoints do not count for --keep" in shown(
+        a_body(sessions=[bad]), None
+    )
+    assert "; SUSPECT: the loss is nan since step 7; " in status_view.pulse(a_body(sessions=[bad]))
+    assert status_view.shape(a_body(sessions=[bad])) != status_view.shape(a_body())
+    ranks = [a_session(rank=0, world=2), a_session(rank=1, world=2, pid=9, suspect="the loss is inf")]
+    assert [line for line in shown(a_body(sessions=ranks), None) if "SUSPECT" in line] == [
+        "  SUSPECT       rank 1: the loss is inf; its checkpoints do not count for --keep"
+    ]
+
+
 def test_what_several_ranks_do_wrong_is_said_once() -> None:
     ranks = [a_session(rank=rank, pid=100 + rank, world=2, misuse=MISUSE, marked=True) for rank in range(2)]
     lines = shown(a_body(sessions=ranks), None)

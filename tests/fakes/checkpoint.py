@@ -49,6 +49,8 @@ class Save:
     target: int = 4096
     #: Objects of an earlier checkpoint to refer to instead of writing: its manifests.
     base: list[RankManifest] = field(default_factory=list)
+    #: Why the losses of a rank make it suspect.
+    suspect: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -121,7 +123,7 @@ class Save:
             objects=tuple(objects), tensors=tuple(entries),
             state={"scheduler": {"last_epoch": self.step}, "seed": {"$": "tensor", "name": own.name}},
             environment={"torch": "2.13.0"}, level=self.level, kind=self.kind, incarnation="nonce", created=1.0,
-            missing=self.missing
+            missing=self.missing, suspect=self.suspect.get(rank, "")
         )  # fmt: skip
 
     def _share(self, name: str, rank: int) -> PlannedTensor | None:

@@ -242,6 +242,20 @@ METRICS: tuple[Metric, ...] = (
         "Upload rate of the last saves. Absent before the first save.",
         of_each(lambda one, r: one.rate),
     ),
+    Metric(
+        "spotguard_loss",
+        "gauge",
+        WHO,
+        "The newest loss. Absent if the script passes none to the guard.",
+        of_each(lambda one, r: one.loss),
+    ),
+    Metric(
+        "spotguard_suspect_steps_total",
+        "counter",
+        WHO,
+        "Steps whose losses made checkpoints suspect. Absent without losses.",
+        of_each(lambda one, r: one.suspect_steps),
+    ),
     # --- whether a save fits into the window ---
     Metric(
         "spotguard_window_seconds",

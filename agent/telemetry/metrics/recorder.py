@@ -252,7 +252,16 @@ def _process(session: Session) -> Process:
         interval=at.interval or None,
         rate=at.rate or None,
         save_seconds=at.save_seconds if at.save_seconds >= 0 else None,
+        loss=(loss := _loss(at.loss)),
+        suspect_steps=None if loss is None else max(0, at.suspect_steps),
     )
+
+
+def _loss(text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:  # a peer may send any text
+        return None
 
 
 def _state(health: Health) -> str:

@@ -50,6 +50,8 @@ _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
 #: The format from which on tensors are columns.
 _COLUMNS = 3
+#: Characters of the reason why a checkpoint is suspect.
+_SUSPECT = 512
 
 T = TypeVar("T")
 
@@ -232,6 +234,7 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
         digests=_digests(raw),
         missing=missing,
         history=_history(raw),
+        suspect=_suspect(raw),
         format=raw["format"],
     )
 
@@ -278,6 +281,11 @@ def _history(raw: dict[str, Any]) -> dict[str, Any]:
     return history if isinstance(history, dict) else {}
 
 
+def _suspect(raw: dict[str, Any]) -> str:
+    """Return why the state is suspect; older files do not have it."""
+    return text({"suspect": "", **raw}, "suspect", _SUSPECT)
+
+
 def _marker(raw: dict[str, Any]) -> CommitMarker:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
@@ -296,6 +304,7 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
         missing=missing,
         elsewhere=integer({"elsewhere": 0, **raw}, "elsewhere", 0),
         history=_history(raw),
+        suspect=_suspect(raw),
         format=raw["format"],
     )
 

@@ -140,6 +140,8 @@ class RankManifest:
     missing: tuple[int, ...] = ()
     #: For people (`checkpoint.history`): how training came to this step. Only the first present rank has it.
     history: Mapping[str, Any] = field(default_factory=dict)
+    #: Why this rank's losses make the state suspect; "" if they do not. Older manifests lack it.
+    suspect: str = ""
     format: int = FORMAT
 
     @property
@@ -168,6 +170,14 @@ def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
     }
 
 
+def suspicion(manifests: Iterable[RankManifest]) -> str:
+    """Return why a checkpoint is suspect, with the rank whose losses make it so; "" if it is not. One rank is enough."""
+    found = next((manifest for manifest in manifests if manifest.suspect), None)
+    if found is None:
+        return ""
+    return found.suspect + (f" on rank {found.rank}" if found.world > 1 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class CommitMarker:
     """Statement that the checkpoint was seen whole. It is a shortcut for listings: its absence proves nothing."""
@@ -189,6 +199,8 @@ class CommitMarker:
     elsewhere: int = 0
     #: As in the manifests. Older markers lack it.
     history: Mapping[str, Any] = field(default_factory=dict)
+    #: As in the manifests: `suspicion` of them.
+    suspect: str = ""
     format: int = 1
 
     @property
@@ -216,6 +228,7 @@ class CommitMarker:
             missing=first.missing,
             elsewhere=sum(referred(full).values()),
             history=next((each.history for each in full if each.history), {}),
+            suspect=suspicion(full),
             format=format_of(first.level),
         )
 

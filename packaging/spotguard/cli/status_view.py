@@ -77,6 +77,7 @@ def pulse(body: dict[str, Any]) -> str:
         for each in _ranked(body["sessions"]):
             who = f"rank {each['rank']} " if len(body["sessions"]) > 1 else ""
             parts.append(f"{who}step {_step(each)}, checkpoint {_checkpoint(each)}" + _saving(each, ", "))
+    parts += dict.fromkeys(f"SUSPECT: {why}" for each in body["sessions"] if (why := each.get("suspect")))
     parts += dict.fromkeys(problem for each in body["sessions"] for problem, _ in _wrong(each))
     parts += [f"{source['name']}: {_sight(source)}" for source in body["sources"] if not _fine(source)]
     if not body["sessions"]:
@@ -96,7 +97,13 @@ def shape(body: dict[str, Any]) -> Any:
         body.get("notice") and body["notice"]["id"],
         [(one["id"], one["then"]) for one in body.get("upcoming", ())],
         [
-            (one["pid"], one["mode"], one.get("misuse"), one["saving"] and one["saving"]["phase"])
+            (
+                one["pid"],
+                one["mode"],
+                one.get("misuse"),
+                one.get("suspect"),
+                one["saving"] and one["saving"]["phase"],
+            )
             for one in body.get("sessions", ())
         ],
         body.get("last_outcome") and body["last_outcome"]["line"],
@@ -190,6 +197,8 @@ def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "boundary", f"never: no guard.step() in {count(steps, 'optimizer step')}", "yellow"
     if still := _still(session):
         yield "progress", still, "yellow"
+    if suspect := _suspect(session):
+        yield "SUSPECT", suspect, "bold red"
     for problem, advice in _wrong(session):
         yield "WRONG", problem, "bold red"
         yield "what to do", advice, "bold"
@@ -205,6 +214,12 @@ def _still(session: dict[str, Any]) -> str:
     if (session.get("still") or 0.0) < _STANDS or session["phase"] in (None, "save"):
         return ""
     return f"none for {ago(session['still'])}, in {session['phase']} at {session['where']}"
+
+
+def _suspect(session: dict[str, Any]) -> str:
+    """Return why the session's losses make its checkpoints suspect, and the effect; "" if they do not."""
+    # An older agent does not report it.
+    return f"{why}; its checkpoints do not count for --keep" if (why := session.get("suspect")) else ""
 
 
 def _wrong(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -226,6 +241,8 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         for each in _ranked(body["sessions"]):
             if still := _still(each):
                 yield "progress", f"rank {each['rank']}: {still}", "yellow"
+            if suspect := _suspect(each):
+                yield "SUSPECT", f"rank {each['rank']}: {suspect}", "bold red"
             for problem in _wrong(each):
                 wrong.setdefault(problem, []).append(f"pid {each['pid']}")
         for (finding, advice), who in wrong.items():

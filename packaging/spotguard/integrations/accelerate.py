@@ -56,11 +56,12 @@ def register(
         >>> for epoch in range(guard.epoch, 3):
         ...     for batch in guard.loader:
         ...         with accelerator.accumulate(model):
-        ...             accelerator.backward(loss_of(model, batch))
+        ...             loss = loss_of(model, batch)
+        ...             accelerator.backward(loss)
         ...             optimizer.step()
         ...             scheduler.step()
         ...             optimizer.zero_grad()
-        ...         guard.step()
+        ...         guard.step(loss=loss)
     """
     _check(accelerator)
     values = {"model": model, "optimizer": unwrapped(optimizer), **more}
@@ -85,17 +86,22 @@ class AcceleratedGuard(GuardedLoop):
         self._accelerator, self._values = accelerator, values
         super().__init__(loader, store, run_id)
 
-    def step(self) -> None:
+    def step(self, *, loss: Any = None) -> None:
         """Mark a boundary if the last micro-batch completed a step, or a scaler left the step out.
+
+        Args:
+            loss: the loss of the last micro-batch, as `Guard.step` takes it; the step's is their mean.
 
         Raises:
             Preempted: the machine is going, and the state is committed.
+            UsageError: `loss` is not one real number.
         """
+        self._loss.add(loss)
         # `sync_gradients` stays true in a script that accumulates by hand, so the optimizer is asked, too.
         if self._accelerator.sync_gradients and (
             self.guard.in_step or self._accelerator.optimizer_step_was_skipped
         ):
-            self.guard.step()
+            self.guard.step(loss=self._loss.take())
 
     # --- the protocol `Binding` ---
 

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any, Protocol
 
+import torch
+
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
 from spotguard.hooks.save.request import SavedCheckpoint
@@ -102,6 +104,7 @@ class GuardedLoop(Binding):
         bound = Bound(self, store, run_id)
         self.guard: Guard = bound.guard
         self.done = bound.done
+        self._loss = StepLoss(mean=True)
 
     @property
     def epoch(self) -> int:
@@ -115,6 +118,41 @@ class GuardedLoop(Binding):
     def state(self) -> dict[str, Any]:
         """Return the loader, if there is one; a subclass adds what it trains."""
         return {} if self.loader is None else {"loader": self.loader}
+
+
+class StepLoss:
+    """The loss of an optimizer step, from its micro-batches. Tensors stay on their device, and nothing waits for them.
+
+    Args:
+        mean: whether each micro-batch's loss counts whole, so that the step's is their mean. A framework that has divided them
+            by their number needs the sum.
+    """
+
+    def __init__(self, *, mean: bool) -> None:
+        self._mean = mean
+        self._sum: Any = None
+        self._count = 0
+
+    def add(self, loss: Any) -> None:
+        """Take the loss of a micro-batch; None if there is none."""
+        if loss is None:
+            return
+        if self._sum is not None:
+            self._sum = self._sum + (loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        else:  # a copy, because the script may write the next one into the same memory
+            self._sum = loss.detach().clone() if isinstance(loss, torch.Tensor) else loss
+        self._count += 1
+
+    def add_of_framework(self, loss: Any) -> None:
+        """Take the loss of a micro-batch, if it is one: a script may give its framework any value."""
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
+            self.add(loss.reshape(()))
+
+    def take(self) -> Any:
+        """Return the loss of the step that ends here, and begin the next one; None if there is none."""
+        whole, count = self._sum, self._count
+        self._sum, self._count = None, 0
+        return whole / count if self._mean and count > 1 else whole
 
 
 def captured() -> dict[str, Any]:

@@ -67,9 +67,10 @@ def register(
         >>> guard = spotguard.integrations.deepspeed.register(engine, loader)
         >>> for epoch in range(guard.epoch, 3):
         ...     for batch in guard.loader:
-        ...         engine.backward(loss_of(engine, batch))
+        ...         loss = loss_of(engine, batch)
+        ...         engine.backward(loss)
         ...         engine.step()
-        ...         guard.step()
+        ...         guard.step(loss=loss)
     """
     _check(engine)
     if loader is None:
@@ -95,15 +96,20 @@ class EngineGuard(GuardedLoop):
         if self.done and self._sharded:
             self._gather_anew()
 
-    def step(self) -> None:
+    def step(self, *, loss: Any = None) -> None:
         """Mark a boundary if the engine has stepped since the last one.
+
+        Args:
+            loss: the loss of the last micro-batch, as `Guard.step` takes it; the step's is their mean.
 
         Raises:
             Preempted: the machine is going, and the state is committed.
+            UsageError: `loss` is not one real number.
         """
+        self._loss.add(loss)
         if self._engine.global_steps != self._marked:
             self._marked = self._engine.global_steps
-            self.guard.step()
+            self.guard.step(loss=self._loss.take())
 
     # --- the protocol `Binding` ---
 

@@ -97,19 +97,22 @@ class HorovodGuard:
         self._optimizer = optimizer
         self.done = guard.restore()
 
-    def step(self) -> None:
+    def step(self, *, loss: Any = None) -> None:
         """Mark a boundary. Call it on all ranks, after `optimizer.step()`.
+
+        Args:
+            loss: the loss of this step, as `Guard.step` takes it.
 
         Raises:
             Preempted: the machine is going, and the state is committed.
-            UsageError: gradients wait for `optimizer.step()`. No checkpoint has them.
+            UsageError: gradients wait for `optimizer.step()`. No checkpoint has them. Or `loss` is not one real number.
         """
         if self._optimizer._handles:
             raise UsageError(
                 "guard.step() was called between loss.backward() and optimizer.step(), where gradients wait that no checkpoint "
                 f"has (backward_passes_per_step is {self._optimizer.backward_passes_per_step}): call it after optimizer.step()"
             )
-        self.guard.step()
+        self.guard.step(loss=loss)
 
     def save(self) -> SavedCheckpoint:
         """Save now, as `Guard.save` does. Call it on all ranks."""

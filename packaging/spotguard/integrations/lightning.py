@@ -27,7 +27,7 @@ from spotguard.hooks.state.parts.loaders import ResumableLoader, keeps_workers
 from spotguard.providers.errors import UsageError
 
 from . import lightning_results
-from .binding import Bound, captured, check_members, put_back
+from .binding import Bound, StepLoss, captured, check_members, put_back
 from .marks.loggers import follow_loggers
 
 if TYPE_CHECKING:
@@ -86,6 +86,13 @@ class SpotguardCallback(Callback):
         self.binding = LightningBinding(trainer, self._more, self._store, self._run_id)
         follow_loggers(self.binding.guard, trainer)
 
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # With manual optimization, the module returns what it likes.
+        if self.binding is not None and isinstance(outputs, Mapping):
+            self.binding.loss.add_of_framework(outputs.get("loss"))
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         # Lightning tears the strategy down before the error goes on, which moves the module to the CPU.
         if self.binding is not None and isinstance(exception, Exception):
@@ -98,12 +105,14 @@ class LightningBinding:
     Attributes:
         trainer: the Trainer.
         guard: the guard.
+        loss: the loss of the step that is under way.
     """
 
     def __init__(
         self, trainer: Any, more: dict[str, Any], store: str | PathLike[str] | None, run_id: str | None
     ) -> None:
         self.trainer, self._more = trainer, more
+        self.loss = StepLoss(mean=False)  # Lightning has divided each micro-batch's
         self._fit, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         check_members("lightning", self._fit, ["_load_combined_loader_states"])
         check_members(
@@ -196,7 +205,7 @@ class LightningBinding:
     def on_advance_end(self, fetcher: Any) -> None:
         if self.trainer.global_step != self._marked:
             self._marked = self.trainer.global_step
-            self.guard.step()
+            self.guard.step(loss=self.loss.take())
         self._on_advance_end(fetcher)
 
     def setup_validation(self) -> None:

@@ -1,11 +1,12 @@
 """The Trainer of Hugging Face transformers, and what subclasses it, such as TRL's SFTTrainer and DPOTrainer.
 
 A TrainerCallback alone cannot resume in the middle of an epoch: the Trainer computes the epoch and the batch at which
-it begins before it calls any callback. So `attach` replaces five methods of one Trainer object:
+it begins before it calls any callback. So `attach` replaces six methods of one Trainer object:
 
 - `_prepare_for_training` made the model, the optimizer and the scheduler: register them, and restore.
 - `_run_epoch` trains one epoch: leave out the finished ones, and begin the resumed one at its batch.
 - `_load_rng_state` is called once the skipped batches are behind: put the generators back.
+- `training_step` trains one micro-batch: note its loss. Later the Trainer replaces one that is not finite.
 - `_maybe_log_save_evaluate` comes right after each step's callbacks: the boundary.
 - `callback_handler.on_epoch_begin` is called for each epoch: leave out the finished ones.
 
@@ -27,7 +28,7 @@ import torch
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
-from .binding import Bound, captured, check_distribution, check_members, put_back, unwrapped
+from .binding import Bound, StepLoss, captured, check_distribution, check_members, put_back, unwrapped
 from .marks.loggers import follow_loggers
 
 if TYPE_CHECKING:
@@ -37,7 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainerBinding", "attach"]
 
-_REPLACED = ("_prepare_for_training", "_run_epoch", "_load_rng_state", "_maybe_log_save_evaluate")
+_REPLACED = (
+    "_prepare_for_training",
+    "_run_epoch",
+    "_load_rng_state",
+    "training_step",
+    "_maybe_log_save_evaluate",
+)
 #: Fields of TrainerState that this start computes from its arguments, and two that the position holds in another form.
 _LEFT_OUT = {
     "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size",
@@ -107,6 +114,7 @@ class TrainerBinding:
         #: may be drawn: the global ones and the samplers'.
         self._running: dict[str, Any] = {"epoch": 0, "steps": 0, "generators": {}, "own": {}}
         self._marked = 0
+        self._loss = StepLoss(mean=False)  # the Trainer has divided each micro-batch's
         self._last: dict[str, Any] = {"grad_norm": None, "learning_rate": None}
         self._log, self._logged = "", 0
         self._original = {name: getattr(trainer, name) for name in _REPLACED}
@@ -217,6 +225,11 @@ class TrainerBinding:
         if checkpoint == _RESUMED and self._bound is not None:
             self._bound.put_generators_back()
 
+    def training_step(self, *given: Any, **more: Any) -> Any:
+        loss = self._original["training_step"](*given, **more)
+        self._loss.add_of_framework(loss)
+        return loss
+
     def _maybe_log_save_evaluate(
         self,
         tr_loss: Any,
@@ -231,7 +244,7 @@ class TrainerBinding:
         if self.trainer.state.global_step > self._marked:
             self._marked = self.trainer.state.global_step
             self._last = {"grad_norm": self._norm(grad_norm), "learning_rate": more.get("learning_rate")}
-            self.guard.step()
+            self.guard.step(loss=self._loss.take())
         self._original["_maybe_log_save_evaluate"](
             tr_loss, grad_norm, model, trial, epoch, ignored, start, **more
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -285,6 +287,87 @@ def test_what_lacks_extras_loses_its_place_to_none_that_lacks_moments() -> None:
     Save(step=240, save=9, level="partial-extras").write(store)
     prune(store, "run", keep=1, attempt=1)
     assert steps(store) == [240, 230, 10]
+
+
+WHY = "the loss is nan since step 3"
+
+
+def story(*suspect: bool) -> FakeStore:
+    """Whole checkpoints of steps 10, 20 …, of which some are suspect."""
+    store = FakeStore()
+    for save, each in enumerate(suspect):
+        Save(step=10 * (save + 1), save=save, suspect={save % 2: WHY} if each else {}).write(store)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("suspect", "left"),
+    [
+        ((False, False, False, True), [40, 30, 20]),
+        ((False, False, True, True, True, True), [60, 50, 20, 10]),
+        ((False, True, True, False), [40, 10]),
+        ((True, False, True, False, True), [50, 40, 20]),
+        ((True, True, True, True), [40, 30]),
+    ],
+)
+def test_suspect_ones_do_not_count(suspect: tuple[bool, ...], left: list[int]) -> None:
+    """As many of them stay as of the good ones, while none of these is newer."""
+    store = story(*suspect)
+    prune(store, "run", keep=2, attempt=1)
+    assert steps(store) == left
+    sound(store)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_after_any_prunes_the_newest_good_one_is_there(keep: int) -> None:
+    """Whatever comes between: suspect ones, lower levels, remains, restarts, a prune that is killed. And no run grows without
+    end: of each kind at most as many stay.
+    """
+    draw = random.Random(keep)
+    for _ in range(40):
+        store, good, attempt = FakeStore(), None, 1
+        for save in range(draw.randint(5, 30)):
+            attempt += draw.random() < 0.1
+            kind = draw.choice(["good", "suspect", "suspect", "weights", "torn"])
+            level: Level = "weights" if kind == "weights" else "full"
+            suspect = {draw.randrange(2): WHY} if kind == "suspect" or draw.random() < 0.1 else {}
+            each = Save(attempt=attempt, step=save + 1, save=save, level=level, suspect=suspect)
+            if kind == "torn":
+                each.write_rank(store, 0)
+            else:
+                each.write(store, marker=draw.random() < 0.8)
+                good = each.name if level == "full" and not suspect else good
+            if draw.random() < 0.6:
+                planned = plan_pruning(store, "run", keep=keep, attempt=attempt)
+                for keys in [*planned.steps()][: draw.randint(0, 3)]:
+                    store.delete(keys)
+        prune(store, "run", keep=keep, attempt=attempt)
+        whole = [*whole_checkpoints(store, "run", levels=LEVELS)]
+        of_kind = Counter((each.level, bool(each.suspect)) for each in whole)
+        assert max(of_kind.values(), default=0) <= keep
+        names = {each.name for each in whole if each.level == "full" and not each.suspect}
+        assert good is None or max(names) == good
+        sound(store)
+
+
+def test_a_milestone_is_not_suspect() -> None:
+    """The next one of its interval is taken instead."""
+    store = story(False, True, False, False, False)
+    prune(store, "run", keep=1, every=20, attempt=1)
+    assert steps(store) == [50, 40, 30]
+
+
+def test_a_suspicion_costs_retention_no_request() -> None:
+    """Of each checkpoint the manifests are read once by a process, suspect or not, and one before it is deleted."""
+    store, known = story(False, False, True, True), CheckedCheckpoints()
+    plan_pruning(store, "run", keep=2, attempt=1, known=known)
+    for save in range(4, 10):
+        Save(step=10 * (save + 1), save=save, suspect={0: WHY}).write(store)
+        store.calls.clear()
+        planned = plan_pruning(store, "run", keep=2, attempt=1, known=known)
+        assert len(planned.departing) == 1
+        assert len(fetched(store)) == 2 + 1
+        prune(store, "run", keep=2, attempt=1)
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -60,6 +60,7 @@ def as_json(whole: WholeCheckpoint, url: str) -> dict[str, Any]:
         "save": whole.name.save,
         "level": whole.level,
         "missing": list(whole.missing),
+        "suspect": whole.suspect,
         "kind": first.kind,
         "created": first.created,
         "world": first.world,
@@ -99,6 +100,8 @@ def _show(body: dict[str, Any]) -> None:
     lacking = lacks(body["level"], body["missing"])
     without = f", without {lacking}" if lacking else ""
     out.print(f"  {body['kind']} save of {moment(body['created'])}, level {body['level']}{without}")
+    if body["suspect"]:
+        out.print(Text(f"  suspect: {body['suspect']}", style="yellow"))
     if started := in_words(body):
         out.print(Text(f"  attempt {body['attempt']}, started by {started}"))
     ranks, objects = count(body["world"], "rank"), count(len(body["objects"]), "object")

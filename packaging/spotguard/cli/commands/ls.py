@@ -167,6 +167,7 @@ def as_json(line: ListedCheckpoint) -> dict[str, object]:
         "world": each.world,
         "level": each.level,
         "missing": list(each.missing),
+        "suspect": each.suspect,
         "kind": each.kind,
         "created": each.created,
         "next": line.next,
@@ -175,7 +176,7 @@ def as_json(line: ListedCheckpoint) -> dict[str, object]:
 
 def _table(lines: list[ListedCheckpoint], width: int, now: float) -> Table:
     width -= max(
-        [len("damaged"), *(_STATUS if line.each.reason else len(_status(line.each)) for line in lines)]
+        [len("damaged"), *(_STATUS if _reason(line.each) else len(_status(line.each)) for line in lines)]
     )
     columns: dict[str, list[str]] = {
         "": [">" if line.next else "" for line in lines],
@@ -201,8 +202,8 @@ def _table(lines: list[ListedCheckpoint], width: int, now: float) -> Table:
     table.add_column("status", overflow="fold")
     for line, *cells in zip(lines, *columns.values(), strict=True):
         each = line.each
-        status = _status(each) + (f": {each.reason}" if each.reason else "")
-        table.add_row(*cells, Text(status, style=_COLOURS[each.status]))
+        status = _status(each) + (f": {reason}" if (reason := _reason(each)) else "")
+        table.add_row(*cells, Text(status, style="yellow" if each.suspect else _COLOURS[each.status]))
     return table
 
 
@@ -212,4 +213,9 @@ def _wide(columns: dict[str, list[str]]) -> int:
 
 def _status(each: Checkpoint) -> str:
     """Return the status, with the level if that is not full: this column is never dropped."""
-    return each.status + ("" if each.level in ("full", None) else f" ({each.level})")
+    less = "" if each.level in ("full", None) else f" ({each.level})"
+    return each.status + less + (", suspect" if each.suspect else "")
+
+
+def _reason(each: Checkpoint) -> str:
+    return each.reason or each.suspect

@@ -16,7 +16,8 @@ from ..select_checkpoint import Target, add_target, target
 DESCRIPTION = """\
 Delete all but the newest K complete checkpoints of a run, and the remains of interrupted saves. With
 K+N the first checkpoint at or after every Nth step stays as well. The last good one always stays, and
-anything newer than it, because it may be a save in progress."""
+anything newer than it, because it may be a save in progress. Suspect checkpoints do not count: the
+newest K of them stay besides, while they are newer than all others."""
 
 EXAMPLES = """\
 examples:

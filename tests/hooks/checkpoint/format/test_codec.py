@@ -197,6 +197,26 @@ def test_older_files_do_not_say_who_is_missing() -> None:
     assert decode_manifest(sealed(value), "k") == MANIFEST
 
 
+def test_a_suspicion_is_kept_and_older_files_have_none() -> None:
+    """The format stays: a reader of before skips the field. A marker has the first suspicion, and its rank."""
+    why = "the loss is nan since step 7"
+    suspect = replace(MANIFEST, suspect=why)
+    assert decode_manifest(encode_manifest(suspect), "k") == suspect
+    others = [replace(MANIFEST, rank=rank) for rank in range(MANIFEST.world) if rank != MANIFEST.rank]
+    marker = CommitMarker.of([*others, suspect], 1.0)
+    assert marker.suspect == f"{why} on rank {MANIFEST.rank}"
+    assert decode_marker(encode_marker(marker), "k") == marker
+    assert CommitMarker.of(others, 1.0).suspect == ""
+    for value, word, decode in (
+        (raw(), "manifest", decode_manifest),
+        (json.loads(encode_marker(MARKER))["commit"], "commit", decode_marker),
+    ):
+        del value["suspect"]
+        assert decode(sealed(value, word), "k").suspect == ""
+        with pytest.raises(CheckpointError, match="suspect"):
+            decode(sealed(value | {"suspect": 1}, word), "k")
+
+
 def test_what_is_lacking_is_said_to_people() -> None:
     assert lacks("full", ()) == ""
     assert lacks("partial-extras", (1,)) == "the extras of rank 1"
@@ -324,7 +344,7 @@ def test_digests_are_numbers_by_name() -> None:
         decode_manifest(sealed(value), "k")
 
 
-@cases("field", [field for field in raw() if field not in ("digests", "missing", "history")])
+@cases("field", [field for field in raw() if field not in ("digests", "missing", "history", "suspect")])
 def test_no_field_may_be_missing(field: str) -> None:
     """Each is needed, or it would not be written; these came later."""
     value = raw()
