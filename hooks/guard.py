@@ -176,7 +176,13 @@ class Guard:
             coordinator=self._coordinator,
         )
         self._messages = AgentMessages(
-            self._saver, self._schedule, self._report, clock, self.leave, self._coordinator
+            self._saver,
+            self._schedule,
+            self._report,
+            clock,
+            self.leave,
+            self._checkpointer.renew,
+            self._coordinator,
         )
         self._shutdown = ProcessShutdown(self._saver, self._agent, self._coordinator, self.leave)
         self._errors = ErrorSave(
@@ -468,6 +474,7 @@ class Guard:
             phase=progress.phase,
             still=round(progress.still, 3),
             where=progress.where,
+            uploading=self._checkpointer.uploading is not None,
             **self._state.monitor.position(),
         )
 

@@ -65,6 +65,17 @@ def stall(origin: str, text: str) -> float | Literal["off"]:
     return value
 
 
+def hours(origin: str, text: str) -> float | Literal["off"]:
+    """Parse hours, or a duration with a unit, and return seconds."""
+    word = text.lower()
+    if word == "off":
+        return "off"
+    value = _number(text) * (3600 if word.replace(".", "", 1).isdigit() else 1)
+    if not 0 < value <= WEEK:
+        refuse(origin, text, f"off, or hours above 0 up to {WEEK // 3600} (a week), as in 6 or 90m")
+    return value
+
+
 def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[str, str], int]:
     """Return a parser of whole numbers from `least` up, to `most` if given. `why` goes behind the error's text."""
     span = f"from {least} up" if most is None else f"from {least} to {most}"

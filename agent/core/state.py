@@ -50,6 +50,8 @@ class Policy:
     exit_code: int = 75
     #: Seconds without progress that are a stall where nothing is usual yet (`--stall-first`); None: look for none.
     stall_first: float | None = 1800.0
+    #: Seconds between two verifications of the newest checkpoint (`--verify-every`); None: none.
+    verify_every: float | None = None
     #: Once everything is committed, let the cloud begin, if it waits for an acknowledgement.
     acknowledge: bool = False
 

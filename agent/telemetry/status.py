@@ -60,6 +60,7 @@ def answers(
         "upcoming": machine.upcoming.status(now),
         "last_outcome": None,
         "last_failure": _failure(machine),
+        "verification": machine.verification.status(now),
         "sessions": [],
     }
     if last is not None and (uid == 0 or not facts.service):

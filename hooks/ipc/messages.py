@@ -195,6 +195,8 @@ class Position(Message):
     phase: str = ""
     still: float = -1.0
     where: str = ""
+    #: Whether a background checkpoint is on its way to the store.
+    uploading: bool = False
 
 
 @_on_the_wire
@@ -304,6 +306,8 @@ class CheckpointNow(Message):
     #: Whether the machine goes at a near deadline. The process then saves even if background checkpoints are
     #: switched off.
     going: bool = False
+    #: Whether the checkpoint is to refer to no object of an earlier one, because one of those is damaged.
+    anew: bool = False
 
 
 @_on_the_wire

@@ -18,7 +18,17 @@ from ...core.failures.errors import FailureCause
 from ...core.machine import Machine
 from ...core.preemption import Preemption
 from ...core.session import Session
-from ...events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
+from ...events import (
+    Closed,
+    Event,
+    HealthChanged,
+    Heard,
+    NoticeSeen,
+    Opened,
+    SourceGone,
+    Verified,
+    WindowTold,
+)
 from ...outcome import WITHDRAWN
 from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
@@ -41,6 +51,7 @@ class MetricsRecorder:
         self._passed: set[tuple[int, str]] = set()
         self._crashes = self._launches = 0
         self._failure: FailureCause | None = None
+        self._verified: Verified | None = None
 
     # --- inputs ---
 
@@ -64,6 +75,10 @@ class MetricsRecorder:
         if (cause := machine.failure) is not None and cause is not self._failure:
             self.newest = replace(self.newest, failures=_one_more(self.newest.failures, (cause.kind,)))
         self._failure = machine.failure
+        if (verified := machine.verification.last) is not None and verified is not self._verified:
+            counts = _one_more(self.newest.verifications, (verified.status,))
+            self.newest = replace(self.newest, verifications=counts)
+        self._verified = verified
         if machine.phase != self.newest.phase:
             self.newest = replace(self.newest, phase=machine.phase)
 

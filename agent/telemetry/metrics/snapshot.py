@@ -28,6 +28,8 @@ SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
 CAUSES = ("crash", "preemption")
 FAILURES = FailureCause.kinds()
+#: The results of a verification. See `events.Verified`.
+VERIFIED = ("sound", "damaged", "unknown")
 #: The label values of a yes or no, in Prometheus's spelling.
 YES_NO = ("false", "true")
 
@@ -121,6 +123,8 @@ class MetricsSnapshot:
     restarts: Counts = field(default_factory=lambda: _zeros(CAUSES))
     #: By class.
     failures: Counts = field(default_factory=lambda: _zeros(FAILURES))
+    #: By result.
+    verifications: Counts = field(default_factory=lambda: _zeros(VERIFIED))
     #: By severity.
     detection: Histograms = field(default_factory=lambda: _empty(DETECTED, SEVERITIES))
     #: By stage, and whether it was a drill.

@@ -47,9 +47,9 @@ __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
 
 DESCRIPTION = """\
 Check that this machine can save in time: notices, the window, permissions and speed of the store, and
-the size of the registered job. It takes the options of `run`, and checks that run. --trial also trains a
-few steps of COMMAND in a copy of this directory, measures them, and saves as at a notice. Exit code 1 means
-that something fails."""
+the size of the registered job. It takes the options of `run`, and checks that run. With --trial it also
+trains a few steps of COMMAND in a copy of this directory, and saves as at a notice. Exit code 1 means that
+something fails."""
 
 EXAMPLES = """\
 examples:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import (
     Asked,
     HealthChanged,
@@ -16,11 +18,12 @@ from spotguard.agent.events import (
     NoticeSeen,
     Signalled,
     SourceGone,
+    Verified,
 )
 from spotguard.agent.telemetry.metrics.histogram import Histogram
 from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder, result_of
 from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
-from spotguard.hooks.ipc.protocol import Committed, Delivered, Progress
+from spotguard.hooks.ipc.protocol import Committed, Delivered, Position, Progress
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
 from spotguard.providers.notice import NoticeKind, Severity
 from tests.agent.telemetry.metrics.metered import UNREACHABLE, Life, notice
@@ -244,3 +247,20 @@ def test_health_without_a_reason_is_seeing() -> None:
     life.happens(HealthChanged("aws", Health(SEEING.sight, detail="worth knowing"), 1000.0))
     assert life.value("spotguard_source_state", "aws", "seeing") == 1
     assert life.value("spotguard_blind_seconds_total", "aws", "") is None
+
+
+def test_a_verification_counts_once_by_its_result_and_not_at_all_if_it_was_stopped() -> None:
+    life = Life()
+    life.machine = Machine(Policy(command=True, verify_every=60.0))
+    life.machine.begin(life.now)
+    life.happens(Launched(100))
+    life.joins(run_id="r")
+    life.says(Position(30, 20, 5.0))
+    life.says(Position(30, 20, 5.0), after=61)
+    life.happens(Verified(7, "damaged", 20))
+    assert life.value("spotguard_verifications_total", "damaged") == 0
+    life.happens(Verified(1, "sound", 20), None)
+    values = [
+        life.value("spotguard_verifications_total", result) for result in ("sound", "damaged", "unknown")
+    ]
+    assert values == [1, 0, 0]
