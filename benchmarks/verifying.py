@@ -21,11 +21,11 @@ from .rows import Row
 from .scale import Scale
 
 #: Bytes of the checkpoint that is read, and the steps of one measurement.
-SIZE, STEPS = 2**31, 15
+SIZE, STEPS = 2**31, 4
 
 
 def measure(scale: Scale) -> Iterator[Row]:
-    pairs, steps, threads = scale.of(15, 1), scale.of(STEPS, 2), torch.get_num_threads()
+    pairs, steps, threads = scale.of(150, 1), scale.of(STEPS, 2), torch.get_num_threads()
     torch.set_num_threads(1)  # as the demo
     training = DemoTraining(scale, "verifying", ballast=torch.rand(scale.of(SIZE, 2**22) // 4))
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
