@@ -102,6 +102,28 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class Verify:
+    """Read this checkpoint again, beside training (`--verify-every`). The answer is a `Verified` with the same number."""
+
+    number: int
+    run_id: str
+    store: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopVerification:
+    """End the verification at once: a notice is active, or training is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseVerification:
+    """Hold the verification, or let it go on: a checkpoint is being uploaded, which needs the link."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Write the record and the log line of a notice that has ended (law 13)."""
 
@@ -147,6 +169,9 @@ Action = (
     | Finish
     | Announce
     | Acknowledge
+    | Verify
+    | StopVerification
+    | PauseVerification
     | Publish
     | Incident
     | Log

@@ -41,6 +41,7 @@ from .telemetry.status import AgentFacts
 if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
+    from .process.verifier import Verifier
     from .telemetry.metrics.reading import Scrape
     from .telemetry.metrics.recorder import MetricsRecorder
 
@@ -68,6 +69,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         exit_code=options.exit_code,
         acknowledge=options.acknowledge,
         stall_first=None if options.stall_first == "off" else options.stall_first,
+        verify_every=None if options.verify_every == "off" else options.verify_every,
     )
     path = path_of(options.socket, options.run_id, os.environ, os.geteuid())
     return _serve(options, policy, path, command, service_socket)
@@ -117,6 +119,9 @@ def _serve(
         notice_hook = _notice_hook(options, env, post, clock)
         if notice_hook is not None:
             stack.callback(notice_hook.close)
+        verifier = _verifier(policy, env, post)
+        if verifier is not None:
+            stack.callback(verifier.close)
         ours = {source.name for source in operator_sources}
 
         def poller(
@@ -161,6 +166,7 @@ def _serve(
             meter=meter,
             memory=MemoryCounters(),
             alerts=alerts,
+            verifier=verifier,
             orphan=orphan,
         )
         return agent.run()
@@ -233,6 +239,14 @@ def _notice_hook(
     from .process.notice_hook import NoticeHook
 
     return NoticeHook(options.on_notice, env, post, clock)
+
+
+def _verifier(policy: Policy, env: dict[str, str], post: Callable[[Event], None]) -> Verifier | None:
+    if policy.verify_every is None:
+        return None
+    from .process.verifier import Verifier
+
+    return Verifier(env, post)
 
 
 def _watches(

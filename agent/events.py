@@ -7,7 +7,7 @@ them out and passes each one to the pure machine in `core.machine`. Nothing else
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..hooks.ipc.protocol import Message, Register
@@ -153,6 +153,23 @@ class HelperEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """A verification has ended: the answer to a `Verify`."""
+
+    number: int
+    #: "sound", "damaged", "partial" (an object is missing), or "unknown".
+    status: str
+    step: int
+    #: The checkpoint's name in the store; "" if it is not known.
+    checkpoint: str = ""
+    #: The damage, or why nothing was found out.
+    detail: str = ""
+
+    def with_status(self, status: str) -> Verified:
+        return replace(self, status=status)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSeen:
     """The processes left of the ended command: the answer to a `Look`."""
 
@@ -202,6 +219,7 @@ Event = (
     | NoticeHookEnded
     | HelperReported
     | HelperEnded
+    | Verified
     | GroupSeen
     | Signalled
     | CommandEnded

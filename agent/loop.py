@@ -26,13 +26,16 @@ from .actions import (
     Launch,
     Log,
     Look,
+    PauseVerification,
     Publish,
     Rest,
     Send,
     SignalGroup,
     SignalOrphans,
     SignalSession,
+    StopVerification,
     Tell,
+    Verify,
 )
 from .core.failures.memory import EVERY, MemoryWatch
 from .core.machine import Machine
@@ -64,6 +67,7 @@ from .telemetry.status import AgentFacts, answers, in_a_line, shortened
 if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
+    from .process.verifier import Verifier
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
@@ -107,6 +111,7 @@ class Agent:
         meter: MetricsRecorder | None = None,
         memory: MemoryCounters | None = None,
         alerts: AlertHelper | None = None,
+        verifier: Verifier | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -121,6 +126,7 @@ class Agent:
         self._manager = manager
         self._metrics = meter
         self._alerts = alerts
+        self._verifier = verifier
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
@@ -299,8 +305,20 @@ class Agent:
                 self._notice_hook.tell(action.notice, action.left, action.until)
         elif isinstance(action, SignalSession):
             self._server.signal(action.session, action.signum, action.group)
+        elif isinstance(action, Verify | StopVerification | PauseVerification):
+            self._verify(action)
         elif self._supervisor is not None:
             self._command(action, self._supervisor)
+
+    def _verify(self, action: Verify | StopVerification | PauseVerification) -> None:
+        if self._verifier is None:
+            return
+        if isinstance(action, Verify):
+            self._verifier.start(action)
+        elif isinstance(action, PauseVerification):
+            self._verifier.pause(action.paused)
+        else:
+            self._verifier.stop()
 
     def _command(
         self, action: SignalGroup | KillGroup | SignalOrphans | Look | Rest | Launch, supervisor: Supervisor

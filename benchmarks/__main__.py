@@ -28,6 +28,7 @@ NAMES = (
     "links",
     "ranks",
     "background",
+    "verifying",
     "early",
     "trace",
     "failures",

@@ -29,7 +29,7 @@ def measure(scale: Scale) -> Iterator[Row]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the demo
     try:
-        training = _Training(scale)
+        training = DemoTraining(scale, "background")
         try:
             training.checkpoint()  # first times are not counted
             lost = []
@@ -47,19 +47,20 @@ def measure(scale: Scale) -> Iterator[Row]:
         yield Row(f"  as a share of step time, one every {every:.0f} s{which}", "%", share, figure=1.0)
 
 
-class _Training:
+class DemoTraining:
     """The demo's training loop, in pieces."""
 
-    def __init__(self, scale: Scale) -> None:
+    def __init__(self, scale: Scale, run_id: str, **more: torch.Tensor) -> None:
         self._model = GPT(len(data.ALPHABET))
         self._optimizer = torch.optim.AdamW(self._model.parameters())
         self._text = torch.tensor(data.encode(data.text()), dtype=torch.uint8)
         with environment(SPOTGUARD_EVERY="off", SPOTGUARD_KEEP="2", SPOTGUARD_SOCKET=""):
             self.guard = spotguard.register(
                 (scale.folder / "store").as_uri(),
-                run_id="background",
+                run_id=run_id,
                 model=self._model,
                 optimizer=self._optimizer,
+                **more,
             )
         self.guard.restore()
         self.run(3)

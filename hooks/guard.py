@@ -183,7 +183,13 @@ class Guard:
             coordinator=self._coordinator,
         )
         self._messages = AgentMessages(
-            self._saver, self._schedule, self._report, clock, self.leave, self._coordinator
+            self._saver,
+            self._schedule,
+            self._report,
+            clock,
+            self.leave,
+            self._checkpointer.renew,
+            self._coordinator,
         )
         self._shutdown = ProcessShutdown(self._saver, self._agent, self._coordinator, self.leave)
         self._errors = ErrorSave(
@@ -525,6 +531,7 @@ class Guard:
             loss="" if loss is None else repr(loss),
             suspect=self._losses.why(self._gate.place.completed),
             suspect_steps=self._losses.suspect_steps,
+            uploading=self._checkpointer.uploading is not None,
             **self._state.monitor.position(),
         )
 

@@ -15,7 +15,9 @@ from ..providers.stores.factory import open_store
 from .arguments import name_the_speaker, without_our_frames
 
 if TYPE_CHECKING:
+    from ..providers.clock import Clock
     from .guard import Guard
+    from .recorder.guard import GuardRecorder
     from .recorder.plan import LifePlan
 
 _current: Guard | None = None
@@ -90,9 +92,10 @@ def register(
     if plan is None:
         _current = Guard(opened, run, state, clock, channel)
     else:
-        from .recorder.recorder import RecordedGuard
+        from .recorder.guard import RecordedGuard
 
         _current = RecordedGuard(
+            _recorder(plan, state, clock),
             plan,
             opened,
             run,
@@ -108,8 +111,19 @@ def register(
     return _current
 
 
+def _recorder(plan: LifePlan, state: dict[str, Any], clock: Clock) -> GuardRecorder:
+    """Return the recorder that the plan asks for."""
+    if plan.measures:
+        from .recorder.measurement import RunMeasurement
+
+        return RunMeasurement(plan, state, clock)
+    from .recorder.recorder import RunRecorder
+
+    return RunRecorder(plan, state, clock)
+
+
 def _plan() -> LifePlan | None:
-    """Return the plan that `spotguard prove` has for this process, or None outside `prove`.
+    """Return the plan that `spotguard prove` or `spotguard doctor --trial` has for this process, or None outside of both.
 
     The plan's store and run id replace the script's.
     """

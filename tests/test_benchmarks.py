@@ -127,6 +127,7 @@ ROWS = {
         "  as a share of step time, one",
         "  as a share of step time, one every 60 s",
     ],
+    "verifying": ["a step while a checkpoint is verified", "  the most memory of the verifier's process"],
     "early": [
         "32 MiB at 80 Mbit/s, weights committed early: the full save",
         "  its requests (",

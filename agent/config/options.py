@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from ..core.failures.recovery import RecoveryRule
+from ..core.state import RecoveryRule
 from . import parsers
 from .parsers import DEADLINE_EXAMPLE, Deadline
 
@@ -64,6 +64,8 @@ class Options:
     begin_anew: bool
     #: Seconds without progress that are a stall in a phase of which little is known.
     stall_first: float | Literal["off"]
+    #: Seconds between two verifications of the newest checkpoint.
+    verify_every: float | Literal["off"]
     #: None: the default path for the run id, or for the service.
     socket: str | None
     #: The signal for a command without sessions; None: no signal.
@@ -289,6 +291,15 @@ SETTINGS: tuple[Setting, ...] = (
         "SECONDS",
         "save if a first step stands still for this long; or off [30m]",
         OptionGroup.CHECKPOINTS,
+    ),
+    Setting(
+        "verify-every",
+        parsers.hours,
+        "off",
+        "HOURS",
+        "read the newest checkpoint again this often, such as 6 [off]",
+        OptionGroup.CHECKPOINTS,
+        RUN,
     ),
     Setting(
         "max-restarts",

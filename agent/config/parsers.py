@@ -21,7 +21,8 @@ from ...providers.dates import parse_duration
 from ...providers.errors import UsageError
 from ...providers.run_id import RUN_ID, is_run_id
 from ...providers.text import store_url
-from ..core.failures.recovery import BUDGET, FAILURES, RecoveryAction, RecoveryRule
+from ..core.failures.recovery import FAILURES
+from ..core.state import BUDGET, RecoveryAction, RecoveryRule
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
@@ -83,6 +84,17 @@ def recover(origin: str, text: str) -> Mapping[str, RecoveryRule]:
     if not rules:
         refuse(origin, text, "CLASS=ACTION, as in stall=restart,host-memory=stop,gpu=leave")
     return rules
+
+
+def hours(origin: str, text: str) -> float | Literal["off"]:
+    """Parse hours, or a duration with a unit, and return seconds."""
+    word = text.lower()
+    if word == "off":
+        return "off"
+    value = _number(text) * (3600 if word.replace(".", "", 1).isdigit() else 1)
+    if not 0 < value <= WEEK:
+        refuse(origin, text, f"off, or hours above 0 up to {WEEK // 3600} (a week), as in 6 or 90m")
+    return value
 
 
 def at_least(least: int, most: int | None = None, why: str = "") -> Callable[[str, str], int]:

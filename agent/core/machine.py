@@ -28,6 +28,7 @@ from ..events import (
     NoticeSeen,
     Opened,
     Signalled,
+    Verified,
     Watching,
 )
 from ..outcome import BROKEN_OFF
@@ -39,6 +40,7 @@ from .ending.sigterm import RunSignals
 from .failures.errors import FailureCause, FailureLog
 from .failures.recovery import Recovery
 from .failures.stall import StallWatch
+from .failures.verification import VerificationSchedule
 from .notices import NoticeTracker, Upcoming
 from .preemption import EndState, Preemption
 from .session import Session, Sessions
@@ -70,6 +72,7 @@ class Machine:
         self._stalls = StallWatch(policy.stall_first)
         self._failures = FailureLog()
         self._recovery = Recovery(policy.recover, policy.max_restarts)
+        self.verification = VerificationSchedule(self._turn, self._sessions, policy.verify_every)
         self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
         self._answers = Answers(
             self._turn,
@@ -124,6 +127,7 @@ class Machine:
             self._delivery.look_ahead()
             self._turn.do(*map(Publish, self._launchers.over(self._sessions.open.values(), now)))
             self._step(None)
+            self.verification.advance(watching=self.state is MachineState.WATCHING)
         if self._turn.finish is not None:
             self._turn.do(*map(Publish, self._launchers.end()), self._turn.finish)
         return self._turn.take()
@@ -353,6 +357,7 @@ _ALWAYS: dict[type[Any], _Handler] = {
     Asked: lambda m, e: m._delivery.asked(e),
     Watching: lambda m, e: m._sessions.watching.add(e.session),
     Launched: Machine._launched,
+    Verified: lambda m, e: m.verification.ended(e),
     CommandEnded: lambda m, e: m._command.ended(e),
     GroupSeen: lambda m, e: m._command.group_seen(e),
 }

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..actions import Action, Finish, Log
-from .failures.recovery import RecoveryRule
+
+#: Restarts of one class where the rule names no number.
+BUDGET = 3
 
 
 class MachineState(enum.Enum):
@@ -36,6 +38,25 @@ class MachineState(enum.Enum):
     FINISHED = "finished"
 
 
+class RecoveryAction(enum.StrEnum):
+    """What follows a failure."""
+
+    #: The command starts again, from the newest checkpoint.
+    RESTART = "restart"
+    #: `spotguard run` ends with the command's exit code.
+    STOP = "stop"
+    #: `spotguard run` ends as after a preemption, so that the job goes on elsewhere.
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryRule:
+    """The action for one class of failures, and how many restarts it may make."""
+
+    action: RecoveryAction
+    budget: int = BUDGET
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The options that decide how a notice ends."""
@@ -56,6 +77,8 @@ class Policy:
     exit_code: int = 75
     #: Seconds without progress that are a stall where nothing is usual yet (`--stall-first`); None: look for none.
     stall_first: float | None = 1800.0
+    #: Seconds between two verifications of the newest checkpoint (`--verify-every`); None: none.
+    verify_every: float | None = None
     #: Once everything is committed, let the cloud begin, if it waits for an acknowledgement.
     acknowledge: bool = False
 

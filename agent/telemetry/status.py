@@ -69,6 +69,7 @@ def answers(
         "last_outcome": None,
         "last_failure": _failure(machine),
         "alerts": None,
+        "verification": machine.verification.status(now),
         "sessions": [],
     }
     if last is not None and (uid == 0 or not facts.service):

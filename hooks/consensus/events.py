@@ -45,6 +45,8 @@ class BackgroundEvent:
     why: str = ""
     #: Number of events that the sender had received before. The channel fills it in.
     heard: int | None = None
+    #: The checkpoint refers to no object of an earlier one, because one of those is damaged.
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

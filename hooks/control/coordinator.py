@@ -81,7 +81,7 @@ class Coordinator:
         self._own: dict[str, PreemptionNotice] = {}
         self._called: set[str] = set()
         self._until: dict[str, float] = {}
-        self._asking = False
+        self._asking = self._anew = False
         #: Why the state is not to be saved at an error: a rank has told that its values may be wrong.
         self.distrusted = ""
         #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
@@ -173,6 +173,10 @@ class Coordinator:
             # The call is void, or was made before this process began: the agent's message came late.
             self._saver.release(id, why)
 
+    def renew(self) -> None:
+        """Have the next background checkpoint that this rank calls for refer to no object of an earlier one, on all ranks."""
+        self._anew = True
+
     def background(self, why: str) -> bool:
         """Call for a checkpoint beside training. Returns at once; False if this rank cannot call, or has called already."""
         if not self._saver.idle or self.lost:
@@ -186,7 +190,7 @@ class Coordinator:
             self._asking = False
             log.warning("spotguard makes no background checkpoint: %s [SG507]", why)
 
-        self._call(BackgroundEvent(why), _PATIENCE, unheard)
+        self._call(BackgroundEvent(why, anew=self._anew), _PATIENCE, unheard)
         return True
 
     def again(self, job: SaveRequest, why: str) -> None:
@@ -275,6 +279,9 @@ class Coordinator:
                 self._let_go(self._as_here(id))
             case BackgroundEvent() | BoundaryEvent():
                 self._asking = False
+                if isinstance(call, BackgroundEvent) and call.anew:
+                    self._anew = False
+                    self._checkpointer.renew()
                 self._wanted(epoch, standing, call.why)
             case FailedEvent(epoch=0, rank=rank, why=why):
                 self.distrusted = f"on rank {rank} {why}"

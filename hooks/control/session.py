@@ -157,6 +157,7 @@ class AgentMessages:
         report: confirms to the agent that a notice was delivered.
         clock: the clock.
         leave: ends training with an exit code.
+        renew: has the next save refer to no object of an earlier one.
         ranks: the other ranks of this job, which get each notice too; None for a job of one process.
     """
 
@@ -167,8 +168,10 @@ class AgentMessages:
         report: Report,
         clock: Clock,
         leave: Callable[[int], None],
+        renew: Callable[[], None],
         coordinator: Coordinator | None = None,
     ) -> None:
+        self._renew = renew
         self._saver = saver
         self._schedule = schedule
         self._report = report
@@ -186,7 +189,11 @@ class AgentMessages:
                     self._coordinator.notice(message)
                 else:
                     self._saver.emergency(alarm_of(message, now))
-            case protocol.CheckpointNow(reason=reason, going=going):
+            case protocol.CheckpointNow(reason=reason, going=going, anew=anew):
+                if anew:
+                    self._renew()
+                    if self._coordinator is not None:
+                        self._coordinator.renew()
                 if self._schedule.ask(going=going):
                     # The first rank calls at its own boundary.
                     if self._coordinator is not None and not self._coordinator.first:

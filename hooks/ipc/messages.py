@@ -202,6 +202,8 @@ class Position(Message):
     #: Why this rank's losses make a checkpoint of this step suspect, and the losses seen while they did.
     suspect: str = ""
     suspect_steps: int = 0
+    #: Whether a background checkpoint is on its way to the store.
+    uploading: bool = False
 
 
 @_on_the_wire
@@ -311,6 +313,8 @@ class CheckpointNow(Message):
     #: Whether the machine goes at a near deadline. The process then saves even if background checkpoints are
     #: switched off.
     going: bool = False
+    #: Whether the checkpoint is to refer to no object of an earlier one, because one of those is damaged.
+    anew: bool = False
 
 
 @_on_the_wire

@@ -131,6 +131,12 @@ class TrainingProgress:
         return ProgressSeen(phase, now - self._moved_at, where)
 
 
+def phase_now(thread: threading.Thread) -> str:
+    """Return the phase in which a thread of this process is, without "evaluation"; "" if it runs no Python."""
+    frame = sys._current_frames().get(thread.ident) if thread.ident is not None else None
+    return "" if frame is None else _read(frame)[0]
+
+
 def processor_seconds(thread: threading.Thread) -> float:
     """Return the processor seconds that a thread of this process has used, in ticks of 10 ms; 0 where /proc does not tell."""
     try:

@@ -12,6 +12,9 @@ from typing import Any, Literal
 #: Environment variable with the path of the plan. The recorder records every training process that has it.
 VARIABLE = "SPOTGUARD_PROVE"
 
+#: Optimizer steps without a boundary, per step of the plan, after which a recorder ends the run.
+NEVER = 10
+
 #: A manual `guard.preempt`, a notice through `spotguard run`, or the end of the machine without a notice.
 ActionKind = Literal["preempt", "notice", "kill"]
 
@@ -52,6 +55,10 @@ class LifePlan:
     #: Steps between two background checkpoints; 0 for none.
     every: int = 0
     action: Action | None = None
+    #: Measure the run (`measurement`), and end it with an emergency save, instead of recording it for a comparison.
+    measures: bool = False
+    #: The directory for staged background checkpoints; "" for none.
+    stage: str = ""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -72,6 +79,6 @@ class LifePlan:
 
 
 def plan_of(env: Mapping[str, str] = os.environ) -> LifePlan | None:
-    """Return the plan of this process; None if `spotguard prove` did not start it."""
+    """Return the plan of this process; None if neither `spotguard prove` nor `spotguard doctor --trial` started it."""
     path = env.get(VARIABLE, "")
     return LifePlan.read(Path(path)) if path else None

@@ -1,28 +1,20 @@
-"""The recorder of one training process: it writes each boundary as one line of JSON and carries out the plan's action.
-
-`RecordedGuard` is the `Guard` that feeds it.
-"""
+"""The recorder of one training process: it writes each boundary as one line of JSON and carries out the plan's action."""
 
 from __future__ import annotations
 
-import atexit
-import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from ...providers.clock import Clock
-from ...providers.stores.base import BlobStore
-from ..consensus.channel import Channel
-from ..guard import Guard
 from . import checksums, startup
-from .plan import LifePlan, Place
+from .guard import GuardRecorder, RecordedGuard
+from .plan import NEVER, LifePlan, Place
 from .state import RegisteredObjects
 from .trace import Trace
 from .variables import CodeOwner, HiddenModules, VariableCensus
@@ -34,28 +26,21 @@ _LOOK = 0.01
 _PATIENCE = 0.2
 #: Boundaries after which the recorder stops searching for hidden modules.
 _SETTLED = 2
-#: Optimizer steps without a boundary, per step of the plan, after which the recorder ends the run.
-_NEVER = 10
 
 
-class RunRecorder:
+class RunRecorder(GuardRecorder):
     """The recorder of one training process. Only the training thread calls it, except for `leaving`."""
 
     def __init__(self, plan: LifePlan, state: dict[str, Any], clock: Clock) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._clock = clock
         self._registered = RegisteredObjects(state)
         self._code = CodeOwner(plan.workdir)
         self._hidden = HiddenModules()
         self._trace = Trace(self._passing, self._opening, self._stepped)
         self._watch = startup.begin()
-        self._guard: RecordedGuard | None = None
-        self._out = -1
-        self._pid = os.getpid()
-        self._rank = 0
         self._completed = 0
         self._turns = 0
-        self._ended = False
         self._acted = plan.action is None
         self._begin_of_turn: dict[str, Any] = {}
         #: Optimizers that have stepped, by id. The reference keeps each id from being reused.
@@ -73,9 +58,7 @@ class RunRecorder:
         Raises:
             SystemExit: the plan's action was already carried out, and a launcher has restarted the process.
         """
-        self._guard, self._rank = guard, rank
-        path = Path(self._plan.folder, f"rank-{rank}.jsonl")
-        self._out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._open(guard, rank)
         if self._plan.acted.exists():
             raise SystemExit(75)
         self._write(
@@ -89,11 +72,6 @@ class RunRecorder:
             said=self._code.portable(said),
         )
         self._trace.begin()
-        atexit.register(self._left_by_itself)
-
-    def elsewhere(self, run_id: str) -> None:
-        """Record that the script restores another run than its own."""
-        self._write("elsewhere", run_id=run_id)
 
     def restored(self, step: int) -> None:
         self._completed = step
@@ -127,11 +105,6 @@ class RunRecorder:
             self._end("steps")
             raise SystemExit(0)
         self._passing("boundary")
-
-    def leaving(self) -> None:
-        """Record that training is asked to leave. Any thread may call it."""
-        if self._guard is not None:
-            self._write("leaving", step=self._guard.committed)
 
     # --- the action ---
 
@@ -169,7 +142,7 @@ class RunRecorder:
         self._optimizers.setdefault(id(optimizer), optimizer)
         if self._turns == 0 and self._completed == 0:
             self._steps_before_any_boundary += 1
-            if self._steps_before_any_boundary >= _NEVER * self._plan.steps:
+            if self._steps_before_any_boundary >= NEVER * self._plan.steps:
                 self._write("never", steps=self._steps_before_any_boundary)
                 self._end("never")
                 raise SystemExit(0)
@@ -237,82 +210,3 @@ class RunRecorder:
     def _watched(self) -> bool:
         """Report whether `startup` has watched files and threads from the interpreter's first line on."""
         return getattr(sys.modules.get(startup.NAME), "early", False)
-
-    def _end(self, why: str) -> None:
-        self._ended = True
-        self._write("end", why=why, step=self._completed)
-
-    def _left_by_itself(self) -> None:
-        if not self._ended:
-            self._end("own end" if getattr(sys, "last_value", None) is None else "error")
-
-    def _write(self, what: str, **facts: Any) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child
-        os.write(self._out, (json.dumps({"what": what, **facts}) + "\n").encode())
-
-
-class RecordedGuard(Guard):
-    """A `Guard` that also records; `register` returns it if a plan is set.
-
-    The plan's store and run id override the script's, and the run ends where the plan ends.
-    """
-
-    def __init__(
-        self,
-        plan: LifePlan,
-        store: BlobStore,
-        run_id: str,
-        state: dict[str, Any],
-        clock: Clock,
-        channel: Channel | None = None,
-        *,
-        said: tuple[str | None, str | None] = (None, None),
-    ) -> None:
-        """Make the guard and begin its record.
-
-        Args:
-            said: the store and the run id that the script passed.
-        """
-        # The script may have set both. A stage outlives the run, and the recorder itself requests background checkpoints.
-        os.environ.pop("SPOTGUARD_STAGE", None)
-        os.environ["SPOTGUARD_EVERY"] = "off"
-        self._recorder = RunRecorder(plan, state, clock)
-        super().__init__(store, run_id, state, clock, channel)
-        self._recorder.begin(self, self._rank, self._world, " ".join(each or "-" for each in said))
-
-    def restore(
-        self, *, step: int | None = None, run_id: str | None = None, missing: Iterable[str] = ()
-    ) -> int:
-        """Restore the plan's own run. If the script names another run, treat that run as empty and do not read it."""
-        if run_id is not None and run_id != self._run_id:
-            self._recorder.elsewhere(run_id)
-            step = None
-        done = super().restore(step=step, missing=missing)
-        self._recorder.restored(done)
-        return done
-
-    def step(self, *, loss: Any = None) -> None:
-        super().step(loss=loss)
-        self._recorder.boundary(self._gate.place.completed)
-
-    def leave(self, code: int) -> None:
-        self._recorder.leaving()
-        super().leave(code)
-
-    # --- for the recorder ---
-
-    @property
-    def held(self) -> bool:
-        """Report whether a notice has closed the gate."""
-        return self._gate.place.shut is not type(self._gate.place.shut).OPEN
-
-    @property
-    def committed(self) -> int:
-        """Return the step of this attempt's newest checkpoint; -1 before the first."""
-        last = self._checkpointer.last
-        return -1 if last is None else last.step
-
-    def checkpoint_soon(self) -> None:
-        """Request a background checkpoint at the next boundary."""
-        self._schedule.ask(going=True)

@@ -46,6 +46,7 @@ class Fetch(Generic[B]):
         progress: called with (bytes read, bytes in total).
         clock: measures which request lags behind the others.
         timeout: seconds for each request.
+        readers: requests in flight, of which none is sent again; None: as many as the store has use for.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Fetch(Generic[B]):
         progress: Progress | None = None,
         clock: Clock | None = None,
         timeout: float | None = None,
+        readers: int | None = None,
     ) -> None:
+        self._readers = readers
         self._store = store
         self._loads = loads
         self._make = make
@@ -96,7 +99,8 @@ class Fetch(Generic[B]):
             Exception: any error that the sink raised.
         """
         try:
-            for _ in range(min(_readers(self._store.url), sum(len(load.ranges) for load in self._loads))):
+            readers = self._readers or _readers(self._store.url)
+            for _ in range(min(readers, sum(len(load.ranges) for load in self._loads))):
                 self._start()
             self._watch()
         finally:
@@ -124,6 +128,8 @@ class Fetch(Generic[B]):
 
     def _hurry(self) -> None:
         """Send a lagging request again, on a new thread: the existing threads may all hang."""
+        if self._readers is not None:
+            return  # a process that is paused lags without a fault of the store
         with self._changed:
             piece = self._flights.laggard(self._clock.monotonic())
             if piece is None:

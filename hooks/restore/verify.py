@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...providers.clock import Clock
+from ...providers.clock import Clock, SystemClock
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import WholeCheckpoint
@@ -36,15 +36,26 @@ class Damage:
 
 
 class _DamageReport:
-    """The sink of a verification: it keeps the damage and drops sound bytes."""
+    """The sink of a verification: it keeps the damage and drops sound bytes.
 
-    def __init__(self) -> None:
+    Args:
+        clock: the clock.
+        rate: bytes a second at most, if one thread reads; None: no limit.
+    """
+
+    def __init__(self, clock: Clock, rate: float | None) -> None:
+        self._clock = clock
+        self._rate = rate
+        self._never = threading.Event()
         self._lock = threading.Lock()
         self._found: dict[tuple[str, int], Damage] = {}
         self._lost: dict[str, Damage] = {}
 
     def take(self, wanted: WantedChunk, spans: Sequence[BufferSpan[PlainBuffer]]) -> None:
-        """Do nothing: the bytes are sound."""
+        """Drop sound bytes, and wait for as long as the rate says."""
+        if self._rate is not None:
+            nbytes = sum(span.end - span.start for span in spans)
+            self._clock.wait(self._never, nbytes / self._rate)
 
     def damaged(self, wanted: WantedChunk) -> None:
         offsets = wanted.chunk.offsets if wanted.name else ()
@@ -79,6 +90,7 @@ def verify(
     progress: Progress | None = None,
     clock: Clock | None = None,
     timeout: float | None = None,
+    rate: float | None = None,
 ) -> list[Damage]:
     """Return all damage in a checkpoint and in the objects that it refers to; empty if each CRC agrees.
 
@@ -88,17 +100,28 @@ def verify(
         progress: called with (bytes read, bytes in total) during the read.
         clock: measures which request lags behind the others.
         timeout: seconds for each request.
+        rate: bytes a second at most, by one request at a time; None: no limit.
 
     Raises:
         NewerFormatError: this version cannot read the checkpoint.
         StoreError: the store failed, so the state of the checkpoint is not known.
     """
     wanted = _everything(whole)
-    report = _DamageReport()
+    clock = clock or SystemClock()
+    report = _DamageReport(clock, rate)
     for manifest in whole.manifests:
         for index in range(len(manifest.objects)):
             report.held(manifest, index)
-    Fetch(store, plan(wanted), PlainBuffer, report, progress=progress, clock=clock, timeout=timeout).run()
+    Fetch(
+        store,
+        plan(wanted),
+        PlainBuffer,
+        report,
+        progress=progress,
+        clock=clock,
+        timeout=timeout,
+        readers=None if rate is None else 1,
+    ).run()
     return report.damages(list(dict.fromkeys(each.key for each in wanted)))
 
 

@@ -102,8 +102,14 @@ class Checkpointer:
         #: Checkpoints whose part this rank has put, and whose commit it has not seen. Each entry has the identity of the
         #: state, the checkpoint's name, and the function that makes the checkpoint `last`.
         self._unseen: list[tuple[tuple[int, int], CheckpointName, Callable[[], object]]] = []
+        #: The next save refers to no object of an earlier one.
+        self._renews = False
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
+
+    def renew(self) -> None:
+        """Have the next save refer to no object of an earlier one, because one of those is damaged. Any thread may call it."""
+        self._renews = True
 
     def warm(self) -> None:
         """Prepare everything that a save needs but the bytes. The saving thread calls this before its first save."""
@@ -164,6 +170,9 @@ class Checkpointer:
         """Begin a new attempt: training went back and goes another way. All later saves count as newer than all earlier ones."""
         self.attempt = attempt
         self._count = itertools.count()
+        self._forget_objects()
+
+    def _forget_objects(self) -> None:
         self._writer.plans.forget()
         if self._stager is not None:
             self._stager.writer.plans.forget()
@@ -204,6 +213,9 @@ class Checkpointer:
             CheckpointError: the host's memory cannot hold the copy.
         """
         self.spoiled = ""
+        if self._renews:
+            self._renews = False
+            self._forget_objects()
         started = self._clock.monotonic()
         collected = state.collect()
         self.nbytes, self._lacks = collected.nbytes, collected.lacks

@@ -359,3 +359,35 @@ def test_alerts_that_fire_are_shown_with_their_gravity_and_a_helper_that_is_gone
         "  alerts        NONE: their helper has ended (-9), started 1 time; training does not depend on it"
     )
     assert not any("alerts" in line for line in shown(a_body()))
+
+
+@pytest.mark.parametrize(
+    ("facts", "row"),
+    [
+        ({}, "verified none yet, one is due every 6.0 h"),
+        ({"running": 40}, "verified none yet, one is due every 6.0 h; reading step 40 now"),
+        (
+            {"status": "sound", "step": 20, "age": 300.0},
+            "verified step 20, 5 min ago: every checksum agrees",
+        ),
+        (
+            {
+                "status": "damaged",
+                "step": 20,
+                "age": 300.0,
+                "checkpoint": "20-1-0",
+                "detail": "CRC32 differs",
+            },
+            "verified step 20, 5 min ago: checkpoint 20-1-0 is DAMAGED: CRC32 differs",
+        ),
+        (
+            {"status": "unknown", "step": 20, "age": 300.0, "detail": "no answer"},
+            "verified step 20, 5 min ago: not known: no answer",
+        ),
+    ],
+)
+def test_the_last_verification_has_a_row(facts: dict[str, Any], row: str) -> None:
+    nothing = {"running": None, "status": None, "step": None, "checkpoint": None, "detail": "", "age": None}
+    body = a_body(verification={"every": 21_600.0} | nothing | facts)
+    assert row in [" ".join(text.split(maxsplit=1)) for text in shown(body, None)]
+    assert "verified" not in " ".join(shown(a_body()))

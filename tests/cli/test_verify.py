@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 
 from spotguard.cli.commands.verify import verdicts_of
 from spotguard.cli.select_checkpoint import Target
+from spotguard.hooks.checkpoint.catalog import examine
 from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, Chunk, TensorEntry
+from spotguard.hooks.restore.verify import verify
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
-from tests.fakes.reads import Reads
+from tests.fakes.reads import PATIENCE, Reads
 from tests.fakes.store import Fault
 
 
@@ -48,6 +51,22 @@ def test_what_only_fails_for_now_is_no_damage(every: int) -> None:
     failed = sum(at < len(store.calls) for at in range(1, 1000, every))
     assert failed > 5
     assert len(store.calls) == len(plain.calls) + failed
+
+
+def test_in_the_background_one_request_is_in_flight_and_the_rate_is_kept() -> None:
+    store, clock = filled(), Impatient()
+    chosen, folders = Target(store, "run").chosen()
+    whole = examine(store, chosen[0], folders)
+    store.hold = lambda number, key, start: number == 0
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(verify, store, whole, clock=clock, rate=1e3)
+        assert store.held.wait(PATIENCE)
+        while clock.now < 60:  # nothing is sent again, however long it takes
+            pass
+        assert len(store.reads) == 1
+        store.go.set()
+        assert found.result(PATIENCE) == []
+    assert sum(each for each in clock.waits if each != 0.25) == pytest.approx(store.nbytes / 1e3, rel=0.01)
 
 
 def test_a_store_that_is_not_there_is_said_at_once() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,21 @@ def test_a_life_that_is_stopped_ends_with_its_children(ground: Ground, fifo: Pat
     assert os.read(end, 1) == b""
     os.close(end)
     assert len(ends) == 1
+
+
+def test_the_directory_for_temporary_files_has_room_for_a_sockets_path(
+    ground: Ground, tmp_path: Path
+) -> None:
+    """A loader's worker passes tensors through a Unix socket there, whose path may have 107 bytes."""
+    deep = tmp_path / ("deep" * 25)
+    deep.mkdir()
+    short = Path("/tmp", f"sg-{os.getpid()}")
+    short.mkdir()
+    code = "import socket, tempfile; socket.socket(socket.AF_UNIX).bind(tempfile.mkdtemp() + '/listener-12345678')"
+    try:
+        command = [sys.executable, "-c", code]
+        runs = Runner(command, dict(os.environ), 10, 60.0, short, SystemClock())
+        life = runs.live(replace(ground, folder=deep), "plain-1", None)
+    finally:
+        shutil.rmtree(short)
+    assert (life.returncode, life.last_words) == (0, "")

@@ -15,11 +15,11 @@ from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
 from ..failures.errors import FailureLog
-from ..failures.recovery import Recovery, RecoveryAction, RecoveryDecision
+from ..failures.recovery import Recovery, RecoveryDecision
 from ..failures.stall import Stall
 from ..preemption import EndState, Preemption
 from ..session_messages import Peers
-from ..state import Turn
+from ..state import RecoveryAction, Turn
 from .shutdown import Shutdown
 from .sigterm import BY_HAND
 

@@ -8,33 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from ....hooks.ipc.failure_classes import CLASSES
+from ..state import RecoveryAction, RecoveryRule
 
 #: The classes that a rule may name: those of errors, a death by a signal, and training that stands still.
 FAILURES = (*CLASSES, "killed", "stall")
-#: Restarts of one class where the rule names no number.
-BUDGET = 3
-
-
-class RecoveryAction(StrEnum):
-    """What follows a failure."""
-
-    #: The command starts again, from the newest checkpoint.
-    RESTART = "restart"
-    #: `spotguard run` ends with the command's exit code.
-    STOP = "stop"
-    #: `spotguard run` ends as after a preemption, so that the job goes on elsewhere.
-    LEAVE = "leave"
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryRule:
-    """The action for one class of failures, and how many restarts it may make."""
-
-    action: RecoveryAction
-    budget: int = BUDGET
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,13 @@ METRICS: tuple[Metric, ...] = (
         "Bytes of these checkpoints.",
         lambda r: all_of(r.at.saved_bytes),
     ),
+    Metric(
+        "spotguard_verifications_total",
+        "counter",
+        ("result",),
+        "Checkpoints that were read again: sound, damaged or unknown.",
+        lambda r: all_of(r.at.verifications),
+    ),
     # --- each training process ---
     Metric(
         "spotguard_step",

@@ -19,7 +19,17 @@ from ...core.failures.errors import FailureCause
 from ...core.machine import Machine
 from ...core.preemption import Preemption
 from ...core.session import Session
-from ...events import Closed, Event, HealthChanged, Heard, NoticeSeen, Opened, SourceGone, WindowTold
+from ...events import (
+    Closed,
+    Event,
+    HealthChanged,
+    Heard,
+    NoticeSeen,
+    Opened,
+    SourceGone,
+    Verified,
+    WindowTold,
+)
 from ...outcome import WITHDRAWN
 from .snapshot import FAILURES, STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
@@ -49,6 +59,7 @@ class MetricsRecorder:
         self._steps: dict[int, deque[tuple[float, int]]] = {}
         self._crashes = self._launches = 0
         self._failure: FailureCause | None = None
+        self._verified: Verified | None = None
 
     # --- inputs ---
 
@@ -74,6 +85,10 @@ class MetricsRecorder:
         self._failure = machine.failure
         if (stalled := tuple(machine.stalled)) != self.newest.stalled:
             self._stalled(stalled)
+        if (verified := machine.verification.last) is not None and verified is not self._verified:
+            counts = _one_more(self.newest.verifications, (verified.status,))
+            self.newest = replace(self.newest, verifications=counts)
+        self._verified = verified
         if machine.phase != self.newest.phase:
             self.newest = replace(self.newest, phase=machine.phase)
 

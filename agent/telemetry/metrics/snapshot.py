@@ -32,6 +32,8 @@ SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
 CAUSES = ("crash", "preemption")
 FAILURES = FailureCause.kinds()
+#: The results of a verification. See `events.Verified`.
+VERIFIED = ("sound", "damaged", "unknown")
 #: The label values of a yes or no, in Prometheus's spelling.
 YES_NO = ("false", "true")
 
@@ -137,6 +139,8 @@ class MetricsSnapshot:
     stalled: Collection[tuple[int, str]] = ()
     #: The helper of alerts; None: nothing asked for it.
     helper: HelperState | None = None
+    #: By result.
+    verifications: Counts = field(default_factory=lambda: _zeros(VERIFIED))
     #: By severity.
     detection: Histograms = field(default_factory=lambda: _empty(DETECTED, SEVERITIES))
     #: By stage, and whether it was a drill.

@@ -108,6 +108,7 @@ def shape(body: dict[str, Any]) -> Any:
         ],
         body.get("last_outcome") and body["last_outcome"]["line"],
         [(one["alert"], one["summary"]) for one in (body.get("alerts") or {}).get("firing", ())],
+        body.get("verification") and body["verification"]["status"],
     )
 
 
@@ -254,6 +255,25 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "last", body["last_outcome"]["line"], ""
     if failure := body.get("last_failure"):  # an older agent sends none
         yield "failure", failure["text"], "yellow"
+    if verified := body.get("verification"):
+        yield _verified(verified)
+
+
+def _verified(verified: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the row about the scheduled verification of checkpoints."""
+    now = "" if verified["running"] is None else f"; reading step {verified['running']} now"
+    if verified["status"] is None:
+        return "verified", f"none yet, one is due every {ago(verified['every'])}{now}", ""
+    when = f"step {verified['step']}, {ago(verified['age'])} ago"
+    if verified["status"] == "sound":
+        return "verified", f"{when}: every checksum agrees{now}", ""
+    if verified["status"] == "damaged":
+        return (
+            "verified",
+            f"{when}: checkpoint {verified['checkpoint']} is DAMAGED: {verified['detail']}{now}",
+            "bold red",
+        )
+    return "verified", f"{when}: not known: {verified['detail']}{now}", "yellow"
 
 
 def _alerts(alerts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -26,8 +26,16 @@ Check = Literal[
     "rate",
     "remains",
     "stage",
+    "trial",
+    "memory",
+    "device",
+    "step",
+    "loader",
+    "state",
+    "save",
     "job",
     "checkpoint",
+    "windows",
     "verdict",
 ]
 

@@ -47,6 +47,8 @@ def last(findings: Sequence[Finding]) -> Line:
     warnings = sum(each.state is FindingState.WARNING for each in findings)
     beside = f" ({count(warnings, 'warning')})" if warnings else ""
     known = any(each.check == "verdict" and each.facts.get("fits") for each in findings)
+    if failing == ["trial"]:
+        return f"Not known whether this machine would save in time: trial{beside}", "bold red"
     if failing:
         wrong = known and set(failing) <= {"job", "verdict"}  # a mistake of the script, not of the machine
         what = "save in time, and NOT what a resumed run needs" if wrong else "NOT save in time"

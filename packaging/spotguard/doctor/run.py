@@ -27,6 +27,8 @@ from .checks import clock as clocks
 from .cleanup import Leftovers
 from .finding import Finding, FindingState, fails, parted, warning
 from .measuring import Measured, MeasureLimits
+from .trial import findings, harness
+from .trial.harness import TrialRequest
 
 #: The run id of the probe's key if no run is named. A listing does not take it for a run, because a run has attempts.
 _NO_RUN = "spotguard-doctor"
@@ -49,6 +51,8 @@ class Patient:
     #: Socket of the machine's service.
     service: Path = SERVICE_SOCKET
     pace: MeasureLimits = field(default_factory=MeasureLimits)
+    #: The trial of the command, with `--trial`.
+    trial: TrialRequest | None = None
 
 
 def visit(who: Patient) -> Generator[Finding, None, None]:
@@ -66,6 +70,9 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     yield from start.look(options, who.command, lambda: ask().running, who.env, who.uid, clock)
     left = window.count_on(sight.cloud, options.window, sight.window, options.reserve, here.counted)
     yield left.finding
+    if who.trial is not None:
+        yield from _tried(who, who.trial, left, sight.cloud)
+        return
     saving = job.savers(here.sessions)
     nbytes = job.nbytes(saving) if saving else None
     url = _url(options, saving)
@@ -77,6 +84,28 @@ def visit(who: Patient) -> Generator[Finding, None, None]:
     own = job.own_seconds(saving)
     wrong = bool(job.misuse(saving))
     yield verdict.judge(left, nbytes, measured, put_seconds, options, sight.cloud, own, misused=wrong)
+
+
+def _tried(who: Patient, request: TrialRequest, left: window.Window, cloud_name: str) -> Generator[Finding]:
+    """Run the trial, and yield the findings about it and about a save of its state to the user's own store."""
+    options, clock = who.options, who.clock
+    # The whole trial is over before a finding is yielded: whoever closes this generator finds nothing of it.
+    trial = harness.run(request, who.command, who.env, clock, staged=bool(options.stage))
+    yield from findings.findings(trial)
+    saving = findings.sessions(trial, who.run_id, options.store)
+    nbytes = job.nbytes(saving) if saving else None
+    measured, put_seconds = yield from _store(who, options.store, cloud_name, who.run_id, nbytes or 0)
+    if options.stage:
+        yield from stage.look(Path(options.stage), who.run_id, nbytes or 0, clock)
+    if saving:
+        yield from job.of_run(who.run_id, saving)
+    waits = findings.waits(trial)
+    if saving and cloud_name == "none" and options.window is None:
+        fit = verdict.fit_of(left, nbytes, measured, put_seconds, waits)
+        ways = verdict.ways(findings.shortest(fit, options), rounds=options.lossy_moments)
+        yield findings.windows(fit, options, ways)
+    wrong = bool(job.misuse(saving))
+    yield verdict.judge(left, nbytes, measured, put_seconds, options, cloud_name, misused=wrong, waits=waits)
 
 
 def _store(

@@ -50,6 +50,7 @@ def judge(
     own: float | None = None,
     *,
     misused: bool = False,
+    waits: float = 0.0,
 ) -> Finding:
     """Return the verdict as a finding.
 
@@ -62,9 +63,10 @@ def judge(
         cloud: "aws", "gcp", "azure" or "none".
         own: seconds that a save takes by the job's own last saves; None if the job has made none.
         misused: the script misuses spotguard, so that a save in time is not what a resumed run needs.
+        waits: seconds from the notice to the first byte, as a trial has measured them.
     """
-    rate = None if measured is None else measured.rate
-    fit = Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds, window.said)
+    fit = fit_of(window, nbytes, measured, put_seconds, waits)
+    rate = fit.rate
     facts = values(fit)
     if nbytes is None:
         facts |= dict.fromkeys(("fits", "bytes", "seconds", "slack_seconds", "enough_seconds"))
@@ -91,6 +93,14 @@ def judge(
             **facts,
         )
     return ok("verdict", fit.verdict(), **facts)
+
+
+def fit_of(
+    window: Window, nbytes: int | None, measured: Measured | None, put_seconds: float, waits: float = 0.0
+) -> Fit:
+    """Return the comparison of a save with the window. The arguments are those of `judge`."""
+    rate = None if measured is None else measured.rate
+    return Fit(nbytes or 0, rate, window.warning, window.reserve, _COMMITS * put_seconds + waits, window.said)
 
 
 def ways(fit: Fit, cloud: str = "", rounds: bool = True) -> list[str]:

@@ -74,7 +74,7 @@ class Processes:
                 signal.pidfd_send_signal(self._handle, signum)
 
     def tell_all(self, signum: signal.Signals) -> None:
-        for pid in self._alive():
+        for pid in self.alive():
             self._signal(pid, signum)
 
     def end(self) -> int:
@@ -84,7 +84,7 @@ class Processes:
         started. The kernel sets the environment (`create_elf_tables`) after it closed the pipe by which `Popen` knows of the start.
         """
         killed: set[int] = set()
-        while alive := self._alive() - killed:  # again: a process may have forked during the scan
+        while alive := self.alive() - killed:  # again: a process may have forked during the scan
             for pid in alive:
                 self._signal(pid, signal.SIGKILL)
             killed |= alive
@@ -106,7 +106,8 @@ class Processes:
         self.returncode = process.wait()
         self.ended_at = self._clock.monotonic()
 
-    def _alive(self) -> set[int]:
+    def alive(self) -> set[int]:
+        """Return the pids of all processes that still run."""
         return {pid for pid in proctree.pids() if proctree.is_marked(pid, self._mark)}
 
     def _signal(self, pid: int, signum: signal.Signals) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,10 +170,16 @@ def _look(body: Mapping[str, Any]) -> BoundaryRecord:
 
 
 class RecordReader:
-    """Reads the records of a run that may still be running. Each read continues where the last one ended."""
+    """Reads the records of a run that may still be running. Each read continues where the last one ended.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the directory of the records.
+        make: makes a record without lines.
+    """
+
+    def __init__(self, folder: Path, make: Callable[[], Record] = Record) -> None:
         self._folder = folder
+        self._make = make
         self._read: dict[Path, int] = {}
         self._by_file: dict[Path, Record] = {}
 
@@ -186,7 +192,7 @@ class RecordReader:
                 lines = file.read()
             complete = lines[: lines.rfind(b"\n") + 1]  # the last line may be incomplete
             self._read[path] = self._read.get(path, 0) + len(complete)
-            record = self._by_file.setdefault(path, Record())
+            record = self._by_file.setdefault(path, self._make())
             for line in complete.splitlines():
                 record.take(json.loads(line))
                 progressed = True

@@ -12,8 +12,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotguard.hooks.control.ending.sigterm import EX_TEMPFAIL
@@ -29,6 +29,9 @@ from .record import OpenedFiles, Record, RecordReader, read_files
 _LOOK = 0.05
 #: Seconds of warning of a notice through `spotguard run`, which ends the command much earlier, once the save is committed.
 _WINDOW = 60
+#: The longest path of a directory for temporary files. multiprocessing adds 32 bytes for a socket (`pymp-…/listener-…`), whose
+#: path may have 107 (unix(7)); Python's debug tools and launchers add more.
+_SCRATCH = 64
 #: The number of stack frames that an error shows, the innermost first.
 _FRAMES = 4
 
@@ -93,6 +96,8 @@ class Life:
     workdir: Path
     #: For errors: where the user finds the command's output.
     output: str = ""
+    #: Why the life was ended as hung; "" if it was not.
+    hung: str = ""
 
     @property
     def began(self) -> int | None:
@@ -107,7 +112,7 @@ class Life:
     @property
     def failed(self) -> str:
         """Why the life failed by itself; "" if it did not."""
-        if self.taken or self.returncode == 0:
+        if self.taken or self.returncode == 0 or self.hung:
             return ""
         if self.records and all(record.ended == "steps" for record in self.records):
             return ""  # spotguard ended it after its steps: how its threads take that does not matter
@@ -177,9 +182,11 @@ class Runner:
         env: the user's environment.
         steps: steps that each life trains.
         stall: seconds without a completed step after which a life counts as hung.
-        sockets: a directory with a short path, for the agents' sockets.
+        sockets: a directory with a short path, for sockets.
         keeps: whether the lives' output is kept after the end.
         stop: an event that ends every life at once.
+        record: makes the record of a rank.
+        beside: called again and again with the processes of a life.
     """
 
     command: Sequence[str]
@@ -190,6 +197,8 @@ class Runner:
     clock: Clock
     keeps: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
+    record: Callable[[], Record] = Record
+    beside: Callable[[Processes], None] | None = None
 
     def live(self, ground: Ground, name: str, action: Action | None, every: int = 0) -> Life:
         """Run one life to its end.
@@ -206,10 +215,17 @@ class Runner:
             KeyboardInterrupt: `stop` was set.
         """
         number = len(list(ground.folder.glob("life-*")))
+        plan = self.plan(ground, name, number)
+        life = self.follow(ground, replace(plan, seed=number, every=every, action=action))
+        if life.hung:
+            raise ProveError(life.hung)
+        return life
+
+    def plan(self, ground: Ground, name: str, number: int = 0) -> LifePlan:
+        """Return the plan of a life that trains to the end, and make its directory."""
         folder = ground.folder / f"life-{number + 1}"
-        scratch, path = folder / "tmp", folder / "plan.json"
-        scratch.mkdir(parents=True, mode=0o700)
-        plan = LifePlan(
+        (folder / "tmp").mkdir(parents=True, mode=0o700)
+        return LifePlan(
             name=name,
             folder=str(folder),
             workdir=str(ground.workdir),
@@ -217,22 +233,30 @@ class Runner:
             run_id=ground.run_id,
             steps=self.steps,
             stall=self.stall,
-            seed=number,
-            every=every,
-            action=action,
         )
+
+    def follow(self, ground: Ground, plan: LifePlan) -> Life:
+        """Run the life of a plan to its end. A life that hangs is ended, and `Life.hung` has the reason.
+
+        Raises:
+            UsageError: the command cannot be started.
+            KeyboardInterrupt: `stop` was set.
+        """
+        folder = Path(plan.folder)
+        path = folder / "plan.json"
         plan.write(path)
         processes = Processes((VARIABLE, str(path)), folder / "console.txt", self.clock)
-        reading, began = RecordReader(folder), self.clock.monotonic()
-        command = self._command(ground, action)
+        reading, began = RecordReader(folder, self.record), self.clock.monotonic()
+        scratch = self._short(folder / "tmp", f"{ground.run_id}-{folder.name}")
+        command, env = self._command(ground, plan.action), environment(self.env, path, scratch, ground)
         try:
-            processes.start(command, ground.workdir, environment(self.env, path, scratch, ground))
+            processes.start(command, ground.workdir, env)
         except OSError as error:
             raise UsageError(
                 f"{self.command[0]!r} cannot be started: {error.strerror}; name a program as a shell finds it"
             ) from error
         try:
-            self._watch(plan, processes, reading)
+            hung = self._watch(plan, processes, reading)
         finally:
             processes.end()
         reading.go_on()
@@ -241,7 +265,7 @@ class Runner:
         if not words and shutil.disk_usage(folder).free < resource.getpagesize():
             words = os.strerror(errno.ENOSPC)  # the disk was too full for the command to print an error
         return Life(
-            name=name,
+            name=plan.name,
             records=records,
             returncode=code,
             taken=any(_taken(record, code) for record in records),
@@ -251,7 +275,19 @@ class Runner:
             console=processes.console,
             workdir=ground.workdir,
             output=self._output(processes.console),
+            hung=hung,
         )
+
+    def _short(self, scratch: Path, name: str) -> Path:
+        """Return a path of the directory for temporary files that is short enough for a Unix socket in it.
+
+        A loader's worker passes tensors through such a socket. With a longer path each batch is lost, and the loader hangs.
+        """
+        if len(os.fsencode(scratch)) <= _SCRATCH:
+            return scratch
+        link = self.sockets / name
+        link.symlink_to(scratch, target_is_directory=True)
+        return link
 
     def _output(self, console: Path) -> str:
         return f"its output is in {console}" if self.keeps else "--folder DIR keeps its output"
@@ -266,23 +302,30 @@ class Runner:
             *("--socket", str(self.sockets / f"{ground.run_id}.sock"), "--", *command),
         ]
 
-    def _watch(self, plan: LifePlan, processes: Processes, reading: RecordReader) -> None:
-        """Wait until the command has ended or must be killed, and send the SIGTERM of a planned notice."""
+    def _watch(self, plan: LifePlan, processes: Processes, reading: RecordReader) -> str:
+        """Wait until the command has ended or must be killed, and send the SIGTERM of a planned notice.
+
+        Returns:
+            Why the command hangs; "" if it does not.
+        """
         alive, acted = self.clock.monotonic(), False
         while not processes.ended:
             if self.clock.wait(self.stop, _LOOK):
                 raise KeyboardInterrupt
+            if self.beside is not None:
+                self.beside(processes)
             now = self.clock.monotonic()
             if reading.go_on():
                 alive = now
             asked = next((record.asked for record in reading.records if record.asked), "")
             if asked == "kill":
-                return  # the caller kills all processes, as a machine that disappears does
+                return ""  # the caller kills all processes, as a machine that disappears does
             if asked and not acted:
                 acted = True
                 processes.tell(signal.SIGTERM)
             if now - alive > self.stall:
-                raise ProveError(self._hung(plan, reading.records))
+                return self._hung(plan, reading.records)
+        return ""
 
     def _hung(self, plan: LifePlan, records: Sequence[Record]) -> str:
         step = max((record.last for record in records), default=0)

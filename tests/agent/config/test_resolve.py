@@ -10,7 +10,7 @@ import pytest
 from spotguard.agent.config.options import NOTICE_FACTS, SETTINGS, Options, settings_of
 from spotguard.agent.config.parsers import Deadline
 from spotguard.agent.config.resolve import resolve, unknown_variables
-from spotguard.agent.core.failures.recovery import RecoveryAction, RecoveryRule
+from spotguard.agent.core.state import RecoveryAction, RecoveryRule
 from spotguard.providers.errors import UsageError
 from tests.cases import cases
 
@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "lossy-moments": (("yes", True), ("no", False), ("true", True)),
     "extras-worth": (("0", 0), ("100", 100), ("999999999", 999_999_999)),
     "begin-anew": (("yes", True), ("no", False), ("true", True)),
+    "verify-every": (("6", 21_600.0), ("OFF", "off"), ('"90m"', 5400.0)),
     "stall-first": (("60", 60.0), ("OFF", "off"), ("900", 900.0)),
     "socket": (("/a.sock", "/a.sock"), ("/b.sock", "/b.sock"), ('"/c.sock"', "/c.sock")),
     "signal": (("none", None), ("USR1", 10), ('"SIGUSR2"', 12)),

@@ -190,6 +190,19 @@ def _nobody(message: Message, *, droppable: bool = False) -> bool:
     return False
 
 
+def test_one_rank_has_all_ranks_refer_to_no_earlier_object() -> None:
+    with two(SystemClock()) as (first, second):
+        known: list[int] = []
+        first.writer.renew = lambda: known.append(0)  # type: ignore[method-assign]
+        second.writer.renew = lambda: known.append(1)  # type: ignore[method-assign]
+        for end in (first, second):
+            end.saver.ready = True
+        second.ranks.renew()
+        assert second.ranks.background("a checkpoint is damaged")
+        until(lambda: sorted(known) == [0, 1])
+        assert not second.ranks._anew, "once"
+
+
 def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> None:
     clock = ManualClock()
     with first_of_two(clock) as (ranks, _):

@@ -176,6 +176,21 @@ def test_where_there_is_no_room_for_two_the_uploaded_one_goes(stage: Path) -> No
     restores(store, 4)
 
 
+def test_what_nobody_trains_is_written_again_if_the_agent_says_that_it_is_damaged() -> None:
+    store, job = WatchedStore(), adapter()
+    with guarded(store, job.values) as guard:
+        heard = Heard(guard)
+        guard.restore()
+        for number in range(3):
+            step_on(guard, job, number)
+            if number == 2:
+                guard._messages.hear(protocol.CheckpointNow("a test", anew=True))
+            guard._saver.background()
+            assert heard.wait(protocol.Committed, number + 1).step == number + 1
+    large = [key for key, data in objects(store).items() if len(data) > 64 * 64 * 4]
+    assert [key.split("/")[2][:9] for key in large] == ["000000001", "000000003"]
+
+
 def test_what_nobody_trains_is_written_once_on_the_disk_and_once_in_the_store(stage: Path) -> None:
     """And lies together again when another process takes to the store what this one left."""
     store, job = WatchedStore(), adapter()

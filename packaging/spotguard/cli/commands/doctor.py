@@ -22,27 +22,49 @@ from spotguard.doctor.finding import Finding, any_fails
 from spotguard.doctor.measuring import MeasureLimits
 from spotguard.doctor.run import Patient, visit
 from spotguard.doctor.timeouts import within
+from spotguard.doctor.trial.harness import LIMIT, STEPS, TrialRequest
+from spotguard.prove.series import FEWEST_STEPS
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import read_unlooked
 
 from ..output import add_json, console, print_json
 from ..parser import add_settings, flag_of, settings_given
 from . import run as guarding
+from .prove import (
+    LEAST_TIMEOUT,
+    WITH_VALUE,
+    add_directory,
+    copy_limit,
+    kept_folder,
+    original_of,
+    refuse_run,
+    whole,
+)
 from .run import log_as, options_for, warn_of_unknown_variables
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
 
 DESCRIPTION = """\
 Check that this machine can save in time: notices, the window, permissions and speed of the store, and
-the size of the registered job. It takes the options of `run`, and checks that run. Exit code 1 means that
+the size of the registered job. It takes the options of `run`, and checks that run. With --trial it also
+trains a few steps of COMMAND in a copy of this directory, and saves as at a notice. Exit code 1 means that
 something fails."""
 
 EXAMPLES = """\
 examples:
   spotguard doctor
   spotguard doctor --store s3://checkpoints/gpt --run-id gpt-small-7
-  spotguard doctor --window 120 --json"""
+  spotguard doctor --window 120 --json
+  spotguard doctor --trial --store s3://checkpoints/gpt -- python train.py"""
 
+FORM = (
+    "--trial trains a few steps of the command, which is missing: use spotguard doctor --trial [options] -- COMMAND, as in "
+    "spotguard doctor --trial -- python train.py"
+)
+
+#: Options that need `--trial`.
+_OF_TRIAL = ("--steps", "--timeout", "--link", "--copy-limit", "--folder")
 PACE = MeasureLimits()
 #: Seconds that checking the configured directories may take, as `run` checks them: their file server may be gone.
 LOOK = 10.0
@@ -52,6 +74,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "spotguard doctor [options] [-- COMMAND...]"
+    trial = parser.add_argument_group("trial")
+    trial.add_argument("--trial", action="store_true", help="train a few steps of COMMAND, and measure them")
+    trial.add_argument("--steps", metavar="N", help=f"train this many steps [{STEPS}]")
+    trial.add_argument(
+        "--timeout", metavar="SECONDS", help=f"end at the first step after this time [{LIMIT:g}]"
+    )
+    add_directory(trial)
     add_settings(parser, "run")
     add_json(parser)
 
@@ -61,7 +90,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
     `doctor aws` means a cloud, and no program of that name. So such a word is left to the parser, which refuses it.
     """
-    ours, command = guarding.split(words)
+    ours, command = guarding.split(words, WITH_VALUE | {"--steps", "--timeout"})
     separated = words[len(ours) : len(ours) + 1] == ["--"]
     if command and not separated and (flag_of(command[0]) or "://" in command[0]):
         return [*ours, *command], []
@@ -69,15 +98,48 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
+    trial = _trial(arguments, command)
     options, run_id = _options(arguments, command)
     with _logged(options):
         warn_of_unknown_variables()
-        return _visit(arguments, options, run_id, command)
+        patient = Patient(
+            options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE, trial=trial
+        )
+        return _visit(patient, as_json=arguments.json)
 
 
-def _visit(arguments: argparse.Namespace, options: Options, run_id: str, command: Sequence[str]) -> int:
-    patient = Patient(options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE)
-    out = None if arguments.json else console()
+def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> TrialRequest | None:
+    """Return the request for a trial; None without `--trial`.
+
+    Raises:
+        UsageError: an option, or the command, cannot be used.
+    """
+    if not arguments.trial:
+        given = [
+            flag for flag in _OF_TRIAL if getattr(arguments, flag.strip("-").replace("-", "_")) is not None
+        ]
+        if given:
+            raise UsageError(f"{given[0]} is an option of a trial: add --trial, or leave it out")
+        return None
+    if not command:
+        raise UsageError(FORM)
+    refuse_run(command, "doctor --trial")
+    limit = LIMIT if arguments.timeout is None else parsers.seconds("--timeout", arguments.timeout)
+    if limit < LEAST_TIMEOUT:
+        raise UsageError(
+            f"--timeout {arguments.timeout!r}: expected {LEAST_TIMEOUT:g} seconds or more, for torch takes some to start"
+        )
+    return TrialRequest(
+        original=original_of(arguments),
+        steps=whole("--steps", arguments.steps, STEPS, FEWEST_STEPS),
+        limit=limit,
+        most=copy_limit(arguments),
+        folder=kept_folder(arguments.folder),
+    )
+
+
+def _visit(patient: Patient, *, as_json: bool) -> int:
+    out = None if as_json else console()
     reported: list[Finding] = []
     # Closing `findings` removes the doctor's objects from the store, so it comes before anything else ends.
     # `findings` is closed twice, because the one interruption may come at the very beginning of the first close.

@@ -42,7 +42,9 @@ examples:
 FORM = "the command is missing: use spotguard prove [options] -- COMMAND, as in spotguard prove -- python train.py"
 
 _STEPS, _TRIES, _TIMEOUT, _COPY_LIMIT = 50, 2, 300.0, 10
-_LEAST_TIMEOUT = 5.0
+LEAST_TIMEOUT = 5.0
+#: Options about the directory that take a value.
+WITH_VALUE = frozenset({"--link", "--copy-limit", "--folder"})
 #: Launchers whose processes rendezvous at a port of this machine. Two such runs at a time would join each other.
 _LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun", "torch.distributed.run"}
@@ -60,25 +62,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="SECONDS", help=f"give up a run without a step for this long [{_TIMEOUT:g}]"
     )
     runs.add_argument("--jobs", metavar="N", help="run this many at a time [2; 1 with a launcher or a GPU]")
-    folder = parser.add_argument_group("directory")
-    folder.add_argument(
+    add_directory(parser.add_argument_group("directory"))
+    add_json(parser.add_argument_group("output"))
+
+
+def add_directory(group: argparse._ArgumentGroup) -> None:
+    """Add the options about the copy of the working directory. `doctor --trial` has them too."""
+    group.add_argument(
         "--link",
         metavar="DIR",
         action="append",
         help="link to this directory instead of copying it; repeatable",
     )
-    folder.add_argument(
+    group.add_argument(
         "--copy-limit", metavar="GIB", help=f"refuse to copy a larger directory [{_COPY_LIMIT}]"
     )
-    folder.add_argument("--folder", metavar="DIR", help="write everything here and keep it [temporary]")
-    add_json(parser.add_argument_group("output"))
+    group.add_argument("--folder", metavar="DIR", help="write everything here and keep it [temporary]")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words of spotguard, and the command's words, split as `run` splits them."""
-    return split_at(
-        words, {"--steps", "--tries", "--timeout", "--jobs", "--link", "--copy-limit", "--folder"}
-    )
+    return split_at(words, WITH_VALUE | {"--steps", "--tries", "--timeout", "--jobs"})
 
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
@@ -125,32 +129,40 @@ def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> ProofReques
     """
     if not command:
         raise UsageError(FORM)
-    _refuse_run(command)
-    steps = _whole("--steps", arguments.steps, _STEPS, FEWEST_STEPS)
-    tries = _whole("--tries", arguments.tries, min(_TRIES, steps - 1), 1, steps - 1)
-    jobs = _whole("--jobs", arguments.jobs, _jobs(command), 1)
-    limit = _whole("--copy-limit", arguments.copy_limit, _COPY_LIMIT, 0, 2**30)
+    refuse_run(command, "prove")
+    steps = whole("--steps", arguments.steps, _STEPS, FEWEST_STEPS)
+    tries = whole("--tries", arguments.tries, min(_TRIES, steps - 1), 1, steps - 1)
+    jobs = whole("--jobs", arguments.jobs, _jobs(command), 1)
     stall = _TIMEOUT if arguments.timeout is None else parsers.seconds("--timeout", arguments.timeout)
-    if stall < _LEAST_TIMEOUT:
+    if stall < LEAST_TIMEOUT:
         raise UsageError(
-            f"--timeout {arguments.timeout!r}: expected {_LEAST_TIMEOUT:g} seconds or more, for torch takes some to start"
+            f"--timeout {arguments.timeout!r}: expected {LEAST_TIMEOUT:g} seconds or more, for torch takes some to start"
         )
-    here = Path(os.path.realpath(os.getcwd()))
-    original = Original(here, links(here, arguments.link or ()))
     return ProofRequest(
         command=command,
         env=os.environ,
-        original=original,
+        original=original_of(arguments),
         steps=steps,
         tries=tries,
         stall=stall,
         jobs=jobs,
-        most=limit * 2**30,
-        folder=_folder(arguments.folder),
+        most=copy_limit(arguments),
+        folder=kept_folder(arguments.folder),
     )
 
 
-def _whole(flag: str, text: str | None, default: int, least: int, most: int | None = None) -> int:
+def original_of(arguments: argparse.Namespace) -> Original:
+    """Return the working directory, with the directories of `--link`."""
+    here = Path(os.path.realpath(os.getcwd()))
+    return Original(here, links(here, arguments.link or ()))
+
+
+def copy_limit(arguments: argparse.Namespace) -> int:
+    """Return the bytes of `--copy-limit`."""
+    return whole("--copy-limit", arguments.copy_limit, _COPY_LIMIT, 0, 2**30) * 2**30
+
+
+def whole(flag: str, text: str | None, default: int, least: int, most: int | None = None) -> int:
     return default if text is None else parsers.at_least(least, most)(flag, text)
 
 
@@ -166,7 +178,7 @@ def _jobs(command: Sequence[str]) -> int:
     return 1 if launched or any(map(os.path.exists, ("/dev/nvidia0", "/dev/kfd"))) else 2
 
 
-def _folder(text: str | None) -> Path | None:
+def kept_folder(text: str | None) -> Path | None:
     """Return the directory of `--folder`, which is made if it is missing; None without the flag.
 
     Raises:
@@ -186,8 +198,16 @@ def _folder(text: str | None) -> Path | None:
     return path
 
 
-def _refuse_run(command: Sequence[str]) -> None:
+def refuse_run(command: Sequence[str], name: str) -> None:
+    """Refuse a command that is `spotguard run` itself.
+
+    Args:
+        name: the command of spotguard that was given it.
+
+    Raises:
+        UsageError: it is.
+    """
     words = [os.path.basename(word) for word in command[:4]]
     if words[:2] == ["spotguard", "run"] or words[1:] == ["-m", "spotguard", "run"]:
         own = " ".join(command[command.index("--") + 1 :]) if "--" in command else "COMMAND"
-        raise UsageError(f"prove guards the command by itself: use spotguard prove -- {own}")
+        raise UsageError(f"{name} guards the command by itself: use spotguard {name} -- {own}")

@@ -36,10 +36,15 @@ FORM = (
 )
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of spotguard, and the command's words."""
+def split(words: Sequence[str], more: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the words of spotguard, and the command's words.
+
+    Args:
+        words: the command line after `spotguard COMMAND`.
+        more: options with a value that `run` does not have.
+    """
     with_value = {setting.flag for setting in settings_of("run") if not setting.is_switch}
-    return split_at(words, {*with_value, "--config"})
+    return split_at(words, {*with_value, "--config", *more})
 
 
 def split_at(words: Sequence[str], with_value: Collection[str]) -> tuple[list[str], list[str]]:

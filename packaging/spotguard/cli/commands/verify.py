@@ -24,6 +24,7 @@ from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.text import amount
 
+from ..low_priority import stand_back
 from ..output import add_json, print_json
 from ..select_checkpoint import Target, add_target, target
 
@@ -35,8 +36,11 @@ EXAMPLES = """\
 examples:
   spotguard verify file:///mnt/checkpoints --run-id gpt-small-7
   spotguard verify --step 1200
-  spotguard verify --all --json"""
+  spotguard verify --all --json
+  spotguard verify --background s3://checkpoints/gpt --run-id gpt-small-7"""
 
+#: Bytes a second that `--background` reads at most: less than one connection gives.
+BACKGROUND_RATE = 50e6
 #: The verdict on a removed checkpoint. Removal is no damage: a live run deletes its older checkpoints.
 _REMOVED = {"status": "removed", "bytes": 0, "damage": ["it was removed while it was read"]}
 
@@ -46,12 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="verify all selected checkpoints, not only the newest"
     )
+    parser.add_argument(
+        "--background",
+        action="store_true",
+        help="read at most 50 MB/s at low priority, and end with the parent process",
+    )
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     say = None if arguments.json else _say
-    verdicts = verdicts_of(target(arguments), everything=arguments.all, say=say, clock=SystemClock())
+    if arguments.background:
+        stand_back()
+    rate = BACKGROUND_RATE if arguments.background else None
+    verdicts = verdicts_of(
+        target(arguments), everything=arguments.all, say=say, clock=SystemClock(), rate=rate
+    )
     if arguments.json:
         print_json({"checkpoints": verdicts})
     statuses = {verdict["status"] for verdict in verdicts}
@@ -59,7 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def verdicts_of(
-    meant: Target, *, everything: bool, say: Callable[[dict[str, Any]], None] | None, clock: Clock
+    meant: Target,
+    *,
+    everything: bool,
+    say: Callable[[dict[str, Any]], None] | None,
+    clock: Clock,
+    rate: float | None = None,
 ) -> list[dict[str, Any]]:
     """Return the verdicts from the newest checkpoint to the first whole one. Newer damaged ones are part of the answer.
 
@@ -68,6 +87,7 @@ def verdicts_of(
         everything: verify all of them, even after the first whole one.
         say: takes each verdict as soon as it is known.
         clock: the clock of the retries.
+        rate: bytes a second at most; None: no limit.
     """
     chosen, folders = meant.chosen()
     # Requests are retried only from here on. A store that never answers is reported at once. A store that fails in the middle
@@ -76,7 +96,7 @@ def verdicts_of(
     verdicts: dict[CheckpointName, dict[str, Any]] = {}
     while chosen:
         folder = chosen.pop(0)
-        verdict = verdicts[folder.name] = _verdict(store, folder, folders)
+        verdict = verdicts[folder.name] = _verdict(store, folder, folders, rate)
         if say is not None:
             say(verdict)
         if verdict["status"] == "complete" and not everything:
@@ -88,12 +108,14 @@ def verdicts_of(
     return list(verdicts.values())
 
 
-def _verdict(store: BlobStore, folder: CheckpointFolder, folders: list[CheckpointFolder]) -> dict[str, Any]:
+def _verdict(
+    store: BlobStore, folder: CheckpointFolder, folders: list[CheckpointFolder], rate: float | None
+) -> dict[str, Any]:
     base: dict[str, Any] = {"run_id": folder.run_id, "checkpoint": str(folder.name), "step": folder.name.step}
     try:
         whole = examine(store, folder, folders)
         with ReadProgress(f"verifying step {folder.name.step}") as meter:
-            damages = verify(store, whole, progress=meter.show)
+            damages = verify(store, whole, progress=meter.show, rate=rate)
     except CheckpointGone:
         return {**base, **_REMOVED}
     except PartialCheckpoint as error:

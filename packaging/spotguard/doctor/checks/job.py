@@ -78,8 +78,7 @@ def look(
     yield from _elsewhere(saving, tried)
     runs = {run_id: _of(saving, run_id) for run_id in dict.fromkeys(str(each["run_id"]) for each in saving)}
     for run_id, ranks in runs.items():
-        yield _size(run_id, ranks)
-        yield from _misuse(run_id, ranks)
+        yield from of_run(run_id, ranks)
     if len(runs) > 1:
         found = f"{len(runs)} runs ({', '.join(runs)}): {amount(nbytes(saving))} together, over one link"
         yield ok("job", found, **_facts(saving))
@@ -97,6 +96,12 @@ def _nobody(run_id: str, beside: list[str]) -> Finding:
     found = f"none of run {run_id} is registered here; registered are {', '.join(beside)}"
     advice = f"pass the intended one, as in --run-id {beside[0]}, or start {run_id} and ask again"
     return warning("job", found, advice, bytes=None, others=beside)
+
+
+def of_run(run_id: str, ranks: Sequence[Session]) -> Iterator[Finding]:
+    """Yield the findings about the ranks of one run on this machine: their state, and each misuse by the script."""
+    yield _size(run_id, ranks)
+    yield from _misuse(run_id, ranks)
 
 
 def _size(run_id: str, ranks: Sequence[Session]) -> Finding:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.state import Policy
 from spotguard.agent.events import (
     Asked,
     HealthChanged,
@@ -16,6 +18,7 @@ from spotguard.agent.events import (
     NoticeSeen,
     Signalled,
     SourceGone,
+    Verified,
 )
 from spotguard.agent.process.alert_helper import HelperState
 from spotguard.agent.telemetry.metrics.definitions import values
@@ -325,3 +328,20 @@ def test_a_sample_for_the_helper_has_every_number_and_no_histogram() -> None:
     found = values(Scrape(life.facts, life.meter.newest, life.now, {}))
     assert ["spotguard_step", ("r", "0", "0"), 5.0] in found
     assert not [name for name, _, _ in found if name == "spotguard_stage_left_seconds"]
+
+
+def test_a_verification_counts_once_by_its_result_and_not_at_all_if_it_was_stopped() -> None:
+    life = Life()
+    life.machine = Machine(Policy(command=True, verify_every=60.0))
+    life.machine.begin(life.now)
+    life.happens(Launched(100))
+    life.joins(run_id="r")
+    life.says(Position(30, 20, 5.0))
+    life.says(Position(30, 20, 5.0), after=61)
+    life.happens(Verified(7, "damaged", 20))
+    assert life.value("spotguard_verifications_total", "damaged") == 0
+    life.happens(Verified(1, "sound", 20), None)
+    values = [
+        life.value("spotguard_verifications_total", result) for result in ("sound", "damaged", "unknown")
+    ]
+    assert values == [1, 0, 0]

@@ -1,0 +1,115 @@
+"""The verifier: a `spotguard verify --background` that reads a checkpoint again beside the command, and is stopped at a notice.
+
+It is a process of its own, because the agent loads no store, and because a store that hangs must hold up nothing. It has the
+command's environment, and with it the command's credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ...providers.text import TEXT, clip
+from ..actions import Verify
+from ..events import Event, Verified
+
+logger = logging.getLogger("spotguard.agent")
+
+#: Seconds that `stop` waits for the end of a process after SIGKILL.
+_PATIENCE = 0.5
+#: The results of `spotguard verify`, by its own words.
+_STATUSES = {"complete": "sound", "damaged": "damaged", "partial": "partial"}
+
+
+class Verifier:
+    """The runner of one verification at a time. The loop's thread calls it.
+
+    Args:
+        env: the command's environment.
+        post: takes the `Verified` of a verification that was not stopped.
+    """
+
+    def __init__(self, env: Mapping[str, str], post: Callable[[Event], None]) -> None:
+        self._env = env
+        self._post = post
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, action: Verify) -> None:
+        """Begin to verify. Returns at once."""
+        words = ("verify", "--background", "--json", "--run-id", action.run_id, "--step", str(action.step))
+        try:
+            # A group of its own: Ctrl-C reaches the command, whose end stops this too.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "spotguard", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Not among the words: a store's URL may hold a secret, and `ps` shows words.
+                env={**self._env, "SPOTGUARD_STORE": action.store},
+                process_group=0,
+            )
+        except OSError as error:
+            detail = f"{sys.executable}: {error.strerror}"
+            self._post(Verified(action.number, "unknown", action.step, detail=detail))
+            return
+        self._thread = threading.Thread(
+            target=self._follow, args=(self._process, action), name="spotguard-verifier", daemon=True
+        )
+        self._thread.start()
+
+    def pause(self, paused: bool) -> None:
+        """Stop the process for as long as a checkpoint is being uploaded, or let it go on."""
+        self._signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End the process at once."""
+        self._signal(signal.SIGKILL)
+        self._process = None
+
+    def close(self) -> None:
+        """End the process, and wait for that."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signum)
+
+    # --- the thread that follows the process ---
+
+    def _follow(self, process: subprocess.Popen[bytes], action: Verify) -> None:
+        output, errors = process.communicate()
+        if self._process is process:  # else it was stopped
+            self._post(_result(action, output, errors.decode(errors="replace")))
+
+
+def _result(action: Verify, output: bytes, errors: str) -> Verified:
+    try:
+        verdicts: list[dict[str, Any]] = json.loads(output)["checkpoints"]
+        worst = min(verdicts, key=lambda each: each["status"] == "complete")
+        status = _STATUSES.get(worst["status"], "unknown")
+        damage = [str(each) for each in worst["damage"]]
+        more = f", and {len(damage) - 1} more" if len(damage) > 1 else ""
+        detail = f"{clip(damage[0], TEXT)}{more}" if damage else ""
+        return Verified(action.number, status, action.step, str(worst["checkpoint"]), detail)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # it has printed an error instead, or was killed by somebody else
+        last = next(
+            (line for line in reversed(errors.splitlines()) if line.strip()), "it was ended from outside"
+        )
+        detail = clip(last.removeprefix("spotguard: error: "), TEXT)
+        return Verified(action.number, "unknown", action.step, detail=detail)
