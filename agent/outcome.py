@@ -125,7 +125,12 @@ class Outcome:
     def failed(self) -> bool:
         """Whether work is lost: the machine goes, and not every session has committed."""
         unneeded = self.ended == WITHDRAWN or self.ended.startswith(BROKEN_OFF)
-        return self.committed is None and not unneeded and not self.ended_well
+        return (
+            self.committed is None
+            and not unneeded
+            and not self.ended_well
+            and self.kind != NoticeKind.RESTART
+        )
 
     @property
     def ended_well(self) -> bool:

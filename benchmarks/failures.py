@@ -73,7 +73,9 @@ def _provoke(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[
         words += ["--rank", str(rng.randint(0, 1))]
         command = [sys.executable, *_TORCHRUN, _SCRIPT, script]
     if kind in ("stall", "program"):
-        words += ["--in", rng.choice(("data", "forward", "backward", "optimizer"))]
+        # An error in the loader is one of the data, whatever raised it.
+        places = ("data", "forward", "backward", "optimizer")
+        words += ["--in", rng.choice(places if kind == "stall" else places[1:])]
     run = f"run --provider none --run-id job --store {folder / 'store'} --every off --stall-first {LIMIT} --recover stall=stop"
     whole = [
         sys.executable,

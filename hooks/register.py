@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _current: Guard | None = None
 
+#: Behind the name of a run in which `spotguard simulate failure` lets a failure happen.
+SIMULATED = "-simulated"
+
 
 @without_our_frames
 def register(
@@ -86,6 +89,8 @@ def register(
     plan = _plan()
     opened = open_store(given_store(store) if plan is None else plan.store)
     run, clock = run_name(run_id if plan is None else plan.run_id), SystemClock()
+    if simulated := os.environ.get("SPOTGUARD_SIMULATED_FAILURE"):
+        run = f"{run}{SIMULATED}"  # what a failure leaves, wrong weights included, is not to be resumed from
     channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
     if channel is not None:
         name_the_speaker(channel.rank)
@@ -104,7 +109,7 @@ def register(
             channel,
             said=(None if store is None else os.fspath(store), run_id),
         )
-    if os.environ.get("SPOTGUARD_SIMULATED_FAILURE"):
+    if simulated:
         from .recorder import simulated_failure
 
         simulated_failure.begin(_current.view.rank, _current.view.completed)

@@ -199,9 +199,10 @@ class Delivery:
         self.start(p)
 
     def restart_stalled(self, stall: Stall) -> None:
-        """End a run that stands still for good, with all its ranks, so that the command can start again.
+        """End the training of a run that stands still for good, so that the command can start again.
 
-        The ranks of other machines learn of it as of a notice, so all of them end and start again.
+        The ranks of other machines learn of it as of a notice, so all of them end and start again. Other runs of the command end
+        with it, because it has only one process group.
         """
         now, session = self._turn.now, stall.session
         id = f"restart-{session.run_id}-{session.step}-{now:.0f}"

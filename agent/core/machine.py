@@ -95,6 +95,7 @@ class Machine:
             self._shutdown,
             self._failures,
             self._recovery,
+            self._sessions,
         )
         self._service = Service(self._turn, self._sessions, self._delivery)
         self._signals = RunSignals(self._turn, self._command, self._delivery)
@@ -148,7 +149,7 @@ class Machine:
     @property
     def restarts(self) -> int:
         """How often the command was started again after a crash."""
-        return self._recovery.restarts
+        return self._restarts.count
 
     @property
     def sessions(self) -> Mapping[int, Session]:

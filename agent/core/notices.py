@@ -180,7 +180,7 @@ class Upcoming:
             return ""
         if len(self._advice) > _KEPT:
             del self._advice[next(iter(self._advice))]
-        if now - self._advised_at < COOL_DOWN:
+        if notice.kind is not NoticeKind.MEMORY and now - self._advised_at < COOL_DOWN:
             return ""
         self._news = notice
         return f"{_named(notice)}: an advisory, and not the end of this machine: training continues"
@@ -228,6 +228,10 @@ class Upcoming:
         if near and now - self._asked_at >= FRESH:
             self._asked_at = now
             return CheckpointWish(self._why(min(near, key=self._due_at), now), going=True)
+        if news is not None and news.kind is NoticeKind.MEMORY:
+            return CheckpointWish(
+                _named(news), going=True
+            )  # its processes are about to be killed, without a notice
         if news is not None:
             self._advised_at = now
             return CheckpointWish(_named(news), going=False)

@@ -108,6 +108,11 @@ class Preemption:
         return all(n.kind in _STAYS for n in self.standing.values() or (self.notice,))
 
     @property
+    def restarts(self) -> bool:
+        """Whether training that stands still is ended, so that the command starts again (`--recover stall=restart`)."""
+        return any(n.kind is NoticeKind.RESTART for n in (*self.standing.values(), self.notice))
+
+    @property
     def of_orphan(self) -> bool:
         """Whether the command is one that a killed agent left behind."""
         return any(n.kind is NoticeKind.ORPHAN for n in self.standing.values())
@@ -150,6 +155,10 @@ class Preemption:
 
     def take_over(self, notice: Notice, now: float) -> None:
         """Make this machine's own notice the active one, for all its sessions: this machine goes too."""
+        if self.restarts and not self.ending:
+            self.deadline = self.limit = float(
+                "inf"
+            )  # the notice's own time counts, and the sessions are told of it
         self.notice, self.id, self.runs = notice, notice.id, None
         self.left_at_first = max(0.0, notice.deadline - now)
         self._seen_now = min(self._seen_now, now)

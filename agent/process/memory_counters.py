@@ -75,7 +75,10 @@ class MemoryCounters:
         total, available = kilobytes.get("MemTotal", 0), kilobytes.get("MemAvailable", -1)
         if total > 0 <= available:
             pressure = _full(self._proc / "pressure" / "memory")
-            yield MemoryReading("this machine", (total - available) * 1024, total * 1024, pressure)
+            # Reserved huge pages that nothing uses are not available to others, but nothing fills up by them.
+            reserved = kilobytes.get("HugePages_Free", 0) * kilobytes.get("Hugepagesize", 0)
+            used = max(0, total - available - reserved)
+            yield MemoryReading("this machine", used * 1024, total * 1024, pressure)
 
     def _limited(self) -> Iterable[tuple[int, Path, int]]:
         for version, folder in self._groups:

@@ -47,15 +47,21 @@ def is_torchrun(command: Sequence[str]) -> bool:
     return False
 
 
-def restarts(command: Sequence[str]) -> bool:
+def restarts(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Return whether the command is a torchrun that starts its workers again after a failure of one."""
     if not is_torchrun(command):
         return False
-    for at, word in enumerate(command):
+    number = env.get("PET_MAX_RESTARTS", "0")  # each option of torchrun has such a variable
+    words = list(command[1:])
+    if words[:1] == ["-m"] and words[1:2] and words[1] in _MODULES:
+        words = words[2:]
+    for at, word in enumerate(words):
         option, equals, value = word.replace("_", "-").partition("=")
-        if option == "--max-restarts":
-            return (value if equals else "".join(command[at + 1 : at + 2])).strip() not in ("", "0")
-    return False
+        if option in ("-m", "--module") or option.endswith(".py"):
+            break  # behind the script's name it would be an option of the script
+        if len(option) > len("--max-r") and "--max-restarts".startswith(option):
+            number = value if equals else "".join(words[at + 1 : at + 2])
+    return number.strip() not in ("", "0")
 
 
 def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -> dict[str, str]:

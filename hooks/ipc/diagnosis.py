@@ -196,8 +196,12 @@ def _by_type(error: BaseException) -> str:
 def _of_worker_pipe(error: BaseException, phase: str, frames: list[tuple[str, int, str]]) -> str:
     """Return the class of an error that a pipe to a loader's worker met: the worker is dead, and torch does not know it yet."""
     broken = isinstance(error, (EOFError, ConnectionError))
-    within = any("/multiprocessing/" in file for file, _, _ in frames)
-    return "loader-worker" if broken and within and phase == "data" else ""
+    names = [name for file, _, name in frames if file.endswith("torch/utils/data/dataloader.py")]
+    return (
+        "loader-worker"
+        if broken and phase == "data" and names[-1:] in (["_try_get_data"], ["_get_data"])
+        else ""
+    )
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:

@@ -6,6 +6,7 @@ pass or in an optimizer's step, each of which torch lets a hook see.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -60,7 +61,8 @@ class SimulatedFailure:
 
     def _note(self) -> None:
         if self._completed() >= self._plan.step and not self._reached.exists():
-            self._reached.touch()
+            with contextlib.suppress(OSError):  # as in `_takes`
+                self._reached.touch()
 
     def _around(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def fetched(fetcher: Any, indices: Any) -> Any:
@@ -85,6 +87,8 @@ class SimulatedFailure:
                 os.close(os.open(Path(self._plan.folder, f"time-{number}"), os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 continue
+            except OSError:
+                return False  # the command has ended, and this process, which it left behind, is not to fail
             return True
         return False
 

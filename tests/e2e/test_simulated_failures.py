@@ -32,7 +32,7 @@ def test_a_failure_is_named_and_saved_as_its_class_is(machine: Machine, kind: st
     what = "SIGKILL, and not by spotguard" if kind == "killed" else CLASSES[kind].says
     run.err.until(f"ERROR: training failed: .*{what}")
     here = kind in CLASSES and CLASSES[kind].commits and kind != "host-memory"  # those processes are killed
-    steps = [step for _, step, _ in machine.committed()]
+    steps = [step for _, step, _ in machine.committed("job-simulated")]
     assert (len(steps), all(step >= 5 for step in steps)) == (int(here), True)
     assert list(machine.runtime.glob("spotguard-simulated-*")) == []
 
@@ -44,7 +44,14 @@ def test_a_stall_is_committed_wherever_it_stands(machine: Machine, place: str) -
         machine, "stall", "--in", place, options="--every off --stall-first 3 --recover stall=restart"
     )
     run.err.until("no progress of the run for .* COMMITTED .* training continues")
-    ((_, step, _),) = machine.committed()
+    ((_, step, _),) = machine.committed("job-simulated")
     run.err.until("starting the command again: training stood still, restart 1 of 3 for stall")
-    run.err.until(f"continues at step {step} of run job")
+    run.err.until(f"continues at step {step} of run job-simulated")
     assert run.ended() == 0
+
+
+def test_a_failure_that_did_not_happen_is_said(machine: Machine) -> None:
+    run = simulated(machine, "program", "--rank", "3")
+    assert run.ended() == 4
+    run.err.until("program did not happen, so nothing is shown: rank 3 did not come to step 5")
+    assert [step for _, step, _ in machine.committed("job-simulated")] == [40]

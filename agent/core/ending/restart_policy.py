@@ -18,10 +18,11 @@ from ..failures.errors import FailureLog
 from ..failures.recovery import Recovery, RecoveryDecision
 from ..failures.stall import Stall
 from ..preemption import EndState, Preemption
+from ..session import Sessions
 from ..session_messages import Peers
 from ..state import RecoveryAction, Turn
 from .shutdown import Shutdown
-from .sigterm import BY_HAND
+from .sigterm import BY_HAND, leaving_notice
 
 #: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
 LINGER = 0.5
@@ -32,8 +33,6 @@ PAUSE = 1.0
 FIRST_LOOK = 10.0
 #: `EX_CONFIG`: every checkpoint is damaged (`hooks.restore.begin_anew`). Another start would find the same.
 BEYOND_US = 78
-#: The exit code after training that stood still and is not to start again.
-STOOD = 1
 #: Kinds of notices that announce no machine's end.
 OF_A_PERSON = frozenset({NoticeKind.SIGNAL, NoticeKind.DRILL, NoticeKind.ORPHAN})
 
@@ -51,6 +50,7 @@ class RestartPolicy:
         shutdown: Shutdown,
         failures: FailureLog,
         recovery: Recovery,
+        sessions: Sessions,
     ) -> None:
         self._turn = turn
         self._command = command
@@ -60,8 +60,13 @@ class RestartPolicy:
         self._shutdown = shutdown
         self._failures = failures
         self._recovery = recovery
+        self._sessions = sessions
+        #: Restarts after failures.
+        self.count = 0
         #: What follows the end of a training that stands still.
         self._after_stall = RecoveryDecision(RecoveryAction.STOP, "")
+        #: Sessions that were killed so that their launcher starts the ranks again.
+        self._killed: set[int] = set()
 
     def end_wait(self) -> None:
         """Start the command again, or exit, if the wait for that is over."""
@@ -121,11 +126,15 @@ class RestartPolicy:
         returncode = None if p.of_orphan else command.returncode
         asked = p.signalled or p.ending
         code = 0 if returncode == 0 and not asked else self._turn.policy.exit_code
+        if p.stays and p.restarts and self._turn.stopping and returncode:
+            code = (
+                returncode if returncode > 0 else 128 - returncode
+            )  # no machine goes: a person has ended it
         if code != 0 and p.stays and not self._turn.stopping:
             if p.parts or p.signalled or not p.of_orphan:  # else there was no process to end
                 self._delivery.publish(p, p.ended, returncode, None)
             self._delivery.forget(p)
-            if p.notice.kind is NoticeKind.RESTART:
+            if p.restarts:
                 self._go_on_after_stall(p)
             else:
                 self._start_here(p)
@@ -196,6 +205,7 @@ class RestartPolicy:
             if command.decision is None:
                 command.decision = self._decide(command.end or CommandEnded(command.pid, code))
             if command.decision.action is RecoveryAction.RESTART:
+                self.count += 1
                 self._relaunch(f"it crashed with {code}, {command.decision.why}")
             elif command.decision.action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
@@ -224,22 +234,39 @@ class RestartPolicy:
 
     def stalled(self, stall: Stall) -> None:
         """End training that stands still for good, as `--recover` asks for. Its state was saved when it was told."""
+        command, session = self._command.current, self._sessions.open.get(stall.session.number)
+        if command is None or session is None:
+            return
+        if session.number in self._killed:
+            self._after_stall = RecoveryDecision(
+                RecoveryAction.RESTART, "its launcher did not start it again"
+            )
+            self._delivery.restart_stalled(stall)
+            return
         decision = self._after_stall = self._recovery.decide("stall")
         self._turn.log(f"training still stands: {stall.text()}: {decision.why}", logging.ERROR)
-        if decision.action is RecoveryAction.RESTART and self._turn.policy.launcher_restarts:
+        cause = self._failures.stood(session, f"training stood still: {stall.text()}")
+        if decision.action is not RecoveryAction.RESTART:
+            self._turn.do(Incident("failure", cause.facts()))
+        if decision.action is RecoveryAction.STOP:
+            # The other machines of the job are not asked to start again: they lose a peer, as at a crash.
+            command.decision = decision
+            self._command.kill_all()
+        elif decision.action is RecoveryAction.LEAVE:
+            self._delivery.noticed(leaving_notice(self._turn, decision.why))
+        elif self._turn.policy.launcher_restarts:
             # One owner: torchrun starts all ranks again once one of them is gone.
-            self._turn.log(f"{stall.session.who} is killed, so that its launcher starts the ranks again")
-            self._turn.do(SignalSession(stall.session.number, signal.SIGKILL))
+            self._killed.add(session.number)
+            self._turn.log(f"{session.who} is killed, so that its launcher starts the ranks again")
+            self._turn.do(SignalSession(session.number, signal.SIGKILL))
         else:
             self._delivery.restart_stalled(stall)
 
     def _go_on_after_stall(self, p: Preemption) -> None:
-        action = self._after_stall.action
-        if action is RecoveryAction.RESTART:
-            self._peers.rejoin()
-            self._relaunch(f"training stood still, {self._after_stall.why}")
-        else:
-            self._turn.exit(self._turn.policy.exit_code if action is RecoveryAction.LEAVE else STOOD, p.limit)
+        if any(part.session.world > len(group) for group in p.groups() for part in group):
+            self._peers.rejoin()  # the job's other machines start again, too
+        self.count += 1
+        self._relaunch(f"training stood still, {self._after_stall.why}")
 
     def _try_again(self, code: int, seconds: float) -> None:
         self._turn.log(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from dataclasses import replace
 
 from ....providers.notice import Notice, NoticeKind
 from ...actions import SignalGroup
@@ -106,3 +107,8 @@ def sigterm_notice(turn: Turn) -> Notice:
         seen_at=turn.now,
         window=window,
     )
+
+
+def leaving_notice(turn: Turn, why: str) -> Notice:
+    """Return the notice for a failure after which the job is to go on elsewhere (`--recover CLASS=leave`)."""
+    return replace(sigterm_notice(turn), id=f"leave-{turn.now:.6f}", source=why)

@@ -73,7 +73,7 @@ class FailureCause:
     @classmethod
     def kinds(cls) -> tuple[str, ...]:
         """Return all classes."""
-        return (*CLASSES, "killed")
+        return (*CLASSES, "killed", "stall")
 
 
 class FailureLog:
@@ -88,10 +88,19 @@ class FailureLog:
         self._before: tuple[str, int] | None = None
         #: The newest cause.
         self.last: FailureCause | None = None
+        #: A stall for which this start was ended.
+        self._stall: FailureCause | None = None
 
     def begin(self) -> None:
         """Forget the processes of the start before."""
-        self._errors, self._silent, self._closed = [], [], {}
+        self._errors, self._silent, self._closed, self._stall = [], [], {}, None
+
+    def stood(self, session: Session | None, text: str) -> FailureCause:
+        """The command, or a process of it, is ended because training stands still: its end has no other cause."""
+        self._stall = self.last = FailureCause(
+            "stall", text, ("no rank has made progress for twice the limit",), session
+        )
+        return self._stall
 
     def told(self, session: Session, message: TrainingFailed) -> None:
         """A process reports the error that ends it."""
@@ -117,6 +126,9 @@ class FailureLog:
         """Return what the failed command is put down to; None if nothing tells."""
         if (own := self._closed.get(command.pid)) is not None:
             self.died(own)
+        if self._stall is not None:
+            self._before = None
+            return self._stall
         cause, first, before = self._cause(command), self._first(), self._before
         self._before = None
         if first is not None:

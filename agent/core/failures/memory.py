@@ -22,8 +22,8 @@ _SPAN = 30.0
 _AHEAD = 120.0
 #: Share of ten seconds in which nothing ran because all waited for memory: the kernel is about to kill.
 _PRESSED = 0.25
-#: Share of the limit below which the alarm is over.
-_CALM = 0.7
+#: Share of the limit below which the alarm is over, and seconds after which it is over if nothing has come of it.
+_CALM, _WRONG = 0.7, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class MemoryWatch:
         self._seen: deque[tuple[float, MemoryReading]] = deque()
         #: The id of the notice that stands; "" for none.
         self._standing = ""
+        #: Monotonic seconds at which there was last a reason for it.
+        self._right_at = 0.0
 
     def hear(self, reading: MemoryReading, now: float) -> NoticeSeen | NoticeGone | None:
         """Take in a reading. Return an advisory notice if memory is about to end, and its end once memory is free again."""
@@ -58,12 +60,16 @@ class MemoryWatch:
         while len(self._seen) > 1 and self._seen[1][0] <= now - _SPAN:
             self._seen.popleft()
         share = reading.used / reading.limit
-        if share < _CALM and self._standing:
+        why = self._why(reading, now) if share >= _HIGH else ""
+        if self._standing:
+            self._right_at = now if why else self._right_at
+            if share >= _CALM and now - self._right_at < _WRONG:
+                return None
             gone, self._standing = NoticeGone(self._standing), ""
             return gone
-        if self._standing or share < _HIGH or not (why := self._why(reading, now)):
+        if not why:
             return None
-        self._standing = f"memory-{now:.0f}"
+        self._standing, self._right_at = f"memory-{now:.0f}", now
         used = f"{amount(reading.used)} of {amount(reading.limit)} of {reading.whose}"
         notice = Notice(
             self._standing,

@@ -36,11 +36,6 @@ class Recovery:
         self._rules, self._max_restarts = rules, max_restarts
         self._made: Counter[str] = Counter()
 
-    @property
-    def restarts(self) -> int:
-        """How often the command was started again after a failure."""
-        return self._made.total()
-
     def acts_on(self, kind: str) -> bool:
         """Return whether a rule names this class."""
         return kind in self._rules
@@ -54,12 +49,12 @@ class Recovery:
         """
         rule = self._rules.get(kind)
         action = RecoveryAction.RESTART if rule is None else rule.action
-        if action is not RecoveryAction.RESTART:
-            return RecoveryDecision(action, f"--recover {kind}={action}")
-        of, most = ("", self._max_restarts) if rule is None else (kind, rule.budget)
         if repeats:
             same = "the start before failed with the same error at the same step: the command is not started again"
             return RecoveryDecision(RecoveryAction.STOP, same)
+        if action is not RecoveryAction.RESTART:
+            return RecoveryDecision(action, f"--recover {kind}={action}")
+        of, most = ("", self._max_restarts) if rule is None else (kind, rule.budget)
         if self._made[of] >= most:
             spent = f"the {most} restarts of {of or '--max-restarts'} are used up" if most else ""
             return RecoveryDecision(RecoveryAction.STOP, spent)

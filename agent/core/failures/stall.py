@@ -27,6 +27,8 @@ _EXCUSED = ("", "save")
 _LOST = 256
 #: Two moments of the last progress that differ by less are one: they are reckoned from ages.
 _SAME = 0.5
+#: Seconds between two answers about one run that stands still for good.
+_AGAIN = 60.0
 #: Seconds after which a position is too old: its process is stopped, or its interpreter is held. It counts for nothing.
 _OLD = 10.0
 
@@ -137,8 +139,8 @@ class StallWatch:
         self._lost: dict[int, _RankProgress] = {}
         #: By user and run: the moment at which it stood still when it was told.
         self._told: dict[tuple[int, str], float] = {}
-        #: Those of them that `lasting` has returned.
-        self._lasted: set[tuple[int, str]] = set()
+        #: Those of them that `lasting` has returned, and when.
+        self._lasted: dict[tuple[int, str], float] = {}
 
     def hear(self, session: Rank, position: Position, now: float) -> None:
         """Take in the position of a session."""
@@ -156,7 +158,7 @@ class StallWatch:
         if (seen := self._seen.pop(number, None)) is not None:
             self._lost = {**dict(list(self._lost.items())[-_LOST:]), seen.session.pid: seen}
         self._told = {run: at for run, at in self._told.items() if run in self._runs()}
-        self._lasted &= self._told.keys()
+        self._lasted = {run: at for run, at in self._lasted.items() if run in self._told}
 
     def due(self, now: float) -> Iterator[Stall]:
         """Yield each run that stands still for too long, once until it moves again."""
@@ -169,14 +171,15 @@ class StallWatch:
             yield Stall(cause.session, cause.phase, cause.where, now - moved_at, self._limit(ranks))
 
     def lasting(self, now: float) -> Stall | None:
-        """Return a run that was told and has stood still for twice its limit, once; None if there is none."""
+        """Return a run that was told and has stood still for twice its limit; None if there is none.
+
+        If it still stands a minute later, return it again.
+        """
         for run, ranks in self._runs().items():
             limit, moved_at = self._limit(ranks), max(each.moved_at for each in ranks)
-            if (
-                run in self._told.keys() - self._lasted
-                and self._at(ranks, now) <= now >= moved_at + 2 * limit
-            ):
-                self._lasted.add(run)
+            due = max(moved_at + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
+            if run in self._told and self._at(ranks, now) <= now >= due:
+                self._lasted[run] = now
                 cause = _cause(ranks)
                 return Stall(cause.session, cause.phase, cause.where, now - moved_at, 2 * limit)
         return None
@@ -186,7 +189,7 @@ class StallWatch:
         for run, ranks in self._runs().items():
             moved_at = max(each.moved_at for each in ranks)
             if run in self._told and math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
-                self._lasted.discard(run)
+                self._lasted.pop(run, None)
                 yield ranks[0].session, moved_at - self._told.pop(run)
 
     @property

@@ -110,3 +110,13 @@ def test_window_zero_is_a_window() -> None:
     assert max(horizon.wakes) == NOW + 100
     assert horizon.due(math.nextafter(NOW + 100, 0)) == []
     assert len(horizon.due(NOW + 100)) == 1
+
+
+def test_memory_that_ends_is_told_beside_any_other_warning_and_asks_for_certain() -> None:
+    horizon = Upcoming(None)
+    for number, kind in enumerate((NoticeKind.REBALANCE, NoticeKind.MEMORY, NoticeKind.MEMORY)):
+        now = NOW + number
+        assert horizon.advise(Notice(f"w{number}", kind, "x", now, now, Severity.ADVISORY), now)
+        wish = horizon.wish(now, anybody=True)
+        assert wish is not None
+        assert wish.going is (kind is NoticeKind.MEMORY)

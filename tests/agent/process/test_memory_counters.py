@@ -71,6 +71,13 @@ def test_without_a_limit_the_machine_is_read(limit: str, tmp_path: Path) -> None
     assert read.reading() == MemoryReading("this machine", 10 * 1024, 1000 * 1024, 0.0)
 
 
+def test_reserved_huge_pages_fill_nothing(tmp_path: Path) -> None:
+    read = counters(tmp_path, "0::/job\n", {})
+    huge = "MemTotal: 1000 kB\nMemAvailable: 300 kB\nHugePages_Free:    5\nHugepagesize:  100 kB\n"
+    (tmp_path / "proc" / "meminfo").write_text(huge)
+    assert read.reading() == MemoryReading("this machine", 200 * 1024, 1000 * 1024, 0.0)
+
+
 def test_a_machine_without_counters_has_none(tmp_path: Path) -> None:
     read = MemoryCounters(tmp_path / "nowhere", tmp_path / "nothing")
     assert (read.kills(), read.limit(), read.reading()) == (0, 0, None)

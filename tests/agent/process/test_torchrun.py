@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spotguard.agent.process import torchrun
 from spotguard.agent.process.torchrun import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, moved, told
 
 
@@ -91,3 +92,24 @@ def test_only_torchruns_own_rendezvous_is_moved() -> None:
 
 def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
     assert moved(["torchrun", "--rdzv-endpoint=node1:1"], GONE, "fd00::2")[1] == "--rdzv-endpoint=[fd00::2]:1"
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "restarts"),
+    [
+        ("torchrun --max-restarts=3 train.py", "", True),
+        ("torchrun --max_restarts 3 train.py", "", True),
+        ("torchrun --max-rest 3 train.py", "", True),
+        ("python -m torch.distributed.run --max-restarts 1 -m pkg.train", "", True),
+        ("torchrun --max-restarts 0 train.py", "", False),
+        ("torchrun train.py", "", False),
+        ("torchrun train.py", "2", True),
+        ("torchrun --max-restarts 0 train.py", "2", False),
+        ("torchrun train.py --max-restarts 3", "", False),
+        ("torchrun -m pkg.train --max-restarts 3", "", False),
+        ("python train.py --max-restarts 3", "", False),
+    ],
+)
+def test_whether_torchrun_starts_workers_again(command: str, variable: str, restarts: bool) -> None:
+    env = {"PET_MAX_RESTARTS": variable} if variable else {}
+    assert torchrun.restarts(command.split(), env) is restarts

@@ -252,3 +252,11 @@ def test_a_connection_of_the_datasets_own_that_ends_is_of_the_network() -> None:
             raise ConnectionResetError
 
     assert diagnose(error_of(lambda: next(iter(DataLoader(Remote()))))).kind == "network"
+
+
+def test_a_file_that_ends_early_in_a_dataset_is_of_the_data() -> None:
+    class Truncated(Broken):
+        def __getitem__(self, index: int) -> Any:
+            raise EOFError("Ran out of input")
+
+    assert diagnose(error_of(lambda: next(iter(DataLoader(Truncated()))))).kind == "data"

@@ -6,8 +6,10 @@ import argparse
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from spotguard.agent.config import parsers
 from spotguard.agent.process.memory_counters import MemoryCounters
@@ -33,6 +35,8 @@ FORM = (
 _FAILURE = """\
 Start COMMAND, and let a failure of this class happen in its training process: a real one where that is
 possible. What follows shows that your job is saved, and started again as you expect."""
+#: The exit code of a command that ended with 0, and in which the failure did not happen.
+NOT_HAPPENED = 4
 #: Places at which a class can arise, where it is not its own alone.
 _MOVABLE = ("stall", "program", "killed")
 
@@ -72,9 +76,11 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     place = KINDS[kind] if arguments.place is None else parsers.one_of(*PLACES)("--in", arguments.place)
     if place != KINDS[kind] and kind not in _MOVABLE:
         raise UsageError(f"--in {place!r}: {kind} arises in {KINDS[kind]} only; leave --in out")
-    if kind == "host-memory" and not MemoryCounters().limit():
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if kind == "host-memory" and not 0 < MemoryCounters().limit() < 0.9 * machine:
         raise UsageError(
-            "host-memory would fill this machine: run it in a container, a Slurm job or a systemd scope that has a memory limit"
+            "host-memory would fill this machine: run it in a container, a Slurm job or a systemd scope whose memory limit is "
+            "below the machine's memory"
         )
     find(command[0], os.environ)  # a clear error, if there is no such command
     with tempfile.TemporaryDirectory(prefix="spotguard-simulated-") as folder:
@@ -86,7 +92,28 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
             _number("--times", arguments.times, 1, least=1),
             folder,
         )
-        return _call(command, {**os.environ, VARIABLE: plan.encode()})
+        code = _call(command, {**os.environ, VARIABLE: plan.encode()})
+        if Path(folder, "time-0").exists():
+            return code
+    print(
+        f"spotguard: {kind} did not happen, so nothing is shown: rank {plan.rank} did not come to step {plan.step}, or its "
+        f"training has no {_needed(plan)}",
+        file=sys.stderr,
+    )
+    return code or NOT_HAPPENED
+
+
+def _needed(plan: FailurePlan) -> str:
+    """Return what a failure needs to arise."""
+    if plan.kind == "loader-worker":
+        return "DataLoader with workers (num_workers)"
+    if plan.place == "data":
+        return "torch DataLoader, or one whose workers are spawned"
+    return (
+        "spotguard.register"
+        if plan.place == "optimizer"
+        else "spotguard.register, or no module that it calls"
+    )
 
 
 def _number(flag: str, text: str | None, default: int, least: int = 0) -> int:
@@ -94,11 +121,20 @@ def _number(flag: str, text: str | None, default: int, least: int = 0) -> int:
 
 
 def _call(command: Sequence[str], env: dict[str, str]) -> int:
-    """Run the command to its end and return its exit code. A SIGTERM goes on to it; the keyboard's signals reach it anyway."""
-    with subprocess.Popen(command, env=env) as child:
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(
-                signum, signal.SIG_IGN if signum == signal.SIGINT else lambda n, _: child.send_signal(n)
-            )
-        code = child.wait()
+    """Run the command to its end and return its exit code.
+
+    SIGTERM and SIGHUP go on to it. The keyboard's signals reach it anyway.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(signum: int, _: object) -> None:
+        for child in children:
+            child.send_signal(signum)
+
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, pass_on)
+    for signum in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signum, lambda *_: None)
+    children.append(subprocess.Popen(command, env=env))
+    code = children[0].wait()
     return code if code >= 0 else 128 - code

@@ -68,6 +68,16 @@ def test_the_alarm_ends_once_memory_is_free_and_may_come_again() -> None:
     assert again.notice.id != seen.notice.id
 
 
+def test_an_alarm_of_which_nothing_comes_ends_and_a_later_leak_is_told() -> None:
+    """What was loaded stays, below the limit; hours later it grows."""
+
+    def use(now: float) -> float:
+        return min(0.82, 0.5 + 0.005 * now) if now < 3600 else min(1.0, 0.82 + 0.001 * (now - 3600))
+
+    said = [what for _, what in heard(use, 3780)]
+    assert [type(each) for each in said] == [NoticeSeen, NoticeGone, NoticeSeen]
+
+
 def test_another_limit_begins_anew() -> None:
     watch = MemoryWatch()
     for now in range(0, 40, 2):

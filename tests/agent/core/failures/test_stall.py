@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Finish, Incident, Launch, Log, Send, SignalSession
+from spotguard.agent.actions import Incident, Launch, Log, Send, SignalSession
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.delivery import STALL_WINDOW
 from spotguard.agent.core.failures.stall import ENOUGH, LEAST, TIMES
@@ -315,23 +315,97 @@ def test_below_a_launcher_that_restarts_only_the_cause_is_killed() -> None:
     run = recovering("stall=restart", launcher_restarts=True)
     stalls_for_good(run)
     assert run.story.all(SignalSession) == [SignalSession(run.ranks[0], signal.SIGKILL)]
-    run.stands(LEAST, "data", "collective")
-    assert len(run.story.all(SignalSession)) == 1
+    run.stands(50, "data", "collective")
+    assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
     assert run.story.signals == []
 
 
-@pytest.mark.parametrize(("rule", "code"), [("stall=stop", 1), ("stall=leave", 75)])
-def test_a_training_that_stands_for_good_may_end_the_run(rule: str, code: int) -> None:
-    run = recovering(rule)
+def test_a_launcher_that_does_not_start_the_ranks_again_is_started_again() -> None:
+    """The killed rank does not end, for it stands in the kernel; or the launcher hangs, too."""
+    run = recovering("stall=restart", launcher_restarts=True)
     stalls_for_good(run)
+    run.stands(70, "data", "collective")
+    assert "restart" in [message.kind for _, message in run.story.sent(Preempt)]
+    assert len(run.story.all(SignalSession)) == 1
+
+
+def test_a_launcher_without_a_restart_left_ends_by_the_stall_and_not_by_our_kill() -> None:
+    run = recovering("stall=restart:2,killed=stop", launcher_restarts=True)
+    stalls_for_good(run)
+    for rank in run.ranks:
+        run.story.closes(rank)
+    run.story.ends(1)
+    assert len(run.story.all(Launch)) == 2
+    assert run.story.machine.failure is not None
+    assert run.story.machine.failure.kind == "stall"
+
+
+def test_a_training_that_stands_for_good_may_end_the_run() -> None:
+    run = recovering("stall=stop")
+    stalls_for_good(run)
+    assert run.story.killed
+    assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
+    for rank in run.ranks:
+        run.story.closes(rank)
+    run.story.ends(-9)
+    assert (run.story.code, len(run.story.all(Launch))) == (137, 1)
+
+
+def test_a_training_that_stands_for_good_may_leave_the_machine() -> None:
+    """The other machines learn of it as of a machine that goes."""
+    run = recovering("stall=leave")
+    stalls_for_good(run)
+    assert [message.kind for _, message in run.story.sent(Preempt)][2:] == ["signal", "signal"]
+    ends_after_commits(run)
+    assert (run.story.code, len(run.story.all(Launch))) == (75, 1)
+
+
+def ends_after_commits(run: Run) -> None:
     for rank in run.ranks:
         run.story.commits(rank, run.step)
         run.story.closes(rank)
     run.story.ends(-15)
     run.story.until(run.story.now - 1000 + 20)
-    (finish,) = run.story.all(Finish)
-    assert finish.code == code
-    assert len(run.story.all(Launch)) == 1
+
+
+def test_a_notice_during_the_restart_reaches_the_sessions_and_wins() -> None:
+    run = recovering("stall=restart")
+    stalls_for_good(run)
+    run.story.notice(120)
+    assert [message.kind for _, message in run.story.sent(Preempt)][-2:] == ["terminate", "terminate"]
+    ends_after_commits(run)
+    assert (run.story.code, len(run.story.all(Launch))) == (75, 1)
+
+
+def test_a_notice_that_is_withdrawn_leaves_the_restart() -> None:
+    run = recovering("stall=restart:1")
+    stalls_for_good(run)
+    run.story.notice(120)
+    run.story.gone()
+    ends_after_commits(run)
+    assert len(run.story.all(Launch)) == 2
+    assert any("training stood still, restart 1 of 1 for stall" in text for text in run.warnings)
+
+
+def test_a_person_who_ends_the_restart_ends_the_run() -> None:
+    run = recovering("stall=restart")
+    stalls_for_good(run)
+    run.story.signal(signal.SIGINT)
+    for rank in run.ranks:
+        run.story.closes(rank)
+    run.story.ends(-2)
+    run.story.until(run.story.now - 1000 + 20)
+    assert (run.story.code, len(run.story.all(Launch))) == (130, 1)
+
+
+def test_a_start_that_fails_after_a_restart_is_judged_by_its_own_failure() -> None:
+    """Nothing is waited for on a single machine."""
+    run = recovering("stall=restart:1,program=stop")
+    stalls_for_good(run)
+    ends_after_commits(run)
+    assert len(run.story.all(Launch)) == 2
+    run.story.ends(1)
+    assert (run.story.code, len(run.story.all(Launch))) == (1, 2)
 
 
 def test_without_a_rule_nothing_is_ended() -> None:
