@@ -1,4 +1,4 @@
-"""Losses: how often the detector suspects a clean training, and how soon it suspects a diverged one.
+"""Losses: how often the detector reports spikes of a clean training, and how soon it reports a diverged one.
 
 The clean trainings are simulated: a falling loss, noise with heavy tails or with memory, a warm-up, decays of the learning rate,
 epochs of different difficulty. The seeds are fixed. The diverged ones are simulated too, and trained.
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from spotguard.hooks.control.losses.detector import LossDetector
+from spotguard.hooks.control.losses.detector import LossChange, LossDetector
 
 from .rows import Row
 from .scale import Scale
@@ -23,21 +23,22 @@ from .timing import microseconds
 
 Series = Any
 Random = np.random.Generator
+_REPORTS = (LossChange.SUSPECT, LossChange.HIGH)
 
 
 def measure(scale: Scale) -> Iterator[Row]:
     length = scale.of(20_000, 400)
     for name, course in COURSES.items():
-        suspicions, seen = 0, 0
+        reports, seen = 0, 0
         for number, ((_, curve), (_, noise), share) in enumerate(
             product(CURVES.items(), NOISES.items(), (0.003, 0.03, 0.2))
         ):
             draw = np.random.default_rng(number)
             level = curve(np.arange(length))
             losses = course(draw, level) + np.maximum(np.abs(level), 1e-3) * share * noise(draw, length)
-            suspicions += began(losses)
+            reports += reported(losses)
             seen += length
-        yield Row(f"suspicions in {seen:,} clean steps, {name}", "", (float(suspicions),), figure=0.5)
+        yield Row(f"reports in {seen:,} clean steps, {name}", "", (float(reports),), figure=0.5)
     found: list[float] = []
     for (name, (before, after)), share in product(DIVERGED.items(), (0.01, 0.05, 0.1, 0.2)):
         tries = [simulated(before, after, share, seed) for seed in range(scale.of(50, 2))]
@@ -51,7 +52,7 @@ def measure(scale: Scale) -> Iterator[Row]:
     what = f"networks found of {seeds}, whose learning rate becomes 3,000 times as high"
     yield Row(what, "", (float(sum(map(math.isfinite, high))),))
     same = [trained(seed, 1.0, steps) for seed in range(seeds)]
-    what = f"suspicions in {seeds} networks that train on"
+    what = f"reports in {seeds} networks that train on"
     yield Row(what, "", (float(sum(map(math.isfinite, same))),), figure=0.5)
     detector, losses = LossDetector(), iter(np.random.default_rng(0).normal(2, 0.1, 10**7).tolist())
     values = microseconds(
@@ -118,13 +119,10 @@ COURSES: dict[str, Callable[[Random, Series], Series]] = {
 }
 
 
-def began(losses: Series) -> int:
-    """Return how many suspicions a training has."""
+def reported(losses: Series) -> int:
+    """Return how many reports a training has."""
     detector = LossDetector()
-    return sum(
-        detector.see(step, loss) and detector.active is not None
-        for step, loss in enumerate(losses.tolist(), 1)
-    )
+    return sum(detector.see(step, loss) in _REPORTS for step, loss in enumerate(losses.tolist(), 1))
 
 
 # --- diverged ---
@@ -138,7 +136,7 @@ DIVERGED = {
 
 
 def simulated(before: float, after: float, share: float, seed: int) -> float:
-    """Return the steps from a divergence to the suspicion; infinite if there is none in 1,000."""
+    """Return the steps from a divergence to the report; infinite if there is none in 1,000."""
     draw = np.random.default_rng(seed)
     level = np.concatenate([np.full(500, before), np.full(1000, after)])
     losses = level * (1 + share * draw.standard_t(3, len(level)))
@@ -148,7 +146,7 @@ def simulated(before: float, after: float, share: float, seed: int) -> float:
 
 
 def trained(seed: int, factor: float, steps: int) -> float:
-    """Return the steps from a change of the learning rate to the suspicion; infinite if there is none."""
+    """Return the steps from a change of the learning rate to the report; infinite if there is none."""
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     truth = nn.Linear(20, 10)

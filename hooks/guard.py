@@ -315,9 +315,11 @@ class Guard:
             wall=self._clock.time(),
         )
         self._history.interval = self._schedule.interval
-        # A person who asks for a step knows that checkpoint.
-        suspect = "" if step is not None or done.whole is None else done.whole.suspect
-        self._losses.begin(done.step, suspect)
+        # A person who asks for a step knows that checkpoint. Otherwise each suspicion goes on at one rank: its own, if there are as
+        # many ranks as before.
+        known = () if step is not None or done.whole is None else done.whole.manifests
+        own = (each.suspect for each in known if each.rank % self._world == self._rank and each.suspect)
+        self._losses.begin(done.step, next(own, ""))
         return done
 
     def step(self, *, loss: Any = None) -> None:
@@ -382,7 +384,8 @@ class Guard:
     def watch_loss(self, loss: Any) -> None:
         """Give the loss of the step that is under way, in a loop over `steps`. `step` takes it as `loss`.
 
-        While losses are not finite, or far above the usual ones, checkpoints are suspect: they do not count for `--keep`.
+        While losses are not finite, checkpoints are suspect: they do not count for `--keep`. Losses far above the usual ones are
+        reported.
         Training is never stopped, changed or waited for: a tensor on an accelerator is read at a later boundary.
 
         Args:
@@ -530,7 +533,8 @@ class Guard:
             attempt=self._checkpointer.attempt,
             loss="" if loss is None else repr(loss),
             suspect=self._losses.why(self._gate.place.completed),
-            suspect_steps=self._losses.suspect_steps,
+            high_loss=self._losses.high,
+            bad_loss_steps=self._losses.bad_loss_steps,
             uploading=self._checkpointer.uploading is not None,
             **self._state.monitor.position(),
         )

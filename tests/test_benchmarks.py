@@ -142,11 +142,11 @@ ROWS = {
         )
     ],
     "losses": [
-        *["suspicions in"] * 5,
+        *["reports in"] * 5,
         *["divergences found"] * 12,
         "  steps until they are",
         "networks found",
-        "suspicions in 1 networks",
+        "reports in 1 networks",
         "a look at one loss",
     ],
     "listing": [

@@ -130,7 +130,8 @@ class Session:
             "where": clip(at.where, TEXT) or None,
             "loss": clip(at.loss, NAME) or None,
             "suspect": clip(at.suspect, TEXT) or None,
-            "suspect_steps": max(0, at.suspect_steps),
+            "high_loss": clip(at.high_loss, TEXT) or None,
+            "bad_loss_steps": max(0, at.bad_loss_steps),
         }
 
 

@@ -61,18 +61,19 @@ def put_index(
     store.put(checkpoint_prefix(run_id, name) + INDEX, memoryview(index.encode()), timeout=timeout)
 
 
-def is_marked(store: BlobStore, run_id: str, name: CheckpointName, *, timeout: float | None = None) -> bool:
-    """Whether its marker is in the store and can be read; otherwise the caller writes it again. One request.
+def read_marker(
+    store: BlobStore, run_id: str, name: CheckpointName, *, timeout: float | None = None
+) -> CommitMarker | None:
+    """Return its marker; None if it is not in the store or cannot be read: the caller writes it again. One request.
 
     Raises:
         StoreError: the store failed.
     """
     key = checkpoint_prefix(run_id, name) + MARKER
     try:
-        decode_marker(store.get(key, timeout=timeout), key)
+        return decode_marker(store.get(key, timeout=timeout), key)
     except (NotFoundError, CheckpointError):
-        return False
-    return True
+        return None
 
 
 def is_complete(

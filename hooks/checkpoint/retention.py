@@ -1,6 +1,6 @@
 """Retention: which checkpoints may be deleted, and in which order.
 
-The newest K complete checkpoints stay, and one of every N steps. Suspect ones (a rank's losses were not normal) do not count
+The newest K complete checkpoints stay, and one of every N steps. Suspect ones (a rank's losses were not finite) do not count
 among them; the newest K of these stay besides, until one that is not suspect is newer. Pruning also never touches:
 - the last good checkpoint;
 - anything newer than the last good one, since it may be a save under way;

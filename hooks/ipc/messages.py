@@ -199,9 +199,11 @@ class Position(Message):
     attempt: int = -1
     #: The newest loss that was read, as text, because JSON has no "nan"; "" if the script gives none.
     loss: str = ""
-    #: Why this rank's losses make a checkpoint of this step suspect, and the losses seen while they did.
+    #: Why this rank's losses make a checkpoint of this step suspect.
     suspect: str = ""
-    suspect_steps: int = 0
+    #: How losses are far above the usual ones; and the steps with such losses, and with losses that are not finite.
+    high_loss: str = ""
+    bad_loss_steps: int = 0
     #: Whether a background checkpoint is on its way to the store.
     uploading: bool = False
 

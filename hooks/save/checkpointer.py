@@ -58,7 +58,7 @@ class Checkpointer:
         lossy: bool = False,
         stage: Stage | None = None,
         history: AttemptHistory | None = None,
-        suspicion: Callable[[int], str] = lambda step: "",
+        suspicion: Callable[[int, bool], str] = lambda step, still: "",
     ) -> None:
         self._store = store
         self._lossy = lossy
@@ -251,6 +251,7 @@ class Checkpointer:
             state_tensors, why = self._snapshot.take(collected.state_tensors, save.scope), state.broken()
         name = self._name(save) if staged is None else staged.name
         checksums = state.audit.seconds
+        self._suspicion(name.step, True)  # reads the losses of devices: after this, training moves again
         opened()
         at = self._clock.monotonic() + checksums
         if staged is None:
@@ -471,7 +472,7 @@ class Checkpointer:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
-        suspect = self._suspicion(name.step)
+        suspect = self._committer.suspect(name)
         saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
         saved = saved.lacking(self._lacks)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...providers.clock import Clock
 from ..checkpoint.format.keys import CheckpointName
-from ..checkpoint.format.manifest import Level, RankManifest, lacks, named
+from ..checkpoint.format.manifest import Level, RankManifest, lacks, named, reason_of, suspicion
 from ..checkpoint.history import AttemptHistory
 from ..state.sharding.fingerprint import drifted
 from .commit.publish import IncompleteError, Published, publish, publish_together, put_own
@@ -29,7 +29,8 @@ class Committer:
     """Commits the saves of one rank of one process group. The saving thread uses it.
 
     Args:
-        suspicion: returns why this rank's losses make the state of a step suspect, when its manifest is made; "" if they do not.
+        suspicion: returns why this rank's losses make the state of a step suspect, when its manifest is made; "" if they do not. The
+            second argument is whether training stands still, so that losses may be read from devices.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Committer:
         world: int,
         incarnation: str,
         history: AttemptHistory | None = None,
-        suspicion: Callable[[int], str] = lambda step: "",
+        suspicion: Callable[[int, bool], str] = lambda step, still: "",
     ) -> None:
         self._run_id = run_id
         self._clock = clock
@@ -54,6 +55,13 @@ class Committer:
         self.marked = True
         #: The manifest of a lower level that was put on the way to the full level.
         self._lower: RankManifest | None = None
+        #: Why some rank's losses make the last commit suspect; "" if none do.
+        self._last: tuple[CheckpointName | None, str] = None, ""
+
+    def suspect(self, name: CheckpointName) -> str:
+        """Return why some rank's losses make a checkpoint suspect; this rank's, if it was not the last commit."""
+        last, why = self._last
+        return why if name == last else self._suspicion(name.step, False)
 
     def commit(
         self,
@@ -79,10 +87,12 @@ class Committer:
         self.marked = True
         if self._world == 1:
             seconds = publish(writer.uploads, manifest, save.scope, self._clock)
+            self._last = name, suspicion([manifest])
         else:
             self._speak_for_the_absent(save, manifest, writer)
             published = self._together(save, manifest, writer)
             seconds, self.marked = published.seconds, published.marked
+            self._last = name, suspicion([manifest]) if published.suspect is None else published.suspect
             say_what_drifted(name, published.digests)
             if manifest.missing and save.agreed.speaks:
                 # The line that ends a notice reports it too.
@@ -137,11 +147,13 @@ class Committer:
     def _speak_for_the_absent(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> None:
         """Put empty manifests for the absent ranks, if this rank speaks for them.
 
-        The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost.
+        The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost. If an
+        absent rank's losses made the last commit suspect, they make this one so, too.
         """
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
+            why = reason_of(self._last[1], rank)
             empty = replace(
-                manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={}, suspect=""
+                manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={}, suspect=why
             )
             put_own(writer.uploads, empty, save.scope)
 
@@ -179,7 +191,7 @@ class Committer:
             digests=save.digests,
             missing=tuple(sorted(save.agreed.roles.absent)),
             history=self._history.whole if save.agreed.speaks or not self._rank else {},
-            suspect=self._suspicion(name.step),
+            suspect=self._suspicion(name.step, save.in_place),
         )
 
 

@@ -131,6 +131,13 @@ def test_losses_that_make_checkpoints_suspect_are_shown() -> None:
     ]
 
 
+def test_losses_far_above_the_usual_ones_are_shown() -> None:
+    high = a_session(high_loss="the loss is 9 since step 7, and was 2")
+    assert "  HIGH          the loss is 9 since step 7, and was 2" in shown(a_body(sessions=[high]), None)
+    assert "; HIGH: the loss is 9 since step 7, and was 2; " in status_view.pulse(a_body(sessions=[high]))
+    assert status_view.shape(a_body(sessions=[high])) != status_view.shape(a_body())
+
+
 def test_what_several_ranks_do_wrong_is_said_once() -> None:
     ranks = [a_session(rank=rank, pid=100 + rank, world=2, misuse=MISUSE, marked=True) for rank in range(2)]
     lines = shown(a_body(sessions=ranks), None)

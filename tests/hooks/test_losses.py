@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import random
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +17,11 @@ from spotguard.hooks.checkpoint.catalog import list_checkpoints
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.losses.detector import QUIET
 from spotguard.hooks.guard import Guard
+from spotguard.integrations.binding import StepLoss
 from spotguard.providers.errors import UsageError
 from spotguard.testing import preempt
 from tests.fakes.training import Job, finished, guarded, small, step_on, trajectory
+from tests.fakes.two_guards import Trainer, on_all, two_guards
 from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
@@ -105,6 +111,90 @@ def test_a_restart_takes_a_suspect_checkpoint_warns_and_trusts_its_next_ones_lat
         assert guard.save().suspect == ""
 
 
+def test_good_checkpoints_outlive_bad_losses_before_and_after_restarts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However training is cut into lives: the newest good one stays, and no later one is taken for good."""
+    monkeypatch.setenv("SPOTGUARD_KEEP", "2")
+    for seed in range(4):
+        draw = random.Random(seed)
+        store, job, lives = WatchedStore(), small(), draw.randint(2, 4)
+        with guarded(store, job.values) as guard:
+            at = guard.restore()
+            for _ in range(draw.randint(1, 3)):
+                on(guard, job, range(at, at := at + draw.randint(1, 3)), 1.0)
+                guard.save()
+            good = at
+            for life in range(lives):
+                if life:
+                    at = guard.restore()
+                for _ in range(draw.randint(1, 4)):
+                    on(guard, job, range(at, at := at + draw.randint(1, 2 * QUIET)), BAD)
+                    assert guard.save().suspect == f"the loss is nan since step {good + 1}"
+        found = there(store)
+        assert max(step for step, suspect in found.items() if not suspect) == good
+        assert all(suspect for step, suspect in found.items() if step > good)
+
+
+def test_spikes_mark_no_checkpoint_and_push_none_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy training that rises for ever keeps its checkpoints and milestones as without losses."""
+    monkeypatch.setenv("SPOTGUARD_KEEP", "1+50")
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        at = guard.restore()
+        for loss in (1.0, 1.0, 9.0, 9.0):
+            on(guard, job, range(at, at := at + 50), loss)
+            assert guard.save().suspect == ""
+            high = guard._position().high_loss
+            assert high == ("the loss is 9 since step 101, and was 1" if at == 150 else "")
+    assert there(store) == {50: False, 100: False, 150: False, 200: False}
+
+
+def test_losses_that_are_given_rarely_mark_the_checkpoints_between() -> None:
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        on(guard, job, range(1), 1.0)
+        step_on(guard, job, *range(1, 8))
+        assert guard.save().suspect == ""
+        on(guard, job, range(8, 9), BAD)
+        assert [bool(guard._losses.why(step)) for step in range(1, 10)] == [False] + [True] * 8
+
+
+def test_in_a_job_the_suspicion_is_of_all_ranks_and_keeps_its_text_over_restarts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One rank's losses mark the checkpoint of both: in what `save` returns on each, in the record, and in the log."""
+    caplog.set_level(logging.INFO)
+    store = WatchedStore()
+    why = "the loss is nan since step 1 on rank 1"
+    for life in range(3):
+        with two_guards([store, store]) as trainers:
+
+            def go(rank: int, trainers: list[Trainer] = trainers, life: int = life) -> str:
+                if not life:
+                    trainers[rank].guard.watch_loss((1.0, BAD)[rank])
+                trainers[rank].step()
+                return trainers[rank].guard.save().suspect
+
+            assert on_all(go) == [why, why]
+            if life < 2:
+                continue
+            trainers[0].guard.preempt(20)
+
+            def to_the_end(rank: int, trainers: list[Trainer] = trainers) -> None:
+                with suppress(Preempted):
+                    for _ in range(20):
+                        trainers[rank].step()
+
+            on_all(to_the_end)
+    assert set(there(store).values()) == {True}
+    assert {each.suspect for each in list_checkpoints(store, "run")} == {why}
+    (record,) = [json.loads(store.get(each.key)) for each in store.list("run/outcomes/")]
+    assert (record["committed"], record["suspect"]) == (True, why)
+    assert f"; suspect: {why}\n" in caplog.text
+
+
 def test_a_suspect_checkpoint_that_a_person_asks_for_is_trusted() -> None:
     """To ask for it is to have looked at it."""
     store, job = WatchedStore(), small()
@@ -128,7 +218,7 @@ def test_going_back_leaves_the_suspicion_behind(tmp_path: Path) -> None:
         assert guard._position().loss == "nan"
         assert guard.restore(step=2) == 2
         assert (guard._position().suspect, guard._position().loss) == ("", "")
-        assert guard._position().suspect_steps == 2
+        assert guard._position().bad_loss_steps == 2
         on(guard, job, range(2, 4), 1.0)
         assert guard.save().suspect == ""
 
@@ -156,11 +246,22 @@ def test_a_loop_over_steps_has_its_own_way() -> None:
     guard.step(loss="as well")
 
 
-def test_training_with_losses_is_bit_for_bit_as_without(tmp_path: Path) -> None:
-    """Over a restart, too."""
+@pytest.mark.parametrize("way", ["number", "tensor", "adapter"])
+def test_training_with_losses_is_bit_for_bit_as_without(way: str, tmp_path: Path) -> None:
+    """Over a restart, too; and with the tensor that training computes its gradients from."""
     job = small()
     with guarded(tmp_path, job.values) as guard:
         guard.restore()
-        on(guard, job, range(3), BAD)
+        for number in range(3):
+            given: Any = BAD
+            if way != "number":
+                given = next(iter(job.values["model"].parameters())).square().sum()
+            if way == "adapter":
+                of_step = StepLoss(mean=True)
+                for _ in range(3):
+                    of_step.add(given)
+                given = of_step.take()
+            job.step(number)
+            guard.step(loss=given)
         guard.save()
     assert finished(tmp_path, small, 6) == (3, trajectory(small, 6)[6])

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from spotguard.integrations.binding import StepLoss
+from spotguard.providers.errors import UsageError
 
 pytestmark = pytest.mark.torch
 
@@ -32,6 +33,26 @@ def test_memory_that_the_script_writes_again_changes_no_loss() -> None:
     losses.add(loss.fill_(3.0))
     loss.fill_(float("nan"))
     assert losses.take().item() == 5.0
+
+
+@pytest.mark.parametrize(("dtype", "number", "each"), [("float16", 64, 1200.0), ("bfloat16", 512, 2.5)])
+def test_many_micro_batches_of_low_precision_neither_overflow_nor_stand_still(
+    dtype: str, number: int, each: float
+) -> None:
+    for mean in (True, False):
+        losses = StepLoss(mean=mean)
+        for _ in range(number):
+            losses.add(torch.tensor([each], dtype=getattr(torch, dtype)))
+        assert losses.take().item() == (each if mean else each * number)
+
+
+@pytest.mark.parametrize("wrong", [{"loss": 1}, "high", torch.zeros(3), [1.0]])
+def test_a_wrong_type_is_refused_at_its_own_micro_batch(wrong: object) -> None:
+    losses = StepLoss(mean=True)
+    losses.add(1.0)
+    with pytest.raises(UsageError, match="SG422"):
+        losses.add(wrong)
+    assert losses.take() == 1.0
 
 
 @pytest.mark.parametrize("value", [None, 2.0, "loss", torch.zeros(3), torch.tensor(1j), {"loss": 1}])

@@ -257,11 +257,11 @@ METRICS: tuple[Metric, ...] = (
         of_each(lambda one, r: one.loss),
     ),
     Metric(
-        "spotguard_suspect_steps_total",
+        "spotguard_bad_loss_steps_total",
         "counter",
         WHO,
-        "Steps whose losses made checkpoints suspect. Absent without losses.",
-        of_each(lambda one, r: one.suspect_steps),
+        "Steps whose losses are not finite, or spikes of ten steps. Absent without losses.",
+        of_each(lambda one, r: one.bad_loss_steps),
     ),
     # --- whether a save fits into the window ---
     Metric(

@@ -268,7 +268,7 @@ def _process(session: Session) -> Process:
         rate=at.rate or None,
         save_seconds=at.save_seconds if at.save_seconds >= 0 else None,
         loss=(loss := _loss(at.loss)),
-        suspect_steps=None if loss is None else max(0, at.suspect_steps),
+        bad_loss_steps=None if loss is None else max(0, at.bad_loss_steps),
     )
 
 

@@ -90,7 +90,7 @@ class Process:
     #: The newest loss; None: the script gives none.
     loss: float | None = None
     #: The losses that were seen while they made checkpoints suspect; None as above.
-    suspect_steps: int | None = None
+    bad_loss_steps: int | None = None
 
 
 def _zeros(*labels: tuple[str, ...]) -> dict[tuple[str, ...], int]:

@@ -137,6 +137,8 @@ def decode_saving(data: bytes, key: str) -> float:
 def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: Mapping[str, Any]) -> bytes:
     names = ["format", *(name for name in value.__dataclass_fields__ if name != "format")]
     fields = {name: parts[name] if name in parts else getattr(value, name) for name in names}
+    if "suspect" in fields:
+        fields["suspect"] = fields["suspect"][:_SUSPECT]
     return seal(kind, fields)
 
 
@@ -282,8 +284,9 @@ def _history(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _suspect(raw: dict[str, Any]) -> str:
-    """Return why the state is suspect; older files do not have it."""
-    return text({"suspect": "", **raw}, "suspect", _SUSPECT)
+    """Return why the state is suspect; older files do not have it. As with the history, no form of it damages anything."""
+    suspect = raw.get("suspect")
+    return suspect[:_SUSPECT] if isinstance(suspect, str) else ""
 
 
 def _marker(raw: dict[str, Any]) -> CommitMarker:

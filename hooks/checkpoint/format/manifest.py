@@ -170,12 +170,22 @@ def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
     }
 
 
+#: The end of a suspicion's text in a job of several ranks.
+_ON = " on rank {}"
+
+
 def suspicion(manifests: Iterable[RankManifest]) -> str:
     """Return why a checkpoint is suspect, with the rank whose losses make it so; "" if it is not. One rank is enough."""
     found = next((manifest for manifest in manifests if manifest.suspect), None)
     if found is None:
         return ""
-    return found.suspect + (f" on rank {found.rank}" if found.world > 1 else "")
+    return found.suspect + (_ON.format(found.rank) if found.world > 1 else "")
+
+
+def reason_of(suspect: str, rank: int) -> str:
+    """Return the part of this rank in a result of `suspicion`; "" if it names another rank."""
+    on = _ON.format(rank)
+    return suspect.removesuffix(on) if suspect.endswith(on) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 
 from ....providers.errors import UsageError
 from ...state.device import Event, host_tensor, record, unordered
-from .detector import QUIET, LossDetector
+from .detector import LASTING, QUIET, LossChange, LossDetector
 
 log = logging.getLogger("spotguard")
 
@@ -35,7 +35,10 @@ class _Readback(NamedTuple):
 
 
 class LossWatch:
-    """The watch over one rank's losses. The training thread gives them; any thread may ask.
+    """The watch over one rank's losses. The training thread gives them; any thread may ask, and never waits.
+
+    Devices are asked on the training thread, and by a save that has the training stand still: another thread's question could
+    fall into the capture of a CUDA graph.
 
     Args:
         rank: this rank.
@@ -56,8 +59,12 @@ class LossWatch:
         self._of_rank = f" on rank {rank}" if world > 1 else ""
         self._listing = listing
         self._record, self._at_once = record, at_once
-        self._lock = threading.Lock()  # guards what follows: the saver thread looks for losses, too
         self._detector = LossDetector()
+        #: Guards the judgement of one loss. It is held over no call of a device, and no log line.
+        self._lock = threading.Lock()
+        #: Held by the thread that asks the devices. No thread waits for it.
+        self._reading = threading.Lock()
+        #: Replaced by another at a restore, so that a thread that is reading drops what it has read.
         self._waiting: deque[_Readback] = deque()
         #: Events and host memory of losses that have been read.
         self._spare: dict[tuple[torch.device, torch.dtype], list[_Readback]] = {}
@@ -67,19 +74,25 @@ class LossWatch:
         self.loss: float | None = None
 
     @property
-    def suspect_steps(self) -> int:
-        """The losses seen while checkpoints were suspect."""
-        return self._detector.suspect_steps
+    def bad_loss_steps(self) -> int:
+        """The steps whose losses were not finite, or spikes that were reported."""
+        return self._detector.bad_steps
+
+    @property
+    def high(self) -> str:
+        """How losses are far above the usual ones; "" if they are not."""
+        found = self._detector.high
+        return "" if found is None else found.why
 
     def begin(self, step: int, inherited: str = "") -> None:
         """Begin anew at a restored state.
 
         Args:
             step: its completed steps.
-            inherited: why its checkpoint is suspect; "" if it is not.
+            inherited: why this rank's losses made its checkpoint suspect; "" if they did not.
         """
         with self._lock:
-            self._waiting.clear()
+            self._waiting = deque()
             self.loss = None
             self._detector.begin(step, inherited)
 
@@ -91,25 +104,25 @@ class LossWatch:
         """
         # In this order, because `isinstance` of a float and a tensor takes a microsecond.
         if type(loss) is not float:
-            if not isinstance(loss, torch.Tensor):
-                loss = _number(loss)
-            elif (loss := _one(loss)).is_cpu and self._at_once:
+            loss = one_number(loss)
+            if type(loss) is not float and loss.is_cpu and self._at_once:
                 loss = float(loss.item())
-        with self._lock:
-            if self._waiting:
-                self._read()
-            if type(loss) is float:
-                self._see(step, loss)
-            else:
-                self._send(step, loss)
-
-    def why(self, step: int) -> str:
-        """Return why the checkpoint of a step is suspect, as far as losses are known; "" if it is not."""
-        with self._lock:
+        if self._waiting:
             self._read()
-            return self._detector.why(step)
+        if type(loss) is float:
+            self._see(step, loss, self._waiting)
+        else:
+            self._send(step, loss)
 
-    # --- inside, with the lock ---
+    def why(self, step: int, read: bool = False) -> str:
+        """Return why the checkpoint of a step is suspect, as far as losses are known; "" if it is not.
+
+        Args:
+            read: first read the losses that devices have computed. For a save that has the training stand still.
+        """
+        if read and self._waiting:
+            self._read()
+        return self._detector.why(step)
 
     def _send(self, step: int, loss: torch.Tensor) -> None:
         device = loss.device
@@ -122,37 +135,87 @@ class LossWatch:
             log.warning("losses on %s are not read, %s: pass a number instead", device, why)
             return
         else:
-            value, event = host_tensor(loss), None
-        value.copy_(loss.detach(), non_blocking=True)
+            with torch.inference_mode(
+                False
+            ):  # memory of the inference mode could not be written outside of it
+                value, event = host_tensor(loss).reshape(()), None
+        value.copy_(loss.detach().reshape(()), non_blocking=True)
         self._waiting.append(_Readback(step, device, value, self._record(device, event)))
 
     def _read(self) -> None:
-        while self._waiting and self._waiting[0].event.query():
-            first = self._waiting.popleft()
-            self._see(first.step, first.value.item())
-            self._spare.setdefault((first.device, first.value.dtype), []).append(first)
-
-    def _see(self, step: int, loss: float) -> None:
-        self.loss = loss
-        if not self._detector.see(step, loss):
+        """See the losses that their devices have computed."""
+        if not self._reading.acquire(blocking=False):
             return
-        if (found := self._detector.active) is not None:
+        try:
+            waiting = self._waiting
+            while waiting and _is_reached(waiting[0].event):
+                first = waiting.popleft()
+                self._see(first.step, first.value.item(), waiting)
+                self._spare.setdefault((first.device, first.value.dtype), []).append(first)
+        finally:
+            self._reading.release()
+
+    def _see(self, step: int, loss: float, waiting: deque[_Readback]) -> None:
+        with self._lock:
+            if waiting is not self._waiting:
+                return  # it is a loss of the state before the restore
+            self.loss = loss
+            change = self._detector.see(step, loss)
+            suspicion, high = self._detector.active, self._detector.high
+        if change is None:
+            return
+        if change is LossChange.SUSPECT and suspicion is not None:
             log.warning(
-                "%s%s: checkpoints are suspect from now on, and do not count for --keep, until %d losses in a row are normal. "
-                "Training continues. If losses stay bad, go back to a checkpoint before it: `%s` lists them, "
+                "%s%s: checkpoints are suspect from now on, and do not count for --keep, until the losses of %d steps in a row are "
+                "finite. Training continues. If losses stay bad, go back to a checkpoint before it: `%s` lists them, "
                 "guard.restore(step=…) loads one [SG421]",
-                found.why,
+                suspicion.why,
                 self._of_rank,
                 QUIET,
                 self._listing,
             )
-        else:
+        elif change is LossChange.TRUSTED:
             log.warning(
-                "the loss is normal again%s, %.4g at step %d: checkpoints count for --keep again",
+                "the loss is finite again%s, %.4g at step %d: checkpoints count for --keep again",
                 self._of_rank,
                 loss,
                 step,
             )
+        elif change is LossChange.HIGH and high is not None:
+            log.warning(
+                "%s%s: far above the usual losses for %d steps. Training continues, and its checkpoints count for --keep. If it has "
+                "diverged, go back to a checkpoint before it: `%s` lists them, guard.restore(step=…) loads one [SG423]",
+                high.why,
+                self._of_rank,
+                LASTING,
+                self._listing,
+            )
+        elif change is LossChange.USUAL:
+            log.warning("the loss is as before again%s, %.4g at step %d", self._of_rank, loss, step)
+        else:
+            log.warning(
+                "the loss stays at its new level%s, %.4g at step %d: from now on this is the usual one",
+                self._of_rank,
+                loss,
+                step,
+            )
+
+
+def _is_reached(event: Event) -> bool:
+    """Return whether its device has come to this event. A device that has failed has not: the error is training's own."""
+    try:
+        return event.query()
+    except RuntimeError:
+        return False
+
+
+def one_number(loss: Any) -> float | torch.Tensor:
+    """Return a loss as a float, or as a tensor that is one real number.
+
+    Raises:
+        UsageError: it is not one real number.
+    """
+    return _one(loss) if isinstance(loss, torch.Tensor) else _number(loss)
 
 
 def _one(loss: torch.Tensor) -> torch.Tensor:
@@ -165,9 +228,10 @@ def _one(loss: torch.Tensor) -> torch.Tensor:
         raise UsageError(
             f"loss is a tensor of shape {tuple(loss.shape)}: pass one number, as in loss=loss.mean() [SG422]"
         )
-    if loss.is_complex() or loss.dtype is torch.bool or loss.is_meta:
+    if loss.is_complex() or loss.dtype is torch.bool or loss.is_meta or loss.layout is not torch.strided:
+        layout = "" if loss.layout is torch.strided else f" and layout {loss.layout}"
         raise UsageError(
-            f"loss is a tensor of {loss.dtype} on {loss.device}: pass one real number, as in loss=loss.real [SG422]"
+            f"loss is a tensor of {loss.dtype}{layout} on {loss.device}: pass one real number, as in loss=loss.real [SG422]"
         )
     to_local = None if type(loss) is torch.Tensor else getattr(loss.detach(), "to_local", None)
     if to_local is None:
@@ -187,7 +251,10 @@ def _number(loss: Any) -> float:
         if isinstance(number, (bool, str)) or not hasattr(number, "__float__"):
             raise TypeError
         return float(number)
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(
-            f"loss is {type(loss).__name__} {str(loss)[:40]!r}: pass a number, or a tensor of one element [SG422]"
-        ) from None
+    except OverflowError:
+        wrong = f"{type(loss).__name__} that is too large for a float"
+    except (TypeError, ValueError):
+        # No other values: they may be of any length.
+        shown = f" {loss!r:.40}" if isinstance(loss, (bool, complex, str)) else ""
+        wrong = f"{type(loss).__name__}{shown}"
+    raise UsageError(f"loss is {wrong}: pass a number, or a tensor of one element [SG422]")

@@ -15,10 +15,10 @@ from ....providers.stores.base import BlobStore
 from ...checkpoint.format.codec import decode_manifest, encode_manifest, read_manifest
 from ...checkpoint.format.coverage import coverage
 from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
-from ...checkpoint.format.manifest import RankManifest
+from ...checkpoint.format.manifest import CommitMarker, RankManifest
 from ...checkpoint.format.packing import PackedCache
 from ...checkpoint.index import INDEXED, IndexBuilder
-from ...checkpoint.marker import is_marked
+from ...checkpoint.marker import read_marker
 
 #: Ranks whose manifests one poll asks for, with a request for one byte each; and the number of ranks that an error names.
 AT_ONCE, _NAMED = 8, 8
@@ -40,8 +40,8 @@ class PeerManifests:
     store: BlobStore
     mine: RankManifest
     hopeless: Callable[[int], str]
-    #: The checkpoint is complete and has its marker.
-    marked: bool = False
+    #: The marker of the checkpoint, which is complete; None if it was not seen.
+    marker: CommitMarker | None = None
     #: The reason why a missing manifest will never come; "" if there is hope.
     lost: str = ""
     #: Ranks whose manifests are missing, as far as this rank has seen: the next to poll comes first.
@@ -128,9 +128,9 @@ class PeerManifests:
                 return
 
     def look(self, left: float | None) -> None:
-        """Poll for the marker, and for the next few missing manifests. Set `marked`, `missing` and `lost`."""
-        if is_marked(self.store, self.mine.run_id, self.mine.checkpoint, timeout=left):
-            self.marked = True
+        """Poll for the marker, and for the next few missing manifests. Set `marker`, `missing` and `lost`."""
+        self.marker = read_marker(self.store, self.mine.run_id, self.mine.checkpoint, timeout=left)
+        if self.marker is not None:
             return
         for rank in self.missing[:AT_ONCE]:
             why = self.hopeless(rank)  # before the request: a manifest that comes at the last moment counts

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ....providers.clock import Clock
 from ....providers.errors import CheckpointError, StoreError
-from ...checkpoint.format.manifest import RankManifest
+from ...checkpoint.format.manifest import RankManifest, suspicion
 from ...checkpoint.marker import mark_alone, put_index, put_manifest, put_marker
 from ..cancel_scope import Abandoned, CancelScope
 from ..upload.uploader import Uploader
@@ -122,6 +122,8 @@ class Published:
     marked: bool
     #: The digests of replicated tensors in each rank's manifest; () on a rank that has not marked the checkpoint.
     digests: Sequence[Mapping[str, int]] = ()
+    #: Why some rank's losses make it suspect, "" if none do; None if this rank has seen neither all manifests nor the marker.
+    suspect: str | None = None
 
 
 def publish_together(
@@ -154,7 +156,7 @@ def publish_together(
         raise
     except Abandoned as why:
         raise IncompleteError(f"{why}; {others.whose()}", others.missing) from why
-    return Published(seconds, marked=False)
+    return Published(seconds, marked=False, suspect=None if others.marker is None else others.marker.suspect)
 
 
 def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bool:
@@ -166,7 +168,7 @@ def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bo
         scope.pause(min(max(_FIRST, _PART * (scope.now() - began)), _MOST))
         uploads.ask(others.look, scope)
         now = scope.now()
-        if others.marked:
+        if others.marker is not None:
             return False
         if others.lost:
             raise IncompleteError(f"{others.lost}; {others.whose()}", others.missing)
@@ -221,9 +223,10 @@ def _mark(
     except (Abandoned, StoreError) as error:
         step = others.mine.step
         log.debug("step %d is committed, but its marker could not be uploaded: %s", step, error)
-        return Published(seconds, marked=False)
+        return Published(seconds, marked=False, suspect=suspicion(others.manifests))
     _put_index(uploads, others, scope)
-    return Published(seconds, marked=True, digests=[each.digests for each in others.manifests])
+    digests = [each.digests for each in others.manifests]
+    return Published(seconds, marked=True, digests=digests, suspect=suspicion(others.manifests))
 
 
 def _put_index(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> None:

@@ -78,6 +78,7 @@ def pulse(body: dict[str, Any]) -> str:
             who = f"rank {each['rank']} " if len(body["sessions"]) > 1 else ""
             parts.append(f"{who}step {_step(each)}, checkpoint {_checkpoint(each)}" + _saving(each, ", "))
     parts += dict.fromkeys(f"SUSPECT: {why}" for each in body["sessions"] if (why := each.get("suspect")))
+    parts += dict.fromkeys(f"HIGH: {why}" for each in body["sessions"] if (why := each.get("high_loss")))
     parts += dict.fromkeys(problem for each in body["sessions"] for problem, _ in _wrong(each))
     parts += [f"{source['name']}: {_sight(source)}" for source in body["sources"] if not _fine(source)]
     if not body["sessions"]:
@@ -102,6 +103,7 @@ def shape(body: dict[str, Any]) -> Any:
                 one["mode"],
                 one.get("misuse"),
                 one.get("suspect"),
+                one.get("high_loss"),
                 one["saving"] and one["saving"]["phase"],
             )
             for one in body.get("sessions", ())
@@ -200,6 +202,8 @@ def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "progress", still, "yellow"
     if suspect := _suspect(session):
         yield "SUSPECT", suspect, "bold red"
+    if high := session.get("high_loss"):
+        yield "HIGH", high, "yellow"
     for problem, advice in _wrong(session):
         yield "WRONG", problem, "bold red"
         yield "what to do", advice, "bold"
@@ -244,6 +248,8 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield "progress", f"rank {each['rank']}: {still}", "yellow"
             if suspect := _suspect(each):
                 yield "SUSPECT", f"rank {each['rank']}: {suspect}", "bold red"
+            if high := each.get("high_loss"):
+                yield "HIGH", f"rank {each['rank']}: {high}", "yellow"
             for problem in _wrong(each):
                 wrong.setdefault(problem, []).append(f"pid {each['pid']}")
         for (finding, advice), who in wrong.items():

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from os import PathLike
 from typing import Any, Protocol
 
 import torch
 
+from spotguard.hooks.control.losses.watch import one_number
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
 from spotguard.hooks.save.request import SavedCheckpoint
@@ -134,19 +136,27 @@ class StepLoss:
         self._count = 0
 
     def add(self, loss: Any) -> None:
-        """Take the loss of a micro-batch; None if there is none."""
+        """Take the loss of a micro-batch; None if there is none.
+
+        Raises:
+            UsageError: it is not one real number.
+        """
         if loss is None:
             return
-        if self._sum is not None:
-            self._sum = self._sum + (loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        else:  # a copy, because the script may write the next one into the same memory
-            self._sum = loss.detach().clone() if isinstance(loss, torch.Tensor) else loss
+        number = one_number(loss)
+        if isinstance(number, torch.Tensor):
+            # At least float32: a sum of many in float16 is infinite, and one in bfloat16 stands still. A copy, because the script may
+            # write the next one into the same memory.
+            dtype = torch.float64 if number.dtype is torch.float64 else torch.float32
+            number = number.detach().reshape(()).to(dtype, copy=True)
+        self._sum = number if self._sum is None else self._sum + number
         self._count += 1
 
     def add_of_framework(self, loss: Any) -> None:
         """Take the loss of a micro-batch, if it is one: a script may give its framework any value."""
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
-            self.add(loss.reshape(()))
+        if isinstance(loss, torch.Tensor):
+            with suppress(UsageError):
+                self.add(loss)
 
     def take(self) -> Any:
         """Return the loss of the step that ends here, and begin the next one; None if there is none."""

@@ -49,15 +49,15 @@ def test_losses_are_shown_as_they_are_and_no_other_text_is() -> None:
     life.joins()
     who = ("r", "0", "0")
     for text in ("", "a word"):
-        life.says(Position(3, loss=text, suspect_steps=4))
+        life.says(Position(3, loss=text, bad_loss_steps=4))
         assert life.value("spotguard_loss", *who) is None
-        assert life.value("spotguard_suspect_steps_total", *who) is None
+        assert life.value("spotguard_bad_loss_steps_total", *who) is None
     life.says(Position(4, loss="2.5"))
     assert life.value("spotguard_loss", *who) == 2.5
-    assert life.value("spotguard_suspect_steps_total", *who) == 0
-    life.says(Position(5, loss="nan", suspect="the loss is nan since step 5", suspect_steps=1))
+    assert life.value("spotguard_bad_loss_steps_total", *who) == 0
+    life.says(Position(5, loss="nan", suspect="the loss is nan since step 5", bad_loss_steps=1))
     assert isnan(life.value("spotguard_loss", *who))
-    assert life.value("spotguard_suspect_steps_total", *who) == 1
+    assert life.value("spotguard_bad_loss_steps_total", *who) == 1
 
 
 def test_the_age_of_a_checkpoint_grows_between_words_and_a_commit_ends_it() -> None:

@@ -33,6 +33,8 @@ from spotguard.hooks.checkpoint.format.manifest import (
     RankManifest,
     TensorEntry,
     lacks,
+    reason_of,
+    suspicion,
 )
 from spotguard.providers.errors import CheckpointError
 from tests.cases import cases
@@ -198,7 +200,7 @@ def test_older_files_do_not_say_who_is_missing() -> None:
 
 
 def test_a_suspicion_is_kept_and_older_files_have_none() -> None:
-    """The format stays: a reader of before skips the field. A marker has the first suspicion, and its rank."""
+    """The format stays: a reader of before skips the field, and its text never damages a checkpoint. A marker has the first suspicion, and its rank."""
     why = "the loss is nan since step 7"
     suspect = replace(MANIFEST, suspect=why)
     assert decode_manifest(encode_manifest(suspect), "k") == suspect
@@ -213,8 +215,19 @@ def test_a_suspicion_is_kept_and_older_files_have_none() -> None:
     ):
         del value["suspect"]
         assert decode(sealed(value, word), "k").suspect == ""
-        with pytest.raises(CheckpointError, match="suspect"):
-            decode(sealed(value | {"suspect": 1}, word), "k")
+        for wrong, read in ((1, ""), (None, ""), ("x" * 9999, "x" * 512)):
+            assert decode(sealed(value | {"suspect": wrong}, word), "k").suspect == read
+    long = replace(MANIFEST, suspect="x" * 9999)
+    assert decode_manifest(encode_manifest(long), "k").suspect == "x" * 512
+    assert decode_marker(encode_marker(CommitMarker.of([*others, long], 1.0)), "k").suspect == "x" * 512
+
+
+def test_a_suspicion_names_its_rank_once() -> None:
+    why = "the loss is nan since step 7"
+    whole = suspicion([replace(MANIFEST, suspect=why)])
+    assert whole == f"{why} on rank {MANIFEST.rank}"
+    assert reason_of(whole, MANIFEST.rank) == why
+    assert (reason_of(whole, MANIFEST.rank + 10), reason_of("", 0)) == ("", "")
 
 
 def test_what_is_lacking_is_said_to_people() -> None:

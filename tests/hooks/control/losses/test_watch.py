@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import threading
 import weakref
 from decimal import Decimal
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from spotguard.hooks.control.losses import watch
-from spotguard.hooks.control.losses.detector import QUIET
+from spotguard.hooks.control.losses.detector import LEAST, QUIET
 from spotguard.hooks.control.losses.watch import LossWatch
 from spotguard.providers.errors import UsageError
 
@@ -86,11 +88,17 @@ def test_a_number_of_any_kind_is_a_loss(loss: Any) -> None:
         (torch.tensor(True), r"torch.bool"),
         (torch.zeros((), device="meta"), r"on meta"),
         ("nan", r"loss is str 'nan': pass a number, or a tensor of one element \[SG422\]"),
-        (True, r"loss is bool 'True'"),
-        ({"loss": 1.0}, r"loss is dict "),
-        (np.zeros(3), r"loss is ndarray "),
-        (1j, r"loss is complex "),
-        (10**400, r"loss is int "),
+        (True, r"loss is bool True"),
+        ({"loss": 1.0}, r"loss is dict: pass"),
+        (np.zeros(3), r"loss is ndarray: pass"),
+        (1j, r"loss is complex 1j: pass"),
+        (10**400, r"loss is int that is too large for a float: pass"),
+        pytest.param(10**5000, r"loss is int that is too large for a float: pass", id="long"),
+        pytest.param(
+            [0.5] * 10**5, r"^loss is list: pass a number, or a tensor of one element \[SG422\]$", id="list"
+        ),
+        ("high" * 100, r"^loss is str .{40}: pass"),
+        (torch.ones(1).to_sparse(), r"and layout torch.sparse_coo on cpu: pass"),
     ],
 )
 def test_anything_else_is_refused_at_once(loss: Any, message: str) -> None:
@@ -101,7 +109,9 @@ def test_anything_else_is_refused_at_once(loss: Any, message: str) -> None:
 
 
 def test_a_loss_on_a_device_is_read_once_the_device_has_it(caplog: pytest.LogCaptureFixture) -> None:
-    """At a later boundary, or by a save, which has waited for the device anyway. The script's tensor may be gone by then."""
+    """At a later boundary, or by a save, which has waited for the device anyway; by no other thread. The script's tensor may be gone
+    by then.
+    """
     device = Device()
     losses = of_device(device)
     loss = torch.tensor(math.nan)
@@ -110,10 +120,11 @@ def test_a_loss_on_a_device_is_read_once_the_device_has_it(caplog: pytest.LogCap
     del loss
     for step in (2, 3):
         losses.take(step, torch.tensor(2.0))
-        assert (losses.loss, losses.why(step)) == (None, "")
+        assert (losses.loss, losses.why(step, read=True)) == (None, "")
     assert caplog.records == []
     device.reached = 1
-    assert losses.why(3) == "the loss is nan since step 1"
+    assert losses.why(3) == ""
+    assert losses.why(3, read=True) == losses.why(3) == "the loss is nan since step 1"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert caplog.records[0].message.startswith(
         "the loss is nan since step 1 on rank 1: checkpoints are suspect from now on, and do not count for --keep"
@@ -142,6 +153,115 @@ def test_memory_and_events_are_used_again() -> None:
     losses.take(1000, torch.tensor(3.0))
     losses.take(1001, torch.tensor(3.0))
     assert losses.loss == 3.0
+
+
+def test_memory_of_the_inference_mode_is_used_outside_of_it() -> None:
+    device = Device()
+    losses = of_device(device)
+    with torch.inference_mode():
+        losses.take(1, torch.tensor(1.0))
+    device.reached = 10**6
+    for step, loss in ((2, 2.0), (3, 3.0), (4, 4.0)):
+        losses.take(step, torch.tensor(loss))
+    assert losses.loss == 3.0
+    assert len(device.events) == 1
+
+
+#: Calls of a tensor that wait for its device.
+WAITS = {"item", "tolist", "numpy", "cpu", "equal", "__float__", "__bool__", "__int__", "__array__"}
+
+
+class RefusesWaits(TorchFunctionMode):
+    """A device with these tensors, where every call that waits for it is an error: a copy that blocks, and `item`."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.there = {each.data_ptr() for each in tensors}
+        self.copies = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            touched = any(isinstance(each, torch.Tensor) and each.data_ptr() in self.there for each in args)
+        name = getattr(func, "__name__", "")
+        if touched:
+            assert name not in WAITS, name
+            if name in ("copy_", "to"):
+                assert kwargs.get("non_blocking"), name
+                self.copies += 1
+        return func(*args, **kwargs)
+
+
+def test_training_never_waits_for_the_device() -> None:
+    loss = torch.tensor([2.5])
+    device = Device()
+    losses = of_device(device)
+    with RefusesWaits(loss) as refuses:
+        for step in range(1, 5):
+            losses.take(step, loss)
+            losses.why(step, read=True)
+            device.reached = step
+    assert refuses.copies == 4
+    assert losses.loss == 2.5
+    with RefusesWaits(loss), pytest.raises(AssertionError):
+        torch.zeros(1).copy_(loss)
+    with RefusesWaits(loss), pytest.raises(AssertionError):
+        loss.item()
+
+
+class Failed:
+    """An event of a device that has failed: every call raises."""
+
+    def query(self) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_has_failed_reads_no_loss_and_raises_nothing() -> None:
+    """The error is training's own, and its save must be as without losses."""
+    losses = LossWatch(0, 1, "ls", record=lambda device, held: Failed(), at_once=False)
+    losses.take(1, torch.tensor(math.nan))
+    losses.take(2, torch.tensor(math.nan))
+    assert (losses.why(2, read=True), losses.loss, losses.high) == ("", None, "")
+
+
+def test_other_threads_wait_for_nobody() -> None:
+    """While a device call or a log line of training lasts, a reader has its answer."""
+    losses, answers = of_host(), list[str]()
+
+    def ask() -> None:
+        answers.append(losses.why(1, read=True) + losses.high + str(losses.loss) + str(losses.bad_loss_steps))
+
+    def asked() -> None:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+
+    class Slow:
+        def query(self) -> bool:
+            asked()
+            return True
+
+    def record(device: torch.device, held: object) -> Slow:
+        asked()
+        return Slow()
+
+    losses = LossWatch(0, 1, "ls", record=record, at_once=False)
+
+    class Asking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            asked()
+
+    handler = Asking()
+    logger = logging.getLogger("spotguard")
+    logger.addHandler(handler)
+    try:
+        losses.take(1, torch.tensor(math.nan))
+        losses.take(2, 2.0)
+    finally:
+        logger.removeHandler(handler)
+    assert len(answers) == 3
+    assert answers[0] == "None0"
+    assert answers[-1] == "the loss is nan since step 1nan1"
 
 
 def test_a_loss_of_a_device_without_events_is_left_out(
@@ -190,9 +310,21 @@ def test_a_suspicion_is_logged_at_its_begin_and_at_its_end(caplog: pytest.LogCap
         losses.take(step, math.inf if step in (5, 7) else 1.25)
     assert [record.message.partition(" [")[0] for record in caplog.records] == [
         "the loss is inf since step 5: checkpoints are suspect from now on, and do not count for --keep, until "
-        f"{QUIET} losses in a row are normal. Training continues. If losses stay bad, go back to a checkpoint before it: "
+        f"the losses of {QUIET} steps in a row are finite. Training continues. If losses stay bad, go back to a checkpoint before it: "
         "`spotguard ls` lists them, guard.restore(step=…) loads one",
-        f"the loss is normal again, 1.25 at step {7 + QUIET}: checkpoints count for --keep again",
+        f"the loss is finite again, 1.25 at step {7 + QUIET}: checkpoints count for --keep again",
+    ]
+
+
+def test_spikes_are_logged_once_with_the_first_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    losses = of_host()
+    for step in range(1, 400):
+        losses.take(step, 1.0 if step < 100 else 9.0 + (step > 100))
+    assert [record.message.partition(" [")[0] for record in caplog.records] == [
+        "the loss is 9 since step 100, and was 1: far above the usual losses for 10 steps. Training continues, and its checkpoints "
+        "count for --keep. If it has diverged, go back to a checkpoint before it: `spotguard ls` lists them, "
+        "guard.restore(step=…) loads one",
+        f"the loss stays at its new level, 10 at step {109 + LEAST}: from now on this is the usual one",
     ]
 
 
@@ -204,4 +336,4 @@ def test_a_restore_forgets_the_losses_of_the_state_before() -> None:
     losses.begin(0)
     device.reached = 9
     losses.take(1, torch.tensor(2.0))
-    assert (losses.why(1), losses.suspect_steps) == ("", 0)
+    assert (losses.why(1), losses.bad_loss_steps) == ("", 0)
