@@ -145,6 +145,22 @@ def test_alertmanager_gets_each_at_once(receiver: Webhook, sending: Sending) -> 
         receiver.until(count)
 
 
+def test_each_try_has_the_end_and_the_wall_clock_of_its_own_moment(
+    receiver: Webhook, sending: Sending, clock: ManualClock
+) -> None:
+    """An alert that began ten minutes ago ends in the future; Alertmanager would take another end for the end."""
+    clock.advance(600.0)
+    receiver.statuses = [503]
+    sending(f"alertmanager:{receiver.url}").offer([ALERT])
+    receiver.until(1)
+    assert clock.wait_for_waiters()
+    clock.step_wall(3600.0)
+    clock.advance(1.0)
+    (first,), (second,) = receiver.until(2)
+    assert (first["startsAt"], first["endsAt"]) == ("2026-11-20T10:00:00.000Z", "2026-11-20T10:14:00.000Z")
+    assert (second["startsAt"], second["endsAt"]) == ("2026-11-20T11:00:00.000Z", "2026-11-20T11:14:01.000Z")
+
+
 def test_a_storm_is_dropped_from_its_oldest_end_and_counted(receiver: Webhook, sending: Sending) -> None:
     receiver.hangs.set()
     sender = sending(receiver.url)

@@ -47,7 +47,6 @@ class AlertSender:
         self._origin = origin
         self._clock = clock
         self._session = session or requests.Session()
-        self._offset = clock.time() - clock.monotonic()
         self._lock = threading.Lock()
         self._news, self._closing, self._never = threading.Event(), threading.Event(), threading.Event()
         self._waiting: deque[Alert] = deque()
@@ -114,10 +113,9 @@ class AlertSender:
             self._clock.wait(self._closing, self._sent_at[-1] + _APART - now)
 
     def _send(self, batch: Sequence[Alert]) -> None:
-        body = self.receiver.body(batch, self._origin, lambda at: at + self._offset)
         until, wait = self._clock.monotonic() + _TRIED_FOR, _FIRST_WAIT
         while True:
-            why, later = self._post(body)
+            why, later = self._post(self._body(batch))
             now = self._clock.monotonic()
             if not why:
                 break
@@ -138,6 +136,12 @@ class AlertSender:
             log.info("alerts are sent to %s again", self.receiver.name)
         self.counts["sent"] += 1
         self._sent_at.append(now)
+
+    def _body(self, batch: Sequence[Alert]) -> Any:
+        """Return the message of this moment: while it is tried, time goes by, and NTP may set the wall clock."""
+        now = self._clock.monotonic()
+        offset = self._clock.time() - now
+        return self.receiver.body(batch, self._origin, now, lambda at: at + offset)
 
     def _post(self, body: Any) -> tuple[str, float | None]:
         """Return why the receiver has not taken the message ("" if it has), and after how many seconds it may (None: never)."""
