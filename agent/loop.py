@@ -341,6 +341,8 @@ class Agent:
                     logger.warning(
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
+            if self._alerts is not None:
+                self._alerts.tell("launch", {})
             pid = supervisor.start()
             unwatched = "" if self._watches else "; no notice is watched, SIGTERM and drills still work"
             logger.info("guarding pid %d as run %s%s", pid, self._facts.run_id, unwatched)

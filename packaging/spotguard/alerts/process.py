@@ -209,7 +209,7 @@ class AlertProcess:
                 self._run_id,
             )
             self._incident("agent-lost", {}, now)
-        self._handle(self._evaluation.close(now))
+        self._handle(self._evaluation.close(now, ended=self._ends))
         for sender in self._senders:
             sender.close(now + _LAST_MESSAGES)
         never = threading.Event()
