@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ ALERT = Alert(Rule("stall", incident="stall"), (("run_id", "gpt"),), "it stands"
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+def _has_sent(sender: AlertSender, number: int) -> bool:
+    return sender.counts["sent"] == number
 
 
 class Sending:
@@ -191,7 +196,7 @@ def test_the_limit_is_each_rule_s_and_run_s_own_logged_once_and_loses_nothing(
     for number in range(1, 21):
         sender.offer([replace(flaps, summary=str(number))])
         receiver.until(number)
-        eventually(lambda number=number: sender.counts["sent"] == number, "it is sent")
+        eventually(partial(_has_sent, sender, number), "it is sent")
         assert clock.wait_for_waiters()
         clock.advance(10.0)
     for last in ("21", "22"):
