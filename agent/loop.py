@@ -72,8 +72,9 @@ if TYPE_CHECKING:  # loaded only when an option requests them
 
 logger = logging.getLogger("spotguard.agent")
 
-#: Seconds at most that the agent's end waits for its helper of alerts: after a failure, and else.
-_LAST_ALERTS, _LAST_WORDS = 75.0, 3.0
+#: Seconds that the agent's end waits for its helper of alerts: for one that says that it is busy, at most; for one that does not,
+#: after a failure and else; and the least of all, where a notice leaves no time.
+_LAST_ALERTS, _LAST_WORDS, _LAST_WORDS_AT_ALL, _LEAST_WORDS = 75.0, 10.0, 3.0, 2.0
 #: Seconds. A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a peer may name any deadline.
 _LONGEST_SLEEP = 3600.0
 
@@ -174,8 +175,8 @@ class Agent:
     def _drain(self) -> None:
         """Wait for the operator's command and the last alerts, at most for the rest of the window. SIGTERM or SIGINT ends the wait."""
         now = self._clock.monotonic()
-        patience = _LAST_ALERTS if self._code and not self._until else _LAST_WORDS
-        alerts_until = min(now + patience, max(now, self._until)) if self._until else now + patience
+        began, ends = now, max(now + _LEAST_WORDS, self._until) if self._until else now + _LAST_ALERTS
+        alerts_until = min(now + (_LAST_WORDS if self._code else _LAST_WORDS_AT_ALL), ends)
         if self._alerts is not None:
             self._alerts.finish()
         while True:
@@ -184,16 +185,24 @@ class Agent:
             if self._notice_hook is not None and self._notice_hook.busy:
                 waits.append(self._until)
             if self._alerts is not None and self._alerts.busy:
+                alerts_until = min(max(alerts_until, self._alerts.busy_until), ends)
                 waits.append(min(alerts_until, now + 1.0) if now < alerts_until else now)
                 self._alerts.finish()
             if not any(until > now for until in waits):
+                if self._alerts is not None and self._alerts.busy:
+                    logger.warning(
+                        "the helper of alerts has not ended in %.0f s: its last messages may be lost [SG113]",
+                        now - began,
+                    )
                 return
             try:
                 event = self._events.get(timeout=min(until for until in waits if until > now) - now)
             except queue.Empty:
                 continue
-            if isinstance(event, HelperEnded) and self._alerts is not None:
+            if self._alerts is not None and isinstance(event, HelperEnded):
                 self._alerts.ended(event)
+            elif self._alerts is not None and isinstance(event, HelperReported):
+                self._alerts.reported(event)
             if isinstance(event, Signalled) and event.signum in DECIDED:
                 return
 
@@ -341,6 +350,8 @@ class Agent:
                     logger.warning(
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
+            if self._alerts is not None:
+                self._alerts.tell("launch", {})
             pid = supervisor.start()
             unwatched = "" if self._watches else "; no notice is watched, SIGTERM and drills still work"
             logger.info("guarding pid %d as run %s%s", pid, self._facts.run_id, unwatched)

@@ -52,6 +52,7 @@ _SHAPES = tuple(
         (rf"\slogin(?=\s)[^\n|;&]*\s-p\s*{_WRITTEN}|\bsshpass\s+-p\s*{_WRITTEN}", "a password"),
         (rf"\bmachine{_BLANK}\S+{_BLANK}login{_BLANK}\S+{_BLANK}password{_BLANK}{_WRITTEN}", "a password"),
         # Slack's, Discord's and others': whoever has the last part may post.
+        (r"(?i)://hooks\.slack(?:-gov)?\.com/\w+/[\w-]+/[\w-]+", "a webhook's URL"),
         (r"""(?i)://[^\s"'$]*hooks?[./][^\s"'$]*/[\w-]{16,}""", "a webhook's URL"),
     )
 )

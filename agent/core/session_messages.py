@@ -285,6 +285,8 @@ class Answers:
         if session is not None:
             (self._failures.closed if event.alive else self._failures.died)(session)
         self._sessions.close(event)
+        if session is not None and all(other.run != session.run for other in self._sessions.every()):
+            self._turn.do(Incident("gone", {"run_id": session.run_id}))
 
     def heard(self, event: Heard) -> None:
         """Handle a message of a session."""

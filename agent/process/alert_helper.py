@@ -37,6 +37,8 @@ _ROOM = 256 * 1024
 _LONGEST = 256 * 1024
 #: Seconds between two tries to hand over what waits.
 _RETRY = 1.0
+#: Seconds beyond those for which the helper says that it is busy; and those from the end of its stdin to its kill.
+_MARGIN, _GRACE = 2.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class HelperState:
             "starts": self.starts,
             "dropped": self.dropped,
             "firing": list((self.report or {}).get("firing", ())),
+            "hanging": list((self.report or {}).get("hanging", ())),
         }
 
 
@@ -97,6 +100,8 @@ class AlertHelper:
         self._start_at: float | None = None
         self._ends = 0
         self._finishing = False
+        #: Monotonic seconds until which it has last things to do, as it says at its end; 0: it has said nothing.
+        self.busy_until = 0.0
         self.state = HelperState()
 
     # --- start, end, start again ---
@@ -179,10 +184,13 @@ class AlertHelper:
         return self._process is not None
 
     def close(self) -> None:
-        """Kill a helper that has not ended by now."""
+        """Kill a helper that does not end with its stdin either: it may have commands to end."""
         if (process := self._process) is not None:
             self._let_go(process)
-            process.kill()
+            try:
+                process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
     # --- what it is told ---
 
@@ -213,7 +221,10 @@ class AlertHelper:
 
     def reported(self, event: HelperReported) -> None:
         """Take in a report of the helper."""
-        self.state = self._with(report=event.body)
+        if isinstance(busy := event.body.get("busy"), int | float):
+            self.busy_until = self._clock.monotonic() + busy + _MARGIN
+        else:
+            self.state = self._with(report=event.body)
 
     def _put(self, line: bytes) -> None:
         if sum(map(len, self._waiting)) + len(line) > _ROOM and self._waiting:

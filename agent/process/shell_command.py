@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
@@ -26,6 +27,8 @@ _LINES = 200
 #: Seconds that `close` waits for each thread after the kill.
 _PATIENCE = 0.5
 _LONGEST_SLEEP = 3600.0
+#: Seconds after the limit at which a command ends that nobody has killed.
+_LATER = 1.0
 
 
 class ShellCommand:
@@ -36,9 +39,13 @@ class ShellCommand:
         command: the command line.
         clock: the clock.
         ended: called after each run, on the run's thread.
+        outlived: whether this process may be killed before the command's limit, which must hold all the same.
     """
 
-    def __init__(self, option: str, command: str, clock: Clock, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, option: str, command: str, clock: Clock, ended: Callable[[], None], *, outlived: bool = False
+    ) -> None:
+        self._outlived = outlived
         self._option = option
         self._command = command
         self._clock = clock
@@ -90,7 +97,7 @@ class ShellCommand:
 
     def _run(self, env: Mapping[str, str], until: float, given: bytes) -> None:
         try:
-            self._follow(self._start(env, given), until)
+            self._follow(self._start(env, given, until), until)
         except OSError as error:
             why = error.strerror or error
             logger.warning("%s %r cannot be run: %s [SG110]", self._option, self._command, why)
@@ -99,14 +106,19 @@ class ShellCommand:
                 self._running.discard(threading.current_thread())
             self._ended()
 
-    def _start(self, env: Mapping[str, str], given: bytes) -> subprocess.Popen[bytes]:
+    def _start(self, env: Mapping[str, str], given: bytes, until: float) -> subprocess.Popen[bytes]:
         # A file in memory: a command that does not read must not block the writer, nor a large text.
         with open(os.memfd_create("spotguard-input"), "w+b") as stdin:
             stdin.write(given)
             stdin.seek(0)
             # A group of its own: Ctrl-C does not reach the command, and its children are killed with it.
+            command = ["/bin/sh", "-c", self._command]
+            watchdog = shutil.which("timeout") if self._outlived else None
+            if watchdog is not None:
+                left = max(0.0, until - self._clock.monotonic()) + _LATER
+                command = [watchdog, "-s", "KILL", f"{left:.3f}", *command]
             return subprocess.Popen(
-                ["/bin/sh", "-c", self._command],
+                command,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

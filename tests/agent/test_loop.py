@@ -345,16 +345,37 @@ def test_a_command_that_ends_well_runs_nothing(options: Options, tmp_path: Path)
 
 
 def test_a_helper_that_does_not_end_holds_no_exit_up_for_long(
-    options: Options, monkeypatch: pytest.MonkeyPatch
+    options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is killed then, and the exit code is the command's."""
     from spotguard.agent import loop
     from spotguard.agent.process import alert_helper
 
-    monkeypatch.setattr(loop, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(loop, "_LAST_WORDS_AT_ALL", 0.1)
     monkeypatch.setattr(
         alert_helper.AlertHelper.__init__,
         "__defaults__",
         ((sys.executable, "-c", "import time; time.sleep(99)"),),
     )
     assert app.run(replace(options, on_failure="true"), [sys.executable, "-c", "pass"]) == 0
+    assert "the helper of alerts has not ended in 0 s: its last messages may be lost [SG113]" in caplog.text
+
+
+def test_a_helper_that_says_that_it_is_busy_gets_its_time(
+    options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from spotguard.agent import loop
+    from spotguard.agent.process import alert_helper
+
+    monkeypatch.setattr(loop, "_LAST_WORDS", 0.0)
+    monkeypatch.setattr(loop, "_LAST_WORDS_AT_ALL", 0.5)
+    busy = f"""
+import os, sys
+print('{{"busy": 30}}', flush=True)
+sys.stdin.read()
+os.spawnlp(os.P_WAIT, "sleep", "sleep", "1")
+open({str(tmp_path / "done")!r}, "w")
+"""
+    monkeypatch.setattr(alert_helper.AlertHelper.__init__, "__defaults__", ((sys.executable, "-c", busy),))
+    assert app.run(replace(options, on_failure="true"), [sys.executable, "-c", "pass"]) == 0
+    assert (tmp_path / "done").exists()

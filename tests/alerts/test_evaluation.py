@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from spotguard.alerts.evaluation import CLEAR, Alert, Evaluation
 from spotguard.alerts.rules import Rule, default_rules
@@ -101,7 +104,8 @@ def test_a_threshold_may_be_a_multiple_of_another_metric_of_the_same_labels() ->
     watch = Watch(rule)
     assert watch.sample(*checkpoint(290.0, 100.0), times=30) == []
     assert watch.sample(*checkpoint(1e6, None), times=30) == []
-    assert short(watch.sample(*checkpoint(310.0, 100.0), times=30)) == [("checkpoint-old", True)]
+    assert watch.sample(*checkpoint(310.0, 100.0), times=90) == []  # an evaluation
+    assert short(watch.sample(*checkpoint(310.0, 100.0))) == [("checkpoint-old", True)]
 
 
 def step(seconds: float) -> tuple[str, list[str], float]:
@@ -186,9 +190,35 @@ def test_a_stall_ends_when_its_run_moves() -> None:
 
 def test_an_incident_s_alert_ends_after_its_time() -> None:
     watch = Watch(*default_rules())
-    watch.incident("stall", run_id="gpt", text="x")
+    watch.incident("failure", run_id="gpt", text="x")
     assert list(watch.evaluation.expire(watch.now + 3599)) == []
-    assert short(watch.evaluation.expire(watch.now + 3600)) == [("stall", False)]
+    assert short(watch.evaluation.expire(watch.now + 3600)) == [("failure", False)]
+
+
+@pytest.mark.parametrize("kind", ["moving", "training", "launch", "gone", "failure"])
+def test_a_stall_lasts_until_its_run_moves_begins_anew_or_is_gone(kind: str) -> None:
+    watch = Watch(*(rule for rule in default_rules() if rule.name == "stall"))
+    (alert,) = watch.incident("stall", run_id="gpt", text="x")
+    assert alert.until is None
+    assert list(watch.evaluation.expire(watch.now + 1e6)) == []
+    assert watch.incident("gone", run_id="other") == []
+    assert short(watch.incident(kind, run_id="gpt")) == [("stall", False)]
+
+
+def test_a_stall_ends_with_its_agent_s_own_end_and_not_with_its_death() -> None:
+    for ended, found in ((False, []), (True, [("stall", False)])):
+        watch = Watch(*default_rules())
+        watch.incident("stall", run_id="gpt", text="x")
+        assert short(watch.evaluation.close(watch.now, ended=ended)) == found
+
+
+def test_an_error_in_one_rule_hides_no_other_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    bad = replace(FULL, name="bad", summary="{value:.2f}", lasts=0.0)
+    of_incident = Rule("worse", incident="stall", summary="{text!x}")
+    watch = Watch(bad, of_incident, replace(FULL, lasts=0.0), *default_rules())
+    assert short(watch.sample(disk(0.01))) == [("full", True)]
+    assert short(watch.incident("stall", run_id="gpt", text="x")) == [("stall", True)]
+    assert caplog.messages == [f"rule {name} cannot be evaluated [SG113]" for name in ("bad", "worse")]
 
 
 def test_an_outcome_is_an_alert_only_if_a_real_preemption_lost_steps() -> None:

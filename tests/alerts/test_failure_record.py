@@ -49,6 +49,11 @@ def test_a_kill_for_memory_in_the_kernel_s_log_names_the_class() -> None:
 def test_an_xid_makes_a_silent_death_one_of_the_gpu_and_no_other_class() -> None:
     xid = KernelFinding("xid", "Xid 79", xid=79, scope="machine")
     assert diagnosed(KILLED, [xid])["class"] == "gpu"
+    assert diagnosed({**KILLED, "confidence": "high"}, [xid])["confidence"] == "medium"
+    of_it = KernelFinding("xid", "Xid 31", pid=4242, xid=31, scope="program")
+    assert (diagnosed(KILLED, [of_it])["class"], diagnosed(KILLED, [of_it])["confidence"]) == ("gpu", "high")
+    for other in (KernelFinding("xid", "Xid 31", pid=7, scope="program"), KernelFinding("xid", "Xid 13")):
+        assert diagnosed(KILLED, [other]) == KILLED
     own = diagnosed({**KILLED, "class": "data"}, [xid])
     assert (own["class"], len(own["evidence"])) == ("data", 2)
 

@@ -18,6 +18,12 @@ def test_each_disk_is_read_once_also_below_a_folder_that_is_not_there_yet(tmp_pa
     assert free == pytest.approx(disk.f_bavail / disk.f_blocks, abs=0.05)
 
 
+def test_a_read_only_file_system_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, os.ST_RDONLY, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: image)
+    assert list(disks([("working directory", str(tmp_path))])) == []
+
+
 def proc(folder: Path, **files: str) -> Path:
     for name, text in files.items():
         path = folder / name.replace("__", "/")

@@ -73,6 +73,14 @@ def test_each_line_that_matters_is_known(line: str, facts: dict[str, object]) ->
         "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0",
         "usb 1-1: new high-speed USB device",
         "mce: CPU supports 32 MCE banks",
+        "{1}[Hardware Error]: event severity: corrected",
+        "[Hardware Error]: Corrected error, no action required.",
+        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0",
+        "I/O error, dev sr0, sector 0 op 0x0:(READ)",
+        "Buffer I/O error on dev fd0, logical block 0",
+        "I/O error, dev loop3, sector 8 op 0x0:(READ)",
+        "python[12]: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+        "audit: I/O error, dev sda, sector 8",
     ],
 )
 def test_a_line_that_tells_of_no_trouble_is_none(line: str) -> None:
@@ -97,6 +105,23 @@ def test_what_stood_before_is_not_read_and_records_may_come_in_pieces(tmp_path: 
     assert (found.xid, found.gpu) == (79, "0000:3b:00")
     assert list(log.kept) == [(3.0, found)]
     log.close()
+
+
+def test_a_line_that_a_program_wrote_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.touch()
+    log = KernelLog(str(path))
+    path.write_bytes(XID.replace(b"4,", b"12,", 1) + XID)
+    assert [found.xid for found in log.read(1.0)] == [79]
+    log.close()
+
+
+def test_only_the_kernel_s_device_is_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have a file, or another device, under its name; a test names its own."""
+    (tmp_path / "kmsg").write_bytes(XID)
+    monkeypatch.setattr("spotguard.alerts.kernel_log.DEFAULT", str(tmp_path / "kmsg"))
+    log = KernelLog(str(tmp_path / "kmsg"))
+    assert (log.fd, log.closed) == (-1, "it is not the kernel's log")
 
 
 def test_a_fifo_in_its_place_is_read_without_waiting(tmp_path: Path) -> None:

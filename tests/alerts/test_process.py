@@ -157,12 +157,44 @@ def test_a_line_of_the_kernel_is_an_alert_and_evidence(
         "reported": False,
         "store": folder.as_uri(),
         "attempt": 2,
+        "pid": 4242,
         "evidence": ["silence"],
     }
     helper.incident("failure", **facts)
     helper.ended()
     record = json.loads((folder / "gpt" / "failures" / "0002-00000.json").read_text())
     assert (record["kind"], record["confidence"], len(record["evidence"])) == ("gpu", "high", 2)
+
+
+def test_a_kernel_log_without_a_writer_is_closed_and_costs_no_time(helper: Helper, folder: Path) -> None:
+    os.mkfifo(folder / "kmsg")
+    process = helper.start()
+    helper.incident("training", run_id="gpt")
+    helper.report()
+    fds = Path(f"/proc/{process.pid}/fd")
+    assert str(folder / "kmsg") in {os.path.realpath(fd) for fd in fds.iterdir()}
+    with (folder / "kmsg").open("w"):
+        pass
+    eventually(
+        lambda: str(folder / "kmsg") not in {os.path.realpath(fd) for fd in fds.iterdir()}, "it is closed"
+    )
+    assert helper.ended()[0] == 0
+
+
+def test_a_failure_of_no_known_run_is_of_the_helper_s_own_and_ends_with_it(helper: Helper) -> None:
+    helper.start()
+    helper.incident("failure", **{**FAILURE, "run_id": ""})
+    assert helper.report()["firing"]
+    helper.incident("training", run_id="gpt")
+    assert helper.report()["firing"] == []
+
+
+def test_a_service_is_never_too_long_unless_a_file_wants_it(helper: Helper, folder: Path) -> None:
+    (folder / "alerts.toml").write_text("[rule.too-long]\nthreshold = 9\n")
+    for rules, found in ((None, []), (str(folder / "alerts.toml"), ["too-long"])):
+        helper.start(command="agent", rules=rules)
+        helper.say({"type": "sample", "values": [["spotguard_agent_seconds", [], 8 * 86400.0]]})
+        assert [each["alert"] for each in helper.report()["firing"]] == found
 
 
 def test_an_agent_that_ends_without_a_word_was_killed(helper: Helper, receiver: Webhook) -> None:

@@ -17,6 +17,8 @@ OVER = Alert(RULE, FIRING.labels, FIRING.summary, began=100.0, ended=160.0, unti
 OF_METRIC = Alert(
     Rule("disk-full", metric="spotguard_disk_free_ratio"), (("path", "/"),), "full", began=100.0
 )
+#: Monotonic seconds of the messages: ten minutes after the alerts began.
+NOW = 700.0
 
 
 def wall(at: float) -> float:
@@ -49,7 +51,7 @@ def test_the_name_for_logs_has_no_path_and_no_password() -> None:
 def test_alertmanager_gets_labels_annotations_and_an_end_in_time() -> None:
     """An end in the future for what fires: if nothing more is heard of it, it ends by itself."""
     receiver = Receiver.of("http://127.0.0.1:9093")
-    firing, over, of_metric = receiver.body([FIRING, OVER, OF_METRIC], ORIGIN, wall)
+    firing, over, of_metric = receiver.body([FIRING, OVER, OF_METRIC], ORIGIN, NOW, wall)
     assert firing == {
         "labels": {
             "alertname": "stall",
@@ -64,22 +66,25 @@ def test_alertmanager_gets_labels_annotations_and_an_end_in_time() -> None:
     }
     assert (over["labels"], over["endsAt"]) == (firing["labels"], "2026-11-20T10:01:00.000Z")
     assert of_metric["labels"]["path"] == "/"
-    assert of_metric["endsAt"] == "2026-11-20T10:04:00.000Z"
+    assert (of_metric["startsAt"], of_metric["endsAt"]) == (
+        "2026-11-20T10:00:00.000Z",
+        "2026-11-20T10:14:00.000Z",
+    )
 
 
 def test_slack_gets_one_text_in_which_nothing_is_markup() -> None:
-    body = Receiver.of("slack:http://h/x").body([FIRING, OVER], ORIGIN, wall)
+    body = Receiver.of("slack:http://h/x").body([FIRING, OVER], ORIGIN, NOW, wall)
     assert body == {
         "text": "spotguard, run gpt on node-3:\n"
         "*CRITICAL* stall: rank 1 &lt;b&gt; &amp; co\n"
         "resolved stall: rank 1 &lt;b&gt; &amp; co"
     }
-    many = Receiver.of("slack:http://h/x").body([FIRING] * 25, ORIGIN, wall)["text"].splitlines()
+    many = Receiver.of("slack:http://h/x").body([FIRING] * 25, ORIGIN, NOW, wall)["text"].splitlines()
     assert (len(many), many[-1]) == (22, "and 5 more")
 
 
 def test_others_get_plain_json() -> None:
-    body = Receiver.of("http://h/x").body([FIRING, OVER], ORIGIN, wall)
+    body = Receiver.of("http://h/x").body([FIRING, OVER], ORIGIN, NOW, wall)
     assert (body["version"], body["host"], body["run_id"]) == (1, "node-3", "gpt")
     assert [each["status"] for each in body["alerts"]] == ["firing", "resolved"]
     assert body["alerts"][1]["endsAt"] == "2026-11-20T10:01:00.000Z"
@@ -91,7 +96,7 @@ def test_secrets_are_replaced_everywhere(given: str) -> None:
     alert = Alert(
         RULE, (("path", f"s3://{key}"),), f"cannot read https://me:swordfish7@h/x with {key}", began=100.0
     )
-    said = json.dumps(Receiver.of(given).body([alert], ORIGIN, wall))
+    said = json.dumps(Receiver.of(given).body([alert], ORIGIN, NOW, wall))
     assert "cannot read" in said
     assert "swordfish7" not in said
     assert key not in said

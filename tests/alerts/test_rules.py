@@ -100,6 +100,22 @@ RULE = '[rule.mine]\nmetric = "spotguard_step"\n'
         ("[rule.stall]\nenabled = 1\n", "line 2", "enabled of rule stall 1: expected true or false"),
         ("[rule.stall]\nthreshold = 1\n", "line 2", "expected no such key in a rule of an incident"),
         ('[rule.stall]\nsummary = "{"\n', "line 2", "a line with names of labels in braces"),
+        (
+            '[rule.stall]\nsummary = "{step:.2f}"\n',
+            "line 2",
+            "'{step:.2f}': expected a line with names of labels",
+        ),
+        ('[rule.stall]\nsummary = "{text!r}"\n', "line 2", "and nothing beside the name"),
+        ('[rule.mine]\nmetric = ["x"]\n', "line 2", "['x']: expected a metric of"),
+        (f'{RULE}threshold = 1\nof = ["x"]\n', "line 4", "['x']: expected a metric of"),
+        (f"{RULE}threshold = 1{'0' * 400}\n", "line 3", "a number of many digits: expected a number"),
+        (f"{RULE}threshold = 1{'0' * 5000}\n", "", "expected TOML: Exceeds the limit"),
+        (f"{RULE}where = {'[' * 5000}\n", "", "expected TOML: it nests too deeply"),
+        (
+            "[rule.stall]\nwhere = { rnk = 1 }\n",
+            "line 2",
+            "where of rule stall 'rnk': expected a fact of stall",
+        ),
         ('[rule.stall]\nsummary = "{0.x}"\n', "line 2", "a line with names of labels in braces"),
         ("[rule.Mine]\nthreshold = 1\n", "line 1", "expected a name of small letters, digits and -"),
         (

@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,10 @@ ALERT = Alert(Rule("stall", incident="stall"), (("run_id", "gpt"),), "it stands"
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+def _has_sent(sender: AlertSender, number: int) -> bool:
+    return sender.counts["sent"] == number
 
 
 class Sending:
@@ -143,6 +149,91 @@ def test_alertmanager_gets_each_at_once(receiver: Webhook, sending: Sending) -> 
     for count in range(1, 4):
         sender.offer([ALERT])
         receiver.until(count)
+
+
+def test_each_try_has_the_end_and_the_wall_clock_of_its_own_moment(
+    receiver: Webhook, sending: Sending, clock: ManualClock
+) -> None:
+    """An alert that began ten minutes ago ends in the future; Alertmanager would take another end for the end."""
+    clock.advance(600.0)
+    receiver.statuses = [503]
+    sending(f"alertmanager:{receiver.url}").offer([ALERT])
+    receiver.until(1)
+    assert clock.wait_for_waiters()
+    clock.step_wall(3600.0)
+    clock.advance(1.0)
+    (first,), (second,) = receiver.until(2)
+    assert (first["startsAt"], first["endsAt"]) == ("2026-11-20T10:00:00.000Z", "2026-11-20T10:14:00.000Z")
+    assert (second["startsAt"], second["endsAt"]) == ("2026-11-20T11:00:00.000Z", "2026-11-20T11:14:01.000Z")
+
+
+def test_the_newest_state_is_sent_also_a_second_failure_after_an_end(
+    receiver: Webhook, sending: Sending, clock: ManualClock
+) -> None:
+    sender = sending(receiver.url)
+    sender.offer([ALERT])
+    receiver.until(1)
+    over, second = replace(ALERT, ended=1005.0), replace(ALERT, summary="it stands again", began=1006.0)
+    for alert in (ALERT, over, second):
+        sender.offer([alert])
+    assert clock.wait_for_waiters()
+    clock.advance(10.0)
+    assert [each["summary"] for each in receiver.until(2)[1]["alerts"]] == ["it stands again"]
+    eventually(lambda: sender.counts["sent"] == 2, "it is sent")
+    for alert in (second, replace(second, ended=1020.0)):  # an end does not hide its begin
+        sender.offer([alert])
+    assert clock.wait_for_waiters()
+    clock.advance(10.0)
+    assert [each["status"] for each in receiver.until(3)[2]["alerts"]] == ["firing", "resolved"]
+
+
+def test_the_limit_is_each_rule_s_and_run_s_own_logged_once_and_loses_nothing(
+    receiver: Webhook, sending: Sending, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flapping warning keeps no failure back, and its newest state goes when the hour is over."""
+    sender = sending(receiver.url)
+    flaps = Alert(Rule("flaps", metric="spotguard_step", severity="warning"), (), "", began=1000.0)
+    for number in range(1, 21):
+        sender.offer([replace(flaps, summary=str(number))])
+        receiver.until(number)
+        eventually(partial(_has_sent, sender, number), "it is sent")
+        assert clock.wait_for_waiters()
+        clock.advance(10.0)
+    for last in ("21", "22"):
+        sender.offer([replace(flaps, summary=last)])
+        eventually(lambda: "in an hour are the most" in caplog.text, "it is over its limit")
+    sender.offer([replace(ALERT, rule=replace(ALERT.rule, severity="critical"))])
+    assert [each["alert"] for each in receiver.until(21)[20]["alerts"]] == ["stall"]
+    assert caplog.text.count("in an hour are the most") == 1
+    while len(receiver.got) < 22:
+        assert clock.wait_for_waiters()
+        clock.advance(60.0)
+    assert [each["summary"] for each in receiver.until(22)[21]["alerts"]] == ["22"]
+
+
+def test_what_is_critical_comes_first_and_is_dropped_last(receiver: Webhook, sending: Sending) -> None:
+    receiver.hangs.set()
+    sender = sending(receiver.url)
+    sender.offer([ALERT])
+    receiver.until(1)
+    critical = Rule("failure", incident="failure", severity="critical")
+    sender.offer([replace(ALERT, rule=critical)])
+    sender.offer([replace(ALERT, labels=(("rank", str(rank)),)) for rank in range(250)])
+    assert sender._take()[0].rule is critical
+
+
+def test_no_netrc_no_proxy_for_loopback_and_the_environment_s_for_others(
+    receiver: Webhook, sending: Sending, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "netrc").write_text("default login me password swordfish7\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    sending(receiver.url).offer([ALERT])
+    receiver.until(1)
+    assert "authorization" not in {name.lower() for name in receiver.server.asked[0].headers}
+    assert sending("http://alerts.example/hook")._session.proxies["http"] == "http://127.0.0.1:9"
 
 
 def test_a_storm_is_dropped_from_its_oldest_end_and_counted(receiver: Webhook, sending: Sending) -> None:

@@ -17,6 +17,7 @@ from tests.bootstrap.user_data import NEEDED, STORES, WHEEL, printed
         ("aws", ["--store", "az://abc?account=acme"], "checkpoints leave aws for Azure Blob Storage"),
         ("aws", ["--store", "file:///mnt/x"], "checkpoints go to file:///mnt/x: on the machine's own disk"),
         ("aws", ["--deadline", "2h30m"], "--deadline 2h30m is counted from each start of the job"),
+        ("aws", ["--webhook", "http://10.0.0.9:9093"], "--webhook is in user-data"),
         ("azure", ["--then", "poweroff"], "az vm deallocate"),
         ("azure", ["--then", "shutdown -h now"], "az vm deallocate"),
     ],

@@ -25,6 +25,7 @@ from spotguard.providers.redaction import redacted
         ("sh -c \"export DB_PASSWORD='abc'; python train.py\"", "sh -c …"),
         ("docker login -u me -p secret", "docker login -u me -p …"),
         ("wandb login abc --relogin", "wandb login … --relogin"),
+        ("run --webhook slack:https://hooks.slack.com/services/T0/B0/x -- y", "run --webhook … -- y"),
     ],
 )  # fmt: skip
 def test_a_secret_is_left_out_of_a_command(command: str, shown: str) -> None:

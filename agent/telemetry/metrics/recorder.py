@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ....hooks.ipc import protocol
@@ -230,7 +231,11 @@ class MetricsRecorder:
         seen = self._steps.get(number, deque())
         if len(seen) < 3:  # the first span begins somewhere within a step
             return None
-        return (seen[-1][0] - seen[1][0]) / (seen[-1][1] - seen[1][1])
+        # The middle one of its spans by steps: an evaluation between two steps is one long span, and no step's time.
+        spans = sorted(((b - a) / (m - n), m - n) for (a, n), (b, m) in pairwise(list(seen)[1:]))
+        middle = sum(steps for _, steps in spans) / 2
+        passed = accumulate(steps for _, steps in spans)
+        return next(span for (span, _), steps in zip(spans, passed, strict=True) if steps >= middle)
 
     def _process(self, number: int, session: Session | None) -> None:
         processes: Mapping[int, Process]

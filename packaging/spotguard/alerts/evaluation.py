@@ -7,10 +7,11 @@ or after a while.
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from ..agent.telemetry.metrics.definitions import METRICS
 from ..providers.text import TEXT, clip
 from .rules import COMPARISONS, COUNTER_WINDOW, HISTORY, Rule
+
+log = logging.getLogger("spotguard.agent")
 
 #: Seconds for which a comparison must not hold until the alert ends.
 CLEAR = 60.0
@@ -32,7 +35,17 @@ _FLOOR = 0.01
 #: Facts of an incident that identify its alert.
 _IDENTITY = ("run_id", "rank", "class", "kind", "gpu", "xid", "device")
 #: Incidents that end the alerts of others of the same run.
-_OPPOSITES = {"moving": "stall", "training": "failure"}
+_OPPOSITES = {
+    "moving": ("stall",),
+    "training": ("stall", "failure"),
+    "launch": ("stall",),
+    "gone": ("stall",),
+    "failure": ("stall",),
+}
+#: Incidents whose alerts last until their opposite comes, however long.
+_LASTING = frozenset({"stall"})
+#: Seconds for which the alert of another incident lasts, unless its rule or its opposite ends it.
+_KEEP = 3600.0
 #: Seconds in which the same incident is the same alert: a driver in trouble writes a line over and over.
 _REPEATED = {"kernel": 300.0}
 #: The most alerts that are followed: only a rule about something that grows without bound makes more.
@@ -121,25 +134,36 @@ class Evaluation:
 
     def incident(self, kind: str, facts: Mapping[str, Any], now: float) -> Iterator[Alert]:
         """Take in an incident; yield each alert that begins or ends by it."""
-        if (ends := _OPPOSITES.get(kind)) is not None:
-            yield from self._end_incidents(ends, str(facts.get("run_id")), now)
+        run_id = (
+            None if kind == "launch" else str(facts.get("run_id"))
+        )  # a start of the command is of all its runs
+        for ends in _OPPOSITES.get(kind, ()):
+            yield from self._end_incidents(ends, run_id, now)
         texts = {name: _text(value) for name, value in facts.items() if value is not None}
         for rule in self._of_incidents:
-            if rule.incident == kind and rule.takes(texts):
-                labels = tuple((name, texts[name]) for name in _IDENTITY if texts.get(name))
-                alert = Alert(
-                    rule, labels, _summary(rule, texts), now, until=now + rule.keep, facts=dict(facts)
-                )
-                known = self._incidents.get((rule.name, labels))
-                if known is not None and now - known.began < _REPEATED.get(kind, 0.0):
-                    continue
-                if len(self._incidents) < _MOST:
-                    self._incidents[rule.name, labels] = alert
-                yield alert
+            if rule.incident == kind:
+                yield from _guarded(rule, self._begin_incident, rule, facts, texts, now)
 
-    def _end_incidents(self, kind: str, run_id: str, now: float) -> Iterator[Alert]:
+    def _begin_incident(
+        self, rule: Rule, facts: Mapping[str, Any], texts: Mapping[str, str], now: float
+    ) -> Iterator[Alert]:
+        if not rule.takes(texts):
+            return
+        labels = tuple((name, texts[name]) for name in _IDENTITY if texts.get(name))
+        keep = math.inf if rule.keep is None and rule.incident in _LASTING else rule.keep or _KEEP
+        until = now + keep if keep < math.inf else None
+        alert = Alert(rule, labels, _summary(rule, texts), now, until=until, facts=dict(facts))
+        known = self._incidents.get((rule.name, labels))
+        if known is not None and now - known.began < _REPEATED.get(rule.incident, 0.0):
+            return
+        if len(self._incidents) < _MOST:
+            self._incidents[rule.name, labels] = alert
+        yield alert
+
+    def _end_incidents(self, kind: str, run_id: str | None, now: float) -> Iterator[Alert]:
         for key, alert in list(self._incidents.items()):
-            if alert.rule.incident == kind and dict(alert.labels).get("run_id") == run_id:
+            of_run = run_id is None or dict(alert.labels).get("run_id") == run_id
+            if alert.rule.incident == kind and of_run:
                 del self._incidents[key]
                 yield replace(alert, ended=now)
 
@@ -158,11 +182,16 @@ class Evaluation:
         for name, labels, value in values:
             found.setdefault(name, {})[_labels(name, labels)] = float(value)
         for rule in self._of_metrics:
-            there = found.get(rule.metric, {})
-            for labels, value in there.items():
-                if rule.takes(dict(labels)):
-                    yield from self._judge(rule, labels, value, found, now)
-            yield from self._end_absent(rule, there, now)
+            yield from _guarded(rule, self._judge_all, rule, found, now)
+
+    def _judge_all(
+        self, rule: Rule, found: Mapping[str, Mapping[Labels, float]], now: float
+    ) -> Iterator[Alert]:
+        there = found.get(rule.metric, {})
+        for labels, value in there.items():
+            if rule.takes(dict(labels)):
+                yield from self._judge(rule, labels, value, found, now)
+        yield from self._end_absent(rule, there, now)
 
     def _judge(
         self,
@@ -212,12 +241,27 @@ class Evaluation:
             else:
                 yield from self._cease((name, labels), condition, now)
 
-    def close(self, now: float) -> Iterator[Alert]:
-        """End the alerts of metrics, because nothing is evaluated any more. An incident's alert outlives the run."""
+    def close(self, now: float, *, ended: bool = True) -> Iterator[Alert]:
+        """End the alerts of metrics, because nothing is evaluated any more. An incident's alert outlives the run.
+
+        Args:
+            now: monotonic seconds.
+            ended: whether the agent has ended by itself, and with it every stall that it saw.
+        """
+        for kind in _LASTING if ended else ():
+            yield from self._end_incidents(kind, None, now)
         for key, condition in list(self._conditions.items()):
             del self._conditions[key]
             if condition.alert is not None:
                 yield replace(condition.alert, ended=now)
+
+
+def _guarded(rule: Rule, work: Callable[..., Iterator[Alert]], *arguments: Any) -> Iterator[Alert]:
+    """Yield what one rule makes. A mistake in it must not hide the alerts of the rules after it."""
+    try:
+        yield from work(*arguments)
+    except Exception:
+        log.exception("rule %s cannot be evaluated [SG113]", rule.name)
 
 
 def _holds(rule: Rule, value: float, history: Sequence[float], other: float | None) -> bool:

@@ -28,15 +28,21 @@ _ADVICE = "see dmesg, and the log of the scheduler"
 
 def diagnosed(facts: Mapping[str, Any], findings: Iterable[KernelFinding]) -> dict[str, Any]:
     """Return the failure with what the kernel's log adds: a second source, and a class where the agent knew only a signal."""
-    told = [each for each in findings if each.kind != "oom" or each.pid in (0, facts.get("pid"))]
+    pid, kind = facts.get("pid"), facts.get("class")
+    told = [each for each in findings if _is_of(each, pid) or each.scope == "machine"]
     evidence = [*facts.get("evidence", ()), *(f"the kernel's log: {each.text}" for each in told)]
-    kind = facts.get("class")
+    sure = any(_is_of(each, pid) for each in told)
+    confidence = "high" if sure else facts.get("confidence", "low")
     if kind == _KILLED and any(each.kind == "oom" for each in told):
         kind = "host-memory"
     if kind == _KILLED and any(each.kind == "xid" for each in told):
         kind = "gpu"
-    confidence = "high" if len(evidence) > 1 else facts.get("confidence", "low")
+        confidence = "high" if sure else "medium"  # another process may have met that GPU's error
     return {**facts, "class": kind, "evidence": evidence, "confidence": confidence}
+
+
+def _is_of(finding: KernelFinding, pid: int | None) -> bool:
+    return bool(finding.pid) and finding.pid == pid
 
 
 def needs_record(facts: Mapping[str, Any]) -> bool:

@@ -30,7 +30,9 @@ def disks(folders: Iterable[tuple[str, str]]) -> Iterator[Reading]:
             device, disk = path.stat().st_dev, os.statvfs(path)
         except OSError:
             continue
-        if device not in seen and disk.f_blocks:
+        if (
+            device not in seen and disk.f_blocks and not disk.f_flag & os.ST_RDONLY
+        ):  # an image is full by design
             seen.add(device)
             yield "spotguard_disk_free_ratio", (name,), disk.f_bavail / disk.f_blocks
 

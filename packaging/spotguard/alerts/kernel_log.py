@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,24 +28,46 @@ _KEPT, _SIZE = 50, 64 * 1024
 #: Records that are read at once: a driver in trouble may write thousands.
 _AT_ONCE = 1000
 
+#: Devices whose errors are of a medium, or of a file behind them.
+_NO_DISK = r"(?!(?:sr|fd|loop)\d)"
+
 _LINES = (
     (
         "xid",
-        re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+))?"),
+        re.compile(
+            r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid>\d{1,6})(?!\d)(?:, pid='?(?P<pid>\d{1,10}))?"
+        ),
     ),
-    ("oom", re.compile(r"Killed process (?P<pid>\d+)|oom-kill:.*\bpid=(?P<pid2>\d+)")),
+    (
+        "oom",
+        re.compile(
+            r"(?:Memory cgroup out of memory|Out of memory(?: \([^)]*\))?): Killed process (?P<pid>\d{1,10})"
+            r"|oom-kill:.*\bpid=(?P<pid2>\d{1,10})"
+        ),
+    ),
     (
         "machine-check",
-        re.compile(r"Machine check|\[Hardware Error\]|EDAC .*\b(?:UE|uncorrect)", re.IGNORECASE),
+        re.compile(
+            r"(?:mce: )?\[Hardware Error\]:(?!.*\bcorrected\b)|mce: .*Machine check events logged|EDAC \w+: \d+ UE\b",
+            re.IGNORECASE,
+        ),
     ),
     (
         "disk",
         re.compile(
-            r"(?:I/O error,? (?:on )?dev (?P<device>\w+)|(?P<device2>nvme\d+\S*): (?:I/O .*timeout|controller is down|Removing after)"
-            r"|EXT4-fs error \(device (?P<device3>\w+)\)|(?:XFS|BTRFS)[^:]*\((?P<device4>[\w-]+)\).*(?:I/O error|corrupt))"
+            rf"(?:(?:blk_update_request: )?(?:critical medium|I/O) error,? (?:on )?dev {_NO_DISK}(?P<device>\w+)"
+            rf"|Buffer I/O error on (?:dev|device) {_NO_DISK}(?P<device5>\w+)"
+            r"|nvme (?P<device2>nvme\d+\S*): (?:I/O .*timeout|controller is down|Removing after)"
+            rf"|EXT4-fs error \(device {_NO_DISK}(?P<device3>\w+)\)"
+            rf"|(?:XFS|BTRFS)[^:]*\({_NO_DISK}(?P<device4>[\w-]+)\).*(?:I/O error|corrupt(?!ed: 0)))"
         ),
     ),
 )
+#: The header of a record: priority and facility in one number, then its number and time (dev-kmsg). Facility 0 is the kernel's
+#: own; anybody who may open the log may write lines of the others.
+_HEADER = re.compile(r"(?P<priority>\d+),\d+,\d+,[^;]*;")
+#: The device of the log: "mem", kmsg.
+_KMSG = os.makedev(1, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +100,7 @@ class KernelFinding:
 def finding_in(line: str) -> KernelFinding | None:
     """Return what a line of the log tells, or None."""
     for kind, form in _LINES:
-        if found := form.search(line):
+        if found := form.match(line):
             groups = {name.rstrip("0123456789"): value for name, value in found.groupdict().items() if value}
             xid = int(groups.get("xid", 0))
             scope = "machine" if kind in ("machine-check", "disk") or xid in _OF_MACHINE else "unknown"
@@ -110,7 +133,12 @@ class KernelLog:
         self.fd = -1
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self.fd, 0, os.SEEK_END)
+            what = os.fstat(self.fd)
+            if path == DEFAULT and not (stat.S_ISCHR(what.st_mode) and what.st_rdev == _KMSG):
+                self.close()  # a container's /dev may have anything under this name
+                self.closed = "it is not the kernel's log"
+            else:
+                os.lseek(self.fd, 0, os.SEEK_END)
         except OSError as error:
             if self.fd < 0:  # a FIFO has no end to move to
                 self.closed = error.strerror or str(error)
@@ -130,7 +158,8 @@ class KernelLog:
             for raw in lines:
                 # A line that begins with a space continues the record: the kernel's key and value pairs.
                 line = raw.decode(errors="replace")
-                found = None if line.startswith(" ") else finding_in(line.partition(";")[2] or line)
+                header = _HEADER.match(line)
+                found = finding_in(line[header.end() :]) if header and int(header["priority"]) < 8 else None
                 if found is not None:
                     self.kept.append((now, found))
                     yield found

@@ -27,10 +27,11 @@ from ..agent.telemetry import logs
 from ..providers.clock import Clock, SystemClock
 from ..providers.text import TEXT, clip
 from .evaluation import Alert, Evaluation
-from .failure_record import RecordWriter, diagnosed, needs_record
+from .failure_record import PATIENCE, RecordWriter, diagnosed, needs_record
 from .gpu import Gpus
 from .host import Reading, disks, memory, pressure
 from .kernel_log import DEFAULT, VARIABLE, KernelLog
+from .readings import ReadingSource, read_all
 from .receivers import Origin, Receiver, labels_of
 from .rules import default_rules, read_rules
 
@@ -65,11 +66,19 @@ class AlertProcess:
         self._clock = clock
         self._report_to = report
         path = begin.get("rules")
-        self._evaluation = Evaluation(read_rules(path) if path else default_rules())
+        rules = read_rules(path) if path else default_rules()
+        if begin.get("command") == "agent":  # a service is meant to run for ever
+            rules = tuple(rule for rule in rules if rule.name != "too-long" or rule not in default_rules())
+        self._evaluation = Evaluation(rules)
         self._origin = Origin(socket.gethostname(), self._run_id)
         self._folders = [*_local(begin)]
         self._kernel_log = KernelLog(os.environ.get(VARIABLE, DEFAULT))
-        self._gpus = Gpus()
+        self._gpus: Gpus | None = None
+        self._sources = [
+            ReadingSource("free disk", lambda: disks(self._folders)),
+            ReadingSource("memory", lambda: [*memory(), *pressure()]),
+            ReadingSource("GPUs", self._read_gpus),
+        ]
         self._records = RecordWriter(clock)
         self._senders = []
         if begin.get("webhooks"):
@@ -78,20 +87,24 @@ class AlertProcess:
             receivers = map(Receiver.of, begin["webhooks"])
             self._senders = [AlertSender(receiver, self._origin, clock) for receiver in receivers]
         command = begin.get("on_failure")
-        self._command = ShellCommand("--on-failure", command, clock, lambda: None) if command else None
+        self._command = (
+            ShellCommand("--on-failure", command, clock, lambda: None, outlived=True) if command else None
+        )
         self._findings: Counter[str] = Counter(xid=0, oom=0, disk=0, **{"machine-check": 0})
         self._again_at = clock.monotonic() + _AGAIN
         self._reported: Any = None
         #: Whether the agent has said that it ends.
         self._ends = False
-        for what, why in (("the kernel's log", self._kernel_log.closed), ("GPUs", self._gpus.closed)):
-            if why:
-                log.debug("the helper of alerts does not read %s: %s", what, why)
+        if self._kernel_log.closed:
+            log.debug("the helper of alerts does not read the kernel's log: %s", self._kernel_log.closed)
 
     @property
     def kernel_log(self) -> int:
         """The kernel log's descriptor; below 0 if it is not open."""
         return self._kernel_log.fd
+
+    def close_kernel_log(self) -> None:
+        self._kernel_log.close()
 
     # --- what comes in ---
 
@@ -112,7 +125,11 @@ class AlertProcess:
     def _incident(self, kind: str, facts: Mapping[str, Any], now: float) -> None:
         facts = {
             "run_id": self._run_id,
-            **{name: value for name, value in facts.items() if value is not None},
+            **{
+                name: value
+                for name, value in facts.items()
+                if value is not None and (name != "run_id" or value)
+            },
         }
         if kind == "failure":
             self.look()  # the kernel writes its lines before it ends the process
@@ -142,15 +159,19 @@ class AlertProcess:
                         sender.offer(firing)
 
     def _read(self) -> Iterator[Reading]:
-        yield from disks(self._folders)
-        yield from memory()
-        yield from pressure()
-        yield from self._gpus.read()
+        yield from read_all(self._sources)
         for kind, number in self._findings.items():
             yield "spotguard_kernel_errors_total", (kind,), float(number)
         for sender in self._senders:
             for result, number in sender.counts.items():
                 yield "spotguard_alert_messages_total", (sender.receiver.name, result), float(number)
+
+    def _read_gpus(self) -> Iterator[Reading]:
+        if self._gpus is None:  # here, because a driver in trouble hangs already as it is opened
+            self._gpus = Gpus()
+            if self._gpus.closed:
+                log.debug("the helper of alerts does not read GPUs: %s", self._gpus.closed)
+        return self._gpus.read()
 
     # --- what goes out ---
 
@@ -196,7 +217,8 @@ class AlertProcess:
         ]
         if readings is not None:
             self._reported = [[name, list(labels), value] for name, labels, value in readings]
-        self._report_to({"firing": firing, "readings": self._reported or []})
+        hanging = [source.name for source in self._sources if source.hangs]
+        self._report_to({"firing": firing, "readings": self._reported or [], "hanging": hanging})
 
     # --- the end ---
 
@@ -209,7 +231,12 @@ class AlertProcess:
                 self._run_id,
             )
             self._incident("agent-lost", {}, now)
-        self._handle(self._evaluation.close(now))
+        self._handle(self._evaluation.close(now, ended=self._ends))
+        works = self._command is not None and self._command.busy
+        # The agent waits for as long as this says, and else for a helper that hangs.
+        self._report_to(
+            {"busy": _OF_COMMAND if works else PATIENCE if self._records.busy() else _LAST_MESSAGES}
+        )
         for sender in self._senders:
             sender.close(now + _LAST_MESSAGES)
         never = threading.Event()
@@ -264,9 +291,12 @@ def main(stdin: int = 0, stdout: int = 1) -> int:
         _guarded(process.tick)
         if lines.ended:
             break
-        ready = {fd for fd, _ in poll.poll(_TICK * 1000)}
+        ready = dict(poll.poll(_TICK * 1000))
         if process.kernel_log in ready:
             _guarded(process.look)
+            if not ready[process.kernel_log] & select.POLLIN:  # no writer is left: it would be ready for ever
+                poll.unregister(process.kernel_log)
+                process.close_kernel_log()
         arrived = lines.read() if stdin in ready else []
     _guarded(process.close)
     logs.flush()

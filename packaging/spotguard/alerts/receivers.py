@@ -62,16 +62,19 @@ class Receiver:
         port = f":{parts.port}" if parts.port else ""
         return f"{self.kind} {parts.hostname}{port}"
 
-    def body(self, alerts: Sequence[Alert], origin: Origin, wall: Callable[[float], float]) -> Any:
+    def body(
+        self, alerts: Sequence[Alert], origin: Origin, now: float, wall: Callable[[float], float]
+    ) -> Any:
         """Return the JSON for these alerts.
 
         Args:
             alerts: the alerts.
             origin: where they come from.
+            now: monotonic seconds of this message.
             wall: turns monotonic seconds into Unix seconds.
         """
         if self.kind == "alertmanager":
-            return [_for_alertmanager(alert, origin, wall) for alert in alerts]
+            return [_for_alertmanager(alert, origin, now, wall) for alert in alerts]
         if self.kind == "slack":
             return {"text": _text_of(alerts, origin)}
         return {
@@ -98,22 +101,24 @@ def labels_of(alert: Alert, origin: Origin) -> dict[str, str]:
     return {"alertname": alert.rule.name, "severity": alert.rule.severity, **common, **own}
 
 
-def _for_alertmanager(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:
+def _for_alertmanager(
+    alert: Alert, origin: Origin, now: float, wall: Callable[[float], float]
+) -> dict[str, Any]:
     # A label's name has letters, digits and _ (api/v2/openapi.yaml, labelSet; model.LabelName).
     labels = {re.sub(r"\W", "_", name): value for name, value in labels_of(alert, origin).items()}
     return {
         "labels": labels,
         "annotations": {"summary": _clean(alert.summary)},
         "startsAt": _time(wall(alert.began)),
-        "endsAt": _time(wall(_end(alert))),
+        "endsAt": _time(wall(_end(alert, now))),
     }
 
 
-def _end(alert: Alert) -> float:
-    """Return when the alert ends, or would if nothing more was heard of it."""
+def _end(alert: Alert, now: float) -> float:
+    """Return when the alert ends, or would if nothing more was heard of it. Alertmanager takes an end in the past for the end."""
     if alert.ended is not None:
         return alert.ended
-    return alert.began + FORGOTTEN_AFTER if alert.until is None else alert.until
+    return max(now + FORGOTTEN_AFTER, alert.until or 0.0)
 
 
 def _for_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:

@@ -11,15 +11,16 @@ import operator
 import re
 import string
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any, NoReturn
 
+from ..agent.outcome import Outcome
 from ..agent.telemetry.metrics.definitions import METRICS
 from ..providers.dates import parse_duration
 from ..providers.errors import UsageError
-from ..providers.text import did_you_mean
+from ..providers.text import TEXT, clip, did_you_mean
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -31,8 +32,36 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 SEVERITIES = ("info", "warning", "critical")
 ACTIONS = ("log", "webhook", "command")
-#: What the agent reports (`agent.actions.Incident`), and what the helper itself finds.
-INCIDENTS = ("failure", "stall", "outcome", "kernel", "agent-lost")
+#: What the agent reports (`agent.actions.Incident`), and what the helper itself finds; each with its facts.
+INCIDENTS = {
+    "failure": frozenset(
+        [
+            "class",
+            "confidence",
+            "newest_checkpoint",
+            "phase",
+            "pid",
+            "rank",
+            "repeats",
+            "reported",
+            "returncode",
+            "run_id",
+            "step",
+            "store",
+            "text",
+            "where",
+            "world",
+            "attempt",
+        ]
+    ),
+    "stall": frozenset(["phase", "pid", "rank", "run_id", "seconds", "step", "text", "where"]),
+    "outcome": frozenset(
+        {each.name for each in fields(Outcome)} - {"seen_at", "sessions"}
+        | {"seen", "ended_well", "line", "failed"}
+    ),
+    "kernel": frozenset(["device", "gpu", "kind", "pid", "run_id", "scope", "text", "xid"]),
+    "agent-lost": frozenset({"run_id"}),
+}
 #: The word in `of` for the median of the same series before.
 HISTORY = "history"
 #: Seconds over which a counter's rise is taken, if the rule has no window.
@@ -59,7 +88,7 @@ class Rule:
         deviation: robust deviations from the median before (1.4826 × MAD), in place of a threshold.
         window: seconds over which the value is taken: a gauge's median, a counter's rise. 0: the newest sample.
         lasts: seconds for which the comparison must hold (`for`).
-        keep: seconds for which an incident's alert fires, unless its opposite comes first.
+        keep: seconds for which an incident's alert fires, unless its opposite comes first. None: an hour, and a stall's until then.
         severity: one of `SEVERITIES`.
         actions: some of `ACTIONS`.
         summary: a line for people, with labels in braces.
@@ -75,7 +104,7 @@ class Rule:
     deviation: float = math.nan
     window: float = 0.0
     lasts: float = 0.0
-    keep: float = 3600.0
+    keep: float | None = None
     severity: str = "warning"
     actions: tuple[str, ...] = ("log", "webhook")
     summary: str = ""
@@ -123,8 +152,12 @@ def _tables(file: str, text: str) -> dict[str, dict[str, Any]]:
     """Return the tables of the rules in a file, by name."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file}: expected TOML: {error} [SG705]") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: Python reads whole numbers of 4,300 digits at most
+        why = "it nests too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+        raise UsageError(f"{file}: expected TOML: {why} [SG705]") from error
     for key, value in content.items():
         if key != "rule":
             at = _place(file, text, key)
@@ -212,6 +245,7 @@ class _Reader:
             for key in ("compare", "threshold", "of", "deviation", "window", "for"):
                 if key in table:
                     self._refuse(rule.name, key, table[key], "no such key in a rule of an incident")
+            self._check_where(rule, INCIDENTS[rule.incident], f"a fact of {rule.incident}")
             return
         if math.isnan(rule.threshold) == math.isnan(rule.deviation):
             self._refuse(rule.name, "", rule.name, "a threshold or a deviation, and not both")
@@ -224,22 +258,27 @@ class _Reader:
         if "keep" in table:
             self._refuse(rule.name, "keep", table["keep"], "no such key in a rule of a metric")
         known = {label for metric in METRICS if metric.name == rule.metric for label in metric.labels}
-        for label in rule.where or ():
-            if label not in known:
-                labels = ", ".join(sorted(known)) or "none"
-                self._refuse(rule.name, "where", label, f"a label of {rule.metric} ({labels})")
+        self._check_where(rule, known, f"a label of {rule.metric}")
+
+    def _check_where(self, rule: Rule, known: Collection[str], what: str) -> None:
+        for name in rule.where or ():
+            if name not in known:
+                self._refuse(rule.name, "where", name, f"{what} ({', '.join(sorted(known)) or 'none'})")
 
     def _refuse(self, name: str, key: str, value: object, expected: str) -> NoReturn:
         at = _place(self._file, self._text, key, name)
         what = f"rule {name}" if not key else f"{key} of rule {name}"
-        raise UsageError(f"{at}{what} {value!r}: expected {expected} [SG705]")
+        given = (
+            repr(value) if not isinstance(value, int) or abs(value) < 10**300 else "a number of many digits"
+        )
+        raise UsageError(f"{at}{what} {clip(given, TEXT)}: expected {expected} [SG705]")
 
 
 # --- the values of the keys. Each reader raises `ValueError` with what was expected ---
 
 
 def _metric(value: object) -> str:
-    if value not in _TYPES:
+    if not isinstance(value, str) or value not in _TYPES:
         near = did_you_mean(str(value), list(_TYPES))
         raise ValueError(
             f"a metric of docs/reference/metrics.md that is no histogram{': ' * bool(near)}{near}"
@@ -262,10 +301,17 @@ def _word(*words: str) -> Callable[[object], str]:
 
 def _number(value: object) -> float:
     """Return a number, or the seconds of a duration."""
-    number = parse_duration(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        raise ValueError("a number, or a duration such as 90s, 5m, 2h or 7d")
-    return float(number)
+    expected = ValueError("a number, or a duration such as 90s, 5m, 2h or 7d")
+    given = parse_duration(value) if isinstance(value, str) else value
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise expected
+    try:
+        number = float(given)
+    except OverflowError:  # a whole number of any length is TOML
+        raise expected from None
+    if not math.isfinite(number):
+        raise expected
+    return number
 
 
 def _positive(value: object) -> float:
@@ -305,11 +351,11 @@ def _summary(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a line for people")
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(value) if name is not None]
+        parts = [part[1:] for part in string.Formatter().parse(value) if part[1] is not None]
     except ValueError:
-        names = [""]
-    if not all(name.isidentifier() for name in names):
-        raise ValueError("a line with names of labels in braces, as in {run_id}")
+        parts = [("", "", None)]
+    if not all(str(name).isidentifier() and not form and not how for name, form, how in parts):
+        raise ValueError("a line with names of labels in braces, as in {run_id}, and nothing beside the name")
     return value
 
 

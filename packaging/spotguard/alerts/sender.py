@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
+from requests.utils import get_environ_proxies
 
 from ..providers.clock import Clock
-from .evaluation import Alert
+from .evaluation import Alert, Labels
 from .receivers import Origin, Receiver
+from .rules import SEVERITIES
 
 log = logging.getLogger("spotguard.agent")
 
@@ -22,10 +27,10 @@ _PATIENCE = (5.0, 10.0)
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 #: Seconds for which one message is tried.
 _TRIED_FOR = 300.0
-#: Alerts that wait; the oldest ones go first.
+#: Alerts that wait; the oldest of the least severity go first.
 _WAITING = 200
-#: Seconds between two messages to people, and the most in an hour.
-_APART, _AN_HOUR = 10.0, 60
+#: Seconds between two messages to people, and the most alerts of one rule and run in an hour. More wait, and the newest counts.
+_APART, _AN_HOUR, _HOUR = 10.0, 20, 3600.0
 #: Statuses after which the same message may be taken later.
 _LATER = frozenset({408, 425, 429, *range(500, 600)})
 
@@ -46,13 +51,16 @@ class AlertSender:
         self.receiver = receiver
         self._origin = origin
         self._clock = clock
-        self._session = session or requests.Session()
-        self._offset = clock.time() - clock.monotonic()
+        self._session = session or _session_for(receiver.url)
         self._lock = threading.Lock()
         self._news, self._closing, self._never = threading.Event(), threading.Event(), threading.Event()
-        self._waiting: deque[Alert] = deque()
+        #: By rule and labels: the newest state, and before an end that begin which has not been sent.
+        self._waiting: dict[tuple[str, Labels], list[Alert]] = {}
         self._close_by: float | None = None
-        self._sent_at: deque[float] = deque()
+        self._sent_at = -_HOUR
+        #: By rule and run: when alerts for people were taken in the last hour; and those over their limit.
+        self._taken: dict[tuple[str, str], deque[float]] = {}
+        self._limited: set[tuple[str, str]] = set()
         self._failing = False
         #: Messages by result: "sent" or "failed"; and alerts: "dropped".
         self.counts: Counter[str] = Counter(sent=0, failed=0, dropped=0)
@@ -62,13 +70,14 @@ class AlertSender:
     def offer(self, alerts: Sequence[Alert]) -> None:
         """Send these alerts soon. Never blocks."""
         with self._lock:
-            known = {(each.rule.name, each.labels, each.ended is None) for each in self._waiting}
             for alert in alerts:
-                if (alert.rule.name, alert.labels, alert.ended is None) not in known:
-                    self._waiting.append(alert)
-            while len(self._waiting) > _WAITING:
-                self._waiting.popleft()
-                self.counts["dropped"] += 1
+                key = (alert.rule.name, alert.labels)
+                before = self._waiting.pop(key, [])
+                begins = [] if alert.ended is None else [each for each in before if each.ended is None]
+                self._waiting[key] = [*begins, alert]
+            while sum(map(len, self._waiting.values())) > _WAITING:
+                least = min(self._waiting, key=lambda key: _severity(self._waiting[key][-1]))
+                self.counts["dropped"] += len(self._waiting.pop(least))
         self._news.set()
 
     def close(self, until: float) -> None:
@@ -81,8 +90,9 @@ class AlertSender:
     # --- the thread ---
 
     def _run(self) -> None:
+        patience = _HOUR
         while True:
-            self._clock.wait(self._news, 3600.0)
+            self._clock.wait(self._news, patience)
             self._news.clear()
             self._space_out()
             if batch := self._take():
@@ -90,16 +100,37 @@ class AlertSender:
             with self._lock:
                 if self._close_by is not None and not self._waiting:
                     return
+                patience = _APART if self._waiting else _HOUR  # what is over its limit waits for its turn
 
     def _take(self) -> list[Alert]:
+        """Take what may go now, the most severe first."""
+        now = self._clock.monotonic()
         with self._lock:
-            batch = list(self._waiting)
-            self._waiting.clear()
-            if batch and self._for_people and len(self._sent_at) >= _AN_HOUR:
-                self.counts["dropped"] += len(batch)
-                log.warning("%s: %d messages in an hour are the most [SG114]", self.receiver.name, _AN_HOUR)
-                return []
-        return batch
+            keys = list(self._waiting)
+            if self._for_people and self._close_by is None:
+                keys = [key for key in keys if self._may_go(self._waiting[key][-1], now)]
+            batch = [alert for key in keys for alert in self._waiting.pop(key)]
+        return sorted(batch, key=_severity, reverse=True)
+
+    def _may_go(self, alert: Alert, now: float) -> bool:
+        """Return whether people have had few enough alerts of this rule and run in the last hour, and count this one."""
+        key = (alert.rule.name, dict(alert.labels).get("run_id", ""))
+        taken = self._taken.setdefault(key, deque())
+        while taken and taken[0] <= now - _HOUR:
+            taken.popleft()
+        if len(taken) < _AN_HOUR:
+            taken.append(now)
+            self._limited.discard(key)
+            return True
+        if key not in self._limited:
+            self._limited.add(key)
+            log.warning(
+                "%s: %d alerts of rule %s in an hour are the most; the next ones wait [SG114]",
+                self.receiver.name,
+                _AN_HOUR,
+                alert.rule.name,
+            )
+        return False
 
     @property
     def _for_people(self) -> bool:
@@ -107,17 +138,13 @@ class AlertSender:
 
     def _space_out(self) -> None:
         """Wait until the next message to people may go. What comes meanwhile goes with it."""
-        now = self._clock.monotonic()
-        while self._sent_at and self._sent_at[0] < now - 3600.0:
-            self._sent_at.popleft()
-        if self._for_people and self._sent_at:
-            self._clock.wait(self._closing, self._sent_at[-1] + _APART - now)
+        if self._for_people:
+            self._clock.wait(self._closing, self._sent_at + _APART - self._clock.monotonic())
 
     def _send(self, batch: Sequence[Alert]) -> None:
-        body = self.receiver.body(batch, self._origin, lambda at: at + self._offset)
         until, wait = self._clock.monotonic() + _TRIED_FOR, _FIRST_WAIT
         while True:
-            why, later = self._post(body)
+            why, later = self._post(self._body(batch))
             now = self._clock.monotonic()
             if not why:
                 break
@@ -137,7 +164,13 @@ class AlertSender:
             self._failing = False
             log.info("alerts are sent to %s again", self.receiver.name)
         self.counts["sent"] += 1
-        self._sent_at.append(now)
+        self._sent_at = now
+
+    def _body(self, batch: Sequence[Alert]) -> Any:
+        """Return the message of this moment: while it is tried, time goes by, and NTP may set the wall clock."""
+        now = self._clock.monotonic()
+        offset = self._clock.time() - now
+        return self.receiver.body(batch, self._origin, now, lambda at: at + offset)
 
     def _post(self, body: Any) -> tuple[str, float | None]:
         """Return why the receiver has not taken the message ("" if it has), and after how many seconds it may (None: never)."""
@@ -154,6 +187,27 @@ class AlertSender:
             return "", None
         later = min(float(given), _LONGEST_WAIT) if given.isdigit() else 0.0
         return f"it answered {status}", later if status in _LATER else None
+
+
+def _severity(alert: Alert) -> int:
+    return SEVERITIES.index(alert.rule.severity)
+
+
+def _session_for(url: str) -> requests.Session:
+    """Return a session that takes proxies and certificates from the environment, and no passwords from a .netrc."""
+    session = requests.Session()
+    session.trust_env = False
+    session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
+    if not _is_loopback(urlsplit(url).hostname or ""):
+        session.proxies.update(get_environ_proxies(url))
+    return session
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _reason(error: Exception) -> str:

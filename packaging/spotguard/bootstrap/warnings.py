@@ -42,6 +42,11 @@ def doubts(plan: BootstrapPlan, version: str = spotguard.__version__) -> list[st
             f"--deadline {end} is counted from each start of the job, and the unit starts it again 5 s after such an end: for one end of all, pass a "
             f"time, as in {DEADLINE_EXAMPLE}Z"
         )
+    if plan.run.get("webhook"):
+        warnings.append(
+            "--webhook is in user-data, which everything on the machine reads: put a URL that is a secret as SPOTGUARD_WEBHOOK into "
+            f"/etc/spotguard/runs/{plan.run_id}.env"
+        )
     program = shlex.split(plan.command)[0]
     if program.endswith((".py", ".sh")) and "/" not in program:
         warnings.append(

@@ -197,6 +197,22 @@ def test_at_the_end_it_reads_everything_and_its_end_is_no_failure(
     assert caplog.messages == []
 
 
+def test_at_its_end_it_says_for_how_long_it_is_busy_and_its_report_stays(held: Held) -> None:
+    held.helper.reported(HelperReported({"firing": [{"alert": "stall"}], "hanging": ["GPUs"]}))
+    assert held.helper.busy_until == 0.0
+    held.helper.reported(HelperReported({"busy": 60.0}))
+    assert held.helper.busy_until == held.clock.monotonic() + 62.0
+    assert held.helper.state.status()["hanging"] == ["GPUs"]
+
+
+def test_one_that_ends_with_its_stdin_is_not_killed(held: Held) -> None:
+    held.helper.start()
+    held.heard()
+    held.helper.close()
+    assert held.events.next(HelperEnded).returncode == 0
+    held.helper.state = held.helper._with(pid=0)
+
+
 def test_one_that_does_not_end_is_killed(held: Held) -> None:
     helper = held.of(DEAF)
     helper.start()
@@ -227,4 +243,5 @@ def test_its_state_is_plain_json(held: Held) -> None:
         "starts": 1,
         "dropped": 0,
         "firing": [{"alert": "stall"}],
+        "hanging": [],
     }

@@ -226,6 +226,16 @@ def test_a_process_that_trains_is_told_so_that_a_failure_is_over() -> None:
     assert incident.facts["rank"] == 0
 
 
+def test_a_run_is_gone_with_its_last_process() -> None:
+    story = Story()
+    first, second = story.opens(501), story.opens(502)
+    story.closes(first)
+    assert [each for each in story.all(Incident) if each.kind == "gone"] == []
+    story.closes(second)
+    (incident,) = [each for each in story.all(Incident) if each.kind == "gone"]
+    assert incident.facts["run_id"]
+
+
 def test_a_service_reports_the_errors_of_its_sessions() -> None:
     story = Story(command=False)
     session = story.opens(501)

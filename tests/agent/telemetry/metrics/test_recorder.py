@@ -271,6 +271,17 @@ def test_a_step_s_seconds_are_known_after_three_positions_and_go_with_the_last_m
     assert life.value(*who) == 3.0
 
 
+def test_a_pause_between_two_steps_is_no_step_s_time() -> None:
+    life = Life()
+    life.joins()
+    for step in range(5, 20):
+        life.says(Position(step), after=2.0)
+    life.says(Position(20), after=300.0)  # an evaluation
+    for step in range(21, 24):
+        life.says(Position(step), after=2.0)
+        assert life.value("spotguard_step_seconds", "r", "0", "0") == 2.0
+
+
 def test_steps_count_anew_when_training_goes_back() -> None:
     life = Life()
     life.joins()
