@@ -2,11 +2,12 @@
 
 Pruning deletes old checkpoints, and a machine that goes takes its logs along. So each checkpoint has the history of the training
 that led to it: one entry for each earlier attempt, and the facts of its own. `spotguard report` reads them; no save or restore
-depends on them. An older checkpoint has none.
+depends on them. An older checkpoint has none, and another program may have written anything there: what is read is cleaned.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections import deque
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .format.manifest import RankManifest
+
+log = logging.getLogger("spotguard")
 
 #: Steps of each kind whose seconds are kept: the median of the newest ones counts.
 _STEPS = 1024
@@ -76,12 +79,15 @@ class AttemptHistory:
         if not own:
             self._facts["run"] = manifests[0].run_id
             return
-        told = next((each.history for each in manifests if each.history), {})
-        before = {key: value for key, value in told.items() if key in _KEPT}
-        entry = {**before, "attempt": manifests[0].attempt, "last": step}
-        self._earlier = [*(told.get("earlier") or ()), entry]
-        while len(self._earlier) > _EARLIER:
-            self._earlier[:2] = [merged(*self._earlier[:2])]
+        try:
+            told = next((each.history for each in manifests if each.history), {})
+            entry = {**_cleaned(told, _KEPT), "attempt": manifests[0].attempt, "last": step}
+            self._earlier = [*_earlier(told), entry]
+            if len(self._earlier) > _EARLIER:
+                self._earlier[:2] = [merged(*self._earlier[:2])]
+        except Exception:  # a history is for people: it must never stop a restore
+            log.exception("the history of the run is lost; please report it [SG704]")
+            self._earlier = []
 
     def boundary(self, now: float) -> None:
         """Note a boundary, at `now` in monotonic seconds."""
@@ -132,6 +138,34 @@ class AttemptHistory:
 
 #: Facts of an attempt that later attempts hand on.
 _KEPT = ("began", "first", "run", "step_seconds", "cost", "saves")
+#: Those that are whole numbers.
+_WHOLE = ("attempt", "attempts", "first", "last", "saves")
+#: No step, count or second that is real is larger, and no name is longer.
+_LARGEST, _NAME = {True: 10**15, False: 2**32}, 255
+
+
+def _cleaned(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return those facts of a file that can be true."""
+    facts = {}
+    for name in names:
+        value, integral = told.get(name), name in _WHOLE
+        if name == "run":
+            good = isinstance(value, str) and len(value) <= _NAME
+        else:
+            kinds = (int,) if integral else (int, float)
+            good = type(value) in kinds and 0 <= value <= _LARGEST[integral]
+        if good:
+            facts[name] = value
+    return facts
+
+
+def _earlier(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of a history that make sense, the newest ones if there are too many."""
+    entries = told.get("earlier")
+    if not isinstance(entries, list):
+        return []
+    some = [_cleaned(each, (*_KEPT, *_WHOLE)) for each in entries[-_EARLIER:] if isinstance(each, dict)]
+    return [each for each in some if "attempt" in each and "last" in each]
 
 
 def merged(older: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,3 +104,17 @@ def test_a_checkpoint_hands_on_the_attempts_before_it(monkeypatch: pytest.Monkey
     assert (history["first"], history["from"]) == (2, "000000002-0001-0000")
     marker = json.loads(store.objects[f"run/checkpoints/{whole.name}/COMMIT.json"])["commit"]
     assert marker["history"] == history
+
+
+def test_a_history_that_makes_no_sense_stops_no_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does a mistake in its reading."""
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    store = FakeStore()
+    with trained(store, 2) as (guard, _, _):
+        guard._history._earlier = 7  # type: ignore[assignment]
+        guard.save()
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == 2
+    monkeypatch.setattr("spotguard.hooks.checkpoint.history._earlier", lambda told: 1 / 0)
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == 2
