@@ -163,7 +163,7 @@ class Guard:
         self._report = Report(
             self._checkpointer.requests.put,
             run_id,
-            attempt,
+            lambda: self._checkpointer.attempt,
             clock,
             self._agent.send,
             self._alarm_told,
@@ -298,7 +298,9 @@ class Guard:
         try:
             self._gate.begin_boundary()
             if self._restored:
-                self._checkpointer.begin_attempt(self._startup.claim())
+                attempt = self._startup.claim()
+                self._report.record_end("left")
+                self._checkpointer.begin_attempt(attempt)
             done = self._startup.load(self._state, step=step, run_id=run_id)
             self._state.at_boundary()
         except BaseException:

@@ -29,7 +29,7 @@ class AttemptLine:
     started: float | None
     began: float | None
     ended: float | None
-    #: "notice", "error", "ended", "interrupted"; "running"; "" if the store does not have it.
+    #: "notice", "error", "ended", "interrupted", "left" by a restore; "running"; "" if the store does not have it.
     end: str
     #: The cause of the end in words.
     cause: str
@@ -105,7 +105,7 @@ def end_of(attempt: AttemptFacts) -> EventFact | None:
     After a notice that was withdrawn, training went on: a later checkpoint shows that.
     """
     by_kind = {each.kind: each for each in attempt.events}  # the newest of each kind
-    for kind in ("error", "ended", "interrupted"):
+    for kind in ("error", "ended", "interrupted", "left"):
         if kind in by_kind:
             return by_kind[kind]
     notice = by_kind.get("notice")

@@ -24,7 +24,7 @@ class CheckpointFact:
 class EventFact:
     """A record of an attempt: of a notice, of an error, of a stall, or of the end of its script."""
 
-    #: "notice", "error", "save" (at an error), "stall", "ended" or "interrupted".
+    #: "notice", "error", "save" (at an error), "stall", "ended", "interrupted" or "left".
     kind: str
     #: Wall seconds.
     at: float

@@ -152,7 +152,7 @@ def _end(drawing: Drawing, end: str, x: float, y: float) -> None:
     elif end == "error":
         drawing.line(x - 5, y - 15, x + 5, y - 5, "error")
         drawing.line(x + 5, y - 15, x - 5, y - 5, "error")
-    elif end in ("ended", "interrupted"):
+    elif end in ("ended", "interrupted", "left"):
         drawing.dot(x, y, 5, "ended")
 
 

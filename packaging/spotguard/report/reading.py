@@ -219,7 +219,7 @@ def _of_end(record: dict[str, Any], put: float) -> EventFact | None:
     if not record:
         return None
     kind, history = text(record, "why"), mapping(record, "history")
-    known = kind if kind in ("ended", "interrupted") else "ended"
+    known = kind if kind in ("ended", "interrupted", "left") else "ended"
     return EventFact(known, number(record, "ended") or put, "", whole(history, "completed"), history=history)
 
 

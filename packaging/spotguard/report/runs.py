@@ -109,7 +109,7 @@ def reckon_line(
     newest, whole = listing.attempts[-1], listing.newest
     own = listing.complete.get(newest, [])
     saved = own[0].put if own else None
-    ends = [each for each in events if each.kind in ("error", "ended", "interrupted")]
+    ends = [each for each in events if each.kind in ("error", "ended", "interrupted", "left")]
     notices = [each for each in events if each.kind == "notice"]
     # A checkpoint of a later step shows that training went on. The dates of two clocks alone would not.
     if not ends and notices and (not own or own[0].name.step <= (notices[-1].step or 0)):

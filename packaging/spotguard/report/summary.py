@@ -19,6 +19,7 @@ STATES = {
     "error": "ended by an error",
     "ended": "ended by itself",
     "interrupted": "interrupted by Ctrl-C",
+    "left": "left by a second restore",
     "silent": "silent: killed, or without a sign",
     "empty": "empty",
     "running": "training",
@@ -65,7 +66,7 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     age = "" if report.age is None else f", its checkpoint is {span(report.age)} old"
     yield "step", steps(report.step), f"{count(report.counted, 'step')} of this run count{age}"
     ends = [line.end for line in report.attempts]
-    kinds = [(kind, ends.count(kind)) for kind in ("notice", "error", "ended", "interrupted", "")]
+    kinds = [(kind, ends.count(kind)) for kind in ("notice", "error", "ended", "interrupted", "left", "")]
     told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
     yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
     yield "wall time", span(report.wall), "from the first start to the last sign of the run"

@@ -118,3 +118,22 @@ def test_a_history_that_makes_no_sense_stops_no_restore(monkeypatch: pytest.Monk
     monkeypatch.setattr("spotguard.hooks.checkpoint.history._earlier", lambda told: 1 / 0)
     with guarded(store, small().values) as guard:
         assert guard.restore() == 2
+
+
+def test_after_a_second_restore_records_belong_to_its_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt that it left has an end of its own."""
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    store = FakeStore()
+    with trained(store, 2) as (guard, job, _):
+        guard.save()
+        step_on(guard, job, 2)
+        assert guard.restore() == 2
+        testing.preempt(guard, seconds=60)
+        with pytest.raises(Preempted):
+            step_on(guard, job, 2, 3, 4)
+    (left,) = records(store, "ends")
+    assert (left["why"], left["history"]["completed"], left["history"]["periodic"]) == ("left", 3, 2)
+    assert [key for key in sorted(store.objects) if key.startswith(("run/ends/", "run/outcomes/"))] == [
+        "run/ends/0001.json",
+        "run/outcomes/0002-01.json",
+    ]
