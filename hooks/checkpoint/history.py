@@ -47,6 +47,10 @@ class AttemptHistory:
         self._since = 0.0
         #: A save is under way; and one was, at some moment of the present step.
         self._saving = self._disturbed = False
+        #: The first step is under way: it may compile, so it is not like any other.
+        self._compiling = True
+        #: Seconds of the present step for which training stood still for a copy: they are a cost of their own.
+        self._stood = 0.0
         #: Seconds that the checkpoints cost training, and their number.
         self._cost, self._saves = 0.0, 0
         #: The step of the newest checkpoint of this attempt that no notice asked for.
@@ -71,7 +75,7 @@ class AttemptHistory:
             wall: wall-clock seconds.
         """
         self._clear()
-        self._since, self._disturbed = now, True  # the first step may compile
+        self._since, self._compiling = now, True
         self._facts = {"began": round(wall, 3), "first": step}
         if not manifests:
             return
@@ -91,8 +95,10 @@ class AttemptHistory:
 
     def boundary(self, now: float) -> None:
         """Note a boundary, at `now` in monotonic seconds."""
-        seconds, self._since = now - self._since, now
-        if self._disturbed:
+        seconds, self._since, self._stood = max(0.0, now - self._since - self._stood), now, 0.0
+        if self._compiling:
+            self._compiling, self._disturbed = False, self._saving
+        elif self._disturbed:
             self._disturbed = self._saving
             self._beside.append(seconds)
         else:
@@ -106,6 +112,10 @@ class AttemptHistory:
             yield
         finally:
             self._saving = False
+
+    def stood_still(self, seconds: float) -> None:
+        """Note that training stood still for a copy. The saving thread calls it as soon as training may go on."""
+        self._stood += seconds
 
     def saved(self, step: int, cost: float) -> None:
         """Note a checkpoint that no notice asked for, with the seconds of training that it cost."""
@@ -130,12 +140,17 @@ class AttemptHistory:
             "interval": None if math.isinf(self.interval) else round(self.interval, 1),
         }
 
+    def of_rank(self, rank: int) -> dict[str, Any]:
+        """Return the facts that this rank knows: the first one alone has the times of steps and checkpoints."""
+        return {name: value for name, value in self.facts.items() if not rank or name not in _TIMES}
+
     @property
     def whole(self) -> dict[str, Any]:
         """The facts, and an entry for each earlier attempt whose steps count, the oldest first."""
         return {**self.facts, "earlier": self._earlier}
 
 
+_TIMES = ("step_seconds", "saves", "cost", "interval")
 #: Facts of an attempt that later attempts hand on.
 _KEPT = ("began", "first", "run", "step_seconds", "cost", "saves")
 #: Those that are whole numbers.
@@ -153,7 +168,7 @@ def _cleaned(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
             good = isinstance(value, str) and len(value) <= _NAME
         else:
             kinds = (int,) if integral else (int, float)
-            good = type(value) in kinds and 0 <= value <= _LARGEST[integral]
+            good = type(value) in kinds and 0 <= (value or 0) <= _LARGEST[integral]
         if good:
             facts[name] = value
     return facts

@@ -42,7 +42,7 @@ def test_a_first_start_has_no_earlier_attempts() -> None:
 
 
 def test_the_steps_that_a_save_disturbs_are_kept_apart() -> None:
-    """The first one too: it may compile."""
+    """The first one counts to neither: it may compile."""
     history = begun(at=100.0)
     history.boundary(130.0)
     for number in range(1, 6):
@@ -57,6 +57,28 @@ def test_the_steps_that_a_save_disturbs_are_kept_apart() -> None:
         pass  # within one step
     history.boundary(166.0)
     assert history.facts["step_seconds"] == 2.0
+
+
+def test_the_time_for_which_training_stood_still_is_no_part_of_a_slower_step() -> None:
+    """It is a cost by itself, and would count twice."""
+    history = begun(at=100.0)
+    for at in (160.0, 170.0, 180.0):
+        history.boundary(at)
+    with history.saving():
+        history.stood_still(5.0)
+        history.boundary(195.0)
+    assert history.step_seconds == (10.0, 10.0)
+    history.boundary(206.0)
+    assert history.step_seconds == (10.5, 10.0)
+
+
+def test_a_rank_without_times_has_none_in_its_records() -> None:
+    facts = begun().of_rank(1)
+    assert (
+        facts["first"],
+        [name for name in ("step_seconds", "saves", "cost", "interval") if name in facts],
+    ) == (0, [])
+    assert begun().of_rank(0) == begun().facts
 
 
 def test_checkpoints_that_no_notice_asked_for_are_counted_with_their_cost() -> None:

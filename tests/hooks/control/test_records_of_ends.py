@@ -52,6 +52,42 @@ def test_ctrl_c_is_named() -> None:
     assert [each["why"] for each in records(store, "ends")] == ["interrupted"]
 
 
+def test_an_error_of_an_earlier_cell_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    monkeypatch.setattr("sys.last_value", KeyboardInterrupt(), raising=False)
+    with trained(store):
+        pass
+    assert [each["why"] for each in records(store, "ends")] == ["ended"]
+
+
+def test_the_record_of_the_end_comes_after_the_last_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    store = FakeStore()
+    with trained(store, 2) as (guard, _, _):
+        guard._schedule.ask(going=True)
+        guard.step()
+    puts = [key for verb, key in store.calls if verb == "put"]
+    assert puts[-1] == "run/ends/0001.json"
+    assert any("/checkpoints/" in key for key in puts)
+    assert records(store, "ends")[0]["history"]["periodic"] == 3
+
+
+def test_ctrl_c_while_a_guard_closes_leaves_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with guarded(store, small().values) as guard:
+        guard.restore()
+        with monkeypatch.context() as patch:
+            patch.setattr(guard._saver, "close", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                guard.close()
+        assert guard.closed
+        assert guard._gate.inert
+
+
 def test_a_process_that_never_trained_has_no_end() -> None:
     store = FakeStore()
     with guarded(store, small().values):

@@ -135,16 +135,17 @@ def test_the_record_in_the_store_is_kept_by_whoever_speaks(rank: int, key: str) 
 
 def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:
     kept: list[str] = []
-    attempt = 3
+    attempts = [3]
     report = Report(
         lambda key, data, seconds: kept.append(key),
         "run",
-        lambda: attempt,
+        lambda: attempts[-1],
         ManualClock(),
         lambda message, droppable=False: True,
         lambda preemption: None,
         lambda preemption, committed: None,
     )
     for attempt in (3, 3, 4):
+        attempts.append(attempt)
         report.failed(alarm_of(protocol.LAUNCHER), "the store is full", 5)
     assert kept == [outcome_key("run", 3, 1), outcome_key("run", 3, 2), outcome_key("run", 4, 1)]
