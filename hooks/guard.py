@@ -163,14 +163,14 @@ class Guard:
         self._report = Report(
             self._checkpointer.requests.put,
             run_id,
-            attempt,
+            lambda: self._checkpointer.attempt,
             clock,
             self._agent.send,
             self._alarm_told,
             self._alarm_ended,
             rank=self._rank,
             keeps=lambda: self._coordinator is None or self._coordinator.speaks,
-            history=lambda: {**self._history.facts, "completed": self._gate.place.completed},
+            history=lambda: {**self._history.of_rank(self._rank), "completed": self._gate.place.completed},
         )
         self._saver = Saver(
             gate=self._gate,
@@ -298,7 +298,9 @@ class Guard:
         try:
             self._gate.begin_boundary()
             if self._restored:
-                self._checkpointer.begin_attempt(self._startup.claim())
+                attempt = self._startup.claim()
+                self._report.record_end("left")
+                self._checkpointer.begin_attempt(attempt)
             done = self._startup.load(self._state, step=step, run_id=run_id)
             self._state.at_boundary()
         except BaseException:
@@ -640,19 +642,19 @@ class Guard:
         """
         if self.closed:
             return
-        self._errors.end()
-        self._shutdown.at_exit()
-        self._record_end()
-        self.closed = True
-        self._saver.close(_LAST_UPLOAD)
-        self._undo()
+        why = "interrupted" if isinstance(self._errors.ending, KeyboardInterrupt) else "ended"
+        try:
+            self._errors.end()
+            self._shutdown.at_exit()
+            self.closed = True
+            self._saver.close(_LAST_UPLOAD, lambda: self._record_end(why))
+        finally:  # even after a Ctrl-C meanwhile
+            self._undo()
 
-    def _record_end(self) -> None:
+    def _record_end(self, why: str) -> None:
         """Record that the script has ended by itself. A notice and an error have records of their own."""
-        if not self._saver.ready or self._errors.met or self._saver.alarmed or sigterm.held():
-            return
-        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-        self._report.record_end("interrupted" if isinstance(error, KeyboardInterrupt) else "ended")
+        if self._saver.ready and not (self._errors.met or self._saver.alarmed or sigterm.held()):
+            self._report.record_end(why)
 
     def _undo(self) -> None:
         self.closed = True

@@ -2,11 +2,12 @@
 
 Pruning deletes old checkpoints, and a machine that goes takes its logs along. So each checkpoint has the history of the training
 that led to it: one entry for each earlier attempt, and the facts of its own. `spotguard report` reads them; no save or restore
-depends on them. An older checkpoint has none.
+depends on them. An older checkpoint has none, and another program may have written anything there: what is read is cleaned.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections import deque
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .format.manifest import RankManifest
+
+log = logging.getLogger("spotguard")
 
 #: Steps of each kind whose seconds are kept: the median of the newest ones counts.
 _STEPS = 1024
@@ -44,6 +47,10 @@ class AttemptHistory:
         self._since = 0.0
         #: A save is under way; and one was, at some moment of the present step.
         self._saving = self._disturbed = False
+        #: The first step is under way: it may compile, so it is not like any other.
+        self._compiling = True
+        #: Seconds of the present step for which training stood still for a copy: they are a cost of their own.
+        self._stood = 0.0
         #: Seconds that the checkpoints cost training, and their number.
         self._cost, self._saves = 0.0, 0
         #: The step of the newest checkpoint of this attempt that no notice asked for.
@@ -68,7 +75,7 @@ class AttemptHistory:
             wall: wall-clock seconds.
         """
         self._clear()
-        self._since, self._disturbed = now, True  # the first step may compile
+        self._since, self._compiling = now, True
         self._facts = {"began": round(wall, 3), "first": step}
         if not manifests:
             return
@@ -76,17 +83,22 @@ class AttemptHistory:
         if not own:
             self._facts["run"] = manifests[0].run_id
             return
-        told = next((each.history for each in manifests if each.history), {})
-        before = {key: value for key, value in told.items() if key in _KEPT}
-        entry = {**before, "attempt": manifests[0].attempt, "last": step}
-        self._earlier = [*(told.get("earlier") or ()), entry]
-        while len(self._earlier) > _EARLIER:
-            self._earlier[:2] = [merged(*self._earlier[:2])]
+        try:
+            told = next((each.history for each in manifests if each.history), {})
+            entry = {**_cleaned(told, _KEPT), "attempt": manifests[0].attempt, "last": step}
+            self._earlier = [*_earlier(told), entry]
+            if len(self._earlier) > _EARLIER:
+                self._earlier[:2] = [merged(*self._earlier[:2])]
+        except Exception:  # a history is for people: it must never stop a restore
+            log.exception("the history of the run is lost; please report it [SG704]")
+            self._earlier = []
 
     def boundary(self, now: float) -> None:
         """Note a boundary, at `now` in monotonic seconds."""
-        seconds, self._since = now - self._since, now
-        if self._disturbed:
+        seconds, self._since, self._stood = max(0.0, now - self._since - self._stood), now, 0.0
+        if self._compiling:
+            self._compiling, self._disturbed = False, self._saving
+        elif self._disturbed:
             self._disturbed = self._saving
             self._beside.append(seconds)
         else:
@@ -100,6 +112,10 @@ class AttemptHistory:
             yield
         finally:
             self._saving = False
+
+    def stood_still(self, seconds: float) -> None:
+        """Note that training stood still for a copy. The saving thread calls it as soon as training may go on."""
+        self._stood += seconds
 
     def saved(self, step: int, cost: float) -> None:
         """Note a checkpoint that no notice asked for, with the seconds of training that it cost."""
@@ -124,14 +140,47 @@ class AttemptHistory:
             "interval": None if math.isinf(self.interval) else round(self.interval, 1),
         }
 
+    def of_rank(self, rank: int) -> dict[str, Any]:
+        """Return the facts that this rank knows: the first one alone has the times of steps and checkpoints."""
+        return {name: value for name, value in self.facts.items() if not rank or name not in _TIMES}
+
     @property
     def whole(self) -> dict[str, Any]:
         """The facts, and an entry for each earlier attempt whose steps count, the oldest first."""
         return {**self.facts, "earlier": self._earlier}
 
 
+_TIMES = ("step_seconds", "saves", "cost", "interval")
 #: Facts of an attempt that later attempts hand on.
 _KEPT = ("began", "first", "run", "step_seconds", "cost", "saves")
+#: Those that are whole numbers.
+_WHOLE = ("attempt", "attempts", "first", "last", "saves")
+#: No step, count or second that is real is larger, and no name is longer.
+_LARGEST, _NAME = {True: 10**15, False: 2**32}, 255
+
+
+def _cleaned(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return those facts of a file that can be true."""
+    facts = {}
+    for name in names:
+        value, integral = told.get(name), name in _WHOLE
+        if name == "run":
+            good = isinstance(value, str) and len(value) <= _NAME
+        else:
+            kinds = (int,) if integral else (int, float)
+            good = type(value) in kinds and 0 <= (value or 0) <= _LARGEST[integral]
+        if good:
+            facts[name] = value
+    return facts
+
+
+def _earlier(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of a history that make sense, the newest ones if there are too many."""
+    entries = told.get("earlier")
+    if not isinstance(entries, list):
+        return []
+    some = [_cleaned(each, (*_KEPT, *_WHOLE)) for each in entries[-_EARLIER:] if isinstance(each, dict)]
+    return [each for each in some if "attempt" in each and "last" in each]
 
 
 def merged(older: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Report:
     Args:
         put: uploads a small object to the store, within the given seconds (`Errands.put`).
         run_id: the run that the records belong to.
-        attempt: the attempt that the records belong to.
+        attempt: returns the attempt that the records belong to: a second restore begins another one.
         clock: the clock.
         send: sends a message to the agent; returns False if there is none. It never waits for a droppable message.
         telling: called with each notice that ends, before the agent gets the message: from then on the agent may end this
@@ -59,7 +59,7 @@ class Report:
         self,
         put: Callable[[str, memoryview, float], None],
         run_id: str,
-        attempt: int,
+        attempt: Callable[[], int],
         clock: Clock,
         send: MessageSender,
         telling: Callable[[PreemptionNotice], None],
@@ -79,7 +79,8 @@ class Report:
         self._send = send
         self._telling = telling
         self._ended = ended
-        self._count = 0
+        #: The attempt of the newest record, and the number of its records of notices.
+        self._counted, self._count = attempt(), 0
         #: The stacks of this process's threads in the newest stall, by its notice, and the number of stalls.
         self._stacks: dict[str, list[str]] = {}
         self._stalls = 0
@@ -163,9 +164,15 @@ class Report:
         """Tell the agent of the error that ends training."""
         self._send(message)
 
+    def _number(self) -> int:
+        """Return the attempt. The numbers of a new one's records begin again."""
+        if (attempt := self._attempt()) != self._counted:
+            self._counted, self._count, self._stalls = attempt, 0, 0
+        return attempt
+
     def record_error(self, record: dict[str, Any]) -> None:
         """Write the record of the error that ends training beside the checkpoints."""
-        key = failure_key(self._run_id, self._attempt, self._rank)
+        key = failure_key(self._run_id, self._number(), self._rank)
         facts = {"rank": self._rank, "ended": self._clock.time(), "history": self._history()}
         self._store_record(key, {**record, **facts}, _OUTCOME_TIMEOUT)
 
@@ -173,7 +180,7 @@ class Report:
         """Write the record of an end that neither a notice nor an error brought."""
         if self._keeps():
             record = {"why": why, "ended": self._clock.time(), "history": self._history()}
-            self._store_record(end_key(self._run_id, self._attempt), record, _OUTCOME_TIMEOUT)
+            self._store_record(end_key(self._run_id, self._number()), record, _OUTCOME_TIMEOUT)
 
     def checkpointed(self, saved: SavedCheckpoint) -> None:
         self._send(_committed("", saved, self._clock.monotonic()))
@@ -193,10 +200,11 @@ class Report:
         """Write one JSON object beside the checkpoints: the record of what became of a notice. At a stall each rank also
         writes its stacks.
         """
+        attempt = self._number()
         for id in preemption.ids:
             if found := self._stacks.pop(id, None):
                 self._stalls += 1
-                key = stacks_key(self._run_id, self._attempt, self._stalls, self._rank)
+                key = stacks_key(self._run_id, attempt, self._stalls, self._rank)
                 seen = {"notice": id, "ended": self._clock.time(), "step": facts["step"]}
                 self._write(preemption, key, {**seen, "stacks": found})
         if not self._keeps():
@@ -214,7 +222,7 @@ class Report:
             **facts,
             "history": self._history(),
         }
-        self._write(preemption, outcome_key(self._run_id, self._attempt, self._count, self._rank), record)
+        self._write(preemption, outcome_key(self._run_id, attempt, self._count, self._rank), record)
 
     def _write(self, preemption: PreemptionNotice, key: str, record: dict[str, object]) -> None:
         left = min(_OUTCOME_TIMEOUT, max(_OUTCOME_LEAST, preemption.save_by - self._clock.monotonic()))

@@ -69,20 +69,23 @@ class Saver(SaveRequests):
             gate, state, listener, lambda: self._ending or self.no_more_steps, coordinator
         )
         self._saved = saved
+        self._last: Callable[[], None] = lambda: None
         self._streams = OwnStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float, last: Callable[[], None] = lambda: None) -> None:
         """Let the running save end, then join the thread. Training is over: an unfinished step will reach no boundary.
 
         Args:
             timeout: seconds for a background save; an emergency save has its own deadline.
+            last: called on the thread after the last save, within the same time.
         """
         with self._lock:
             self._ending = True
+            self._last = last
             if self._urgent is not None:
                 timeout = max(timeout, self._urgent.scope.left() or 0.0)
         self._gate.wake()  # no boundary comes any more
@@ -109,6 +112,7 @@ class Saver(SaveRequests):
                 self._jobs.put(None)
                 continue
             if job is None:
+                self._do_this(self._last)
                 self._checkpointer.close()
                 return
             self._do_this(partial(self._take, job) if isinstance(job, SaveRequest) else job)

@@ -230,6 +230,7 @@ class Checkpointer:
                 if opened is None:
                     return self._whole(save, self._name(save), started)
                 save, name, opened_at = self._apart(save, opened)
+                self._history.stood_still(opened_at - started)
                 return self._whole(save, name, started, blocked=opened_at - started)
         except StateChanged as error:
             self.spoiled = str(error)

@@ -92,11 +92,11 @@ def test_the_picture_is_said_in_words() -> None:
     text = page_of(RUN)
     assert text.count('role="img"') == 2
     for part in (
-        "Attempt 1 from step 0 to 100 was preempted.",
-        "Attempt 2 from step 100 to 160 ended by an error.",
+        "Attempt 1 from step 0 to 100: preempted.",
+        "Attempt 2 from step 100 to 160: ended by an error.",
     ):
         assert text.count(part) == 2
-    assert "Attempt 3 from step 150 to 200 ended by itself." in text
+    assert "Attempt 3 from step 150 to 200: ended by itself." in text
 
 
 def test_thousands_of_checkpoints_make_a_picture_that_a_browser_can_show() -> None:

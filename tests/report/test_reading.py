@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from spotguard.hooks.checkpoint.format.keys import end_key, failure_key, outcome_key
+from spotguard.report.page import page
+from spotguard.report.reckoning import reckon
 from tests.fakes.checkpoint import Save
 from tests.report.kept import Kept
 
@@ -126,3 +128,47 @@ def test_only_a_few_of_many_failed_ranks_are_read() -> None:
     (one,) = kept.read().attempts
     assert len(one.events) == 8
     assert len(kept.store.calls) == 10
+
+
+def test_the_ranks_that_failed_first_are_read() -> None:
+    """The number of a rank says nothing."""
+    kept = Kept()
+    kept.claim()
+    for rank in reversed(range(20)):
+        kept.at(1100.0 - rank).put(failure_key("run", 1, rank), {"says": f"rank {rank}", "step": 5})
+    (one,) = kept.read().attempts
+    assert [each.text for each in one.events] == [f"rank {rank}" for rank in range(19, 11, -1)]
+
+
+def test_the_newest_fact_counts_and_an_unknown_one_replaces_none() -> None:
+    """A stall, hours of training, then the records of two ranks, the second of which has no times."""
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0).outcome(kind="stall", history={"saves": 1, "cost": 1.0, "periodic": 40})
+    kept.at(8900.0).save(7800, first=0, saves=130, cost=130.0, periodic=7740, step_seconds=1.0)
+    late = {"saves": None, "step_seconds": None, "completed": 7801}
+    kept.at(8901.0).put(failure_key("run", 1, 1), {"says": "an error", "ended": 8901.0, "history": late})
+    (one,) = kept.read().attempts
+    assert one.history == {
+        "first": 0,
+        "saves": 130,
+        "cost": 130.0,
+        "periodic": 7740,
+        "step_seconds": 1.0,
+        "completed": 7801,
+    }
+
+
+def test_numbers_that_cannot_be_true_are_passed_over() -> None:
+    """One foreign record must not break the page."""
+    kept = Kept()
+    kept.claim(machine_count=-5, up=9e14)
+    kept.at(1700.0).save(600, first=-1, step_seconds=-1.0, saves=-10, cost=-1e9, began=8e14)
+    kept.put(end_key("run", 1), {"why": "ended", "ended": 9e14})
+    kept.put(failure_key("run", 1, 0), '{"says": "x", "error": "\\ud800", "step": -5}')
+    facts = kept.read()
+    (one,) = facts.attempts
+    report = reckon(facts, price=1.0)
+    assert (one.machine_count, one.available) == (None, None)
+    assert (report.wall, report.cost, report.saves, report.attempts[0].first) == (700.0, 0.0, 0, None)
+    assert page(report, facts).encode()

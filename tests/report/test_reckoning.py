@@ -105,8 +105,70 @@ def test_after_a_notice_that_was_withdrawn_training_goes_on() -> None:
 def test_a_run_without_a_known_end_trains_while_it_gives_signs(
     now: float, interval: float | None, state: str
 ) -> None:
-    alive = replace(FINISHED, number=1, events=(), history=history(255, 150, interval=interval, periodic=200))
+    alive = replace(
+        FINISHED, number=1, events=(), history=history(255, 150, interval=interval, saves=2, periodic=200)
+    )
     assert reckon(only(alive, now=now)).state == state
+
+
+def test_an_attempt_with_slow_steps_or_a_first_checkpoint_alone_has_longer() -> None:
+    """Its rhythm is not known yet."""
+    for facts in ({"saves": 1}, {"saves": 2, "step_seconds": 120.0}):
+        alive = replace(FINISHED, number=1, events=(), history=history(255, 150, periodic=200, **facts))
+        assert reckon(only(alive, now=2000)).state == "training"
+
+
+def test_objects_of_an_upload_are_a_sign_of_life() -> None:
+    facts = history(255, 150, saves=9, periodic=200)
+    alive = replace(FINISHED, number=1, events=(), history=facts, touched=START + 4000)
+    report = reckon(only(alive, now=4010))
+    assert (report.state, report.attempts[0].ended) == ("training", START + 4000)
+
+
+def test_lost_steps_reach_back_to_where_training_went_on() -> None:
+    """Starts that never trained stand between; nothing knows that they were killed."""
+    idle = [AttemptFacts(number, started=START + 240 + number) for number in (3, 4)]
+    after = replace(FINISHED, number=5)
+    report = reckon(replace(RUN, attempts=(PREEMPTED, FAILED, *idle, after)))
+    assert [(line.end, line.lost) for line in report.attempts[1:4]] == [
+        ("error", 10),
+        ("bare", None),
+        ("bare", None),
+    ]
+    assert "killed" not in " ".join(report.notes)
+    assert "neither a checkpoint nor a record of attempts 3, 4" in " ".join(report.notes)
+    report = reckon(only(PREEMPTED, FAILED, *idle, now=9000))
+    assert (report.lost, report.state) == (10, "silent")
+
+
+def test_without_a_later_training_the_newest_checkpoint_counts() -> None:
+    bare = replace(FAILED, history=history(180, 100, completed=160), checkpoints=())
+    report = reckon(only(PREEMPTED, bare, AttemptFacts(3, started=START + 250), now=9000))
+    assert [line.lost for line in report.attempts] == [0, 60, None]
+
+
+def test_a_save_that_was_not_committed_keeps_nothing_though_a_background_checkpoint_came() -> None:
+    late = replace(PREEMPTED, events=(EventFact("notice", START + 110, "notice", 100, False),))
+    (line,) = reckon(only(late)).attempts
+    assert (line.lost, line.kept) == (0, 0)
+
+
+def test_the_cause_is_named_and_not_what_follows_from_it() -> None:
+    """The first rank learns of it first, by its clock."""
+    events = (
+        EventFact("error", START + 239, "another rank is gone", 159, False, follows=True),
+        EventFact("error", START + 240, "the cause", 160, False),
+        EventFact("error", START + 241, "another error", 160, False),
+        EventFact("error", START + 300, "another rank is gone", 160, False, follows=True),
+    )
+    line = reckon(only(PREEMPTED, replace(FAILED, events=events))).attempts[1]
+    assert (line.cause, line.ended) == ("the cause", START + 300)
+
+
+def test_an_attempt_that_a_restore_left() -> None:
+    left = replace(FAILED, events=(EventFact("left", START + 240, "", 160),))
+    line = reckon(replace(RUN, attempts=(PREEMPTED, left, FINISHED))).attempts[1]
+    assert (line.end, line.lost, line.kept) == ("left", 10, None)
 
 
 def test_steps_of_another_run_do_not_count() -> None:
@@ -123,18 +185,22 @@ def test_a_branch_that_was_left_does_not_count() -> None:
     assert (report.counted, report.lost) == (200, 70)
 
 
-def test_the_steps_behind_the_last_checkpoint_count_if_the_script_came_to_its_end() -> None:
-    """It has used them, though no start would have them."""
-    unsaved = replace(FINISHED, number=1, checkpoints=(checkpoint(190, 290),))
+def test_steps_behind_the_newest_checkpoint_are_lost_where_a_script_ends() -> None:
+    """An exit in the middle looks the same, and no start has them."""
+    unsaved = replace(
+        FINISHED,
+        number=1,
+        history=history(255, 150, periodic=190, completed=200),
+        checkpoints=(checkpoint(190, 290),),
+    )
     report = reckon(only(unsaved))
-    assert (report.step, report.counted, report.lost) == (200, 50, 0)
-    stopped = replace(unsaved, events=(EventFact("interrupted", START + 310, "", 200),))
-    report = reckon(only(stopped))
-    assert (report.step, report.lost) == (190, 10)
+    assert (report.step, report.counted, report.lost) == (190, 40, 10)
+    assert "attempt 1 ended behind its newest checkpoint" in " ".join(report.notes)
 
 
-def test_so_do_those_of_an_attempt_that_saved_nothing() -> None:
-    unsaved = replace(FINISHED, history=history(255, 150, completed=200), checkpoints=())
+def test_a_last_checkpoint_that_is_deleted_counts() -> None:
+    """The script had saved its last step."""
+    unsaved = replace(FINISHED, history=history(255, 150, periodic=200, completed=200), checkpoints=())
     newest = {**FAILED.history, "earlier": [{**history(10, 0), "attempt": 1, "last": 100}]}
     report = reckon(replace(RUN, attempts=(PREEMPTED, FAILED, unsaved), history=newest))
     assert (report.step, report.counted, report.lost) == (200, 200, 10)

@@ -12,8 +12,8 @@ from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
 from tests.report.kept import Kept
 
-#: A run that saves every 100 s trains if it gave a sign in 900 s, and is blind after 300 s without a checkpoint.
-EVERY: dict[str, Any] = {"first": 0, "interval": 100.0}
+#: A run that saves every 100 s trains if it gave a sign in 900 s, and is blind after 300 s without a checkpoint: it has made two.
+EVERY: dict[str, Any] = {"first": 0, "interval": 100.0, "saves": 2}
 
 
 def line(kept: Kept, now: float) -> RunLine:
@@ -56,9 +56,10 @@ def test_a_run_without_any_checkpoint_is_blind_when_its_time_has_come() -> None:
     kept = Kept()
     kept.claim()
     assert line(kept, 1100.0).blind is False
-    late = line(kept, 1000.0 + 3601.0)
+    assert line(kept, 1000.0 + 3601.0).blind is False  # it is silent: most likely it trains no more
+    late = line(kept, 1000.0 + 1801.0)
     assert (late.state, late.blind, late.step, late.checkpoint, late.age) == (
-        "silent",
+        "training",
         True,
         None,
         None,
@@ -72,7 +73,7 @@ def test_a_new_attempt_does_not_see_by_the_checkpoints_of_the_last_one() -> None
     kept.at(1100.0).save(10, **EVERY)
     kept.at(9000.0).claim()
     assert line(kept, 9010.0).blind is False
-    run = line(kept, 13000.0)
+    run = line(kept, 12000.0)
     assert (run.blind, run.step) == (True, 10)
 
 
@@ -138,3 +139,24 @@ def test_a_save_that_never_ended_is_no_checkpoint() -> None:
     kept.claim()
     kept.put(Save("run", 1, 10).prefix + object_name(0, 1, 0), "bytes")
     assert (line(kept, 1100.0).step, line(kept, 1100.0).checkpoint) == (None, None)
+
+
+def test_the_last_error_is_the_cause_and_not_what_follows_from_it() -> None:
+    kept = Kept()
+    kept.claim()
+    lost = {"kind": "peer-lost", "says": "another rank is gone", "step": 5}
+    kept.at(1100.0).put(failure_key("run", 1, 0), lost | {"ended": 1100.0})
+    kept.at(1101.0).put(failure_key("run", 1, 1), {"says": "the cause", "step": 5, "ended": 1101.0})
+    assert (line(kept, 1110.0).failure, line(kept, 1110.0).failed_at) == ("the cause", 1101.0)
+    kept.at(1200.0).claim()
+    assert (line(kept, 1210.0).failure, line(kept, 1210.0).failed_attempt) == ("the cause", 1)
+
+
+def test_many_records_of_one_attempt_take_no_request_each() -> None:
+    kept = Kept()
+    kept.claim()
+    for number in range(1, 100):
+        kept.outcome(number=number, kind="stall")
+    kept.store.calls.clear()
+    line(kept, 1100.0)
+    assert [verb for verb, _ in kept.store.calls].count("get") <= 6

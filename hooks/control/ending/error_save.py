@@ -87,12 +87,17 @@ class ErrorSave:
 
         A script may close its guard in a `finally`, before its error comes to the hook. A library may have put its own hook in
         this one's place (rich's does not call the one before); Python keeps the error that ends a program in `sys.last_value`.
-        At a prompt, that is the error of an earlier line.
         """
-        at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
-        self.handle(sys.exc_info()[1] or (None if at_prompt else getattr(sys, "last_value", None)))
+        self.handle(self.ending)
         if sys.excepthook == self._hook:
             sys.excepthook = self._previous
+
+    @property
+    def ending(self) -> BaseException | None:
+        """The error that ends the program now; None if it ends without one. At a prompt, the last one is of an earlier line."""
+        at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
+        error = sys.exc_info()[1] or (None if at_prompt else getattr(sys, "last_value", None))
+        return None if any(error is each for each in self._before) else error
 
     def _hook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         with _no_worker_error():

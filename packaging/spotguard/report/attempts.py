@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,11 @@ from .facts import AttemptFacts, EventFact, RunFacts, number, whole
 
 #: Seconds of slack between a record and the checkpoint that it reports.
 _SLACK = 1.0
-#: Seconds without a sign after which an attempt without a known end is not taken for one that trains: at least, where the interval
-#: is known as a number of intervals, and where it is not.
-QUIET_LEAST, QUIET_INTERVALS, QUIET = 900.0, 3, 3600.0
+#: Seconds without a sign after which an attempt without a known end is not taken for one that trains: at least; as a number of
+#: intervals, and of steps; and as long as its rhythm is not known.
+_QUIET_LEAST, _QUIET_INTERVALS, _QUIET_STEPS, _QUIET = 900.0, 3, 20, 3600.0
+#: Ends of which the store has no record.
+UNSEEN = ("", "bare")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class AttemptLine:
     started: float | None
     began: float | None
     ended: float | None
-    #: "notice", "error", "ended", "interrupted"; "running"; "" if the store does not have it.
+    #: "notice", "error", "ended", "interrupted", "left" by a restore; "running"; "" if the store does not have it;
+    #: "bare": the attempt left neither a checkpoint nor a record.
     end: str
     #: The cause of the end in words.
     cause: str
@@ -49,34 +51,45 @@ class AttemptLine:
 
 
 def attempt_lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
-    attempts = facts.attempts
-    return tuple(
-        _line(attempt, after, facts)
-        for attempt, after in itertools.zip_longest(attempts, attempts[1:])
-        if attempt is not None
-    )
+    newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
+    lines: list[AttemptLine] = []
+    resumed: int | None = None  # where the next attempt began that trained
+    for attempt in reversed(facts.attempts):
+        lines.append(_line(attempt, facts, resumed, newest))
+        if (first := whole(attempt.history, "first")) is not None:
+            resumed = first
+    return tuple(reversed(lines))
 
 
-def _line(attempt: AttemptFacts, after: AttemptFacts | None, facts: RunFacts) -> AttemptLine:
+def _line(
+    attempt: AttemptFacts, facts: RunFacts, resumed: int | None, newest: AttemptFacts | None
+) -> AttemptLine:
     history, end = attempt.history, end_of(attempt)
     committed = attempt.checkpoints[-1].step if attempt.checkpoints else None
     first = whole(history, "first")
     last = last_step(attempt, end)
-    resumed = committed if after is None else whole(after.history, "first")
-    if after is None and came_to_its_end(attempt):
-        resumed = last
-    elif after is None and resumed is None:
-        resumed = first
+    if resumed is None:  # nothing trained after it
+        if saved_its_end(attempt):
+            resumed = last
+        elif newest is None:
+            resumed = first
+        elif newest.number <= attempt.number:
+            resumed = newest.checkpoints[-1].step
     periodic = whole(history, "periodic")
     if periodic is None:
         periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
     stops = end is not None and end.kind in ("notice", "error")
     done = last if last is not None else committed
     since = periodic if periodic is not None else first
-    ended = _ended(attempt, end)
-    patience = quiet(rhythm(history, [each.at for each in attempt.checkpoints]))
-    running = after is None and end is None and ended is not None and facts.now - ended <= patience
+    kind = "" if end is None else end.kind
+    if end is None and attempt is facts.attempts[-1] and trains(attempt, facts.now):
+        kind = "running"
+    elif first is None and not attempt.checkpoints and not attempt.events:
+        kind = "bare"
     lost = None if last is None or resumed is None else max(0, last - resumed)
+    kept: int | None = None
+    if stops and end is not None and done is not None and since is not None:
+        kept = max(0, done - since - (lost or 0)) if end.committed else 0
     return AttemptLine(
         number=attempt.number,
         machines=attempt.machines,
@@ -84,14 +97,14 @@ def _line(attempt: AttemptFacts, after: AttemptFacts | None, facts: RunFacts) ->
         world=attempt.world,
         started=attempt.started,
         began=number(history, "began"),
-        ended=ended,
-        end="running" if running else "" if end is None else end.kind,
+        ended=_ended(attempt, end),
+        end=kind,
         cause="" if end is None else end.text,
         first=first,
         last=last,
         committed=committed,
         lost=lost,
-        kept=max(0, done - since - (lost or 0)) if stops and done is not None and since is not None else None,
+        kept=kept,
         step_seconds=number(history, "step_seconds"),
         saves=whole(history, "saves"),
         cost=number(history, "cost"),
@@ -102,17 +115,29 @@ def _line(attempt: AttemptFacts, after: AttemptFacts | None, facts: RunFacts) ->
 def end_of(attempt: AttemptFacts) -> EventFact | None:
     """Return the event that ended the attempt, or None if the store does not have it.
 
-    After a notice that was withdrawn, training went on: a later checkpoint shows that.
+    After a notice that was withdrawn, training went on: a checkpoint of a later step shows that. Dates alone would not, for they
+    are of two clocks.
     """
+    if (error := first_error(attempt.events)) is not None:
+        return error
     by_kind = {each.kind: each for each in attempt.events}  # the newest of each kind
-    for kind in ("error", "ended", "interrupted"):
+    for kind in ("ended", "interrupted", "left"):
         if kind in by_kind:
             return by_kind[kind]
     notice = by_kind.get("notice")
     if notice is None:
         return None
-    later = [each for each in attempt.checkpoints if each.at > notice.at + _SLACK]
-    return None if any(each.step > (notice.step or 0) for each in later) else notice
+    if notice.step is None:
+        later = any(each.at > notice.at + _SLACK for each in attempt.checkpoints)
+    else:
+        later = any(each.step > notice.step for each in attempt.checkpoints)
+    return None if later else notice
+
+
+def first_error(events: Iterable[EventFact]) -> EventFact | None:
+    """Return the error that the others follow from: those that tell of another rank's come last, then the earliest counts."""
+    errors = [each for each in events if each.kind == "error"]
+    return min(errors, key=lambda each: (each.follows, each.at), default=None)
 
 
 def last_step(attempt: AttemptFacts, end: EventFact | None) -> int | None:
@@ -122,13 +147,36 @@ def last_step(attempt: AttemptFacts, end: EventFact | None) -> int | None:
     return end.step if end.step is not None else whole(end.history, "completed")
 
 
+def last_sign(attempt: AttemptFacts) -> float | None:
+    """Return when the attempt gave its last sign; None if it gave none."""
+    signs = [each.at for each in attempt.checkpoints] + [each.at for each in attempt.events]
+    signs += [
+        each for each in (attempt.started, number(attempt.history, "began"), attempt.touched or None) if each
+    ]
+    return max(signs, default=None)
+
+
 def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:
     """Return when the attempt ended, or its last sign."""
-    signs = [each.at for each in attempt.checkpoints] + [each.at for each in attempt.events]
-    signs += [each for each in (attempt.started, number(attempt.history, "began")) if each is not None]
-    if end is not None:
-        return max([end.at, *(each for each in signs if each <= end.at + _SLACK)])
-    return max(signs, default=None)
+    if end is None:
+        return last_sign(attempt)
+    at = max(each.at for each in (end, *attempt.events) if each.kind == end.kind)
+    return max([at, *(each.at for each in attempt.checkpoints if each.at <= at + _SLACK)])
+
+
+def trains(attempt: AttemptFacts, now: float) -> bool:
+    """Whether an attempt without a known end still gives signs of life."""
+    sign = last_sign(attempt)
+    return sign is not None and now - sign <= patience(attempt)
+
+
+def patience(attempt: AttemptFacts) -> float:
+    """Return the seconds without a sign after which an attempt is not taken for one that trains."""
+    history, dates = attempt.history, [each.at for each in attempt.checkpoints]
+    apart, step = rhythm(history, dates), number(history, "step_seconds") or 0.0
+    if not apart or max(len(dates), whole(history, "saves") or 0) < 2:
+        return _QUIET  # the first interval is a guess, and its steps may compile
+    return max(_QUIET_LEAST, _QUIET_INTERVALS * apart, _QUIET_STEPS * step)
 
 
 def rhythm(history: Mapping[str, Any], dates: Sequence[float]) -> float:
@@ -143,11 +191,10 @@ def rhythm(history: Mapping[str, Any], dates: Sequence[float]) -> float:
     return max([number(history, "interval") or 0.0, *(dates[-1] - each for each in dates[-2:-1])])
 
 
-def quiet(rhythm: float) -> float:
-    """Return the seconds without a sign after which an attempt is not taken for one that trains."""
-    return max(QUIET_LEAST, QUIET_INTERVALS * rhythm) if rhythm else QUIET
-
-
-def came_to_its_end(attempt: AttemptFacts) -> bool:
-    event = end_of(attempt)
-    return event is not None and event.kind == "ended"
+def saved_its_end(attempt: AttemptFacts) -> bool:
+    """Whether the script came to its end, and had saved its last step. Its checkpoint may be deleted since."""
+    end = end_of(attempt)
+    if end is None or end.kind != "ended" or (last := last_step(attempt, end)) is None:
+        return False
+    saved = [whole(attempt.history, "periodic"), *(each.step for each in attempt.checkpoints[-1:])]
+    return any(step is not None and step >= last for step in saved)

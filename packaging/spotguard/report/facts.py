@@ -24,7 +24,7 @@ class CheckpointFact:
 class EventFact:
     """A record of an attempt: of a notice, of an error, of a stall, or of the end of its script."""
 
-    #: "notice", "error", "save" (at an error), "stall", "ended" or "interrupted".
+    #: "notice", "error", "save" (at an error), "stall", "ended", "interrupted" or "left".
     kind: str
     #: Wall seconds.
     at: float
@@ -38,6 +38,10 @@ class EventFact:
     seconds: float = 0.0
     #: The facts of the attempt at that moment (`hooks.checkpoint.history`).
     history: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether it is an error that follows from another rank's.
+    follows: bool = False
+    #: When the record was put, in wall seconds by the store's clock; 0 if not known.
+    put: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class AttemptFacts:
     checkpoints: tuple[CheckpointFact, ...] = ()
     #: The oldest first.
     events: tuple[EventFact, ...] = ()
+    #: When its newest object was put, by the store's clock; 0 if not known.
+    touched: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +80,28 @@ class RunFacts:
     now: float
 
 
+#: Nothing true in a record is larger: seconds, also those since 1970, and whole numbers. Nothing is negative.
+_SECONDS, _WHOLE = 2**32, 10**15
+
+
 def number(record: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of a record, or None if it has none."""
+    """Return the seconds that a record has under a name, or None if it has none that can be true."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if abs(value) < 1e15 else None
+    return value if 0 <= value <= _SECONDS else None
 
 
 def whole(record: Mapping[str, Any], name: str) -> int | None:
-    """Return a whole number of a record, or None if it has none."""
+    """Return a whole number of a record, or None if it has none that can be true."""
     value = record.get(name)
-    return value if type(value) is int and abs(value) < 10**15 else None
+    return value if type(value) is int and 0 <= value <= _WHOLE else None
 
 
 def text(record: Mapping[str, Any], name: str) -> str:
-    """Return a text of a record; "" if it has none."""
+    """Return a text of a record that any file can hold; "" if it has none."""
     value = record.get(name)
-    return value if isinstance(value, str) else ""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
 def mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -106,7 +116,13 @@ def entries(record: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def newest_facts(events: Iterable[EventFact]) -> Mapping[str, Any]:
-    """Return the facts of the newest event that has any; {} if none has."""
-    told = [each for each in events if each.history]
-    return max(told, key=lambda each: each.at).history if told else {}
+def known_facts(told: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return facts of several dates as one: the newest counts, but one that is not known replaces none.
+
+    Args:
+        told: the facts, each with its date.
+    """
+    known: dict[str, Any] = {}
+    for _, facts in sorted(told, key=lambda each: each[0]):
+        known.update((name, value) for name, value in facts.items() if value is not None)
+    return known

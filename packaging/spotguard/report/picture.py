@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from spotguard.providers.text import span
 
-from .attempts import AttemptLine
+from .attempts import UNSEEN, AttemptLine
 from .facts import AttemptFacts, RunFacts
 from .reckoning import RunReport
+from .summary import STATES
 from .svg import Drawing, Scale
 
 _T = TypeVar("_T")
@@ -64,17 +65,11 @@ def draw(report: RunReport, facts: RunFacts, *, width: int, height: int, name: s
 
 def in_words(report: RunReport) -> str:
     """Return the picture in words, for those who do not see it."""
-    ends = {
-        "notice": "was preempted",
-        "error": "ended by an error",
-        "ended": "ended by itself",
-        "running": "trains",
-    }
     parts = []
     for line in report.attempts:
         first, last = line.first, next(iter(_steps(line)[::-1]), None)
         steps = f" from step {first:,} to {last:,}" if first is not None and last is not None else ""
-        parts.append(f"Attempt {line.number}{steps} {ends.get(line.end, 'has no record of its end')}.")
+        parts.append(f"Attempt {line.number}{steps}: {STATES[line.end]}.")
     return " ".join(parts[:40]) + (f" {len(parts) - 40} more attempts follow." if len(parts) > 40 else "")
 
 
@@ -115,7 +110,11 @@ def _down(drawing: Drawing, lines: Sequence[AttemptLine], x: Scale, y: Scale, st
         if line.ended is not None and after.started is not None and after.started > line.ended:
             left, right = x(line.ended - start), x(after.started - start)
             drawing.rect(
-                left, y.end, max(1.0, right - left), y.start - y.end, "down" if line.end else "unseen"
+                left,
+                y.end,
+                max(1.0, right - left),
+                y.start - y.end,
+                "unseen" if line.end in UNSEEN else "down",
             )
 
 
@@ -152,7 +151,7 @@ def _end(drawing: Drawing, end: str, x: float, y: float) -> None:
     elif end == "error":
         drawing.line(x - 5, y - 15, x + 5, y - 5, "error")
         drawing.line(x + 5, y - 15, x - 5, y - 5, "error")
-    elif end in ("ended", "interrupted"):
+    elif end in ("ended", "interrupted", "left"):
         drawing.dot(x, y, 5, "ended")
 
 

@@ -24,6 +24,7 @@ from spotguard.hooks.checkpoint.format.keys import (
     parse_manifest_name,
 )
 from spotguard.hooks.checkpoint.format.manifest import AttemptRecord
+from spotguard.hooks.ipc.failure_classes import CLASSES
 from spotguard.hooks.ipc.protocol import FAILURE, STALL
 from spotguard.providers.errors import CheckpointError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
@@ -34,15 +35,16 @@ from .facts import (
     EventFact,
     RunFacts,
     entries,
+    known_facts,
     mapping,
-    newest_facts,
     number,
     text,
     whole,
 )
 
-#: Records of failed ranks that are read of one attempt: the others most likely failed for want of these.
-_FAILED_RANKS = 8
+#: Records that are read of one attempt: the first failed ranks, because the others most likely failed for want of these; and the
+#: newest notices.
+_FAILED_RANKS, _NOTICES = 8, 200
 _RECORD = re.compile(
     r"(?P<kind>outcomes|failures|ends)/(?P<attempt>\d{4,15})(?:-(?P<rest>[\d-]+))?\.json", re.ASCII
 )
@@ -104,14 +106,19 @@ class RunListing:
         """Return the record of one start. One request."""
         return attempt_record(self.store, self.run_id, attempt) if attempt in self.claims else None
 
-    def events(self, attempt: int) -> tuple[EventFact, ...]:
-        """Return the events of one attempt, the oldest first. One request for each."""
+    def events(self, attempt: int, notices: int = _NOTICES) -> tuple[EventFact, ...]:
+        """Return the events of one attempt, the oldest first. One request for each.
+
+        Args:
+            attempt: the attempt.
+            notices: the most records of notices that are read.
+        """
         found = []
         for kind, infos in self.records.get(attempt, {}).items():
-            some = sorted(infos, key=lambda info: info.key)
-            for info in some[:_FAILED_RANKS] if kind == "failures" else some:
+            some = sorted(infos, key=lambda info: (info.modified, info.key))
+            for info in some[:_FAILED_RANKS] if kind == "failures" else some[-notices:]:
                 if (event := _EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
-                    found.append(event)
+                    found.append(replace(event, put=info.modified))
         # A rank that its launcher ends right after the save has no time for its record.
         if not any(event.kind == "error" for event in found):
             found = [replace(each, kind="error") if each.kind == "save" else each for each in found]
@@ -131,6 +138,51 @@ class RunListing:
         except (CheckpointError, NotFoundError):  # damaged, or pruned meanwhile
             return {}
 
+    def attempt(
+        self,
+        attempt: int,
+        told: Mapping[str, Any],
+        handed: Mapping[str, Any] | None = None,
+        notices: int = _NOTICES,
+    ) -> AttemptFacts:
+        """Return the facts of one attempt. A request for its claim, and one for each record.
+
+        Args:
+            attempt: the attempt.
+            told: the history that its newest checkpoint carries.
+            handed: what later attempts handed on of it.
+            notices: the most records of notices that are read.
+        """
+        claim, events = self.claim(attempt), self.events(attempt, notices)
+        own = self.complete.get(attempt, [])
+        facts = known_facts(
+            [
+                (-1.0, handed or {}),
+                (own[0].put if own else 0.0, told),
+                *((each.put, each.history) for each in events),
+            ]
+        )
+        info = dict(claim.info) if claim is not None else {}
+        slurm = [number(each, "since") for each in entries(info, "launchers")]
+        names = info.get("machines")
+        return AttemptFacts(
+            number=attempt,
+            started=None if claim is None else number({"created": claim.created}, "created") or None,
+            world=None if claim is None else claim.world,
+            machines=tuple(text({"name": str(name)}, "name") for name in names)
+            if isinstance(names, list)
+            else (),
+            machine_count=whole(info, "machine_count"),
+            available=next((each for each in slurm if each is not None), number(info, "up")),
+            history=facts,
+            checkpoints=tuple(
+                CheckpointFact(each.name.step, each.put, bool(each.announced), sum(each.files.values()))
+                for each in reversed(own)
+            ),
+            events=events,
+            touched=self.touched.get(attempt, 0.0),
+        )
+
 
 def read_run(store: BlobStore, run_id: str, now: float) -> RunFacts:
     """Return the facts of one run.
@@ -144,30 +196,9 @@ def read_run(store: BlobStore, run_id: str, now: float) -> RunFacts:
     earlier = {whole(each, "attempt"): each for each in entries(history, "earlier")}
 
     def read(attempt: int) -> AttemptFacts:
-        claim, events, own = (
-            listing.claim(attempt),
-            listing.events(attempt),
-            listing.complete.get(attempt, []),
-        )
+        own = listing.complete.get(attempt, [])
         told = listing.history(own[0] if own else None) if newest not in own[:1] else history
-        facts = {**earlier.get(attempt, {}), **told, **newest_facts(events)}
-        info = dict(claim.info) if claim is not None else {}
-        slurm = [number(each, "since") for each in entries(info, "launchers")]
-        names = info.get("machines")
-        return AttemptFacts(
-            number=attempt,
-            started=None if claim is None or not claim.created else claim.created,
-            world=None if claim is None else claim.world,
-            machines=tuple(str(name) for name in names) if isinstance(names, list) else (),
-            machine_count=whole(info, "machine_count"),
-            available=next((each for each in slurm if each is not None), number(info, "up")),
-            history=facts,
-            checkpoints=tuple(
-                CheckpointFact(each.name.step, each.put, bool(each.announced), sum(each.files.values()))
-                for each in reversed(own)
-            ),
-            events=events,
-        )
+        return listing.attempt(attempt, told, earlier.get(attempt, {}))
 
     return RunFacts(store.url, run_id, tuple(side_by_side(read, listing.attempts)), history, now)
 
@@ -212,6 +243,7 @@ def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
         step,
         None if step is None else newest == step,
         history=mapping(record, "history"),
+        follows=(known := CLASSES.get(text(record, "kind"))) is not None and known.follows,
     )
 
 
@@ -219,7 +251,7 @@ def _of_end(record: dict[str, Any], put: float) -> EventFact | None:
     if not record:
         return None
     kind, history = text(record, "why"), mapping(record, "history")
-    known = kind if kind in ("ended", "interrupted") else "ended"
+    known = kind if kind in ("ended", "interrupted", "left") else "ended"
     return EventFact(known, number(record, "ended") or put, "", whole(history, "completed"), history=history)
 
 

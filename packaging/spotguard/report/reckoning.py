@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .attempts import AttemptLine, attempt_lines, came_to_its_end, end_of, last_step
+from .attempts import UNSEEN, AttemptLine, attempt_lines, end_of, last_step, saved_its_end
 from .facts import RunFacts, entries, number, whole
 
 
@@ -98,7 +98,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         now=facts.now,
         started=started,
         ended=ended,
-        state=lines[-1].end.replace("running", "training") or "silent" if lines else "empty",
+        state=_state(lines),
         step=chain[-1].last if chain else None,
         counted=counted,
         age=max(0.0, facts.now - max(checkpoints)) if checkpoints else None,
@@ -117,6 +117,13 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
     )
 
 
+def _state(lines: Sequence[AttemptLine]) -> str:
+    if not lines:
+        return "empty"
+    end = lines[-1].end
+    return "silent" if end in UNSEEN else "training" if end == "running" else end
+
+
 # --- the steps that count ---
 
 
@@ -131,7 +138,7 @@ class CountedSteps:
 
 
 def _chain(facts: RunFacts) -> list[CountedSteps]:
-    """Return the attempts that led to the newest checkpoint, the oldest first, and a last one that came to its end without one."""
+    """Return the attempts that led to the newest checkpoint, the oldest first, and a last one whose last checkpoint is gone."""
     chain: list[CountedSteps] = []
 
     def add(number: int | None, first: int | None, last: int, step_seconds: float | None) -> None:
@@ -146,10 +153,9 @@ def _chain(facts: RunFacts) -> list[CountedSteps]:
         history = newest.history
         last = newest.checkpoints[-1].step
         add(newest.number, whole(history, "first"), last, number(history, "step_seconds"))
-    end = facts.attempts[-1] if facts.attempts else None
-    if end is None or not came_to_its_end(end):
+    end = next((each for each in reversed(facts.attempts) if whole(each.history, "first") is not None), None)
+    if end is None or not saved_its_end(end):
         return chain
-    # A script that came to its own end has used the steps behind its last checkpoint, too.
     first, done = whole(end.history, "first"), last_step(end, end_of(end))
     if done is None or first is None:
         return chain
@@ -195,7 +201,7 @@ def _shares(
         if line.ended is None or after.started is None:
             continue
         gap = max(0.0, after.started - line.ended)
-        if not line.end:
+        if line.end in UNSEEN:
             unseen += gap
             continue
         available = facts_after.available
@@ -261,11 +267,22 @@ def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tu
     notes = []
     if estimated:
         notes.append("The seconds of a step are estimated from the dates of checkpoints.")
-    if old := [str(line.number) for line in lines if line.began is None]:
+    if old := [str(line.number) for line in lines if line.began is None and line.end != "bare"]:
         notes.append(f"No checkpoint or record has the history of {_of_attempts(old)}.")
     if gone := [str(line.number) for line in lines[:-1] if not line.end]:
         notes.append(
             f"The end of {_of_attempts(gone)} has no record: killed without a notice, most likely. The steps lost there are not known."
+        )
+    if bare := [str(line.number) for line in lines if line.end == "bare"]:
+        notes.append(
+            f"There is neither a checkpoint nor a record of {_of_attempts(bare)}: ended before training, or before the first "
+            "checkpoint."
+        )
+    unsaved = [line for line in lines if line.end == "ended" and line.lost]
+    if unsaved:
+        notes.append(
+            f"The script of {_of_attempts([str(line.number) for line in unsaved])} ended behind its newest checkpoint: the steps "
+            "behind it count as lost, because no start has them. guard.save() at the end saves them."
         )
     if uncounted := [str(line.number) for line in lines if line.machine_count is None]:
         notes.append(f"The machines of {_of_attempts(uncounted)} are not known, and count as one.")

@@ -19,10 +19,12 @@ STATES = {
     "error": "ended by an error",
     "ended": "ended by itself",
     "interrupted": "interrupted by Ctrl-C",
+    "left": "left by a second restore",
     "silent": "silent: killed, or without a sign",
     "empty": "empty",
     "running": "training",
     "": "no record of its end",
+    "bare": "neither a checkpoint nor a record",
 }
 #: Characters of a cause in a table.
 _CAUSE = 160
@@ -65,11 +67,13 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     age = "" if report.age is None else f", its checkpoint is {span(report.age)} old"
     yield "step", steps(report.step), f"{count(report.counted, 'step')} of this run count{age}"
     ends = [line.end for line in report.attempts]
-    kinds = [(kind, ends.count(kind)) for kind in ("notice", "error", "ended", "interrupted", "")]
+    kinds = [
+        (kind, ends.count(kind)) for kind in ("notice", "error", "ended", "interrupted", "left", "", "bare")
+    ]
     told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
     yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
     yield "wall time", span(report.wall), "from the first start to the last sign of the run"
-    unknown = sum(line.lost is None and line.end != "running" for line in report.attempts)
+    unknown = sum(line.lost is None and line.end not in ("running", "bare") for line in report.attempts)
     more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
     yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
     again = _seconds(report, report.kept)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import pytest
 
 from spotguard.hooks.checkpoint.format.codec import (
     decode_manifest,
@@ -39,7 +42,7 @@ def test_a_first_start_has_no_earlier_attempts() -> None:
 
 
 def test_the_steps_that_a_save_disturbs_are_kept_apart() -> None:
-    """The first one too: it may compile."""
+    """The first one counts to neither: it may compile."""
     history = begun(at=100.0)
     history.boundary(130.0)
     for number in range(1, 6):
@@ -54,6 +57,28 @@ def test_the_steps_that_a_save_disturbs_are_kept_apart() -> None:
         pass  # within one step
     history.boundary(166.0)
     assert history.facts["step_seconds"] == 2.0
+
+
+def test_the_time_for_which_training_stood_still_is_no_part_of_a_slower_step() -> None:
+    """It is a cost by itself, and would count twice."""
+    history = begun(at=100.0)
+    for at in (160.0, 170.0, 180.0):
+        history.boundary(at)
+    with history.saving():
+        history.stood_still(5.0)
+        history.boundary(195.0)
+    assert history.step_seconds == (10.0, 10.0)
+    history.boundary(206.0)
+    assert history.step_seconds == (10.5, 10.0)
+
+
+def test_a_rank_without_times_has_none_in_its_records() -> None:
+    facts = begun().of_rank(1)
+    assert (
+        facts["first"],
+        [name for name in ("step_seconds", "saves", "cost", "interval") if name in facts],
+    ) == (0, [])
+    assert begun().of_rank(0) == begun().facts
 
 
 def test_checkpoints_that_no_notice_asked_for_are_counted_with_their_cost() -> None:
@@ -114,6 +139,34 @@ def test_a_very_long_history_is_bounded_and_keeps_its_sums() -> None:
     assert len(earlier) == 200
     assert (earlier[0]["first"], earlier[0]["last"], earlier[0]["attempts"]) == (0, 1000, 100)
     assert sum(each["cost"] for each in earlier) == 299.0
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        5,
+        "ab",
+        {"a": 1},
+        [1] * 300,
+        [{"first": 0}] * 300,
+        [{"first": 0, "last": "x", "attempt": 1}] * 300,
+        [{"attempt": True, "last": 3}, {"attempt": 1, "last": -3}, {"attempt": 1, "last": 10**16}],
+    ],
+)
+def test_what_another_program_wrote_is_passed_over(earlier: Any) -> None:
+    """It must not stop a restore, and no later checkpoint carries it."""
+    foreign = RankManifest("run", 30, 2, 0, 0, 1, history={"earlier": earlier, "first": [], "cost": math.nan})
+    assert begun(foreign, step=30).whole["earlier"] == [{"attempt": 2, "last": 30}]
+
+
+def test_of_foreign_entries_the_numbers_that_can_be_true_stay() -> None:
+    entry = {"attempt": 1, "last": 30, "first": 0, "cost": -1e9, "step_seconds": math.inf, "began": 1e300}
+    foreign = RankManifest(
+        "run", 40, 2, 0, 0, 1, history={"earlier": [{**entry, "run": "b", "x": [1]}] * 500}
+    )
+    earlier = begun(foreign, step=40).whole["earlier"]
+    assert len(earlier) == 200
+    assert earlier[1] == {"attempt": 1, "last": 30, "first": 0, "run": "b"}
 
 
 def test_two_entries_as_one_take_as_long_as_before() -> None:

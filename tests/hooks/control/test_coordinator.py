@@ -57,7 +57,7 @@ class Heard(Report):
         super().__init__(
             lambda key, data, seconds: None,
             "run",
-            1,
+            lambda: 1,
             SystemClock(),
             lambda message, *, droppable=False: False,
             lambda notice: None,

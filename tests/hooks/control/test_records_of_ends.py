@@ -52,6 +52,42 @@ def test_ctrl_c_is_named() -> None:
     assert [each["why"] for each in records(store, "ends")] == ["interrupted"]
 
 
+def test_an_error_of_an_earlier_cell_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    monkeypatch.setattr("sys.last_value", KeyboardInterrupt(), raising=False)
+    with trained(store):
+        pass
+    assert [each["why"] for each in records(store, "ends")] == ["ended"]
+
+
+def test_the_record_of_the_end_comes_after_the_last_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    store = FakeStore()
+    with trained(store, 2) as (guard, _, _):
+        guard._schedule.ask(going=True)
+        guard.step()
+    puts = [key for verb, key in store.calls if verb == "put"]
+    assert puts[-1] == "run/ends/0001.json"
+    assert any("/checkpoints/" in key for key in puts)
+    assert records(store, "ends")[0]["history"]["periodic"] == 3
+
+
+def test_ctrl_c_while_a_guard_closes_leaves_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with guarded(store, small().values) as guard:
+        guard.restore()
+        with monkeypatch.context() as patch:
+            patch.setattr(guard._saver, "close", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                guard.close()
+        assert guard.closed
+        assert guard._gate.inert
+
+
 def test_a_process_that_never_trained_has_no_end() -> None:
     store = FakeStore()
     with guarded(store, small().values):
@@ -104,3 +140,36 @@ def test_a_checkpoint_hands_on_the_attempts_before_it(monkeypatch: pytest.Monkey
     assert (history["first"], history["from"]) == (2, "000000002-0001-0000")
     marker = json.loads(store.objects[f"run/checkpoints/{whole.name}/COMMIT.json"])["commit"]
     assert marker["history"] == history
+
+
+def test_a_history_that_makes_no_sense_stops_no_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does a mistake in its reading."""
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    store = FakeStore()
+    with trained(store, 2) as (guard, _, _):
+        guard._history._earlier = 7  # type: ignore[assignment]
+        guard.save()
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == 2
+    monkeypatch.setattr("spotguard.hooks.checkpoint.history._earlier", lambda told: 1 / 0)
+    with guarded(store, small().values) as guard:
+        assert guard.restore() == 2
+
+
+def test_after_a_second_restore_records_belong_to_its_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt that it left has an end of its own."""
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    store = FakeStore()
+    with trained(store, 2) as (guard, job, _):
+        guard.save()
+        step_on(guard, job, 2)
+        assert guard.restore() == 2
+        testing.preempt(guard, seconds=60)
+        with pytest.raises(Preempted):
+            step_on(guard, job, 2, 3, 4)
+    (left,) = records(store, "ends")
+    assert (left["why"], left["history"]["completed"], left["history"]["periodic"]) == ("left", 3, 2)
+    assert [key for key in sorted(store.objects) if key.startswith(("run/ends/", "run/outcomes/"))] == [
+        "run/ends/0001.json",
+        "run/outcomes/0002-01.json",
+    ]

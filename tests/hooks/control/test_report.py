@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from spotguard.hooks.checkpoint.format.keys import outcome_key
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.notice import BY_HAND, PreemptionNotice
@@ -30,7 +31,7 @@ def test_progress_is_rare_and_droppable() -> None:
     report = Report(
         lambda key, data, seconds: None,
         "run",
-        1,
+        lambda: 1,
         clock,
         send,
         lambda preemption: None,
@@ -60,7 +61,7 @@ class Listening:
         self.report = Report(
             self._put,
             "run",
-            3,
+            lambda: 3,
             ManualClock(),
             self._send,
             lambda preemption: None,
@@ -130,3 +131,21 @@ def test_the_record_in_the_store_is_kept_by_whoever_speaks(rank: int, key: str) 
     other.report.committed(alarm_of(protocol.LAUNCHER), SAVED)
     other.report.failed(alarm_of(protocol.LAUNCHER), "the store is full", 5)
     assert other.kept == {}
+
+
+def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:
+    kept: list[str] = []
+    attempts = [3]
+    report = Report(
+        lambda key, data, seconds: kept.append(key),
+        "run",
+        lambda: attempts[-1],
+        ManualClock(),
+        lambda message, droppable=False: True,
+        lambda preemption: None,
+        lambda preemption, committed: None,
+    )
+    for attempt in (3, 3, 4):
+        attempts.append(attempt)
+        report.failed(alarm_of(protocol.LAUNCHER), "the store is full", 5)
+    assert kept == [outcome_key("run", 3, 1), outcome_key("run", 3, 2), outcome_key("run", 4, 1)]
