@@ -150,7 +150,8 @@ class Evaluation:
         if not rule.takes(texts):
             return
         labels = tuple((name, texts[name]) for name in _IDENTITY if texts.get(name))
-        keep = math.inf if rule.keep is None and rule.incident in _LASTING else rule.keep or _KEEP
+        usual = math.inf if rule.incident in _LASTING else _KEEP
+        keep = usual if rule.keep is None else rule.keep
         until = now + keep if keep < math.inf else None
         alert = Alert(rule, labels, _summary(rule, texts), now, until=until, facts=dict(facts))
         known = self._incidents.get((rule.name, labels))
