@@ -55,7 +55,7 @@ def test_the_figures_of_three_lives_are_what_happened(
     second.say("fail boom <b>")
     assert second.ended() == 1
 
-    third = trainee.guarded()
+    third = trainee.guarded(SAVES_ITS_END="1")
     assert trainee.begun(third) == 11
     third.say("free")
     trainee.finished(third)
@@ -78,7 +78,8 @@ def test_the_figures_of_three_lives_are_what_happened(
     assert 0 < body["wall"] < took
     assert body["ettr"] == pytest.approx(
         sum((each["last"] - each["first"] - each["lost"]) * each["step_seconds"] for each in lines)
-        / body["wall"]
+        / body["wall"],
+        rel=1e-2,  # an attempt's own record and the newest one's account of it are made a moment apart
     )
     assert sum(each["seconds"] for each in body["shares"]) == pytest.approx(body["wall"], rel=1e-3)
     lived = sum(each["ended"] - each["started"] for each in lines)
@@ -96,7 +97,7 @@ def test_the_figures_of_three_lives_are_what_happened(
         "job",
         "ended",
         False,
-        11,  # that of the newest checkpoint: the third life saved nothing
+        20,
         3,
     )
     assert run["failed_attempt"] == 2
