@@ -24,6 +24,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 guard = spotguard.register(model=model, optimizer=optimizer)
 done = guard.restore(step=int(sys.argv[4])) if sys.argv[4:] else guard.restore()
 for step in range(done + 1, total + 1):
+    if world > 1:
+        dist.barrier()  # as in any job of several ranks: none is a step ahead
     batch = torch.randn(16, 8, dtype=dtype)
     if step == at and rank == world - 1:
         batch[3, 2] = float("nan")
