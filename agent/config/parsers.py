@@ -53,8 +53,7 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
     word = text.lower()
     if word in ("auto", "off"):
         return "auto" if word == "auto" else "off"
-    value = _number(text)
-    if not 0 < value <= WEEK:
+    if (value := _span(text)) is None:
         refuse(origin, text, f"auto, off, or seconds above 0 up to {WEEK} (a week), as in 60 or 5m")
     return value
 
@@ -62,8 +61,7 @@ def interval(origin: str, text: str) -> float | Literal["auto", "off"]:
 def stall(origin: str, text: str) -> float | Literal["off"]:
     if text.lower() == "off":
         return "off"
-    value = _number(text)
-    if not 0 < value <= WEEK:
+    if (value := _span(text)) is None:
         refuse(origin, text, f"off, or seconds above 0 up to {WEEK} (a week), as in 1800 or 30m")
     return value
 
@@ -91,8 +89,7 @@ def hours(origin: str, text: str) -> float | Literal["off"]:
     word = text.lower()
     if word == "off":
         return "off"
-    value = _number(text) * (3600 if word.replace(".", "", 1).isdigit() else 1)
-    if not 0 < value <= WEEK:
+    if (value := _span(text, 3600.0 if word.replace(".", "", 1).isdigit() else 1.0)) is None:
         refuse(origin, text, f"off, or hours above 0 up to {WEEK // 3600} (a week), as in 6 or 90m")
     return value
 
@@ -259,6 +256,12 @@ def _toml_name(value: object) -> str:
 def _number(text: str) -> float:
     value = parse_duration(text)
     return math.nan if value is None else value
+
+
+def _span(text: str, unit: float = 1.0) -> float | None:
+    """Return the seconds of a number in this unit, or of a duration; None unless they are above 0, and a week at most."""
+    value = _number(text) * unit
+    return value if 0 < value <= WEEK else None
 
 
 DEADLINE = "--deadline"
