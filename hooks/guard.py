@@ -658,6 +658,7 @@ class Guard:
 
     def _undo(self) -> None:
         self.closed = True
+        atexit.unregister(self.close)
         self._agent.end()
         self._gate.retire()
         self._state.close()

@@ -6,6 +6,7 @@ Arguments that the script leaves out come from the environment, which `spotguard
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..providers.clock import SystemClock
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from .recorder.guard import GuardRecorder
     from .recorder.plan import LifePlan
 
-_current: Guard | None = None
+#: Weak: an open guard is held by `atexit`, and a closed one must not hold the state.
+_current: weakref.ref[Guard] | None = None
 
 #: Behind the name of a run in which `spotguard simulate failure` lets a failure happen.
 SIMULATED = "-simulated"
@@ -72,7 +74,7 @@ def register(
             f"register() saves the state of PyTorch training, but {error.name} is not installed: "
             f"{how_to_install('torch')} [SG414]"
         ) from None
-    if _current is not None and not _current.closed:
+    if _current is not None and (open_one := _current()) is not None and not open_one.closed:
         raise UsageError(
             "register() was called before in this process; register everything in one call [SG404]"
         )
@@ -95,11 +97,11 @@ def register(
     if channel is not None:
         name_the_speaker(channel.rank)
     if plan is None:
-        _current = Guard(opened, run, state, clock, channel)
+        guard = Guard(opened, run, state, clock, channel)
     else:
         from .recorder.guard import RecordedGuard
 
-        _current = RecordedGuard(
+        guard = RecordedGuard(
             _recorder(plan, state, clock),
             plan,
             opened,
@@ -109,11 +111,12 @@ def register(
             channel,
             said=(None if store is None else os.fspath(store), run_id),
         )
+    _current = weakref.ref(guard)
     if simulated:
         from .recorder import simulated_failure
 
-        simulated_failure.begin(_current.view.rank, _current.view.completed)
-    return _current
+        simulated_failure.begin(guard.view.rank, guard.view.completed)
+    return guard
 
 
 def _recorder(plan: LifePlan, state: dict[str, Any], clock: Clock) -> GuardRecorder:

@@ -177,6 +177,7 @@ ROWS = {
             "its index read",
         )
     ],
+    "recovery": ["kill, spotguard: until training goes on", "  steps trained twice"],
     "ways": [
         f"files that {what} passes"
         for what in ("an emergency save of one process", "an agreed save of 4 ranks", "a restore")
@@ -185,7 +186,7 @@ ROWS = {
 
 
 #: Those that take five to thirty seconds, tiny as they are: what they measure, other tests show.
-LONG = {"agent", "failures", "links", "notice", "ranks", "rate"}
+LONG = {"agent", "failures", "links", "notice", "ranks", "rate", "recovery"}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ def test_a_start_a_save_prune_and_the_doctor_delete_object_by_object(
     monkeypatch.setattr(doctor, "PACE", A_MOMENT)
     assert main.main(["doctor", "--provider", "none", "--store", url]) == 0, capsys.readouterr().out
     left = [
-        info.key for info in store.list("") if not info.key.startswith(("run/attempts/", "run/checkpoints/"))
+        info.key
+        for info in store.list("")
+        if not info.key.startswith(("run/attempts/", "run/checkpoints/", "run/ends/"))
     ]
     assert left == []
     # The guard's store, prune's and the doctor's.

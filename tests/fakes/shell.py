@@ -19,7 +19,7 @@ class Shell:
         for stream in (0, 1, 2):
             os.dup2(self.tty, stream)
         # What an interactive shell ignores for itself, and gives back to its jobs.
-        self.ignored = [signal.SIGTTOU, signal.SIGTTIN, signal.SIGTSTP, signal.SIGINT]
+        self.ignored = [signal.SIGTTOU, signal.SIGTTIN, signal.SIGTSTP, signal.SIGINT, signal.SIGQUIT]
         for signum in self.ignored:
             signal.signal(signum, signal.SIG_IGN)
         self.orders, self.report, self.job, self.pid = os.fdopen(orders), report, job, 0

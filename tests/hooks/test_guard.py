@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -398,6 +400,19 @@ def test_a_closed_guard_saves_nothing_and_says_so(folder: Path) -> None:
         guard.restore()
     with pytest.raises(UsageError, match=r"after guard\.close"):
         guard.save()
+
+
+def test_a_closed_guard_frees_the_state(folder: Path) -> None:
+    """A sweep makes a guard for each trial, in one process: the trial's model must not stay in memory."""
+    job = small()
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        step_on(guard, job)
+        guard.save()
+    model = weakref.ref(job.values["model"])
+    del job, guard
+    gc.collect()
+    assert model() is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
+from weakref import WeakMethod
 
 #: Seconds to wait for a notice that explains a SIGTERM. A group-wide SIGTERM reaches training and agent at once, and the
 #: agent's notice comes a moment later.
@@ -33,8 +34,9 @@ class SigtermHold(Enum):
 
 
 _previous: Any = None
-_look: Callable[[], SigtermHold]
-_unnoticed: Callable[[], bool]
+#: Weak, so that a closed guard's state can be freed: a sweep makes a guard for every trial, in one process.
+_look: WeakMethod[Callable[[], SigtermHold]]
+_unnoticed: WeakMethod[Callable[[], bool]] | None = None
 _installed = False
 _held = False
 _through = False
@@ -42,18 +44,18 @@ _through = False
 _timer: threading.Timer | None = None
 
 
-def hold_sigterm(look: Callable[[], SigtermHold], unnoticed: Callable[[], bool] = lambda: False) -> None:
+def hold_sigterm(look: Callable[[], SigtermHold], unnoticed: Callable[[], bool] | None = None) -> None:
     """Install the handler, which holds SIGTERM as `look()` decides. Off the main thread, do nothing: handlers cannot be set.
 
     Args:
-        look: returns the state of the process.
-        unnoticed: called for a SIGTERM that no notice has explained. Returns whether the handler holds it longer, for a
-            save that begins now.
+        look: a method that returns the state of the process. The handler holds nothing when its object is gone.
+        unnoticed: a method that is called for a SIGTERM that no notice has explained. Returns whether the handler holds it
+            longer, for a save that begins now.
     """
     global _previous, _look, _unnoticed, _installed
     if threading.current_thread() is not threading.main_thread():
         return
-    _look, _unnoticed = look, unnoticed
+    _look, _unnoticed = WeakMethod(look), None if unnoticed is None else WeakMethod(unnoticed)
     if not _installed:
         _previous = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, _on_sigterm)
@@ -83,7 +85,7 @@ def _on_sigterm(signum: int, frame: Any) -> None:
 def _holds() -> bool:
     """Hold the SIGTERM if the state of the process asks for that; return whether it is held. A second call does no harm."""
     global _held, _timer
-    hold = SigtermHold.NOTHING if _through else _look()
+    hold = SigtermHold.NOTHING if _through else _state()
     if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
         return False
     if hold is SigtermHold.GUARDED and not _held:
@@ -94,8 +96,14 @@ def _holds() -> bool:
     return True
 
 
+def _state() -> SigtermHold:
+    look = _look()
+    return SigtermHold.NOTHING if look is None else look()
+
+
 def _unless_noticed() -> None:
-    if _look() not in (SigtermHold.SAVING, SigtermHold.LEAVING) and not _unnoticed():
+    unnoticed = None if _unnoticed is None else _unnoticed()
+    if _state() not in (SigtermHold.SAVING, SigtermHold.LEAVING) and not (unnoticed and unnoticed()):
         redeliver()
 
 
@@ -131,19 +139,25 @@ def let_go() -> None:
 
 # --- forked children (a data loader's workers), which are not guarded and drop everything at once ---
 
-_forget: list[Callable[[], None]] = []
+#: Weak, as the methods above are.
+_forget: list[WeakMethod[Callable[[], None]]] = []
+_at_fork = False
 
 
 def in_child(forget: Callable[[], None]) -> None:
-    """Have `forget` called in every child that this process forks from now on."""
-    if not _forget:
+    """Have the method `forget` called in every child that this process forks from now on, while its object lives."""
+    global _at_fork
+    if not _at_fork:
         os.register_at_fork(after_in_child=_after_fork)
-    _forget.append(forget)
+        _at_fork = True
+    _forget[:] = [known for known in _forget if known() is not None]
+    _forget.append(WeakMethod(forget))
 
 
 def _after_fork() -> None:
-    for forget in _forget:
-        forget()
+    for known in _forget:
+        if (forget := known()) is not None:
+            forget()
     _forget.clear()
     try:
         let_go()

@@ -24,7 +24,10 @@ guard = spotguard.register(model=model, optimizer=optimizer)
 begun = guard.restore()
 for step in guard.steps(total):
     if step == at or step == 0:
-        print(f"rank {rank} at step {step}{', again' if begun else ''}", flush=True)
+        line = f"rank {rank} at step {step}{', again' if begun else ''}\n"
+        os.write(
+            1, line.encode()
+        )  # at once: `print` may write the line's end apart, behind another rank's line
     wrong = rank == 1 and step == at and not (how == "hang" and begun)
     if wrong and how == "hang":
         threading.Event().wait()  # the other rank waits in backward

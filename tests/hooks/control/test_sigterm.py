@@ -66,13 +66,15 @@ from spotguard.hooks.control.ending import sigterm as signals
 def gone(signum, frame):
     raise RuntimeError("DataLoader worker is killed")
 signal.signal(signal.SIGCHLD, gone)
-looks = []
-def look():
-    looks.append(None)
-    if len(looks) == {at}:
-        signal.raise_signal(signal.SIGCHLD)
-    return signals.SigtermHold.SAVING
-signals.hold_sigterm(look)
+class Process:
+    looks = 0
+    def look(self):
+        self.looks += 1
+        if self.looks == {at}:
+            signal.raise_signal(signal.SIGCHLD)
+        return signals.SigtermHold.SAVING
+process = Process()
+signals.hold_sigterm(process.look)
 try:
     os.kill(os.getpid(), signal.SIGTERM)
     for _ in range(1000):
