@@ -206,7 +206,9 @@ class Guard:
         self._saver.start()
         if self._coordinator is not None:
             self._coordinator.channel.look = self._gate.look
-            self._coordinator.begin(self._saver, self._checkpointer, self._state, self._report)
+            self._coordinator.begin(
+                self._saver, self._checkpointer, self._state, self._report, self._agent.heartbeat
+            )
         self._state.monitor.begin()
 
     def _counted(self, saved: SavedCheckpoint) -> None:
@@ -499,9 +501,9 @@ class Guard:
     def _lost(self) -> None:
         self._saver.lost()
 
-    def _welcomed(self, calls: bool) -> None:
+    def _welcomed(self, calls: bool, heartbeat: str) -> None:
         if self._coordinator is not None:
-            self._coordinator.welcomed(calls)
+            self._coordinator.welcomed(calls, heartbeat)
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(
@@ -513,6 +515,7 @@ class Guard:
             world=self._world,
             nbytes=self._nbytes,
             checkpoints=True,
+            elsewhere=self._channel is not None and len(set(self._channel.machines)) > 1,
         )
 
     def _position(self) -> protocol.Position:

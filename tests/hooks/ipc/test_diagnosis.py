@@ -237,7 +237,6 @@ def test_every_class_has_words_and_advice() -> None:
 
 def test_the_end_of_a_workers_pipe_is_its_death(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch does not know yet that the worker is dead, and raises what the pipe gave it."""
-
     here, ends = os.getpid(), [EOFError()]
     poll = multiprocessing.connection.Connection.poll
 
