@@ -22,8 +22,8 @@ from hashlib import blake2b
 from typing import Any
 
 from ...providers.clock import Clock
-from ..core.failures.heartbeat import EVERY, Beats
 from ..events import Event, MachineSeen
+from .beats import EVERY, Beats
 
 logger = logging.getLogger("spotguard.agent")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotguard.agent.core.failures.heartbeat import EVERY, MISSING, Beats
 from spotguard.agent.events import MachineSeen
+from spotguard.agent.ipc.beats import EVERY, MISSING, Beats
 
 RUNS = frozenset({(1000, "job")})
 PATIENCE = EVERY * MISSING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...events import MachineSeen
+from ..events import MachineSeen
 
 #: Seconds between two heartbeats, and how many must be missing before a machine counts as silent.
 EVERY, MISSING = 1.0, 3
