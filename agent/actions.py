@@ -73,6 +73,8 @@ class Launch:
 
     #: The machines that have gone since the last start, in order: their names and addresses, and the new meeting place.
     moves: tuple[tuple[frozenset[str], str], ...] = ()
+    #: The class of the failure behind which it starts again; "" for another reason.
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

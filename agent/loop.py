@@ -357,6 +357,7 @@ class Agent:
                     logger.warning(
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
+            supervisor.hint(action.failure)
             if self._alerts is not None:
                 self._alerts.tell("launch", {})
             pid = supervisor.start()

@@ -166,7 +166,7 @@ class Heartbeats:
             self._accept()
         elif isinstance(key.data, _Link):
             self._answered(key.data)
-        elif isinstance(sock, socket.socket):
+        elif isinstance(sock, socket.socket) and sock in self._callers:  # else hung up on in this round
             self._asked(sock)
 
     def _accept(self) -> None:
