@@ -408,6 +408,8 @@ class Guard:
     def steps(self, total: int | None = None) -> Iterator[int]:
         """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
 
+        After a call of `restore`, it begins at the step that was restored.
+
         Args:
             total: optimizer steps of the whole run, including those that earlier attempts completed; None for a run without
                 an end.
@@ -424,7 +426,9 @@ class Guard:
             ...     train_one_step(step)
             >>> guard.save()
         """
-        done = self.restore()
+        completed = self._gate.place.completed
+        restored = self._restored and completed == self._restored_step and not self._state.monitor.steps
+        done = completed if restored else self.restore()
         if total is not None and done >= total:
             self._startup_messages.finished(self._run_id, done, total)
         for step in count(done) if total is None else range(done, total):
