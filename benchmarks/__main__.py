@@ -33,6 +33,7 @@ NAMES = (
     "trace",
     "failures",
     "recovery",
+    "cuts",
     "manifests",
     "listing",
     "losses",

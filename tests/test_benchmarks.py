@@ -177,6 +177,7 @@ ROWS = {
             "its index read",
         )
     ],
+    "cuts": ["cut for 20 s: until its silence is told", "  from its healing to the next step"],
     "recovery": ["kill, spotguard: until training goes on", "  steps trained twice"],
     "ways": [
         f"files that {what} passes"
@@ -186,7 +187,7 @@ ROWS = {
 
 
 #: Those that take five to thirty seconds, tiny as they are: what they measure, other tests show.
-LONG = {"agent", "failures", "links", "notice", "ranks", "rate", "recovery"}
+LONG = {"agent", "failures", "links", "notice", "ranks", "rate", "recovery", "cuts"}
 
 
 @pytest.mark.parametrize(
