@@ -216,8 +216,9 @@ class StallWatch:
         If it still stands a minute later, return it again.
         """
         for run, ranks in self._runs().items():
-            # A network may heal in a minute: a silent machine's run is ended no sooner than another one.
-            limit, moved_at = max(LEAST, self._limit(run, ranks)), max(each.moved_at for each in ranks)
+            limit, moved_at = self._limit(run, ranks), max(each.moved_at for each in ranks)
+            if self._silent(run):  # a network may heal in a minute: it is ended no sooner than another run
+                limit = max(LEAST, limit)
             due = max(moved_at + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
             if run in self._told and self._at(run, ranks, now) <= now >= due:
                 self._lasted[run] = now
