@@ -235,3 +235,36 @@ def test_a_run_that_has_only_begun() -> None:
     report = reckon(only(AttemptFacts(1, started=START), now=5))
     assert (report.state, report.step, report.ettr, report.wall) == ("training", None, None, 0.0)
     assert reckon(only()).state == "empty"
+
+
+def test_attempts_that_overlap_by_their_clocks_are_named_with_what_it_means_for_the_ettr() -> None:
+    """The second machine's clock is behind."""
+    behind = replace(
+        FAILED,
+        started=START + 90,
+        history=history(100, 100, saves=1, cost=3.0, periodic=150, completed=160),
+        checkpoints=(checkpoint(150, 150),),
+        events=(EventFact("error", START + 160, "an error", 160, False),),
+    )
+    report = reckon(only(PREEMPTED, behind, earlier=[{**history(10, 0), "attempt": 1, "last": 100}]))
+    assert report.ettr == pytest.approx(150 / 160)
+    assert report.notes == (
+        "By their clocks, attempt 2 starts 20.0 s before the end of attempt 1: the clocks differ, or the attempts ran at once. "
+        "If the clocks differ, the wall time may be 20.0 s too short, and the ETTR is 83.3 % then.",
+    )
+
+
+def test_an_ettr_that_is_cut_has_a_note() -> None:
+    slow = replace(
+        FINISHED, number=1, history=history(255, 150, step_seconds=3.0, periodic=200, completed=200)
+    )
+    report = reckon(only(slow))
+    assert (report.ettr, report.wall) == (1.0, 60.0)
+    assert report.notes[0].startswith(
+        "The steps that count take 2 min 30 s by their median, and the wall time is 1 min: the ETTR is cut to 100 %."
+    )
+
+
+def test_a_second_restore_in_one_process_overlaps_with_nothing() -> None:
+    left = replace(FAILED, events=(EventFact("left", START + 255, "", 160),))
+    assert reckon(replace(RUN, attempts=(PREEMPTED, left, FINISHED))).notes == ()

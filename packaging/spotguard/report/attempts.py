@@ -8,8 +8,8 @@ from typing import Any
 
 from .facts import AttemptFacts, EventFact, RunFacts, number, whole
 
-#: Seconds of slack between a record and the checkpoint that it reports.
-_SLACK = 1.0
+#: Seconds of slack between a record and the checkpoint that it reports, and between two machines' clocks.
+SLACK = 1.0
 #: Seconds without a sign after which an attempt without a known end is not taken for one that trains: at least; as a number of
 #: intervals, and of steps; and as long as its rhythm is not known.
 _QUIET_LEAST, _QUIET_INTERVALS, _QUIET_STEPS, _QUIET = 900.0, 3, 20, 3600.0
@@ -128,7 +128,7 @@ def end_of(attempt: AttemptFacts) -> EventFact | None:
     if notice is None:
         return None
     if notice.step is None:
-        later = any(each.at > notice.at + _SLACK for each in attempt.checkpoints)
+        later = any(each.at > notice.at + SLACK for each in attempt.checkpoints)
     else:
         later = any(each.step > notice.step for each in attempt.checkpoints)
     return None if later else notice
@@ -161,7 +161,7 @@ def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:
     if end is None:
         return last_sign(attempt)
     at = max(each.at for each in (end, *attempt.events) if each.kind == end.kind)
-    return max([at, *(each.at for each in attempt.checkpoints if each.at <= at + _SLACK)])
+    return max([at, *(each.at for each in attempt.checkpoints if each.at <= at + SLACK)])
 
 
 def trains(attempt: AttemptFacts, now: float) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .attempts import UNSEEN, AttemptLine, attempt_lines, end_of, last_step, saved_its_end
+from spotguard.providers.text import span
+
+from .attempts import SLACK, UNSEEN, AttemptLine, attempt_lines, end_of, last_step, saved_its_end
 from .facts import RunFacts, entries, number, whole
 
 
@@ -113,7 +115,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         saves=sum(line.saves or 0 for line in lines),
         cost=sum(line.cost or 0.0 for line in lines),
         money=None if price is None else _money(price, lines, chain, step_seconds),
-        notes=_notes(facts, lines, estimated),
+        notes=(*_notes(facts, lines, estimated), *_clock_notes(lines, wall, sum(useful))),
     )
 
 
@@ -287,6 +289,35 @@ def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tu
     if uncounted := [str(line.number) for line in lines if line.machine_count is None]:
         notes.append(f"The machines of {_of_attempts(uncounted)} are not known, and count as one.")
     return tuple(notes)
+
+
+def _clock_notes(lines: Sequence[AttemptLine], wall: float, useful: float) -> Iterator[str]:
+    """Yield sentences about the clocks of the attempts' machines, which set the wall time."""
+    overlaps = [
+        (after.number, line.number, seconds)
+        for line, after in itertools.pairwise(lines)
+        if line.ended is not None
+        and after.started is not None
+        and line.end != "left"  # the same process went on
+        and (seconds := line.ended - after.started) > SLACK
+    ]
+    if overlaps:
+        named = ", ".join(
+            f"attempt {later} starts {span(seconds)} before the end of attempt {earlier}"
+            for later, earlier, seconds in overlaps[:8]
+        )
+        more = f", and {len(overlaps) - 8} more overlap" if len(overlaps) > 8 else ""
+        short = sum(seconds for *_, seconds in overlaps)
+        ettr = f", and the ETTR is {100 * min(1.0, useful / (wall + short)):.1f} % then" if useful else ""
+        yield (
+            f"By their clocks, {named}{more}: the clocks differ, or the attempts ran at once. If the clocks differ, the wall time "
+            f"may be {span(short)} too short{ettr}."
+        )
+    if wall and useful > wall:
+        yield (
+            f"The steps that count take {span(useful)} by their median, and the wall time is {span(wall)}: the ETTR is cut to "
+            "100 %. The attempts' clocks differ, or the median does not hold for all steps."
+        )
 
 
 def _of_attempts(numbers: Sequence[str]) -> str:
