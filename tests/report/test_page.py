@@ -113,3 +113,10 @@ def test_a_run_of_which_little_is_known_has_a_page_too() -> None:
     old = AttemptFacts(1, checkpoints=(checkpoint(50, 60), checkpoint(100, 110)))
     words = "".join(Balanced(page_of(replace(RUN, attempts=(old,), history={}))).words)
     assert "estimated from the dates of checkpoints" in words
+
+
+def test_a_run_that_is_down_shows_until_when_its_ettr_is_and_for_how_long_it_waits() -> None:
+    words = " ".join(" ".join(Balanced(page_of(only(PREEMPTED, now=110 + 7200))).words).split())
+    assert "90.9 % of the time from the first start to the last sign went into steps that count" in words
+    assert "down now 2 h since the last sign: no attempt trains" in words
+    assert "down now" not in page_of(RUN)

@@ -268,3 +268,20 @@ def test_an_ettr_that_is_cut_has_a_note() -> None:
 def test_a_second_restore_in_one_process_overlaps_with_nothing() -> None:
     left = replace(FAILED, events=(EventFact("left", START + 255, "", 160),))
     assert reckon(replace(RUN, attempts=(PREEMPTED, left, FINISHED))).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "down"),
+    [("notice", 8890.0), ("error", 8890.0), ("", 8890.0), ("ended", None), ("interrupted", None)],
+)
+def test_a_run_that_waits_for_its_next_start_has_the_time_since_its_last_sign(
+    kind: str, down: float | None
+) -> None:
+    """It is in neither the wall time nor the ETTR: nobody knows yet whether there is a next start."""
+    events = (EventFact(kind, START + 110, "", 100, True),) if kind else ()
+    facts = history(10, 0, periodic=100, saves=2, completed=100)
+    one = replace(PREEMPTED, checkpoints=(checkpoint(100, 110),), events=events, history=facts)
+    early, late = (reckon(only(one, now=now)) for now in (111.0, 9000.0))
+    assert late.down == down
+    assert early.down == (None if not kind or down is None else 1.0)
+    assert (late.wall, late.ettr) == (early.wall, early.ettr) == (110.0, pytest.approx(100 / 110))

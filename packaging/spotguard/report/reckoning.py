@@ -17,6 +17,9 @@ from spotguard.providers.text import span
 from .attempts import SLACK, UNSEEN, AttemptLine, attempt_lines, end_of, last_step, saved_its_end
 from .facts import RunFacts, entries, number, whole
 
+#: States of a run that waits for its next start.
+_DOWN = frozenset({"notice", "error", "left", "silent"})
+
 
 @dataclass(frozen=True, slots=True)
 class TimeShare:
@@ -52,6 +55,8 @@ class RunReport:
     now: float
     started: float | None
     ended: float | None
+    #: Seconds since the last sign of a run that neither trains nor was brought to its end; None for the others. Not in the wall time.
+    down: float | None
     #: "training", "notice", "error", "ended", "interrupted", "silent" or "empty".
     state: str
     #: Completed steps that count, the steps of this run among them, and the age of the newest checkpoint.
@@ -84,6 +89,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
     """
     step_seconds, estimated = _step_seconds(facts)
     lines = attempt_lines(facts)
+    state = _state(lines)
     chain = _chain(facts)
     signs = [each.ended for each in lines if each.ended is not None]
     starts = [each for line in lines for each in (line.started, line.began) if each is not None]
@@ -100,7 +106,8 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         now=facts.now,
         started=started,
         ended=ended,
-        state=_state(lines),
+        down=max(0.0, facts.now - ended) if ended is not None and state in _DOWN else None,
+        state=state,
         step=chain[-1].last if chain else None,
         counted=counted,
         age=max(0.0, facts.now - max(checkpoints)) if checkpoints else None,

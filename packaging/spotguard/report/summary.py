@@ -58,7 +58,8 @@ def short_seconds(seconds: float | None) -> str:
 
 def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     """Yield the key figures: a name, the figure, and a sentence about it."""
-    ettr = "of the time since the first start went into steps that count"
+    until = "since the first start" if report.down is None else "from the first start to the last sign"
+    ettr = f"of the time {until} went into steps that count"
     yield (
         "ETTR",
         percent(report.ettr),
@@ -73,6 +74,11 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
     yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
     yield "wall time", span(report.wall), "from the first start to the last sign of the run"
+    if report.down is not None:
+        waited = (
+            "since the last sign: no attempt trains, and neither the wall time nor the ETTR has this time"
+        )
+        yield "down now", span(report.down), waited
     unknown = sum(line.lost is None and line.end not in ("running", "bare") for line in report.attempts)
     more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
     yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
