@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.report.facts import AttemptFacts, EventFact
 from spotguard.report.reckoning import RunReport, reckon
-from tests.report.lives import FAILED, FINISHED, PREEMPTED, RUN, START, checkpoint, history, only
+from tests.report.lives import EARLIER, FAILED, FINISHED, PREEMPTED, RUN, START, checkpoint, history, only
 
 
 def shares(report: RunReport) -> dict[str, float]:
@@ -285,3 +285,30 @@ def test_a_run_that_waits_for_its_next_start_has_the_time_since_its_last_sign(
     assert late.down == down
     assert early.down == (None if not kind or down is None else 1.0)
     assert (late.wall, late.ettr) == (early.wall, early.ettr) == (110.0, pytest.approx(100 / 110))
+
+
+def test_the_ettr_without_queueing_leaves_out_the_known_waits_for_machines() -> None:
+    """A machine was there 40 s after the first attempt's end; the third attempt's had been there before."""
+    report = reckon(RUN)
+    assert (report.queueing, report.ettr, report.ettr_without_queueing) == (
+        40.0,
+        pytest.approx(200 / 310),
+        pytest.approx(200 / 270),
+    )
+    alone = reckon(only(PREEMPTED))
+    assert (alone.queueing, alone.ettr_without_queueing) == (0.0, alone.ettr)
+
+
+def test_queueing_that_no_record_shows_is_not_guessed() -> None:
+    """Without the boot of the machine, and after a kill, whose moment nobody knows."""
+    unknown = replace(FAILED, available=None)
+    report = reckon(only(PREEMPTED, unknown, earlier=EARLIER[:1]))
+    assert (report.queueing, report.ettr_without_queueing) == (None, None)
+    assert report.ettr is not None
+    killed = replace(FAILED, events=(), history=history(180, 100, periodic=150))
+    report = reckon(replace(RUN, attempts=(PREEMPTED, killed, replace(FINISHED, available=START + 240))))
+    assert report.queueing == 40.0
+    note = "The queueing before attempt 3 is not known, so the ETTR without queueing counts it as if it was none."
+    assert note in report.notes
+    overlong = replace(FAILED, available=START + 171)  # after its own start: another clock
+    assert reckon(only(PREEMPTED, overlong)).queueing is None

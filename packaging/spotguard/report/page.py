@@ -99,7 +99,9 @@ _PAGE = """<!DOCTYPE html>
 
 _EXPLAINED = (
     "ETTR, the effective training time ratio, is the steps that count in the end, times the median seconds of an undisturbed "
-    "step, over the wall time since the first start. Each attempt's steps are counted with its own median.",
+    "step, over the wall time from the first start to the last sign of the run. Each attempt's steps are counted with its own "
+    "median. The time for which the run has been down since then is a figure of its own.",
+    "The ETTR without queueing is over the wall time less the time spent waiting for machines, as far as that is known.",
     "Steps are lost if they were trained and the next start does not have them. If the end of an attempt has no record, they "
     "are not known, and not in the sum.",
     "Steps are kept if they count thanks to a save at a notice or an error: they come after the last checkpoint that training "

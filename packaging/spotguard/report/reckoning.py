@@ -1,8 +1,8 @@
 """The reckoning of a run: what became of its time, from its facts. Pure: facts come in, a report goes out.
 
 ETTR, the effective training time ratio, is the steps that count in the end, times the median seconds of an undisturbed step, over
-the wall time since the first start. Steps that were trained again do not count, and down time is in the wall time. Each attempt's
-steps are counted with that attempt's own median, because the next machine may be another one.
+the wall time since the first start. Steps that were trained again do not count, and down time is in the wall time. The ETTR without
+queueing leaves out the time in which the next machine was waited for, because no training could use it. Each attempt's steps are counted with that attempt's own median, because the next machine may be another one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from spotguard.providers.text import span
 
@@ -69,6 +69,9 @@ class RunReport:
     #: None: not known.
     ettr: float | None
     wall: float
+    #: Seconds of the wall time spent waiting for the next machine, as far as known, and the ETTR without them; None if never known.
+    queueing: float | None
+    ettr_without_queueing: float | None
     shares: tuple[TimeShare, ...]
     attempts: tuple[AttemptLine, ...]
     lost: int
@@ -98,7 +101,13 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
     counted = sum(max(0, link.last - link.first) for link in chain)
     useful = [_trained(link.last - link.first, link.step_seconds, step_seconds) for link in chain]
     lost = sum(line.lost or 0 for line in lines)
-    shares = _shares(facts, lines, wall, sum(useful), step_seconds)
+    gaps = _gaps(facts, lines)
+    queueing = None if gaps.unknown and not gaps.known else gaps.waiting
+    shares = _shares(facts, lines, gaps, wall, sum(useful), step_seconds)
+
+    def ettr(seconds: float) -> float | None:
+        return min(1.0, sum(useful) / seconds) if seconds > 0 and step_seconds else None
+
     checkpoints = [each.at for attempt in facts.attempts for each in attempt.checkpoints]
     return RunReport(
         run_id=facts.run_id,
@@ -113,8 +122,10 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         age=max(0.0, facts.now - max(checkpoints)) if checkpoints else None,
         step_seconds=step_seconds,
         estimated=estimated,
-        ettr=min(1.0, sum(useful) / wall) if wall and step_seconds else None,
+        ettr=ettr(wall),
         wall=wall,
+        queueing=queueing,
+        ettr_without_queueing=None if queueing is None else ettr(wall - queueing),
         shares=shares,
         attempts=lines,
         lost=lost,
@@ -122,7 +133,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         saves=sum(line.saves or 0 for line in lines),
         cost=sum(line.cost or 0.0 for line in lines),
         money=None if price is None else _money(price, lines, chain, step_seconds),
-        notes=(*_notes(facts, lines, estimated), *_clock_notes(lines, wall, sum(useful))),
+        notes=(*_notes(lines, gaps, estimated), *_clock_notes(lines, wall, sum(useful))),
     )
 
 
@@ -198,27 +209,53 @@ def _trained(steps: int, own: float | None, common: float | None) -> float:
 # --- the time ---
 
 
-def _shares(
-    facts: RunFacts, lines: Sequence[AttemptLine], wall: float, useful: float, step_seconds: float | None
-) -> tuple[TimeShare, ...]:
-    """Return the parts of the wall time. The last one is the rest."""
-    starting = waiting = down = unseen = 0.0
-    for line in lines:
-        if line.started is not None and line.began is not None:
-            starting += max(0.0, line.began - line.started)
+@dataclass(slots=True)
+class AttemptGaps:
+    """The seconds between attempts."""
+
+    #: Until the next machine was there; from then on; and after an attempt whose end has no record.
+    waiting: float = 0.0
+    down: float = 0.0
+    unseen: float = 0.0
+    #: The attempts before which the waiting is known, and those before which it is not.
+    known: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+
+
+def _gaps(facts: RunFacts, lines: Sequence[AttemptLine]) -> AttemptGaps:
+    gaps = AttemptGaps()
     for (line, after), facts_after in zip(itertools.pairwise(lines), facts.attempts[1:], strict=False):
         if line.ended is None or after.started is None:
             continue
-        gap = max(0.0, after.started - line.ended)
-        if line.end in UNSEEN:
-            unseen += gap
+        gap, available = max(0.0, after.started - line.ended), facts_after.available
+        if line.end not in UNSEEN and available is not None and available <= after.started:
+            waited = min(gap, max(0.0, available - line.ended))
+            gaps.waiting, gaps.down = gaps.waiting + waited, gaps.down + gap - waited
+            gaps.known.append(after.number)
             continue
-        available = facts_after.available
-        queued = (
-            max(0.0, available - line.ended) if available is not None and available <= after.started else 0.0
-        )
-        waiting += min(queued, gap)
-        down += gap - min(queued, gap)
+        if gap > SLACK:
+            gaps.unknown.append(after.number)
+        if line.end in UNSEEN:
+            gaps.unseen += gap
+        else:
+            gaps.down += gap
+    return gaps
+
+
+def _shares(
+    facts: RunFacts,
+    lines: Sequence[AttemptLine],
+    gaps: AttemptGaps,
+    wall: float,
+    useful: float,
+    step_seconds: float | None,
+) -> tuple[TimeShare, ...]:
+    """Return the parts of the wall time. The last one is the rest."""
+    starting = sum(
+        max(0.0, line.began - line.started)
+        for line in lines
+        if line.started is not None and line.began is not None
+    )
     saving = sum(each.seconds for attempt in facts.attempts for each in attempt.events)
     again = sum(_trained(line.lost or 0, line.step_seconds, step_seconds) for line in lines)
     parts = [
@@ -227,9 +264,9 @@ def _shares(
         TimeShare("checkpoints", "checkpoints beside training", sum(line.cost or 0.0 for line in lines)),
         TimeShare("saving", "saves at a notice, an error or a stall", saving),
         TimeShare("starting", "starts, until training goes on", starting),
-        TimeShare("waiting", "waiting for a machine", waiting),
-        TimeShare("down", "down, until the next start", down),
-        TimeShare("unseen", "nothing known: no record of an end", unseen),
+        TimeShare("waiting", "waiting for a machine", gaps.waiting),
+        TimeShare("down", "down, until the next start", gaps.down),
+        TimeShare("unseen", "nothing known: no record of an end", gaps.unseen),
     ]
     rest = max(0.0, wall - sum(each.seconds for each in parts))
     return (*parts, TimeShare("rest", "other: evaluation, slower steps, and what has no record", rest))
@@ -271,7 +308,7 @@ def _money(
     )
 
 
-def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tuple[str, ...]:
+def _notes(lines: Sequence[AttemptLine], gaps: AttemptGaps, estimated: bool) -> tuple[str, ...]:
     """Return a sentence for each fact that is missing."""
     notes = []
     if estimated:
@@ -286,6 +323,11 @@ def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tu
         notes.append(
             f"There is neither a checkpoint nor a record of {_of_attempts(bare)}: ended before training, or before the first "
             "checkpoint."
+        )
+    if gaps.unknown:
+        unknown = _of_attempts([str(number) for number in gaps.unknown])
+        notes.append(
+            f"The queueing before {unknown} is not known, so the ETTR without queueing counts it as if it was none."
         )
     unsaved = [line for line in lines if line.end == "ended" and line.lost]
     if unsaved:

@@ -59,7 +59,7 @@ def short_seconds(seconds: float | None) -> str:
 def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     """Yield the key figures: a name, the figure, and a sentence about it."""
     until = "since the first start" if report.down is None else "from the first start to the last sign"
-    ettr = f"of the time {until} went into steps that count"
+    ettr = f"of the time {until} went into steps that count{_without_queueing(report)}"
     yield (
         "ETTR",
         percent(report.ettr),
@@ -97,6 +97,14 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
                 f"{dollars(money.kept)}"
             ),
         )
+
+
+def _without_queueing(report: RunReport) -> str:
+    if not report.queueing:
+        return "; the queueing for machines is not known" if report.queueing is None else ""
+    return (
+        f"; {percent(report.ettr_without_queueing)} without {span(report.queueing)} of queueing for machines"
+    )
 
 
 def _time_of(report: RunReport, key: str) -> str:
