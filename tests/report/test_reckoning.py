@@ -284,16 +284,15 @@ def test_a_run_that_waits_for_its_next_start_has_the_time_since_its_last_sign(
     early, late = (reckon(only(one, now=now)) for now in (111.0, 9000.0))
     assert late.down == down
     assert early.down == (None if not kind or down is None else 1.0)
-    assert (late.wall, late.ettr) == (early.wall, early.ettr) == (110.0, pytest.approx(100 / 110))
+    assert (late.wall, late.ettr) == (early.wall, early.ettr)
+    assert (late.wall, late.ettr) == pytest.approx((110.0, 100 / 110))
 
 
 def test_the_ettr_without_queueing_leaves_out_the_known_waits_for_machines() -> None:
     """A machine was there 40 s after the first attempt's end; the third attempt's had been there before."""
     report = reckon(RUN)
-    assert (report.queueing, report.ettr, report.ettr_without_queueing) == (
-        40.0,
-        pytest.approx(200 / 310),
-        pytest.approx(200 / 270),
+    assert (report.queueing, report.ettr, report.ettr_without_queueing) == pytest.approx(
+        (40.0, 200 / 310, 200 / 270)
     )
     alone = reckon(only(PREEMPTED))
     assert (alone.queueing, alone.ettr_without_queueing) == (0.0, alone.ettr)
@@ -312,3 +311,24 @@ def test_queueing_that_no_record_shows_is_not_guessed() -> None:
     assert note in report.notes
     overlong = replace(FAILED, available=START + 171)  # after its own start: another clock
     assert reckon(only(PREEMPTED, overlong)).queueing is None
+
+
+def test_an_attempt_without_an_end_is_paid_until_its_last_sign_and_named() -> None:
+    killed = replace(FAILED, events=(), history=history(180, 100, periodic=150), touched=START + 235)
+    report = reckon(replace(RUN, attempts=(PREEMPTED, killed, FINISHED)), price=36.0)
+    assert report.money is not None
+    assert report.money.spent == pytest.approx(0.01 * (2 * 110 + 65 + 60))
+    note = "The money of attempt 2 is that until the last sign: the end is not known, and the machines may have run for longer."
+    assert note in report.notes
+    assert "money" not in " ".join(reckon(replace(RUN, attempts=(PREEMPTED, killed, FINISHED))).notes)
+    alive = replace(FINISHED, number=1, events=(), history=history(255, 150, saves=2, periodic=200))
+    assert "The money of attempt 1 is that until" in " ".join(reckon(only(alive, now=310), price=1.0).notes)
+    assert reckon(RUN, price=36.0).notes == ()
+
+
+def test_an_attempt_whose_start_has_no_record_is_paid_from_its_first_sign_and_named() -> None:
+    unclaimed = replace(PREEMPTED, started=None)
+    report = reckon(replace(RUN, attempts=(unclaimed, FAILED, FINISHED)), price=36.0)
+    assert report.money is not None
+    assert report.money.spent == pytest.approx(0.01 * (2 * 100 + 70 + 60))
+    assert report.notes == ("The money of attempt 1 is that from the first sign: the start has no record.",)

@@ -147,13 +147,20 @@ def last_step(attempt: AttemptFacts, end: EventFact | None) -> int | None:
     return end.step if end.step is not None else whole(end.history, "completed")
 
 
+def first_sign(attempt: AttemptFacts) -> float | None:
+    """Return when the attempt started, or gave its first sign if that has no record; None if it gave none."""
+    return attempt.started if attempt.started is not None else min(_signs(attempt), default=None)
+
+
 def last_sign(attempt: AttemptFacts) -> float | None:
     """Return when the attempt gave its last sign; None if it gave none."""
+    return max(_signs(attempt), default=None)
+
+
+def _signs(attempt: AttemptFacts) -> list[float]:
     signs = [each.at for each in attempt.checkpoints] + [each.at for each in attempt.events]
-    signs += [
-        each for each in (attempt.started, number(attempt.history, "began"), attempt.touched or None) if each
-    ]
-    return max(signs, default=None)
+    others = (attempt.started, number(attempt.history, "began"), attempt.touched or None)
+    return signs + [each for each in others if each]
 
 
 def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from spotguard.providers.text import span
 
-from .attempts import SLACK, UNSEEN, AttemptLine, attempt_lines, end_of, last_step, saved_its_end
+from .attempts import SLACK, UNSEEN, AttemptLine, attempt_lines, end_of, first_sign, last_step, saved_its_end
 from .facts import RunFacts, entries, number, whole
 
 #: States of a run that waits for its next start.
@@ -32,7 +32,7 @@ class TimeShare:
 
 @dataclass(frozen=True, slots=True)
 class MoneySpent:
-    """The run in dollars, by the price of a machine hour. Down time is not paid."""
+    """The run in dollars, by the price of a machine hour. Down time is not paid, nor what follows an attempt's last sign."""
 
     price: float
     machine_hours: float
@@ -132,8 +132,12 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         kept=sum(line.kept or 0 for line in lines),
         saves=sum(line.saves or 0 for line in lines),
         cost=sum(line.cost or 0.0 for line in lines),
-        money=None if price is None else _money(price, lines, chain, step_seconds),
-        notes=(*_notes(lines, gaps, estimated), *_clock_notes(lines, wall, sum(useful))),
+        money=None if price is None else _money(price, facts, lines, chain, step_seconds),
+        notes=(
+            *_notes(lines, gaps, estimated),
+            *_clock_notes(lines, wall, sum(useful)),
+            *_money_notes(price, lines),
+        ),
     )
 
 
@@ -276,7 +280,11 @@ def _shares(
 
 
 def _money(
-    price: float, lines: Sequence[AttemptLine], chain: Sequence[CountedSteps], step_seconds: float | None
+    price: float,
+    facts: RunFacts,
+    lines: Sequence[AttemptLine],
+    chain: Sequence[CountedSteps],
+    step_seconds: float | None,
 ) -> MoneySpent:
     by_number = {line.number: line for line in lines}
 
@@ -288,9 +296,9 @@ def _money(
         return seconds / 3600 * machines(attempt) * price
 
     spans = [
-        (max(0.0, line.ended - line.started), line.number)
-        for line in lines
-        if line.ended is not None and line.started is not None
+        (max(0.0, line.ended - start), line.number)
+        for line, attempt in zip(lines, facts.attempts, strict=True)
+        if line.ended is not None and (start := first_sign(attempt)) is not None
     ]
     again = [(line, _trained(line.lost or 0, line.step_seconds, step_seconds)) for line in lines]
     spared = [(line, _trained(line.kept or 0, line.step_seconds, step_seconds)) for line in lines]
@@ -367,6 +375,19 @@ def _clock_notes(lines: Sequence[AttemptLine], wall: float, useful: float) -> It
             f"The steps that count take {span(useful)} by their median, and the wall time is {span(wall)}: the ETTR is cut to "
             "100 %. The attempts' clocks differ, or the median does not hold for all steps."
         )
+
+
+def _money_notes(price: float | None, lines: Sequence[AttemptLine]) -> Iterator[str]:
+    """Yield sentences about attempts of which only a part is paid in the report."""
+    if price is None:
+        return
+    if endless := [str(line.number) for line in lines if line.end in ("running", *UNSEEN)]:
+        yield (
+            f"The money of {_of_attempts(endless)} is that until the last sign: the end is not known, and the machines may have "
+            "run for longer."
+        )
+    if unclaimed := [str(line.number) for line in lines if line.started is None]:
+        yield f"The money of {_of_attempts(unclaimed)} is that from the first sign: the start has no record."
 
 
 def _of_attempts(numbers: Sequence[str]) -> str:
