@@ -99,6 +99,17 @@ def test_the_picture_is_said_in_words() -> None:
     assert "Attempt 3 from step 150 to 200: ended by itself." in text
 
 
+def test_an_attempt_that_a_restore_left_and_one_that_left_nothing_are_on_the_page() -> None:
+    left = replace(PREEMPTED, events=(EventFact("left", START + 110, "", 100),))
+    idle = AttemptFacts(2, started=START + 150)
+    text = page_of(only(left, idle, replace(FAILED, number=3)))
+    words = " ".join("".join(Balanced(text).words).split())
+    assert "Attempt 1 from step 0 to 100: left by a second restore." in words
+    assert "Attempt 2: neither a checkpoint nor a record." in words
+    assert "1 ended by an error, 1 left by a second restore, 1 neither a checkpoint nor a record" in words
+    assert text.count('class="ended"') == text.count('class="bare"') == 3  # in two sizes, and in the legend
+
+
 def test_thousands_of_checkpoints_make_a_picture_that_a_browser_can_show() -> None:
     many = tuple(checkpoint(number, 10 + number / 40) for number in range(1, 4000))
     text = page_of(only(replace(PREEMPTED, checkpoints=many)))

@@ -50,6 +50,7 @@ svg .grid { stroke: var(--grid) } svg .axis { stroke: var(--edge) }
 svg .attempt { fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
 svg .checkpoint { fill: var(--line) } svg .saved { fill: var(--page); stroke: var(--saving); stroke-width: 2.5 }
 svg .notice { fill: var(--alarm) } svg .error { stroke: var(--again); stroke-width: 3; stroke-linecap: round }
+svg .bare { fill: var(--page); stroke: var(--unseen); stroke-width: 2 }
 svg .ended { fill: var(--useful); stroke: var(--page); stroke-width: 1.5 }
 svg .down { fill: var(--shade) } svg .unseen { fill: none; stroke: var(--unseen); stroke-dasharray: 3 3 }
 details { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
