@@ -181,6 +181,20 @@ def test_a_kernel_log_without_a_writer_is_closed_and_costs_no_time(helper: Helpe
     assert helper.ended()[0] == 0
 
 
+def test_a_file_in_the_kernel_log_s_place_is_read_now_and_then(helper: Helper, folder: Path) -> None:
+    """It is not polled, so with each line of the agent's, and every few seconds."""
+    (folder / "kmsg").touch()
+    helper.start()
+    helper.incident("training", run_id="gpt")
+    helper.report()
+    with (folder / "kmsg").open("a") as kernel:
+        kernel.write("3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.\n")
+    helper.incident("training", run_id="gpt")
+    while not (firing := helper.report()["firing"]):
+        pass
+    assert [alert["alert"] for alert in firing] == ["gpu-error"]
+
+
 def test_a_failure_of_no_known_run_is_of_the_helper_s_own_and_ends_with_it(helper: Helper) -> None:
     helper.start()
     helper.incident("failure", **{**FAILURE, "run_id": ""})

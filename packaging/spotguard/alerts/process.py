@@ -100,8 +100,8 @@ class AlertProcess:
 
     @property
     def kernel_log(self) -> int:
-        """The kernel log's descriptor; below 0 if it is not open."""
-        return self._kernel_log.fd
+        """The kernel log's descriptor to poll; below 0 if it is not open, or if `tick` reads it."""
+        return self._kernel_log.poll_fd
 
     def close_kernel_log(self) -> None:
         self._kernel_log.close()
@@ -149,6 +149,8 @@ class AlertProcess:
     def tick(self) -> None:
         """Do what is due although nothing comes in."""
         now = self._clock.monotonic()
+        if self._kernel_log.is_file:
+            self.look()
         self._handle(self._evaluation.expire(now))
         self._records.busy()
         if now >= self._again_at:
