@@ -12,7 +12,7 @@ class CheckpointFact:
     """A complete checkpoint."""
 
     step: int
-    #: When it was complete, in wall seconds by the store's clock.
+    #: The time of its completion, in wall seconds by the store's clock.
     at: float
     #: Whether a notice, an error or a stall asked for it.
     emergency: bool
@@ -40,7 +40,7 @@ class EventFact:
     history: Mapping[str, Any] = field(default_factory=dict)
     #: Whether it is an error that follows from another rank's.
     follows: bool = False
-    #: When the record was put, in wall seconds by the store's clock; 0 if not known.
+    #: The time of the record's put, in wall seconds by the store's clock; 0 if not known.
     put: float = 0.0
 
 
@@ -49,21 +49,21 @@ class AttemptFacts:
     """One start of the job."""
 
     number: int
-    #: When it was claimed, in wall seconds.
+    #: The time of its claim, in wall seconds.
     started: float | None = None
     world: int | None = None
     #: Names of its machines, perhaps not of all; and their number.
     machines: tuple[str, ...] = ()
     machine_count: int | None = None
-    #: When its first machine was there: Slurm's start of the job, else the machine's boot.
+    #: The time since when its first machine was there: Slurm's start of the job, else the machine's boot.
     available: float | None = None
     #: The facts that its newest record or checkpoint has (`hooks.checkpoint.history`).
     history: Mapping[str, Any] = field(default_factory=dict)
-    #: Those that the store still has, the oldest first.
+    #: The checkpoints that the store still has, the oldest first.
     checkpoints: tuple[CheckpointFact, ...] = ()
     #: The oldest first.
     events: tuple[EventFact, ...] = ()
-    #: When its newest object was put, by the store's clock; 0 if not known.
+    #: The time of its newest object, by the store's clock; 0 if not known.
     touched: float = 0.0
 
 

@@ -51,7 +51,7 @@ _RECORD = re.compile(
 
 
 class RunListing:
-    """What a listing shows of one run.
+    """The part of a store's listing that belongs to one run.
 
     Args:
         store: the store.
@@ -63,7 +63,7 @@ class RunListing:
         self.store, self.run_id = store, run_id
         #: Keys of the records of each attempt, by kind, with their dates.
         self.records: dict[int, dict[str, list[ObjectInfo]]] = defaultdict(lambda: defaultdict(list))
-        #: When the newest object of each attempt was put, by the store's clock.
+        #: The time of the newest object of each attempt, by the store's clock.
         self.touched: dict[int, float] = defaultdict(float)
         self.claims: set[int] = set()
         below: list[ObjectInfo] = []

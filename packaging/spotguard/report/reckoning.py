@@ -41,7 +41,7 @@ class MoneySpent:
     useful: float
     lost: float
     checkpoints: float
-    #: What the steps at stake would have cost again.
+    #: Dollars that the steps at stake would have cost again.
     kept: float
 
 

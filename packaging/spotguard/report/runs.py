@@ -1,6 +1,6 @@
-"""All runs of a store, one line each: which of them train, and which train without a checkpoint.
+"""One line for each run of a store: its state, and whether it trains without a checkpoint.
 
-One listing of the store, and at most a handful of small requests for each run.
+`all_runs` lists the store once, and makes a handful of small requests for each run.
 """
 
 from __future__ import annotations
