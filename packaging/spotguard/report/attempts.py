@@ -30,8 +30,8 @@ class AttemptLine:
     started: float | None
     began: float | None
     ended: float | None
-    #: "notice", "error", "ended", "interrupted", "left" by a restore; "running"; "" if the store does not have it;
-    #: "bare": the attempt left neither a checkpoint nor a record.
+    #: "notice", "error", "false-error" (dismissed), "ended", "interrupted", "left" by a restore; "running"; "" if the store does
+    #: not have it; "bare": the attempt left neither a checkpoint nor a record.
     end: str
     #: The cause of the end in words.
     cause: str
@@ -78,7 +78,7 @@ def _line(
     periodic = whole(history, "periodic")
     if periodic is None:
         periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
-    stops = end is not None and end.kind in ("notice", "error")
+    stops = end is not None and end.kind in ("notice", "error", "false-error")
     done = last if last is not None else committed
     since = periodic if periodic is not None else first
     kind = "" if end is None else end.kind
@@ -118,8 +118,9 @@ def end_of(attempt: AttemptFacts) -> EventFact | None:
     After a notice that was withdrawn, training went on: a checkpoint of a later step shows that. Dates alone would not, for they
     are of two clocks.
     """
-    if (error := first_error(attempt.events)) is not None:
-        return error
+    for kind in ("error", "false-error"):
+        if (error := first_error(attempt.events, kind)) is not None:
+            return error
     by_kind = {each.kind: each for each in attempt.events}  # the newest of each kind
     for kind in ("ended", "interrupted", "left"):
         if kind in by_kind:
@@ -134,9 +135,9 @@ def end_of(attempt: AttemptFacts) -> EventFact | None:
     return None if later else notice
 
 
-def first_error(events: Iterable[EventFact]) -> EventFact | None:
+def first_error(events: Iterable[EventFact], kind: str = "error") -> EventFact | None:
     """Return the error that the others follow from: those that tell of another rank's come last, then the earliest counts."""
-    errors = [each for each in events if each.kind == "error"]
+    errors = [each for each in events if each.kind == kind]
     return min(errors, key=lambda each: (each.follows, each.at), default=None)
 
 

@@ -24,7 +24,8 @@ class CheckpointFact:
 class EventFact:
     """A record of an attempt: of a notice, of an error, of a stall, or of the end of its script."""
 
-    #: "notice", "error", "save" (at an error), "stall", "ended", "interrupted" or "left".
+    #: "notice", "error", "save" (at an error), "stall", "ended", "interrupted" or "left"; "false-error" and "false-stall" of an alarm
+    #: that a person has dismissed.
     kind: str
     #: Wall seconds.
     at: float
@@ -42,6 +43,8 @@ class EventFact:
     follows: bool = False
     #: The time of the record's put, in wall seconds by the store's clock; 0 if not known.
     put: float = 0.0
+    #: The id by which a person may dismiss it; "" if it is no alarm. The errors of an attempt's ranks are one alarm.
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,17 @@ from .attempts import AttemptLine
 from .facts import RunFacts
 from .picture import draw, duration, legend
 from .reckoning import RunReport
-from .summary import STATES, cause_of, facts_of, machines_of, percent, short_seconds, shown_shares, steps
+from .summary import (
+    STATES,
+    alarm_of,
+    cause_of,
+    facts_of,
+    machines_of,
+    percent,
+    short_seconds,
+    shown_shares,
+    steps,
+)
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --card: #f6f8fa; --ink: #1f2328; --faint: #59636e; --edge: #d1d9e0;
@@ -89,7 +99,7 @@ _PAGE = """<!DOCTYPE html>
 {shares}</section>
 <section aria-labelledby="attempts">
 <h2 id="attempts">Attempts</h2>
-{attempts}</section>
+{attempts}{alarms}</section>
 <details>
 <summary>How the figures are reckoned</summary>
 {explained}</details>
@@ -132,6 +142,10 @@ def page(report: RunReport, facts: RunFacts) -> str:
         picture=_picture(report, facts),
         shares=_shares(report),
         attempts=_attempts(report),
+        alarms="".join(
+            f"<p>{html.escape(each.id)}: {_moment(each.at)} {html.escape(alarm_of(each))}</p>\n"
+            for each in report.alarms
+        ),
         explained="".join(f"<p>{each}</p>\n" for each in _EXPLAINED),
     )
 

@@ -153,7 +153,7 @@ def _end(drawing: Drawing, end: str, x: float, y: float) -> None:
     elif end == "error":
         drawing.line(x - 5, y - 15, x + 5, y - 5, "error")
         drawing.line(x + 5, y - 15, x - 5, y - 5, "error")
-    elif end in ("ended", "interrupted", "left"):
+    elif end in ("ended", "interrupted", "left", "false-error"):
         drawing.dot(x, y, 5, "ended")
     elif end == "bare":
         drawing.dot(x, y, 4, "bare")

@@ -31,6 +31,18 @@ class TimeShare:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmLine:
+    """A failure or a stall of the run, which a person may dismiss by its id."""
+
+    id: str
+    attempt: int
+    #: Wall seconds.
+    at: float
+    cause: str
+    dismissed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MoneySpent:
     """The run in dollars, by the price of a machine hour. Down time is not paid, nor what follows an attempt's last sign."""
 
@@ -74,6 +86,7 @@ class RunReport:
     ettr_without_queueing: float | None
     shares: tuple[TimeShare, ...]
     attempts: tuple[AttemptLine, ...]
+    alarms: tuple[AlarmLine, ...]
     lost: int
     kept: int
     saves: int
@@ -128,6 +141,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         ettr_without_queueing=None if queueing is None else ettr(wall - queueing),
         shares=shares,
         attempts=lines,
+        alarms=_alarms(facts),
         lost=lost,
         kept=sum(line.kept or 0 for line in lines),
         saves=sum(line.saves or 0 for line in lines),
@@ -274,6 +288,17 @@ def _shares(
     ]
     rest = max(0.0, wall - sum(each.seconds for each in parts))
     return (*parts, TimeShare("rest", "other: evaluation, slower steps, and what has no record", rest))
+
+
+def _alarms(facts: RunFacts) -> tuple[AlarmLine, ...]:
+    """Return the alarms in order. The first cause stands for the errors of an attempt."""
+    found: dict[str, AlarmLine] = {}
+    for attempt in facts.attempts:
+        for each in sorted(attempt.events, key=lambda each: (each.follows, each.at)):
+            if each.id and each.kind != "save":
+                false = each.kind.startswith("false-")
+                found.setdefault(each.id, AlarmLine(each.id, attempt.number, each.at, each.text, false))
+    return tuple(sorted(found.values(), key=lambda each: each.at))
 
 
 # --- the money ---

@@ -10,13 +10,14 @@ from typing import Any
 from spotguard.providers.text import clip, count, span
 
 from .attempts import AttemptLine
-from .reckoning import RunReport, TimeShare
+from .reckoning import AlarmLine, RunReport, TimeShare
 
 #: The state of a run, and the end of an attempt, in words.
 STATES = {
     "training": "training",
     "notice": "preempted",
     "error": "ended by an error",
+    "false-error": "ended by an error that was dismissed",
     "ended": "ended by itself",
     "interrupted": "interrupted by Ctrl-C",
     "left": "left by a second restore",
@@ -69,7 +70,8 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     yield "step", steps(report.step), f"{count(report.counted, 'step')} of this run count{age}"
     ends = [line.end for line in report.attempts]
     kinds = [
-        (kind, ends.count(kind)) for kind in ("notice", "error", "ended", "interrupted", "left", "", "bare")
+        (kind, ends.count(kind))
+        for kind in ("notice", "error", "false-error", "ended", "interrupted", "left", "", "bare")
     ]
     told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
     yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
@@ -120,6 +122,11 @@ def cause_of(line: AttemptLine) -> str:
     """Return an attempt's end as one line, with its cause."""
     cause = clip(line.cause, _CAUSE)
     return STATES[line.end] + (f": {cause}" if cause else "")
+
+
+def alarm_of(alarm: AlarmLine) -> str:
+    """Return the cause of an alarm as one line."""
+    return ("dismissed: " if alarm.dismissed else "") + clip(alarm.cause, _CAUSE)
 
 
 def machines_of(line: AttemptLine) -> str:
