@@ -304,6 +304,7 @@ def test_queueing_that_no_record_shows_is_not_guessed() -> None:
     report = reckon(only(PREEMPTED, unknown, earlier=EARLIER[:1]))
     assert (report.queueing, report.ettr_without_queueing) == (None, None)
     assert report.ettr is not None
+    assert report.notes == ()  # there is no figure that it would explain
     killed = replace(FAILED, events=(), history=history(180, 100, periodic=150))
     report = reckon(replace(RUN, attempts=(PREEMPTED, killed, replace(FINISHED, available=START + 240))))
     assert report.queueing == 40.0

@@ -357,7 +357,7 @@ def _notes(lines: Sequence[AttemptLine], gaps: AttemptGaps, estimated: bool) -> 
             f"There is neither a checkpoint nor a record of {_of_attempts(bare)}: ended before training, or before the first "
             "checkpoint."
         )
-    if gaps.unknown:
+    if gaps.unknown and gaps.known:
         unknown = _of_attempts([str(number) for number in gaps.unknown])
         notes.append(
             f"The queueing before {unknown} is not known, so the ETTR without queueing counts it as if it was none."
