@@ -1,9 +1,10 @@
-"""The attempts of a run, reckoned: how each began and ended, what it lost, and whether it still trains. Pure."""
+"""The attempts of a run, reckoned: how each began and ended, what it lost, whether it still trains, and the time between them. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .facts import AttemptFacts, EventFact, RunFacts, number, whole
@@ -206,3 +207,37 @@ def saved_its_end(attempt: AttemptFacts) -> bool:
         return False
     saved = [whole(attempt.history, "periodic"), *(each.step for each in attempt.checkpoints[-1:])]
     return any(step is not None and step >= last for step in saved)
+
+
+@dataclass(slots=True)
+class AttemptGaps:
+    """The seconds between attempts."""
+
+    #: Until the next machine was there; from then on; and after an attempt whose end has no record.
+    waiting: float = 0.0
+    down: float = 0.0
+    unseen: float = 0.0
+    #: The attempts before which the waiting is known, and those before which it is not.
+    known: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+
+
+def attempt_gaps(facts: RunFacts, lines: Sequence[AttemptLine]) -> AttemptGaps:
+    """Return the seconds between the attempts of a run."""
+    gaps = AttemptGaps()
+    for (line, after), facts_after in zip(itertools.pairwise(lines), facts.attempts[1:], strict=False):
+        if line.ended is None or after.started is None:
+            continue
+        gap, available = max(0.0, after.started - line.ended), facts_after.available
+        if line.end not in UNSEEN and available is not None and available <= after.started:
+            waited = min(gap, max(0.0, available - line.ended))
+            gaps.waiting, gaps.down = gaps.waiting + waited, gaps.down + gap - waited
+            gaps.known.append(after.number)
+            continue
+        if gap > SLACK:
+            gaps.unknown.append(after.number)
+        if line.end in UNSEEN:
+            gaps.unseen += gap
+        else:
+            gaps.down += gap
+    return gaps

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from spotguard.providers.text import span
-
-from .attempts import SLACK, UNSEEN, AttemptLine, attempt_lines, end_of, first_sign, last_step, saved_its_end
+from .attempts import (
+    UNSEEN,
+    AttemptGaps,
+    AttemptLine,
+    attempt_gaps,
+    attempt_lines,
+    end_of,
+    first_sign,
+    last_step,
+    saved_its_end,
+)
 from .facts import RunFacts, entries, number, whole
+from .notes import clock_notes, missing_facts, money_notes
 
 #: States of a run that waits for its next start.
 _DOWN = frozenset({"notice", "error", "left", "silent"})
@@ -114,7 +123,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
     counted = sum(max(0, link.last - link.first) for link in chain)
     useful = [_trained(link.last - link.first, link.step_seconds, step_seconds) for link in chain]
     lost = sum(line.lost or 0 for line in lines)
-    gaps = _gaps(facts, lines)
+    gaps = attempt_gaps(facts, lines)
     queueing = None if gaps.unknown and not gaps.known else gaps.waiting
     shares = _shares(facts, lines, gaps, wall, sum(useful), step_seconds)
 
@@ -148,9 +157,9 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         cost=sum(line.cost or 0.0 for line in lines),
         money=None if price is None else _money(price, facts, lines, chain, step_seconds),
         notes=(
-            *_notes(lines, gaps, estimated),
-            *_clock_notes(lines, wall, sum(useful)),
-            *_money_notes(price, lines),
+            *missing_facts(lines, gaps, estimated),
+            *clock_notes(lines, wall, sum(useful)),
+            *(money_notes(lines) if price is not None else ()),
         ),
     )
 
@@ -225,39 +234,6 @@ def _trained(steps: int, own: float | None, common: float | None) -> float:
 
 
 # --- the time ---
-
-
-@dataclass(slots=True)
-class AttemptGaps:
-    """The seconds between attempts."""
-
-    #: Until the next machine was there; from then on; and after an attempt whose end has no record.
-    waiting: float = 0.0
-    down: float = 0.0
-    unseen: float = 0.0
-    #: The attempts before which the waiting is known, and those before which it is not.
-    known: list[int] = field(default_factory=list)
-    unknown: list[int] = field(default_factory=list)
-
-
-def _gaps(facts: RunFacts, lines: Sequence[AttemptLine]) -> AttemptGaps:
-    gaps = AttemptGaps()
-    for (line, after), facts_after in zip(itertools.pairwise(lines), facts.attempts[1:], strict=False):
-        if line.ended is None or after.started is None:
-            continue
-        gap, available = max(0.0, after.started - line.ended), facts_after.available
-        if line.end not in UNSEEN and available is not None and available <= after.started:
-            waited = min(gap, max(0.0, available - line.ended))
-            gaps.waiting, gaps.down = gaps.waiting + waited, gaps.down + gap - waited
-            gaps.known.append(after.number)
-            continue
-        if gap > SLACK:
-            gaps.unknown.append(after.number)
-        if line.end in UNSEEN:
-            gaps.unseen += gap
-        else:
-            gaps.down += gap
-    return gaps
 
 
 def _shares(
@@ -339,82 +315,3 @@ def _money(
         checkpoints=sum(dollars(line.cost or 0.0, line.number) for line in lines),
         kept=sum(dollars(seconds, line.number) for line, seconds in spared),
     )
-
-
-def _notes(lines: Sequence[AttemptLine], gaps: AttemptGaps, estimated: bool) -> tuple[str, ...]:
-    """Return a sentence for each fact that is missing."""
-    notes = []
-    if estimated:
-        notes.append("The seconds of a step are estimated from the dates of checkpoints.")
-    if old := [str(line.number) for line in lines if line.began is None and line.end != "bare"]:
-        notes.append(f"No checkpoint or record has the history of {_of_attempts(old)}.")
-    if gone := [str(line.number) for line in lines[:-1] if not line.end]:
-        notes.append(
-            f"The end of {_of_attempts(gone)} has no record: killed without a notice, most likely. The steps lost there are not known."
-        )
-    if bare := [str(line.number) for line in lines if line.end == "bare"]:
-        notes.append(
-            f"There is neither a checkpoint nor a record of {_of_attempts(bare)}: ended before training, or before the first "
-            "checkpoint."
-        )
-    if gaps.unknown and gaps.known:
-        unknown = _of_attempts([str(number) for number in gaps.unknown])
-        notes.append(
-            f"The queueing before {unknown} is not known, so the ETTR without queueing counts it as if it was none."
-        )
-    unsaved = [line for line in lines if line.end == "ended" and line.lost]
-    if unsaved:
-        notes.append(
-            f"The script of {_of_attempts([str(line.number) for line in unsaved])} ended behind its newest checkpoint: the steps "
-            "behind it count as lost, because no start has them. guard.save() at the end saves them."
-        )
-    if uncounted := [str(line.number) for line in lines if line.machine_count is None]:
-        notes.append(f"The machines of {_of_attempts(uncounted)} are not known, and count as one.")
-    return tuple(notes)
-
-
-def _clock_notes(lines: Sequence[AttemptLine], wall: float, useful: float) -> Iterator[str]:
-    """Yield sentences about the clocks of the attempts' machines, which set the wall time."""
-    overlaps = [
-        (after.number, line.number, seconds)
-        for line, after in itertools.pairwise(lines)
-        if line.ended is not None
-        and after.started is not None
-        and line.end != "left"  # the same process went on
-        and (seconds := line.ended - after.started) > SLACK
-    ]
-    if overlaps:
-        named = ", ".join(
-            f"attempt {later} starts {span(seconds)} before the end of attempt {earlier}"
-            for later, earlier, seconds in overlaps[:8]
-        )
-        more = f", and {len(overlaps) - 8} more overlap" if len(overlaps) > 8 else ""
-        short = sum(seconds for *_, seconds in overlaps)
-        ettr = f", and the ETTR is {100 * min(1.0, useful / (wall + short)):.1f} % then" if useful else ""
-        yield (
-            f"By their clocks, {named}{more}: the clocks differ, or the attempts ran at once. If the clocks differ, the wall time "
-            f"may be {span(short)} too short{ettr}."
-        )
-    if wall and useful > wall:
-        yield (
-            f"The steps that count take {span(useful)} by their median, and the wall time is {span(wall)}: the ETTR is cut to "
-            "100 %. The attempts' clocks differ, or the median does not hold for all steps."
-        )
-
-
-def _money_notes(price: float | None, lines: Sequence[AttemptLine]) -> Iterator[str]:
-    """Yield sentences about attempts of which only a part is paid in the report."""
-    if price is None:
-        return
-    if endless := [str(line.number) for line in lines if line.end in ("running", *UNSEEN)]:
-        yield (
-            f"The money of {_of_attempts(endless)} is that until the last sign: the end is not known, and the machines may have "
-            "run for longer."
-        )
-    if unclaimed := [str(line.number) for line in lines if line.started is None]:
-        yield f"The money of {_of_attempts(unclaimed)} is that from the first sign: the start has no record."
-
-
-def _of_attempts(numbers: Sequence[str]) -> str:
-    some = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"attempt{'s' * (len(numbers) > 1)} {some}"
