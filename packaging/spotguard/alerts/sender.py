@@ -109,11 +109,13 @@ class AlertSender:
             self._space_out()
             if batch := self._take():
                 self._send(batch)
-            for run_id, (rules, until) in list(self._earlier.items()):
+            with self._lock:
+                earlier = list(self._earlier.items())
+            for run_id, (rules, until) in earlier:
                 if self._end_earlier(run_id, rules) or self._clock.monotonic() >= until:
                     del self._earlier[run_id]
             with self._lock:
-                if self._close_by is not None and not self._waiting:
+                if self._close_by is not None and not self._waiting and not self._news.is_set():
                     return
                 # What is over its limit waits for its turn.
                 patience = _APART if self._waiting or self._earlier else _HOUR
