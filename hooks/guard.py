@@ -222,7 +222,9 @@ class Guard:
         self._history.saved(
             saved.step,
             # A save that the script waits for costs all its time.
-            lost_training(saved.blocked, saved.seconds, *beside) if saved.blocked else saved.seconds,
+            lost_training(saved.blocked, saved.seconds - saved.blocked, *beside)
+            if saved.blocked
+            else saved.seconds,
         )
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True

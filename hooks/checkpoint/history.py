@@ -2,7 +2,7 @@
 
 Pruning deletes old checkpoints, and a machine that goes takes its logs along. So each checkpoint has the history of the training
 that led to it: one entry for each earlier attempt, and the facts of its own. `spotguard report` reads them; no save or restore
-depends on them. An older checkpoint has none, and another program may have written anything there: what is read is cleaned.
+depends on them. An older checkpoint has none, and another program may have written anything there, so a reader cleans it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("spotguard")
 
 #: Steps of each kind whose seconds are kept: the median of the newest ones counts.
 _STEPS = 1024
-#: Earlier attempts that are kept one by one. Of a longer history, the two oldest entries become one.
+#: Earlier attempts that are kept one by one. The two oldest entries of a longer history become one.
 _EARLIER = 200
 
 
@@ -153,7 +153,7 @@ class AttemptHistory:
 _TIMES = ("step_seconds", "saves", "cost", "interval")
 #: Facts of an attempt that later attempts hand on.
 _KEPT = ("began", "first", "run", "step_seconds", "cost", "saves")
-#: Those that are whole numbers.
+#: Facts that are whole numbers.
 _WHOLE = ("attempt", "attempts", "first", "last", "saves")
 #: No step, count or second that is real is larger, and no name is longer.
 _LARGEST, _NAME = {True: 10**15, False: 2**32}, 255

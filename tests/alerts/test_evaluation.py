@@ -104,7 +104,7 @@ def test_a_threshold_may_be_a_multiple_of_another_metric_of_the_same_labels() ->
     watch = Watch(rule)
     assert watch.sample(*checkpoint(290.0, 100.0), times=30) == []
     assert watch.sample(*checkpoint(1e6, None), times=30) == []
-    assert watch.sample(*checkpoint(310.0, 100.0), times=90) == []  # an evaluation
+    assert watch.sample(*checkpoint(310.0, 100.0), times=90) == []  # the first step
     assert short(watch.sample(*checkpoint(310.0, 100.0))) == [("checkpoint-old", True)]
 
 

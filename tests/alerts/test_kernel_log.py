@@ -137,6 +137,17 @@ def test_a_fifo_in_its_place_is_read_without_waiting(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_loop_polls_a_fifo_and_no_file(tmp_path: Path) -> None:
+    """A file is always ready: the loop would ask for the processor all the time."""
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "fifo")
+    for name, polled in (("file", False), ("fifo", True)):
+        log = KernelLog(str(tmp_path / name))
+        assert (log.fd >= 0, log.poll_fd >= 0) == (True, polled)
+        log.close()
+        assert log.poll_fd < 0
+
+
 def test_a_log_that_may_not_be_read_gives_nothing_and_says_why(tmp_path: Path) -> None:
     log = KernelLog(str(tmp_path / "none"))
     assert log.closed == "No such file or directory"

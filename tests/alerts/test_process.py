@@ -15,6 +15,7 @@ import pytest
 
 from spotguard.alerts.kernel_log import VARIABLE
 from tests.e2e.processes import eventually
+from tests.fakes.answering import Answer, AnsweringServer
 from tests.fakes.talk import TIMEOUT
 from tests.fakes.webhook import Webhook
 
@@ -179,6 +180,34 @@ def test_a_kernel_log_without_a_writer_is_closed_and_costs_no_time(helper: Helpe
         lambda: str(folder / "kmsg") not in {os.path.realpath(fd) for fd in fds.iterdir()}, "it is closed"
     )
     assert helper.ended()[0] == 0
+
+
+def test_a_file_in_the_kernel_log_s_place_is_read_now_and_then(helper: Helper, folder: Path) -> None:
+    """It is not polled, so with each line of the agent's, and every few seconds."""
+    (folder / "kmsg").touch()
+    helper.start()
+    helper.incident("training", run_id="gpt")
+    helper.report()
+    with (folder / "kmsg").open("a") as kernel:
+        kernel.write("3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.\n")
+    helper.incident("training", run_id="gpt")
+    while not (firing := helper.report()["firing"]):
+        pass
+    assert [alert["alert"] for alert in firing] == ["gpu-error"]
+
+
+def test_alertmanager_is_asked_once_for_what_an_earlier_agent_has_sent_of_a_run(
+    helper: Helper, receiver: Webhook
+) -> None:
+    """When the run trains for the first time. Nobody else can be asked."""
+    with AnsweringServer(lambda _: Answer(body=b"[]")) as manager:
+        helper.start(webhooks=[f"alertmanager:{manager.url}", receiver.url])
+        for run_id in ("gpt", "gpt", "other"):
+            helper.incident("training", run_id=run_id)
+        assert helper.ended()[0] == 0
+        asked = [(each.method, each.path, each.query["filter"]) for each in manager.asked]
+    assert asked == [("GET", "/api/v2/alerts", 'alertname=~"failure|stall"')] * 2
+    assert receiver.server.asked == []
 
 
 def test_a_failure_of_no_known_run_is_of_the_helper_s_own_and_ends_with_it(helper: Helper) -> None:

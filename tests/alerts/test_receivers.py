@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spotguard.alerts.evaluation import Alert
-from spotguard.alerts.receivers import Origin, Receiver
+from spotguard.alerts.receivers import Origin, Receiver, ended_by_now
 from spotguard.alerts.rules import Rule
 
 ORIGIN = Origin("node-3", "gpt")
@@ -100,3 +100,16 @@ def test_secrets_are_replaced_everywhere(given: str) -> None:
     assert "cannot read" in said
     assert "swordfish7" not in said
     assert key not in said
+
+
+def test_what_alertmanager_has_of_before_ends_as_it_began() -> None:
+    """Its answer has more than a message takes, and other programs may have sent anything."""
+    old = {
+        "labels": {"alertname": "failure"},
+        "annotations": {"summary": "x"},
+        "startsAt": "2026-11-20T09:00:00.000Z",
+    }
+    new = {**old, "startsAt": "2026-11-20T10:00:01.000Z"}
+    found = [{**old, "fingerprint": "f", "status": {"state": "active"}}, new, {"labels": {}}, 3]
+    assert ended_by_now(found, wall(100.0), wall(130.0)) == [{**old, "endsAt": "2026-11-20T10:00:30.000Z"}]
+    assert ended_by_now({"code": 1}, 0.0, 0.0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from spotguard.alerts.receivers import Origin, Receiver
 from spotguard.alerts.rules import Rule
 from spotguard.alerts.sender import AlertSender
 from tests.e2e.processes import eventually
+from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.clock import ManualClock
 from tests.fakes.webhook import Webhook, webhook
 
@@ -252,3 +254,51 @@ def test_a_receiver_that_hangs_holds_nobody_up_at_the_end(receiver: Webhook, sen
     receiver.until(1)
     sender.close(sending.clock.monotonic())
     assert sender.counts["sent"] == 0
+
+
+def earlier(began: str) -> dict[str, object]:
+    return {"labels": {"alertname": "failure", "instance": "other"}, "annotations": {}, "startsAt": began}
+
+
+def test_alerts_of_an_earlier_agent_are_asked_for_by_run_and_rule_and_ended(
+    sending: Sending, clock: ManualClock
+) -> None:
+    """From another machine, too. Its own alerts, and those that others have sent since, go on."""
+    old, new = earlier("2026-11-20T09:00:00.000Z"), earlier("2026-11-20T10:00:01.000Z")
+    statuses = [503]
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "POST":
+            return Answer()
+        return Answer(statuses.pop() if statuses else 200, body=json.dumps([old, new]).encode())
+
+    with AnsweringServer(answer) as server:
+        sender = sending(f"alertmanager:{server.url}")
+        clock.advance(5.0)
+        sender.end_earlier("gpt", ["stall", "failure"])
+        eventually(lambda: len(server.asked) == 1, "it asks")
+        assert clock.wait_for_waiters()
+        clock.advance(10.0)
+        eventually(lambda: len(server.asked) == 3, "it asks again, and sends")
+        question, ended = server.asked[1:]
+        assert (question.method, question.path) == ("GET", "/api/v2/alerts")
+        assert question.query["filter"] == 'alertname=~"stall|failure"'  # the last of the two
+        assert json.loads(ended.body) == [{**old, "endsAt": "2026-11-20T10:00:15.000Z"}]
+        assert clock.wait_for_waiters()
+        clock.advance(3600.0)
+        sending.close(sender, 0.0)
+        assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_without_an_earlier_alert_nothing_is_sent_and_a_refusal_is_not_repeated(
+    sending: Sending, clock: ManualClock, status: int
+) -> None:
+    with AnsweringServer(lambda _: Answer(status, body=b"[]")) as server:
+        sender = sending(f"alertmanager:{server.url}")
+        sender.end_earlier("gpt", ["failure"])
+        eventually(lambda: server.asked, "it asks")
+        assert clock.wait_for_waiters()
+        clock.advance(3600.0)
+        sending.close(sender, 0.0)
+        assert [asked.method for asked in server.asked] == ["GET"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from spotguard.cli import main
 from spotguard.hooks.checkpoint.attempts import claim_attempt
-from spotguard.hooks.checkpoint.format.keys import end_key, outcome_key
+from spotguard.hooks.checkpoint.format.keys import end_key, failure_key, outcome_key
+from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 
@@ -91,6 +93,21 @@ def test_wrong_use_is_refused_in_a_line(
     said = capsys.readouterr()
     assert why in said.err
     assert said.out == ""
+
+
+def test_a_false_alarm_is_dismissed_once_and_for_all(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(url)
+    error = {"says": "an error", "step": 9, "ended": 1030.0}
+    store.put(failure_key("gpt", 1, 0), memoryview(json.dumps(error).encode()))
+    assert main.main(["report", url, "--run-id", "gpt", "--dismiss", "failure-0002"]) == 2
+    assert "--dismiss 'failure-0002': expected an id of the report: failure-0001" in capsys.readouterr().err
+    assert not [*store.list("gpt/dismissed/")]
+    for words in (["--dismiss", "failure-0001"], ["--dismiss", "failure-0001"], []):
+        assert main.main(["report", url, "--run-id", "gpt", *words]) == 0
+        text = capsys.readouterr().out
+        assert "ended by an error that was dismissed" in text
+        assert re.search(r"^failure-0001 .* dismissed: an error$", text, re.MULTILINE)
+    assert [info.key for info in store.list("gpt/dismissed/")] == ["gpt/dismissed/failure-0001.json"]
 
 
 def test_one_checkpoint_is_no_run(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,29 @@ def test_a_script_that_raises_is_an_alert_everywhere_and_runs_the_command_once(
     assert "swordfish7" not in said
 
 
+def test_the_next_run_ends_the_failure_that_ended_the_last_one(
+    trainee: Trainee, require_server: Callable[[str], str]
+) -> None:
+    """Its agent has never seen that failure. The alerts of other runs and of other rules go on."""
+    with webhook() as behind, Alertmanager(require_server("prometheus-alertmanager"), behind.url) as manager:
+        options = f"--every off --webhook alertmanager:{manager.endpoint}"
+        running = trainee.guarded(options)
+        fails(trainee, running)
+        assert running.ended() == 1
+        others = [{"alertname": "failure", "run_id": "other"}, {"alertname": "gpu-error", "run_id": "job"}]
+        manager.take(*others)
+        assert len(manager.alerts()) == 3
+        running = trainee.guarded(options)
+        trainee.begun(running)
+        eventually(lambda: len(manager.alerts()) == 2, "it is over")
+        assert {alert["labels"]["alertname"] for alert in manager.alerts()} == {"failure", "gpu-error"}
+        assert {alert["labels"]["run_id"] for alert in manager.alerts()} == {"other", "job"}
+        running.say("free")
+        trainee.finished(running)
+        assert running.ended() == 0
+        assert len(manager.alerts()) == 2
+
+
 def test_the_last_failure_is_sent_before_the_run_exits(trainee: Trainee, receiver: Webhook) -> None:
     running = trainee.guarded(f"--every off --webhook {receiver.url}")
     fails(trainee, running)

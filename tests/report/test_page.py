@@ -56,7 +56,7 @@ def test_it_has_the_figures_and_the_attempts() -> None:
     words = " ".join(" ".join(read.words).split())
     for text in (
         "run: ended by itself",
-        "64.5 %",
+        "64.5 % of the time since the first start went into steps that count; 74.1 % without 40.0 s of queueing for machines",
         "200 steps of this run count",
         "$3.50",
         "training that counts",
@@ -99,6 +99,17 @@ def test_the_picture_is_said_in_words() -> None:
     assert "Attempt 3 from step 150 to 200: ended by itself." in text
 
 
+def test_an_attempt_that_a_restore_left_and_one_that_left_nothing_are_on_the_page() -> None:
+    left = replace(PREEMPTED, events=(EventFact("left", START + 110, "", 100),))
+    idle = AttemptFacts(2, started=START + 150)
+    text = page_of(only(left, idle, replace(FAILED, number=3)))
+    words = " ".join("".join(Balanced(text).words).split())
+    assert "Attempt 1 from step 0 to 100: left by a second restore." in words
+    assert "Attempt 2: neither a checkpoint nor a record." in words
+    assert "1 ended by an error, 1 left by a second restore, 1 neither a checkpoint nor a record" in words
+    assert text.count('class="ended"') == text.count('class="bare"') == 3  # in two sizes, and in the legend
+
+
 def test_thousands_of_checkpoints_make_a_picture_that_a_browser_can_show() -> None:
     many = tuple(checkpoint(number, 10 + number / 40) for number in range(1, 4000))
     text = page_of(only(replace(PREEMPTED, checkpoints=many)))
@@ -113,3 +124,10 @@ def test_a_run_of_which_little_is_known_has_a_page_too() -> None:
     old = AttemptFacts(1, checkpoints=(checkpoint(50, 60), checkpoint(100, 110)))
     words = "".join(Balanced(page_of(replace(RUN, attempts=(old,), history={}))).words)
     assert "estimated from the dates of checkpoints" in words
+
+
+def test_a_run_that_is_down_shows_until_when_its_ettr_is_and_for_how_long_it_waits() -> None:
+    words = " ".join(" ".join(Balanced(page_of(only(PREEMPTED, now=110 + 7200))).words).split())
+    assert "90.9 % of the time from the first start to the last sign went into steps that count" in words
+    assert "down now 2 h since the last sign: no attempt trains" in words
+    assert "down now" not in page_of(RUN)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from spotguard.hooks.checkpoint.format.keys import end_key, failure_key, outcome_key
+from spotguard.hooks.checkpoint.format.keys import dismissed_key, end_key, failure_key, outcome_key
 from spotguard.report.page import page
 from spotguard.report.reckoning import reckon
+from spotguard.report.runs import all_runs
 from tests.fakes.checkpoint import Save
 from tests.report.kept import Kept
 
@@ -172,3 +173,30 @@ def test_numbers_that_cannot_be_true_are_passed_over() -> None:
     assert (one.machine_count, one.available) == (None, None)
     assert (report.wall, report.cost, report.saves, report.attempts[0].first) == (700.0, 0.0, 0, None)
     assert page(report, facts).encode()
+
+
+def test_an_alarm_that_a_person_has_dismissed_is_listed_and_does_not_count() -> None:
+    """A failure by its attempt, with the errors of all ranks; a stall by its record."""
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0).outcome(number=1, kind="stall", notice={"source": "no progress"})
+    kept.at(1200.0).outcome(number=2, kind="stall", notice={"source": "no progress"})
+    for rank in (0, 1):
+        kept.at(1400.0 + rank).put(failure_key("run", 1, rank), {"says": f"rank {rank}", "step": 9})
+    report = reckon(kept.read())
+    assert (report.state, report.attempts[0].stalls) == ("error", 2)
+    assert [each.id for each in report.alarms] == ["stall-0001-01", "stall-0001-02", "failure-0001"]
+    for id in ("stall-0001-02", "failure-0001", "stall-0009-09"):
+        kept.put(dismissed_key("run", id), {"id": id})
+    facts = kept.read()
+    report = reckon(facts)
+    assert (report.state, report.attempts[0].stalls, report.down) == ("false-error", 1, None)
+    assert [(each.id, each.cause, each.dismissed) for each in report.alarms] == [
+        ("stall-0001-01", "no progress", False),
+        ("stall-0001-02", "no progress", True),
+        ("failure-0001", "rank 0", True),
+    ]
+    assert "1 ended by an error that was dismissed" in page(report, facts)
+    assert "stall-0001-02: <time" in page(report, facts)
+    (run,) = all_runs(kept.store, 1500.0)
+    assert (run.state, run.failure, run.failed_attempt) == ("false-error", "", None)

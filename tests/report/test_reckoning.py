@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.report.facts import AttemptFacts, EventFact
 from spotguard.report.reckoning import RunReport, reckon
-from tests.report.lives import FAILED, FINISHED, PREEMPTED, RUN, START, checkpoint, history, only
+from tests.report.lives import EARLIER, FAILED, FINISHED, PREEMPTED, RUN, START, checkpoint, history, only
 
 
 def shares(report: RunReport) -> dict[str, float]:
@@ -235,3 +235,101 @@ def test_a_run_that_has_only_begun() -> None:
     report = reckon(only(AttemptFacts(1, started=START), now=5))
     assert (report.state, report.step, report.ettr, report.wall) == ("training", None, None, 0.0)
     assert reckon(only()).state == "empty"
+
+
+def test_attempts_that_overlap_by_their_clocks_are_named_with_what_it_means_for_the_ettr() -> None:
+    """The second machine's clock is behind."""
+    behind = replace(
+        FAILED,
+        started=START + 90,
+        history=history(100, 100, saves=1, cost=3.0, periodic=150, completed=160),
+        checkpoints=(checkpoint(150, 150),),
+        events=(EventFact("error", START + 160, "an error", 160, False),),
+    )
+    report = reckon(only(PREEMPTED, behind, earlier=[{**history(10, 0), "attempt": 1, "last": 100}]))
+    assert report.ettr == pytest.approx(150 / 160)
+    assert report.notes == (
+        "By their clocks, attempt 2 starts 20.0 s before the end of attempt 1: the clocks differ, or the attempts ran at once. "
+        "If the clocks differ, the wall time may be 20.0 s too short, and the ETTR is 83.3 % then.",
+    )
+
+
+def test_an_ettr_that_is_cut_has_a_note() -> None:
+    slow = replace(
+        FINISHED, number=1, history=history(255, 150, step_seconds=3.0, periodic=200, completed=200)
+    )
+    report = reckon(only(slow))
+    assert (report.ettr, report.wall) == (1.0, 60.0)
+    assert report.notes[0].startswith(
+        "The steps that count take 2 min 30 s by their median, and the wall time is 1 min: the ETTR is cut to 100 %."
+    )
+
+
+def test_a_second_restore_in_one_process_overlaps_with_nothing() -> None:
+    left = replace(FAILED, events=(EventFact("left", START + 255, "", 160),))
+    assert reckon(replace(RUN, attempts=(PREEMPTED, left, FINISHED))).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "down"),
+    [("notice", 8890.0), ("error", 8890.0), ("", 8890.0), ("ended", None), ("interrupted", None)],
+)
+def test_a_run_that_waits_for_its_next_start_has_the_time_since_its_last_sign(
+    kind: str, down: float | None
+) -> None:
+    """It is in neither the wall time nor the ETTR: nobody knows yet whether there is a next start."""
+    events = (EventFact(kind, START + 110, "", 100, True),) if kind else ()
+    facts = history(10, 0, periodic=100, saves=2, completed=100)
+    one = replace(PREEMPTED, checkpoints=(checkpoint(100, 110),), events=events, history=facts)
+    early, late = (reckon(only(one, now=now)) for now in (111.0, 9000.0))
+    assert late.down == down
+    assert early.down == (None if not kind or down is None else 1.0)
+    assert (late.wall, late.ettr) == (early.wall, early.ettr)
+    assert (late.wall, late.ettr) == pytest.approx((110.0, 100 / 110))
+
+
+def test_the_ettr_without_queueing_leaves_out_the_known_waits_for_machines() -> None:
+    """A machine was there 40 s after the first attempt's end; the third attempt's had been there before."""
+    report = reckon(RUN)
+    assert (report.queueing, report.ettr, report.ettr_without_queueing) == pytest.approx(
+        (40.0, 200 / 310, 200 / 270)
+    )
+    alone = reckon(only(PREEMPTED))
+    assert (alone.queueing, alone.ettr_without_queueing) == (0.0, alone.ettr)
+
+
+def test_queueing_that_no_record_shows_is_not_guessed() -> None:
+    """Without the boot of the machine, and after a kill, whose moment nobody knows."""
+    unknown = replace(FAILED, available=None)
+    report = reckon(only(PREEMPTED, unknown, earlier=EARLIER[:1]))
+    assert (report.queueing, report.ettr_without_queueing) == (None, None)
+    assert report.ettr is not None
+    assert report.notes == ()  # there is no figure that it would explain
+    killed = replace(FAILED, events=(), history=history(180, 100, periodic=150))
+    report = reckon(replace(RUN, attempts=(PREEMPTED, killed, replace(FINISHED, available=START + 240))))
+    assert report.queueing == 40.0
+    note = "The queueing before attempt 3 is not known, so the ETTR without queueing counts it as if it was none."
+    assert note in report.notes
+    overlong = replace(FAILED, available=START + 171)  # after its own start: another clock
+    assert reckon(only(PREEMPTED, overlong)).queueing is None
+
+
+def test_an_attempt_without_an_end_is_paid_until_its_last_sign_and_named() -> None:
+    killed = replace(FAILED, events=(), history=history(180, 100, periodic=150), touched=START + 235)
+    report = reckon(replace(RUN, attempts=(PREEMPTED, killed, FINISHED)), price=36.0)
+    assert report.money is not None
+    assert report.money.spent == pytest.approx(0.01 * (2 * 110 + 65 + 60))
+    note = "The money of attempt 2 is that until the last sign: the end is not known, and the machines may have run for longer."
+    assert note in report.notes
+    assert "money" not in " ".join(reckon(replace(RUN, attempts=(PREEMPTED, killed, FINISHED))).notes)
+    alive = replace(FINISHED, number=1, events=(), history=history(255, 150, saves=2, periodic=200))
+    assert "The money of attempt 1 is that until" in " ".join(reckon(only(alive, now=310), price=1.0).notes)
+    assert reckon(RUN, price=36.0).notes == ()
+
+
+def test_an_attempt_whose_start_has_no_record_is_paid_from_its_first_sign_and_named() -> None:
+    unclaimed = replace(PREEMPTED, started=None)
+    report = reckon(replace(RUN, attempts=(unclaimed, FAILED, FINISHED)), price=36.0)
+    assert report.money is not None
+    assert report.money.spent == pytest.approx(0.01 * (2 * 100 + 70 + 60))
+    assert report.notes == ("The money of attempt 1 is that from the first sign: the start has no record.",)

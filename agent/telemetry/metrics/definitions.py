@@ -233,7 +233,7 @@ METRICS: tuple[Metric, ...] = (
         "spotguard_checkpoint_age_seconds",
         "gauge",
         WHO,
-        "Seconds since the newest checkpoint or the restore: the work at risk.",
+        "Seconds since the newest checkpoint or the restore, without a running evaluation: work at risk.",
         of_each(checkpoint_age),
     ),
     Metric(

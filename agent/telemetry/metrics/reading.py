@@ -188,13 +188,15 @@ def seconds_left(r: Scrape) -> float | None:
 def checkpoint_age(one: Process, r: Scrape) -> float | None:
     """Return the seconds of work that a loss of the process would cost; None if unknown.
 
-    Work from before the process restored cannot be lost, even if the restored checkpoint is old.
+    Work from before the process restored cannot be lost, even if the restored checkpoint is old. An evaluation makes no step, and no
+    checkpoint comes in it, so the work stays what it was at its begin.
     """
     if one.step < 0:
         return None
     began = one.checkpoint_at if one.checkpoint_step >= 0 else None
     since = [at for at in (began, one.restored_at) if at is not None]
-    return r.now - max(since) if since else None
+    until = r.now if one.evaluates_at is None else one.evaluates_at
+    return max(0.0, until - max(since)) if since else None
 
 
 def window(r: Scrape) -> float:

@@ -58,6 +58,8 @@ class MetricsRecorder:
         self._passed: set[tuple[int, str]] = set()
         #: By session: when it was first seen at each of its last steps.
         self._steps: dict[int, deque[tuple[float, int]]] = {}
+        #: By session: its step, and when an evaluation was first seen after it.
+        self._evaluations: dict[int, tuple[int, float]] = {}
         self._crashes = self._launches = 0
         self._failure: FailureCause | None = None
         self._verified: Verified | None = None
@@ -197,6 +199,7 @@ class MetricsRecorder:
             self._failed(message.kind)  # a service sees no command fail
         if isinstance(message, protocol.Position):
             self._stepped(event.session, message.step, now)
+            self._evaluates(event.session, message, now)
         if isinstance(message, protocol.Position | protocol.Committed):
             self._process(event.session, session)
         if isinstance(message, protocol.Committed) and message.step >= 0:
@@ -229,6 +232,13 @@ class MetricsRecorder:
         while len(seen) > _STEPS and seen[1][0] < now - _STEPS_FOR:
             seen.popleft()
 
+    def _evaluates(self, number: int, message: protocol.Position, now: float) -> None:
+        """Note an evaluation. It waits for data and for other ranks, too, so it lasts until the next step is complete."""
+        if (known := self._evaluations.get(number)) is not None and known[0] != message.step:
+            del self._evaluations[number]
+        if message.phase == "evaluation":
+            self._evaluations.setdefault(number, (message.step, now))
+
     def _step_seconds(self, number: int) -> float | None:
         seen = self._steps.get(number, deque())
         if len(seen) < 3:  # the first span begins somewhere within a step
@@ -242,10 +252,14 @@ class MetricsRecorder:
     def _process(self, number: int, session: Session | None) -> None:
         processes: Mapping[int, Process]
         if session is not None:  # the dict keeps the order: the first session is shown first
-            one = replace(_process(session), step_seconds=self._step_seconds(number))
+            _, evaluates_at = self._evaluations.get(number, (-1, None))
+            one = replace(
+                _process(session), step_seconds=self._step_seconds(number), evaluates_at=evaluates_at
+            )
             processes = {**self.newest.processes, number: one}
         else:
             self._steps.pop(number, None)
+            self._evaluations.pop(number, None)
             processes = {known: one for known, one in self.newest.processes.items() if known != number}
         self.newest = replace(self.newest, processes=processes)
 

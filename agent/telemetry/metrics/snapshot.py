@@ -79,6 +79,8 @@ class Process:
     checkpoint_step: int = -1
     #: Monotonic seconds at which that checkpoint was committed.
     checkpoint_at: float = 0.0
+    #: Monotonic seconds at which the present evaluation was first seen; None: no evaluation has been seen since the last step.
+    evaluates_at: float | None = None
     #: Seconds; None: background checkpoints are switched off.
     interval: float | None = None
     #: Bytes a second; None: not measured yet.

@@ -104,6 +104,11 @@ def end_key(run_id: str, attempt: int) -> str:
     return f"{run_id}/ends/{attempt:04d}.json"
 
 
+def dismissed_key(run_id: str, id: str) -> str:
+    """Return the key of the record that an alarm of this id was a false one."""
+    return f"{run_id}/dismissed/{id}.json"
+
+
 def anew_key(run_id: str) -> str:
     """Return the key of the record that says up to which damaged checkpoint `--begin-anew` was spent."""
     return f"{run_id}/begun-anew.json"

@@ -132,6 +132,10 @@ class Evaluation:
 
     # --- incidents ---
 
+    def ended_by(self, kind: str) -> list[str]:
+        """Return the names of the rules whose alerts an incident of this kind ends."""
+        return [rule.name for rule in self._of_incidents if rule.incident in _OPPOSITES.get(kind, ())]
+
     def incident(self, kind: str, facts: Mapping[str, Any], now: float) -> Iterator[Alert]:
         """Take in an incident; yield each alert that begins or ends by it."""
         run_id = (

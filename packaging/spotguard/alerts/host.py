@@ -1,4 +1,4 @@
-"""What the helper reads of the machine: free disk, used memory, and pressure."""
+"""The helper's readings of the machine: free disk, used memory, and pressure."""
 
 from __future__ import annotations
 

@@ -131,9 +131,12 @@ class KernelLog:
         self.closed = ""
         #: The open log; below 0 if it is not open.
         self.fd = -1
+        #: Whether it is a file in the log's place.
+        self.is_file = False
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             what = os.fstat(self.fd)
+            self.is_file = stat.S_ISREG(what.st_mode)
             if path == DEFAULT and not (stat.S_ISCHR(what.st_mode) and what.st_rdev == _KMSG):
                 self.close()  # a container's /dev may have anything under this name
                 self.closed = "it is not the kernel's log"
@@ -142,6 +145,11 @@ class KernelLog:
         except OSError as error:
             if self.fd < 0:  # a FIFO has no end to move to
                 self.closed = error.strerror or str(error)
+
+    @property
+    def poll_fd(self) -> int:
+        """The descriptor to poll; below 0 for none. A file is always ready, so a loop that polled it would never wait."""
+        return -1 if self.is_file else self.fd
 
     def read(self, now: float) -> Iterator[KernelFinding]:
         """Yield what the log tells since the last call."""

@@ -1,7 +1,7 @@
 """The helper's process: one loop over the agent's lines and the kernel's log; everything that may take long is elsewhere.
 
-It ends when its stdin ends. If the agent had not said so before, the agent has been killed, and that is an incident too. What was
-begun then is finished within limits: messages, the operator's command, records.
+It ends when its stdin ends. If the agent had not said so before, the agent has been killed, and that is an incident too. It
+then finishes within limits: messages, the operator's command, records.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class AlertProcess:
         self._findings: Counter[str] = Counter(xid=0, oom=0, disk=0, **{"machine-check": 0})
         self._again_at = clock.monotonic() + _AGAIN
         self._reported: Any = None
+        #: The runs that have trained under this agent.
+        self._trained: set[str] = set()
         #: Whether the agent has said that it ends.
         self._ends = False
         if self._kernel_log.closed:
@@ -100,8 +102,8 @@ class AlertProcess:
 
     @property
     def kernel_log(self) -> int:
-        """The kernel log's descriptor; below 0 if it is not open."""
-        return self._kernel_log.fd
+        """The kernel log's descriptor to poll; below 0 if it is not open, or if `tick` reads it."""
+        return self._kernel_log.poll_fd
 
     def close_kernel_log(self) -> None:
         self._kernel_log.close()
@@ -136,8 +138,19 @@ class AlertProcess:
             facts = diagnosed(facts, (each for at, each in self._kernel_log.kept if at >= now - _BEFORE))
             if needs_record(facts):
                 self._records.write(facts)
+        if kind == "training":
+            self._end_earlier(str(facts["run_id"]))
         self._handle(self._evaluation.incident(kind, facts, now))
         self._report()
+
+    def _end_earlier(self, run_id: str) -> None:
+        """End the alerts of an agent before this one, as the run trains for the first time under this one."""
+        if run_id in self._trained or not (rules := self._evaluation.ended_by("training")):
+            return
+        self._trained.add(run_id)
+        for sender in self._senders:
+            if sender.receiver.kind == "alertmanager":
+                sender.end_earlier(run_id, rules)
 
     def look(self) -> None:
         """Read the kernel's log."""
@@ -149,6 +162,8 @@ class AlertProcess:
     def tick(self) -> None:
         """Do what is due although nothing comes in."""
         now = self._clock.monotonic()
+        if self._kernel_log.is_file:
+            self.look()
         self._handle(self._evaluation.expire(now))
         self._records.busy()
         if now >= self._again_at:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..providers.dates import parse_iso
 from ..providers.redaction import redacted
 from .evaluation import Alert
 
@@ -27,7 +28,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the alerts come from."""
+    """The machine and the run that alerts come from."""
 
     host: str
     run_id: str
@@ -119,6 +120,23 @@ def _end(alert: Alert, now: float) -> float:
     if alert.ended is not None:
         return alert.ended
     return max(now + FORGOTTEN_AFTER, alert.until or 0.0)
+
+
+def ended_by_now(found: object, before: float, now: float) -> list[dict[str, Any]]:
+    """Return those alerts of Alertmanager that began before a time, as ended.
+
+    Args:
+        found: the answer of its `GET /api/v2/alerts`.
+        before: Unix seconds.
+        now: Unix seconds of the end.
+    """
+    old = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    same = ("labels", "annotations", "startsAt")
+    return [
+        {**{name: each[name] for name in same if name in each}, "endsAt": _time(now)}
+        for each in old
+        if (began := parse_iso(each.get("startsAt"))) is not None and began < before
+    ]
 
 
 def _for_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:

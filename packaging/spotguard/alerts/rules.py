@@ -32,7 +32,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 SEVERITIES = ("info", "warning", "critical")
 ACTIONS = ("log", "webhook", "command")
-#: What the agent reports (`agent.actions.Incident`), and what the helper itself finds; each with its facts.
+#: Incidents that the agent reports (`agent.actions.Incident`) or the helper itself finds, each with its facts.
 INCIDENTS = {
     "failure": frozenset(
         [

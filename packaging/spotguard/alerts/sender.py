@@ -16,7 +16,7 @@ from requests.utils import get_environ_proxies
 
 from ..providers.clock import Clock
 from .evaluation import Alert, Labels
-from .receivers import Origin, Receiver
+from .receivers import Origin, Receiver, ended_by_now
 from .rules import SEVERITIES
 
 log = logging.getLogger("spotguard.agent")
@@ -62,6 +62,9 @@ class AlertSender:
         self._taken: dict[tuple[str, str], deque[float]] = {}
         self._limited: set[tuple[str, str]] = set()
         self._failing = False
+        #: By run: the rules whose earlier alerts are to be ended, and until when that is tried; and when this sender began.
+        self._earlier: dict[str, tuple[Sequence[str], float]] = {}
+        self._began = clock.time()
         #: Messages by result: "sent" or "failed"; and alerts: "dropped".
         self.counts: Counter[str] = Counter(sent=0, failed=0, dropped=0)
         self._thread = threading.Thread(target=self._run, name="spotguard-alerts", daemon=True)
@@ -78,6 +81,15 @@ class AlertSender:
             while sum(map(len, self._waiting.values())) > _WAITING:
                 least = min(self._waiting, key=lambda key: _severity(self._waiting[key][-1]))
                 self.counts["dropped"] += len(self._waiting.pop(least))
+        self._news.set()
+
+    def end_earlier(self, run_id: str, rules: Sequence[str]) -> None:
+        """End soon the alerts of a run that an agent before this one has sent, and whose end it did not see. Never blocks.
+
+        Only Alertmanager can be asked for them. The alerts that began since this sender did are this agent's, or another machine's.
+        """
+        with self._lock:
+            self._earlier[run_id] = (rules, self._clock.monotonic() + _TRIED_FOR)
         self._news.set()
 
     def close(self, until: float) -> None:
@@ -98,9 +110,30 @@ class AlertSender:
             if batch := self._take():
                 self._send(batch)
             with self._lock:
-                if self._close_by is not None and not self._waiting:
+                earlier = list(self._earlier.items())
+            for run_id, (rules, until) in earlier:
+                if self._end_earlier(run_id, rules) or self._clock.monotonic() >= until:
+                    del self._earlier[run_id]
+            with self._lock:
+                if self._close_by is not None and not self._waiting and not self._news.is_set():
                     return
-                patience = _APART if self._waiting else _HOUR  # what is over its limit waits for its turn
+                # What is over its limit waits for its turn.
+                patience = _APART if self._waiting or self._earlier else _HOUR
+
+    def _end_earlier(self, run_id: str, rules: Sequence[str]) -> bool:
+        """Ask for the alerts of a run, and send their end; return whether there was an answer, and it was taken."""
+        wanted = [f'run_id="{run_id}"', f'alertname=~"{"|".join(rules)}"']
+        try:
+            with self._session.get(
+                self.receiver.url, params={"filter": wanted}, timeout=_PATIENCE, allow_redirects=False
+            ) as answer:
+                if answer.status_code != 200:
+                    return answer.status_code not in _LATER
+                found = answer.json()
+        except (requests.RequestException, ValueError):
+            return False
+        ended = ended_by_now(found, self._began, self._clock.time())
+        return not ended or not self._post(ended)[0]
 
     def _take(self) -> list[Alert]:
         """Take what may go now, the most severe first."""
@@ -137,7 +170,7 @@ class AlertSender:
         return self.receiver.kind != "alertmanager"
 
     def _space_out(self) -> None:
-        """Wait until the next message to people may go. What comes meanwhile goes with it."""
+        """Wait until the next message to people may go. Alerts that come meanwhile go with it."""
         if self._for_people:
             self._clock.wait(self._closing, self._sent_at + _APART - self._clock.monotonic())
 

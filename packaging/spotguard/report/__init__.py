@@ -4,7 +4,7 @@ Read in this order:
 
 - `facts`: the values that are read;
 - `reading`: the store's listing and records, as facts;
-- `attempts` and `reckoning`: the report of one run, a pure function of its facts;
+- `attempts`, `notes` and `reckoning`: the report of one run, a pure function of its facts;
 - `runs`: one line for each run of a store;
 - `summary`: the report as text for a terminal, and as JSON;
 - `page` and `picture`: the report as an HTML page with its timeline, on `svg`.

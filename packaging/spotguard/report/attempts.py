@@ -1,15 +1,16 @@
-"""The attempts of a run, reckoned: how each began and ended, what it lost, and whether it still trains. Pure."""
+"""The attempts of a run, reckoned: how each began and ended, what it lost, whether it still trains, and the time between them. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .facts import AttemptFacts, EventFact, RunFacts, number, whole
 
-#: Seconds of slack between a record and the checkpoint that it reports.
-_SLACK = 1.0
+#: Seconds of slack between a record and the checkpoint that it reports, and between two machines' clocks.
+SLACK = 1.0
 #: Seconds without a sign after which an attempt without a known end is not taken for one that trains: at least; as a number of
 #: intervals, and of steps; and as long as its rhythm is not known.
 _QUIET_LEAST, _QUIET_INTERVALS, _QUIET_STEPS, _QUIET = 900.0, 3, 20, 3600.0
@@ -30,8 +31,8 @@ class AttemptLine:
     started: float | None
     began: float | None
     ended: float | None
-    #: "notice", "error", "ended", "interrupted", "left" by a restore; "running"; "" if the store does not have it;
-    #: "bare": the attempt left neither a checkpoint nor a record.
+    #: "notice", "error", "false-error" (dismissed), "ended", "interrupted", "left" by a restore; "running"; "" if the store does
+    #: not have it; "bare": the attempt left neither a checkpoint nor a record.
     end: str
     #: The cause of the end in words.
     cause: str
@@ -78,7 +79,7 @@ def _line(
     periodic = whole(history, "periodic")
     if periodic is None:
         periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
-    stops = end is not None and end.kind in ("notice", "error")
+    stops = end is not None and end.kind in ("notice", "error", "false-error")
     done = last if last is not None else committed
     since = periodic if periodic is not None else first
     kind = "" if end is None else end.kind
@@ -118,8 +119,9 @@ def end_of(attempt: AttemptFacts) -> EventFact | None:
     After a notice that was withdrawn, training went on: a checkpoint of a later step shows that. Dates alone would not, for they
     are of two clocks.
     """
-    if (error := first_error(attempt.events)) is not None:
-        return error
+    for kind in ("error", "false-error"):
+        if (error := first_error(attempt.events, kind)) is not None:
+            return error
     by_kind = {each.kind: each for each in attempt.events}  # the newest of each kind
     for kind in ("ended", "interrupted", "left"):
         if kind in by_kind:
@@ -128,15 +130,15 @@ def end_of(attempt: AttemptFacts) -> EventFact | None:
     if notice is None:
         return None
     if notice.step is None:
-        later = any(each.at > notice.at + _SLACK for each in attempt.checkpoints)
+        later = any(each.at > notice.at + SLACK for each in attempt.checkpoints)
     else:
         later = any(each.step > notice.step for each in attempt.checkpoints)
     return None if later else notice
 
 
-def first_error(events: Iterable[EventFact]) -> EventFact | None:
+def first_error(events: Iterable[EventFact], kind: str = "error") -> EventFact | None:
     """Return the error that the others follow from: those that tell of another rank's come last, then the earliest counts."""
-    errors = [each for each in events if each.kind == "error"]
+    errors = [each for each in events if each.kind == kind]
     return min(errors, key=lambda each: (each.follows, each.at), default=None)
 
 
@@ -147,13 +149,20 @@ def last_step(attempt: AttemptFacts, end: EventFact | None) -> int | None:
     return end.step if end.step is not None else whole(end.history, "completed")
 
 
+def first_sign(attempt: AttemptFacts) -> float | None:
+    """Return when the attempt started, or gave its first sign if that has no record; None if it gave none."""
+    return attempt.started if attempt.started is not None else min(_signs(attempt), default=None)
+
+
 def last_sign(attempt: AttemptFacts) -> float | None:
     """Return when the attempt gave its last sign; None if it gave none."""
+    return max(_signs(attempt), default=None)
+
+
+def _signs(attempt: AttemptFacts) -> list[float]:
     signs = [each.at for each in attempt.checkpoints] + [each.at for each in attempt.events]
-    signs += [
-        each for each in (attempt.started, number(attempt.history, "began"), attempt.touched or None) if each
-    ]
-    return max(signs, default=None)
+    others = (attempt.started, number(attempt.history, "began"), attempt.touched or None)
+    return signs + [each for each in others if each]
 
 
 def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:
@@ -161,7 +170,7 @@ def _ended(attempt: AttemptFacts, end: EventFact | None) -> float | None:
     if end is None:
         return last_sign(attempt)
     at = max(each.at for each in (end, *attempt.events) if each.kind == end.kind)
-    return max([at, *(each.at for each in attempt.checkpoints if each.at <= at + _SLACK)])
+    return max([at, *(each.at for each in attempt.checkpoints if each.at <= at + SLACK)])
 
 
 def trains(attempt: AttemptFacts, now: float) -> bool:
@@ -198,3 +207,37 @@ def saved_its_end(attempt: AttemptFacts) -> bool:
         return False
     saved = [whole(attempt.history, "periodic"), *(each.step for each in attempt.checkpoints[-1:])]
     return any(step is not None and step >= last for step in saved)
+
+
+@dataclass(slots=True)
+class AttemptGaps:
+    """The seconds between attempts."""
+
+    #: Until the next machine was there; from then on; and after an attempt whose end has no record.
+    waiting: float = 0.0
+    down: float = 0.0
+    unseen: float = 0.0
+    #: The attempts before which the waiting is known, and those before which it is not.
+    known: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+
+
+def attempt_gaps(facts: RunFacts, lines: Sequence[AttemptLine]) -> AttemptGaps:
+    """Return the seconds between the attempts of a run."""
+    gaps = AttemptGaps()
+    for (line, after), facts_after in zip(itertools.pairwise(lines), facts.attempts[1:], strict=False):
+        if line.ended is None or after.started is None:
+            continue
+        gap, available = max(0.0, after.started - line.ended), facts_after.available
+        if line.end not in UNSEEN and available is not None and available <= after.started:
+            waited = min(gap, max(0.0, available - line.ended))
+            gaps.waiting, gaps.down = gaps.waiting + waited, gaps.down + gap - waited
+            gaps.known.append(after.number)
+            continue
+        if gap > SLACK:
+            gaps.unknown.append(after.number)
+        if line.end in UNSEEN:
+            gaps.unseen += gap
+        else:
+            gaps.down += gap
+    return gaps

@@ -12,7 +12,7 @@ class CheckpointFact:
     """A complete checkpoint."""
 
     step: int
-    #: When it was complete, in wall seconds by the store's clock.
+    #: The time of its completion, in wall seconds by the store's clock.
     at: float
     #: Whether a notice, an error or a stall asked for it.
     emergency: bool
@@ -24,7 +24,8 @@ class CheckpointFact:
 class EventFact:
     """A record of an attempt: of a notice, of an error, of a stall, or of the end of its script."""
 
-    #: "notice", "error", "save" (at an error), "stall", "ended", "interrupted" or "left".
+    #: "notice", "error", "save" (at an error), "stall", "ended", "interrupted" or "left"; "false-error" and "false-stall" of an alarm
+    #: that a person has dismissed.
     kind: str
     #: Wall seconds.
     at: float
@@ -40,8 +41,10 @@ class EventFact:
     history: Mapping[str, Any] = field(default_factory=dict)
     #: Whether it is an error that follows from another rank's.
     follows: bool = False
-    #: When the record was put, in wall seconds by the store's clock; 0 if not known.
+    #: The time of the record's put, in wall seconds by the store's clock; 0 if not known.
     put: float = 0.0
+    #: The id by which a person may dismiss it; "" if it is no alarm. The errors of an attempt's ranks are one alarm.
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +52,21 @@ class AttemptFacts:
     """One start of the job."""
 
     number: int
-    #: When it was claimed, in wall seconds.
+    #: The time of its claim, in wall seconds.
     started: float | None = None
     world: int | None = None
     #: Names of its machines, perhaps not of all; and their number.
     machines: tuple[str, ...] = ()
     machine_count: int | None = None
-    #: When its first machine was there: Slurm's start of the job, else the machine's boot.
+    #: The time since when its first machine was there: Slurm's start of the job, else the machine's boot.
     available: float | None = None
     #: The facts that its newest record or checkpoint has (`hooks.checkpoint.history`).
     history: Mapping[str, Any] = field(default_factory=dict)
-    #: Those that the store still has, the oldest first.
+    #: The checkpoints that the store still has, the oldest first.
     checkpoints: tuple[CheckpointFact, ...] = ()
     #: The oldest first.
     events: tuple[EventFact, ...] = ()
-    #: When its newest object was put, by the store's clock; 0 if not known.
+    #: The time of its newest object, by the store's clock; 0 if not known.
     touched: float = 0.0
 
 

@@ -15,7 +15,17 @@ from .attempts import AttemptLine
 from .facts import RunFacts
 from .picture import draw, duration, legend
 from .reckoning import RunReport
-from .summary import STATES, cause_of, facts_of, machines_of, percent, short_seconds, shown_shares, steps
+from .summary import (
+    STATES,
+    alarm_of,
+    cause_of,
+    facts_of,
+    machines_of,
+    percent,
+    short_seconds,
+    shown_shares,
+    steps,
+)
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --card: #f6f8fa; --ink: #1f2328; --faint: #59636e; --edge: #d1d9e0;
@@ -50,6 +60,7 @@ svg .grid { stroke: var(--grid) } svg .axis { stroke: var(--edge) }
 svg .attempt { fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
 svg .checkpoint { fill: var(--line) } svg .saved { fill: var(--page); stroke: var(--saving); stroke-width: 2.5 }
 svg .notice { fill: var(--alarm) } svg .error { stroke: var(--again); stroke-width: 3; stroke-linecap: round }
+svg .bare { fill: var(--page); stroke: var(--unseen); stroke-width: 2 }
 svg .ended { fill: var(--useful); stroke: var(--page); stroke-width: 1.5 }
 svg .down { fill: var(--shade) } svg .unseen { fill: none; stroke: var(--unseen); stroke-dasharray: 3 3 }
 details { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
@@ -88,7 +99,7 @@ _PAGE = """<!DOCTYPE html>
 {shares}</section>
 <section aria-labelledby="attempts">
 <h2 id="attempts">Attempts</h2>
-{attempts}</section>
+{attempts}{alarms}</section>
 <details>
 <summary>How the figures are reckoned</summary>
 {explained}</details>
@@ -99,7 +110,9 @@ _PAGE = """<!DOCTYPE html>
 
 _EXPLAINED = (
     "ETTR, the effective training time ratio, is the steps that count in the end, times the median seconds of an undisturbed "
-    "step, over the wall time since the first start. Each attempt's steps are counted with its own median.",
+    "step, over the wall time from the first start to the last sign of the run. Each attempt's steps are counted with its own "
+    "median. The time for which the run has been down since then is a figure of its own.",
+    "The ETTR without queueing is over the wall time less the time spent waiting for machines, as far as that is known.",
     "Steps are lost if they were trained and the next start does not have them. If the end of an attempt has no record, they "
     "are not known, and not in the sum.",
     "Steps are kept if they count thanks to a save at a notice or an error: they come after the last checkpoint that training "
@@ -129,6 +142,10 @@ def page(report: RunReport, facts: RunFacts) -> str:
         picture=_picture(report, facts),
         shares=_shares(report),
         attempts=_attempts(report),
+        alarms="".join(
+            f"<p>{html.escape(each.id)}: {_moment(each.at)} {html.escape(alarm_of(each))}</p>\n"
+            for each in report.alarms
+        ),
         explained="".join(f"<p>{each}</p>\n" for each in _EXPLAINED),
     )
 

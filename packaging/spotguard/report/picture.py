@@ -139,6 +139,8 @@ def _attempt(
     if points and line.end:
         at, step = points[-1]
         _end(drawing, line.end, x(at - start), y(step))
+    elif line.end == "bare" and began is not None:  # no step of it is known
+        _end(drawing, "bare", x(began - start), y.start - 5)
 
 
 def _mark(drawing: Drawing, emergency: bool, x: float, y: float) -> None:
@@ -151,8 +153,10 @@ def _end(drawing: Drawing, end: str, x: float, y: float) -> None:
     elif end == "error":
         drawing.line(x - 5, y - 15, x + 5, y - 5, "error")
         drawing.line(x + 5, y - 15, x - 5, y - 5, "error")
-    elif end in ("ended", "interrupted", "left"):
+    elif end in ("ended", "interrupted", "left", "false-error"):
         drawing.dot(x, y, 5, "ended")
+    elif end == "bare":
+        drawing.dot(x, y, 4, "bare")
 
 
 def _some(every: Sequence[_T], most: int) -> Sequence[_T]:
@@ -170,7 +174,8 @@ def legend() -> list[tuple[str, str]]:
         ("saved", "checkpoint at a notice, an error or a stall"),
         ("notice", "preempted"),
         ("error", "ended by an error"),
-        ("ended", "ended by itself"),
+        ("ended", "ended by itself, by Ctrl-C or by a second restore"),
+        ("bare", "started, and left neither a checkpoint nor a record"),
         ("down", "no machine trains"),
         ("unseen", "no record of the end"),
     ):
@@ -179,8 +184,8 @@ def legend() -> list[tuple[str, str]]:
             drawing.rect(1, 1, 16, 14, name)
         elif name in ("notice", "error"):
             _end(drawing, name, 9, 18)
-        elif name == "ended":
-            drawing.dot(9, 8, 5, name)
+        elif name in ("ended", "bare"):
+            _end(drawing, name, 9, 8)
         else:
             drawing.dot(9, 8, 4 if name == "saved" else 2.5, name)
         shapes = "".join(drawing.shapes)

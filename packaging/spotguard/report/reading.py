@@ -48,10 +48,11 @@ _FAILED_RANKS, _NOTICES = 8, 200
 _RECORD = re.compile(
     r"(?P<kind>outcomes|failures|ends)/(?P<attempt>\d{4,15})(?:-(?P<rest>[\d-]+))?\.json", re.ASCII
 )
+_DISMISSED = re.compile(r"dismissed/((?:failure|stall)-[\d-]+)\.json", re.ASCII)
 
 
 class RunListing:
-    """What a listing shows of one run.
+    """The part of a store's listing that belongs to one run.
 
     Args:
         store: the store.
@@ -63,9 +64,11 @@ class RunListing:
         self.store, self.run_id = store, run_id
         #: Keys of the records of each attempt, by kind, with their dates.
         self.records: dict[int, dict[str, list[ObjectInfo]]] = defaultdict(lambda: defaultdict(list))
-        #: When the newest object of each attempt was put, by the store's clock.
+        #: The time of the newest object of each attempt, by the store's clock.
         self.touched: dict[int, float] = defaultdict(float)
         self.claims: set[int] = set()
+        #: The ids of the alarms that a person has dismissed.
+        self.dismissed: set[str] = set()
         below: list[ObjectInfo] = []
         attempts, checkpoints = attempts_prefix(run_id), checkpoints_prefix(run_id)
         for info in infos:
@@ -75,6 +78,8 @@ class RunListing:
                 if (claim := parse_attempt(run_id, info.key)) is not None:
                     self.claims.add(claim)
                     self._touch(claim, info)
+            elif match := _DISMISSED.fullmatch(info.key.removeprefix(f"{run_id}/")):
+                self.dismissed.add(match[1])
             elif match := _RECORD.fullmatch(info.key.removeprefix(f"{run_id}/")):
                 self.records[int(match["attempt"])][match["kind"]].append(info)
                 self._touch(int(match["attempt"]), info)
@@ -118,11 +123,16 @@ class RunListing:
             some = sorted(infos, key=lambda info: (info.modified, info.key))
             for info in some[:_FAILED_RANKS] if kind == "failures" else some[-notices:]:
                 if (event := _EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
-                    found.append(replace(event, put=info.modified))
+                    found.append(replace(event, put=info.modified, id=_alarm(event.kind, attempt, info.key)))
         # A rank that its launcher ends right after the save has no time for its record.
         if not any(event.kind == "error" for event in found):
             found = [replace(each, kind="error") if each.kind == "save" else each for each in found]
-        return tuple(sorted(found, key=lambda event: event.at))
+        return tuple(sorted(map(self._judged, found), key=lambda event: event.at))
+
+    def _judged(self, event: EventFact) -> EventFact:
+        """Return the event, marked if a person has dismissed it. The save at a false failure stays a save."""
+        false = event.id in self.dismissed and event.kind != "save"
+        return replace(event, kind=f"false-{event.kind}") if false else event
 
     def history(self, folder: CheckpointFolder | None) -> Mapping[str, Any]:
         """Return the history that a checkpoint carries; {} if it has none. One request, at most two."""
@@ -201,6 +211,12 @@ def read_run(store: BlobStore, run_id: str, now: float) -> RunFacts:
         return listing.attempt(attempt, told, earlier.get(attempt, {}))
 
     return RunFacts(store.url, run_id, tuple(side_by_side(read, listing.attempts)), history, now)
+
+
+def _alarm(kind: str, attempt: int, key: str) -> str:
+    if kind == "stall":
+        return f"stall-{key.rpartition('/')[2].removesuffix('.json')}"
+    return f"failure-{attempt:04d}" if kind in ("error", "save") else ""
 
 
 def _json(store: BlobStore, key: str) -> dict[str, Any]:

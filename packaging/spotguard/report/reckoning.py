@@ -1,8 +1,8 @@
 """The reckoning of a run: what became of its time, from its facts. Pure: facts come in, a report goes out.
 
 ETTR, the effective training time ratio, is the steps that count in the end, times the median seconds of an undisturbed step, over
-the wall time since the first start. Steps that were trained again do not count, and down time is in the wall time. Each attempt's
-steps are counted with that attempt's own median, because the next machine may be another one.
+the wall time since the first start. Steps that were trained again do not count, and down time is in the wall time. The ETTR without
+queueing leaves out the time in which the next machine was waited for, because no training could use it. Each attempt's steps are counted with that attempt's own median, because the next machine may be another one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .attempts import UNSEEN, AttemptLine, attempt_lines, end_of, last_step, saved_its_end
+from .attempts import (
+    UNSEEN,
+    AttemptGaps,
+    AttemptLine,
+    attempt_gaps,
+    attempt_lines,
+    end_of,
+    first_sign,
+    last_step,
+    saved_its_end,
+)
 from .facts import RunFacts, entries, number, whole
+from .notes import clock_notes, missing_facts, money_notes
+
+#: States of a run that waits for its next start.
+_DOWN = frozenset({"notice", "error", "left", "silent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +40,20 @@ class TimeShare:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmLine:
+    """A failure or a stall of the run, which a person may dismiss by its id."""
+
+    id: str
+    attempt: int
+    #: Wall seconds.
+    at: float
+    cause: str
+    dismissed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MoneySpent:
-    """The run in dollars, by the price of a machine hour. Down time is not paid."""
+    """The run in dollars, by the price of a machine hour. Down time is not paid, nor what follows an attempt's last sign."""
 
     price: float
     machine_hours: float
@@ -36,7 +62,7 @@ class MoneySpent:
     useful: float
     lost: float
     checkpoints: float
-    #: What the steps at stake would have cost again.
+    #: Dollars that the steps at stake would have cost again.
     kept: float
 
 
@@ -50,6 +76,8 @@ class RunReport:
     now: float
     started: float | None
     ended: float | None
+    #: Seconds since the last sign of a run that neither trains nor was brought to its end; None for the others. Not in the wall time.
+    down: float | None
     #: "training", "notice", "error", "ended", "interrupted", "silent" or "empty".
     state: str
     #: Completed steps that count, the steps of this run among them, and the age of the newest checkpoint.
@@ -62,8 +90,12 @@ class RunReport:
     #: None: not known.
     ettr: float | None
     wall: float
+    #: Seconds of the wall time spent waiting for the next machine, as far as known, and the ETTR without them; None if never known.
+    queueing: float | None
+    ettr_without_queueing: float | None
     shares: tuple[TimeShare, ...]
     attempts: tuple[AttemptLine, ...]
+    alarms: tuple[AlarmLine, ...]
     lost: int
     kept: int
     saves: int
@@ -82,6 +114,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
     """
     step_seconds, estimated = _step_seconds(facts)
     lines = attempt_lines(facts)
+    state = _state(lines)
     chain = _chain(facts)
     signs = [each.ended for each in lines if each.ended is not None]
     starts = [each for line in lines for each in (line.started, line.began) if each is not None]
@@ -90,7 +123,13 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
     counted = sum(max(0, link.last - link.first) for link in chain)
     useful = [_trained(link.last - link.first, link.step_seconds, step_seconds) for link in chain]
     lost = sum(line.lost or 0 for line in lines)
-    shares = _shares(facts, lines, wall, sum(useful), step_seconds)
+    gaps = attempt_gaps(facts, lines)
+    queueing = None if gaps.unknown and not gaps.known else gaps.waiting
+    shares = _shares(facts, lines, gaps, wall, sum(useful), step_seconds)
+
+    def ettr(seconds: float) -> float | None:
+        return min(1.0, sum(useful) / seconds) if seconds > 0 and step_seconds else None
+
     checkpoints = [each.at for attempt in facts.attempts for each in attempt.checkpoints]
     return RunReport(
         run_id=facts.run_id,
@@ -98,22 +137,30 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         now=facts.now,
         started=started,
         ended=ended,
-        state=_state(lines),
+        down=max(0.0, facts.now - ended) if ended is not None and state in _DOWN else None,
+        state=state,
         step=chain[-1].last if chain else None,
         counted=counted,
         age=max(0.0, facts.now - max(checkpoints)) if checkpoints else None,
         step_seconds=step_seconds,
         estimated=estimated,
-        ettr=min(1.0, sum(useful) / wall) if wall and step_seconds else None,
+        ettr=ettr(wall),
         wall=wall,
+        queueing=queueing,
+        ettr_without_queueing=None if queueing is None else ettr(wall - queueing),
         shares=shares,
         attempts=lines,
+        alarms=_alarms(facts),
         lost=lost,
         kept=sum(line.kept or 0 for line in lines),
         saves=sum(line.saves or 0 for line in lines),
         cost=sum(line.cost or 0.0 for line in lines),
-        money=None if price is None else _money(price, lines, chain, step_seconds),
-        notes=_notes(facts, lines, estimated),
+        money=None if price is None else _money(price, facts, lines, chain, step_seconds),
+        notes=(
+            *missing_facts(lines, gaps, estimated),
+            *clock_notes(lines, wall, sum(useful)),
+            *(money_notes(lines) if price is not None else ()),
+        ),
     )
 
 
@@ -190,26 +237,19 @@ def _trained(steps: int, own: float | None, common: float | None) -> float:
 
 
 def _shares(
-    facts: RunFacts, lines: Sequence[AttemptLine], wall: float, useful: float, step_seconds: float | None
+    facts: RunFacts,
+    lines: Sequence[AttemptLine],
+    gaps: AttemptGaps,
+    wall: float,
+    useful: float,
+    step_seconds: float | None,
 ) -> tuple[TimeShare, ...]:
     """Return the parts of the wall time. The last one is the rest."""
-    starting = waiting = down = unseen = 0.0
-    for line in lines:
-        if line.started is not None and line.began is not None:
-            starting += max(0.0, line.began - line.started)
-    for (line, after), facts_after in zip(itertools.pairwise(lines), facts.attempts[1:], strict=False):
-        if line.ended is None or after.started is None:
-            continue
-        gap = max(0.0, after.started - line.ended)
-        if line.end in UNSEEN:
-            unseen += gap
-            continue
-        available = facts_after.available
-        queued = (
-            max(0.0, available - line.ended) if available is not None and available <= after.started else 0.0
-        )
-        waiting += min(queued, gap)
-        down += gap - min(queued, gap)
+    starting = sum(
+        max(0.0, line.began - line.started)
+        for line in lines
+        if line.started is not None and line.began is not None
+    )
     saving = sum(each.seconds for attempt in facts.attempts for each in attempt.events)
     again = sum(_trained(line.lost or 0, line.step_seconds, step_seconds) for line in lines)
     parts = [
@@ -218,19 +258,34 @@ def _shares(
         TimeShare("checkpoints", "checkpoints beside training", sum(line.cost or 0.0 for line in lines)),
         TimeShare("saving", "saves at a notice, an error or a stall", saving),
         TimeShare("starting", "starts, until training goes on", starting),
-        TimeShare("waiting", "waiting for a machine", waiting),
-        TimeShare("down", "down, until the next start", down),
-        TimeShare("unseen", "nothing known: no record of an end", unseen),
+        TimeShare("waiting", "waiting for a machine", gaps.waiting),
+        TimeShare("down", "down, until the next start", gaps.down),
+        TimeShare("unseen", "nothing known: no record of an end", gaps.unseen),
     ]
     rest = max(0.0, wall - sum(each.seconds for each in parts))
     return (*parts, TimeShare("rest", "other: evaluation, slower steps, and what has no record", rest))
+
+
+def _alarms(facts: RunFacts) -> tuple[AlarmLine, ...]:
+    """Return the alarms in order. The first cause stands for the errors of an attempt."""
+    found: dict[str, AlarmLine] = {}
+    for attempt in facts.attempts:
+        for each in sorted(attempt.events, key=lambda each: (each.follows, each.at)):
+            if each.id and each.kind != "save":
+                false = each.kind.startswith("false-")
+                found.setdefault(each.id, AlarmLine(each.id, attempt.number, each.at, each.text, false))
+    return tuple(sorted(found.values(), key=lambda each: each.at))
 
 
 # --- the money ---
 
 
 def _money(
-    price: float, lines: Sequence[AttemptLine], chain: Sequence[CountedSteps], step_seconds: float | None
+    price: float,
+    facts: RunFacts,
+    lines: Sequence[AttemptLine],
+    chain: Sequence[CountedSteps],
+    step_seconds: float | None,
 ) -> MoneySpent:
     by_number = {line.number: line for line in lines}
 
@@ -242,9 +297,9 @@ def _money(
         return seconds / 3600 * machines(attempt) * price
 
     spans = [
-        (max(0.0, line.ended - line.started), line.number)
-        for line in lines
-        if line.ended is not None and line.started is not None
+        (max(0.0, line.ended - start), line.number)
+        for line, attempt in zip(lines, facts.attempts, strict=True)
+        if line.ended is not None and (start := first_sign(attempt)) is not None
     ]
     again = [(line, _trained(line.lost or 0, line.step_seconds, step_seconds)) for line in lines]
     spared = [(line, _trained(line.kept or 0, line.step_seconds, step_seconds)) for line in lines]
@@ -260,35 +315,3 @@ def _money(
         checkpoints=sum(dollars(line.cost or 0.0, line.number) for line in lines),
         kept=sum(dollars(seconds, line.number) for line, seconds in spared),
     )
-
-
-def _notes(facts: RunFacts, lines: Sequence[AttemptLine], estimated: bool) -> tuple[str, ...]:
-    """Return a sentence for each fact that is missing."""
-    notes = []
-    if estimated:
-        notes.append("The seconds of a step are estimated from the dates of checkpoints.")
-    if old := [str(line.number) for line in lines if line.began is None and line.end != "bare"]:
-        notes.append(f"No checkpoint or record has the history of {_of_attempts(old)}.")
-    if gone := [str(line.number) for line in lines[:-1] if not line.end]:
-        notes.append(
-            f"The end of {_of_attempts(gone)} has no record: killed without a notice, most likely. The steps lost there are not known."
-        )
-    if bare := [str(line.number) for line in lines if line.end == "bare"]:
-        notes.append(
-            f"There is neither a checkpoint nor a record of {_of_attempts(bare)}: ended before training, or before the first "
-            "checkpoint."
-        )
-    unsaved = [line for line in lines if line.end == "ended" and line.lost]
-    if unsaved:
-        notes.append(
-            f"The script of {_of_attempts([str(line.number) for line in unsaved])} ended behind its newest checkpoint: the steps "
-            "behind it count as lost, because no start has them. guard.save() at the end saves them."
-        )
-    if uncounted := [str(line.number) for line in lines if line.machine_count is None]:
-        notes.append(f"The machines of {_of_attempts(uncounted)} are not known, and count as one.")
-    return tuple(notes)
-
-
-def _of_attempts(numbers: Sequence[str]) -> str:
-    some = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"attempt{'s' * (len(numbers) > 1)} {some}"

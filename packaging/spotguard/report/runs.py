@@ -1,6 +1,6 @@
-"""All runs of a store, one line each: which of them train, and which train without a checkpoint.
+"""One line for each run of a store: its state, and whether it trains without a checkpoint.
 
-One listing of the store, and at most a handful of small requests for each run.
+`all_runs` lists the store once, and makes a handful of small requests for each run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RunLine:
     """One run of a store."""
 
     run_id: str
-    #: "training", "silent", "notice", "error", "ended", "interrupted" or "left"; "" if nothing of it is readable.
+    #: "training", "silent", "notice", "error", "false-error", "ended", "interrupted" or "left"; "" if nothing of it is readable.
     state: str
     #: The newest attempt trains and makes no checkpoints: it has none, or none for longer than its interval.
     blind: bool
@@ -72,9 +72,13 @@ def _read(listing: RunListing, now: float) -> RunLine:
     own = listing.complete.get(last, [])
     history = listing.history(own[0] if own else None)
     newest = listing.attempt(last, history, notices=_NOTICES)
-    failed = max((each for each in listing.attempts if listing.records[each]["failures"]), default=None)
+    failed = max((each for each in listing.attempts if _failed(listing, each)), default=None)
     failures = listing.events(failed, 1) if failed is not None and failed != last else ()
     return reckon_line(listing, now, newest, failed=failed, failures=failures)
+
+
+def _failed(listing: RunListing, attempt: int) -> bool:
+    return bool(listing.records[attempt]["failures"]) and f"failure-{attempt:04d}" not in listing.dismissed
 
 
 def reckon_line(

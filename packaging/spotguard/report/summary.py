@@ -10,13 +10,14 @@ from typing import Any
 from spotguard.providers.text import clip, count, span
 
 from .attempts import AttemptLine
-from .reckoning import RunReport, TimeShare
+from .reckoning import AlarmLine, RunReport, TimeShare
 
 #: The state of a run, and the end of an attempt, in words.
 STATES = {
     "training": "training",
     "notice": "preempted",
     "error": "ended by an error",
+    "false-error": "ended by an error that was dismissed",
     "ended": "ended by itself",
     "interrupted": "interrupted by Ctrl-C",
     "left": "left by a second restore",
@@ -58,7 +59,8 @@ def short_seconds(seconds: float | None) -> str:
 
 def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     """Yield the key figures: a name, the figure, and a sentence about it."""
-    ettr = "of the time since the first start went into steps that count"
+    until = "since the first start" if report.down is None else "from the first start to the last sign"
+    ettr = f"of the time {until} went into steps that count{_without_queueing(report)}"
     yield (
         "ETTR",
         percent(report.ettr),
@@ -68,11 +70,17 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     yield "step", steps(report.step), f"{count(report.counted, 'step')} of this run count{age}"
     ends = [line.end for line in report.attempts]
     kinds = [
-        (kind, ends.count(kind)) for kind in ("notice", "error", "ended", "interrupted", "left", "", "bare")
+        (kind, ends.count(kind))
+        for kind in ("notice", "error", "false-error", "ended", "interrupted", "left", "", "bare")
     ]
     told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
     yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
     yield "wall time", span(report.wall), "from the first start to the last sign of the run"
+    if report.down is not None:
+        waited = (
+            "since the last sign: no attempt trains, and neither the wall time nor the ETTR has this time"
+        )
+        yield "down now", span(report.down), waited
     unknown = sum(line.lost is None and line.end not in ("running", "bare") for line in report.attempts)
     more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
     yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
@@ -93,6 +101,14 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
         )
 
 
+def _without_queueing(report: RunReport) -> str:
+    if not report.queueing:
+        return "; the queueing for machines is not known" if report.queueing is None else ""
+    return (
+        f"; {percent(report.ettr_without_queueing)} without {span(report.queueing)} of queueing for machines"
+    )
+
+
 def _time_of(report: RunReport, key: str) -> str:
     seconds = next(each.seconds for each in report.shares if each.key == key)
     return f", {span(seconds)} of training" if seconds else ""
@@ -106,6 +122,11 @@ def cause_of(line: AttemptLine) -> str:
     """Return an attempt's end as one line, with its cause."""
     cause = clip(line.cause, _CAUSE)
     return STATES[line.end] + (f": {cause}" if cause else "")
+
+
+def alarm_of(alarm: AlarmLine) -> str:
+    """Return the cause of an alarm as one line."""
+    return ("dismissed: " if alarm.dismissed else "") + clip(alarm.cause, _CAUSE)
 
 
 def machines_of(line: AttemptLine) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
+from spotguard.hooks.checkpoint.format.keys import dismissed_key
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, UsageError
+from spotguard.providers.stores.base import BlobStore
+from spotguard.report.facts import RunFacts
 from spotguard.report.page import page
 from spotguard.report.reading import read_run
 from spotguard.report.reckoning import RunReport, reckon
-from spotguard.report.summary import STATES, as_json, cause_of, lines, short_seconds, steps
+from spotguard.report.summary import STATES, alarm_of, as_json, cause_of, lines, short_seconds, steps
 
 from ..output import add_json, console, print_json, short_moment
 from ..select_checkpoint import add_target, target
@@ -27,7 +31,8 @@ EXAMPLES = """\
 examples:
   spotguard report file:///mnt/checkpoints --run-id gpt-small-7
   spotguard report --html report.html
-  spotguard report --price 2.10 --json"""
+  spotguard report --price 2.10 --json
+  spotguard report --dismiss stall-0001-01"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--price", metavar="DOLLARS", help="reckon money too, at this price of a machine hour"
     )
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML page")
+    parser.add_argument("--dismiss", metavar="ID", help="record that this failure or stall was a false alarm")
     add_json(parser)
 
 
@@ -50,6 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise CheckpointError(
             f"{meant.store.url} has nothing of run {run_id}: see spotguard ls --runs for its runs"
         )
+    if arguments.dismiss is not None:
+        _dismiss(meant.store, facts, arguments.dismiss)
+        facts = read_run(meant.store, run_id, facts.now)
     report = reckon(facts, price)
     if arguments.html is not None:
         _write(Path(arguments.html), page(report, facts))
@@ -70,6 +79,15 @@ def _price(text: str) -> float:
     if not 0 < price < 1e6:
         raise UsageError(f"--price {text!r}: expected the dollars of a machine hour, as in 2.10")
     return price
+
+
+def _dismiss(store: BlobStore, facts: RunFacts, id: str) -> None:
+    known = [each.id for each in reckon(facts).alarms]
+    if id not in known:
+        raise UsageError(
+            f"--dismiss {id!r}: expected an id of the report: {', '.join(known[-8:]) or 'it has none'}"
+        )
+    store.put(dismissed_key(facts.run_id, id), memoryview(json.dumps({"id": id}).encode()))
 
 
 def _write(path: Path, text: str) -> None:
@@ -101,5 +119,7 @@ def _show(report: RunReport) -> None:
             Text(cause_of(line)),
         )
     out.print(table)
+    for alarm in report.alarms:
+        out.print(Text(f"{alarm.id}  {short_moment(alarm.at, report.now)}  {alarm_of(alarm)}"))
     for note in report.notes:
         out.print(Text(note, style="dim"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import isnan
 
 import pytest
@@ -72,6 +73,24 @@ def test_the_age_of_a_checkpoint_grows_between_words_and_a_commit_ends_it() -> N
     assert life.value("spotguard_checkpoint_step", "r", "0", "0") == 5
     assert life.value("spotguard_checkpoints_total", "background") == 1
     assert life.value("spotguard_checkpoint_bytes_total", "background") == 1000
+
+
+def test_an_evaluation_makes_no_checkpoint_older_and_none_younger() -> None:
+    """No step is made in it, so the work at risk stays what it was: also if that is too much already."""
+    life = Life()
+    life.joins()
+    age = partial(life.value, "spotguard_checkpoint_age_seconds", "r", "0", "0")
+    life.says(Position(5, restored_age=0.0), after=10)
+    life.says(Position(5, restored_age=40.0, phase="evaluation"), after=40)
+    life.says(Position(5, restored_age=1840.0, phase="data"), after=1800)  # it loads batches, too
+    life.now += 3600
+    assert age() == 40
+    life.says(Position(6, restored_age=5450.0, phase="forward"), after=10)
+    assert age() == 5450
+    life.says(Position(6, restored_age=5460.0, phase="evaluation"), after=10)
+    life.says(Committed("", 6, 1000, 1.0, "u", 0.0), after=10)  # of an upload that was under way
+    life.now += 3600
+    assert age() == 0
 
 
 def test_what_it_went_on_from_may_be_old_and_nothing_is_at_risk_yet() -> None:
