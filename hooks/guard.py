@@ -122,6 +122,8 @@ class Guard:
         #: Queues, and no functions: only spotguard's own code runs on the threads that save.
         self._followers: list[SimpleQueue[Any]] = []
         self._restored = self.closed = self._forked = self._looked_back = False
+        #: The script has called `restore`, and has begun no step since.
+        self._fresh = False
         try:
             self._build()
         except BaseException:
@@ -284,6 +286,7 @@ class Guard:
         self._restored = self._saver.ready = True
         self._state.restored()
         self._restored_at, self._restored_step = self._clock.monotonic(), done.step
+        self._fresh = True
         self._progress.begin()
         self._announce(done.step)
         self._unsettled = _SETTLED
@@ -428,9 +431,8 @@ class Guard:
             ...     train_one_step(step)
             >>> guard.save()
         """
-        completed = self._gate.place.completed
-        restored = self._restored and completed == self._restored_step and not self._state.monitor.steps
-        done = completed if restored else self.restore()
+        fresh, self._fresh = self._fresh and not self._state.monitor.steps, False
+        done = self._gate.place.completed if fresh else self.restore()
         if total is not None and done >= total:
             self._startup_messages.finished(self._run_id, done, total)
         for step in count(done) if total is None else range(done, total):

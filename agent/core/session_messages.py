@@ -241,15 +241,13 @@ def _machines(message: protocol.WatchMachines) -> dict[str, str]:
         address, _, rest = where.partition(" ")
         port, _, secret = rest.partition(" ")
         try:
-            ipaddress.IPv4Address(address)
+            at = ipaddress.IPv4Address(address)
         except ValueError:
             continue
-        if (
-            port.isdecimal()
-            and 0 < int(port) < 65536
-            and 0 < len(secret.encode()) <= 64
-            and " " not in secret
-        ):
+        # No process here may have the agent ask a metadata service, or a program of its own machine.
+        elsewhere = not (at.is_loopback or at.is_link_local or at.is_multicast or at.is_unspecified)
+        numbered = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+        if elsewhere and numbered and secret.isascii() and secret.isalnum() and len(secret) <= 64:
             found[where] = clip(str(name), NAME)
     return found
 
@@ -333,8 +331,9 @@ class Answers:
             if not self._turn.policy.command:  # a service sees no command fail
                 self._turn.do(Incident("failure", cause_of(session, message).facts()))
         elif isinstance(message, protocol.WatchMachines):
+            machines = _machines(message)
             self._stalls.follow(session.run)
-            self._turn.do(FollowMachines(session.run, _machines(message)))
+            self._turn.do(FollowMachines(session.run, machines))
         elif isinstance(message, protocol.Bye):
             session.left = True
             p = self._delivery.active

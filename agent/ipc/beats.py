@@ -21,16 +21,23 @@ class Beats:
     runs: frozenset[Any] = frozenset()
     heard_at: float | None = None
     silent: bool = False
-    #: Its agent has ended, so its silence means nothing.
+    #: Its agent has ended, so its silence means nothing. It may be back.
     gone: bool = False
 
     def heard(self, now: float) -> MachineSeen | None:
-        first = self.heard_at is None
+        news = self.heard_at is None or self.silent or self.gone
         self.heard_at = now
-        if first or self.silent:
-            self.silent = False
+        if news:
+            self.silent = self.gone = False
             return MachineSeen(self.runs, self.name)
         return None
+
+    def follow(self, runs: frozenset[Any]) -> MachineSeen | None:
+        """Take in which runs have ranks there. A run that is new learns how the machine is."""
+        new, self.runs = runs - self.runs, runs
+        if not new or self.heard_at is None or self.gone:
+            return None
+        return MachineSeen(new, self.name, self.heard_at if self.silent else None)
 
     def look(self, now: float) -> MachineSeen | None:
         """Return the news that the machine is silent. A machine that was never heard is not: a firewall may be between."""
@@ -40,16 +47,16 @@ class Beats:
         return MachineSeen(self.runs, self.name, silent_since=self.heard_at)
 
     def ended(self) -> MachineSeen | None:
-        """Take in that its kernel has closed or refused the connection. A silent machine that comes back so has lost its ranks."""
+        """Take in that its kernel refuses the connection. A silent machine that comes back so has lost its ranks."""
         if self.silent or self.gone:
             return None
         self.gone = True
         return None if self.heard_at is None else MachineSeen(self.runs, self.name, ended=True)
 
-    def missed(self, seconds: float) -> None:
+    def missed(self, seconds: float, now: float) -> None:
         """Take in that this agent was stopped for so long, and heard nobody."""
         if self.heard_at is not None:
-            self.heard_at += seconds
+            self.heard_at = min(now, self.heard_at + seconds)
 
     def quiet(self, now: float) -> float:
         """Return the seconds since its last answer; 0 if it was never heard."""

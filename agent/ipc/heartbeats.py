@@ -4,18 +4,19 @@ A machine that is taken, that has lost its network or whose kernel has died answ
 connections either. Its silence is all that the others can see. An agent that has ended is no silence: its kernel refuses the
 connection. Nothing listens before a job has ranks on several machines.
 
-Every frame is authenticated by the secret of the agent that is asked. The ranks of the job exchange these secrets, which an
-agent makes anew whenever it starts. So nobody else can have a machine taken for alive.
+Every frame is authenticated by the secret of the agent that is asked, and answers a question's random number. The ranks of the job
+exchange these secrets, which an agent makes anew whenever it starts. So only who belongs to a job there can have a machine taken
+for alive.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import selectors
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -32,6 +33,11 @@ _NUMBER, _CODE = 8, 16
 _FRAME = _NUMBER + _CODE
 #: Connections of other agents at once: a tree's node has 17, and a job of 64 machines 63; several jobs may share a machine.
 _CALLERS = 512
+#: Seconds in which a caller has to ask its first question. The most links of an agent, each a descriptor. Seconds between two looks
+#: whether an agent that has ended is back.
+_HELLO, _LINKS, _BACK = 5.0, 256, 30.0
+#: Questions whose answer still counts.
+_OPEN = 5
 #: Seconds after which a connection without an answer is made anew: TCP repeats lost bytes more and more rarely.
 _ANEW = 5.0
 
@@ -49,7 +55,7 @@ class _Link:
     beats: Beats
     sock: socket.socket | None = None
     made_at: float = 0.0
-    number: int = 0
+    asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=_OPEN))
     rest: bytearray = field(default_factory=bytearray)
 
     def close(self) -> None:
@@ -57,6 +63,15 @@ class _Link:
             self.sock.close()
         self.sock = None
         self.rest.clear()
+
+
+@dataclass(slots=True)
+class _Caller:
+    """The connection of another machine's agent, or of a stranger until it has asked."""
+
+    since: float
+    known: bool = False
+    rest: bytearray = field(default_factory=bytearray)
 
 
 class Heartbeats:
@@ -75,10 +90,12 @@ class Heartbeats:
         self._secret = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._callers: dict[socket.socket, bytearray] = {}
+        self._callers: dict[socket.socket, _Caller] = {}
         self._links: dict[str, _Link] = {}
         #: By user and run: the machines to watch. Any thread replaces it as a whole.
-        self._wanted: Mapping[Any, Mapping[str, str]] = {}
+        self._wanted: Mapping[tuple[int, str], Mapping[str, str]] = {}
+        #: The same, as the thread knows it.
+        self._followed: Mapping[tuple[int, str], Mapping[str, str]] = {}
         self._lock = threading.Lock()
         self._wake, self._waker = socket.socketpair()
         self._thread: threading.Thread | None = None
@@ -173,26 +190,34 @@ class Heartbeats:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: the selector reports the same caller again at once
+            self._clock.wait(threading.Event(), self._every / 2)
             return
         sock.setblocking(False)
-        if len(self._callers) >= _CALLERS:  # the oldest one may be a stranger, who says nothing
-            self._hang_up(next(iter(self._callers)))
-        self._callers[sock] = bytearray()
+        if len(self._callers) >= _CALLERS:
+            strangers = (each for each, caller in self._callers.items() if not caller.known)
+            if (stranger := next(strangers, None)) is None:
+                sock.close()
+                return
+            self._hang_up(stranger)
+        self._callers[sock] = _Caller(self._clock.monotonic())
         self._selector.register(sock, selectors.EVENT_READ, None)
 
     def _asked(self, sock: socket.socket) -> None:
         """Answer the questions of another agent. Who does not know the secret is hung up on."""
-        rest = self._callers[sock]
+        caller = self._callers[sock]
         try:
             data = sock.recv(4 * _FRAME)
-            rest += data
-            while len(rest) >= _FRAME:
-                number, code = bytes(rest[:_NUMBER]), bytes(rest[_NUMBER:_FRAME])
-                del rest[:_FRAME]
+            caller.rest += data
+            while len(caller.rest) >= _FRAME:
+                number, code = bytes(caller.rest[:_NUMBER]), bytes(caller.rest[_NUMBER:_FRAME])
+                del caller.rest[:_FRAME]
                 if not secrets.compare_digest(code, _code(self._secret, b"ask", number)):
                     data = b""
                     break
+                caller.known = True
                 sock.send(number + _code(self._secret, b"answer", number))
         except BlockingIOError:
             return
@@ -212,21 +237,19 @@ class Heartbeats:
             data = link.sock.recv(4 * _FRAME)
         except BlockingIOError:
             return
-        except (ConnectionError, TimeoutError) as error:
+        except OSError as error:
             # No route and no answer are the silence of a machine. A refusal is that of a kernel that lives.
-            self._drop(link, ended=isinstance(error, ConnectionError))
+            self._drop(link, ended=isinstance(error, ConnectionRefusedError))
             return
-        except OSError:
+        if not data:  # it has ended, or something between has closed the connection: the next try shows which
             self._drop(link, ended=False)
-            return
-        if not data:
-            self._drop(link, ended=True)
             return
         link.rest += data
         while len(link.rest) >= _FRAME:
             number, code = bytes(link.rest[:_NUMBER]), bytes(link.rest[_NUMBER:_FRAME])
             del link.rest[:_FRAME]
-            if secrets.compare_digest(code, _code(link.secret, b"answer", number)):
+            if number in link.asked and secrets.compare_digest(code, _code(link.secret, b"answer", number)):
+                link.asked.remove(number)
                 self._tell(link.beats.heard(self._clock.monotonic()))
 
     def _drop(self, link: _Link, *, ended: bool) -> None:
@@ -240,53 +263,61 @@ class Heartbeats:
         now = self._clock.monotonic()
         gap = now - self._ticked_at
         due = gap >= self._every
-        if due or self._wanted_changed():
-            self._follow(now)
+        if self._followed is not self._wanted:
+            self._follow()
         if not due:
             return
         self._ticked_at = now
+        for sock, caller in [*self._callers.items()]:
+            if not caller.known and now - caller.since > _HELLO:
+                self._hang_up(sock)
         for link in self._links.values():
             if gap > 2 * self._every:  # this machine, or this agent, was stopped meanwhile
-                link.beats.missed(gap)
+                link.beats.missed(gap, now)
             self._ask(link, now)
             self._tell(link.beats.look(now))
 
-    def _wanted_changed(self) -> bool:
-        return {key for machines in self._wanted.values() for key in machines} != self._links.keys()
-
-    def _follow(self, now: float) -> None:
+    def _follow(self) -> None:
         """Have one link for each machine that a run wants to be watched."""
+        self._followed = self._wanted
         runs: dict[str, set[Any]] = {}
         names: dict[str, str] = {}
-        for run, machines in self._wanted.items():
+        for run, machines in self._followed.items():
             for key, name in machines.items():
                 runs.setdefault(key, set()).add(run)
                 names[key] = name
         for key in [*self._links]:
             if key not in runs:
-                link = self._links.pop(key)
-                self._drop(link, ended=False)
+                self._drop(self._links.pop(key), ended=False)
         for key, of in runs.items():
-            if key not in self._links:
+            if key not in self._links and len(self._links) < _LINKS:
                 address, port, secret = key.split(" ")
                 self._links[key] = _Link((address, int(port)), secret, Beats(names[key], self._every))
-            self._links[key].beats.runs = frozenset(of)
+            if (link := self._links.get(key)) is not None:
+                self._tell(link.beats.follow(frozenset(of)))
 
     def _ask(self, link: _Link, now: float) -> None:
         if link.sock is not None and link.beats.quiet(now) > _ANEW and now - link.made_at > _ANEW:
             self._drop(link, ended=False)
         if link.sock is None:
-            if link.beats.gone:
+            if link.beats.gone and now - link.made_at < _BACK:
                 return
-            link.sock, link.made_at = socket.socket(socket.AF_INET, socket.SOCK_STREAM), now
+            try:
+                link.sock, link.made_at = socket.socket(socket.AF_INET, socket.SOCK_STREAM), now
+            except OSError:  # no descriptor is left
+                return
             link.sock.setblocking(False)
             link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.sock.connect_ex(link.address)
             self._selector.register(link.sock, selectors.EVENT_READ, link)
-        link.number += 1
-        number = link.number.to_bytes(_NUMBER, "big")
-        with contextlib.suppress(OSError):  # not connected yet; or lost, which the next read reports
+        number = secrets.token_bytes(_NUMBER)
+        link.asked.append(number)
+        try:
             link.sock.send(number + _code(link.secret, b"ask", number))
+        except ConnectionRefusedError:  # a socket reports it once, to its next call
+            self._drop(link, ended=True)
+        except OSError:  # not connected yet; or lost, which the next read reports
+            pass
 
     def _tell(self, seen: MachineSeen | None) -> None:
         if seen is not None:

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,9 +190,18 @@ def machines_to_watch(tokens: Sequence[str], rank: int, heartbeats: Sequence[str
     firsts = sorted({token: number for number, token in reversed([*enumerate(tokens)])}.values())
     if rank not in firsts:
         return {}
-    others = [firsts[each] for each in neighbours(firsts.index(rank), len(firsts))]
-    hosts = [(Host.decode(tokens[other]), heartbeats[other]) for other in others]
-    return {f"{host.address} {at}": host.names[0] for host, at in hosts if host.address and at}
+    # A rank whose agent was late with its welcome knows no place; another rank of the machine may.
+    places = {token: at for token, at in zip(tokens, heartbeats, strict=True) if at}
+    others = [tokens[firsts[each]] for each in neighbours(firsts.index(rank), len(firsts))]
+    hosts = [(Host.decode(other), places.get(other, "")) for other in others]
+    known = Counter(host.names[0] for host, _ in hosts if host.names)
+    return {
+        f"{host.address} {at}": host.names[0]
+        if known[host.names[0]] == 1
+        else f"{host.names[0]} {host.address}"
+        for host, at in hosts
+        if host.address and at
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,4 +244,4 @@ def gather_holdings(
         ReplicationInfo(frozenset(each["parts"]), frozenset(map(tuple, each["groups"])), bool(each["alone"]))
         for each in cards
     ]
-    return found, [str(each["heartbeat"]) for each in cards]
+    return found, [str(each.get("heartbeat", "")) for each in cards]

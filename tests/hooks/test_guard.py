@@ -386,6 +386,12 @@ def test_steps_begins_at_the_step_that_was_restored(folder: Path) -> None:
         assert len(list(folder.glob("run/attempts/*"))) == attempts
         job.step(1)
         assert next(guard.steps(TOTAL)) == 2  # trained on, and not marked: it goes back to the newest
+    attempts = len(list(folder.glob("run/attempts/*")))
+    with guarded(folder, small().values) as guard:
+        assert guard.restore() == 2
+        assert next(guard.steps(TOTAL)) == 2
+        assert next(guard.steps(TOTAL)) == 2  # a step that was begun may have drawn a batch: it goes back
+        assert len(list(folder.glob("run/attempts/*"))) > attempts + 1
 
 
 # --- wrong use -----------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class StallWatch:
 
     def follow(self, run: tuple[int, str]) -> None:
         """Note that heartbeats are exchanged with the other machines of this run."""
-        self._machines[run] = {}
+        self._machines.setdefault(run, {})
 
     def machine(self, seen: MachineSeen, now: float) -> list[str]:
         """Take in news of another machine; return lines for the log."""
@@ -207,7 +207,7 @@ class StallWatch:
                 cause.where,
                 now - moved_at,
                 self._limit(run, ranks),
-                next(iter(self._silent(run)), ""),
+                next(iter(self._silent(run, moved_at)), ""),
             )
 
     def lasting(self, now: float) -> Stall | None:
@@ -217,13 +217,15 @@ class StallWatch:
         """
         for run, ranks in self._runs().items():
             limit, moved_at = self._limit(run, ranks), max(each.moved_at for each in ranks)
-            if self._silent(run):  # a network may heal in a minute: it is ended no sooner than another run
+            if self._silent(
+                run, moved_at
+            ):  # a network may heal in a minute: it is ended no sooner than another run
                 limit = max(LEAST, limit)
             due = max(moved_at + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
             if run in self._told and self._at(run, ranks, now) <= now >= due:
                 self._lasted[run] = now
                 cause = _cause(ranks)
-                machine = next(iter(self._silent(run)), "")
+                machine = next(iter(self._silent(run, moved_at)), "")
                 return Stall(cause.session, cause.phase, cause.where, now - moved_at, 2 * limit, machine)
         return None
 
@@ -243,12 +245,24 @@ class StallWatch:
     @property
     def silent(self) -> Collection[tuple[str, str]]:
         """The machines that are silent, each with its run's name."""
-        return [(run[1], name) for run in self._machines for name in self._silent(run)]
+        return [
+            (run[1], name)
+            for run, machines in self._machines.items()
+            for name, since in machines.items()
+            if since is not None
+        ]
 
-    def _silent(self, run: tuple[int, str]) -> dict[str, float]:
-        """Return the silent machines of a run, and the moment of the last heartbeat of each."""
+    def _silent(self, run: tuple[int, str], moved_at: float) -> dict[str, float]:
+        """Return the silent machines for which a run may wait, and the moment of the last heartbeat of each.
+
+        A run that has moved since does not wait for them: only the agents' way is blocked, or an agent hangs.
+        """
         machines = self._machines.get(run, {})
-        return {name: since for name, since in machines.items() if since is not None}
+        return {
+            name: since
+            for name, since in machines.items()
+            if since is not None and since >= moved_at - SILENT
+        }
 
     def _runs(self) -> dict[tuple[int, str], list[_RankProgress]]:
         runs: dict[tuple[int, str], list[_RankProgress]] = {}
@@ -261,13 +275,13 @@ class StallWatch:
         """Return the moment at which these ranks have stood still for too long; infinite if they are not known to stand."""
         if any(now - each.heard_at > _OLD or each.phase in _EXCUSED for each in ranks):
             return math.inf
-        at = max(each.moved_at for each in ranks) + self._limit(run, ranks)
-        silent = self._silent(run)
+        moved_at = max(each.moved_at for each in ranks)
+        at, silent = moved_at + self._limit(run, ranks), self._silent(run, moved_at)
         return max(at, min(silent.values()) + SILENT) if silent else at
 
     def _limit(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> float:
         assert self._first is not None
-        if self._silent(run):
+        if self._silent(run, max(each.moved_at for each in ranks)):
             return SILENT
         limit = max(each.limit(self._first) for each in ranks)
         if len(ranks) < max(each.session.world for each in ranks) and not _outside(ranks):

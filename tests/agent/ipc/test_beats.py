@@ -51,8 +51,30 @@ def test_a_silent_machine_that_refuses_at_last_stays_silent() -> None:
     assert not beats.gone
 
 
+def test_an_agent_that_is_back_is_heard_again() -> None:
+    beats = heard_at(0.0)
+    beats.ended()
+    assert beats.heard(60.0) == MachineSeen(RUNS, "node2")
+    assert not beats.gone
+
+
+def test_a_run_that_comes_later_learns_how_the_machine_is() -> None:
+    beats, other = heard_at(0.0), (1000, "other")
+    assert beats.follow(RUNS) is None
+    beats.look(PATIENCE)
+    assert beats.follow(RUNS | {other}) == MachineSeen(frozenset({other}), "node2", silent_since=0.0)
+    assert beats.follow(RUNS | {other}) is None
+
+
+def test_answers_that_have_waited_for_a_stopped_agent_are_not_from_the_future() -> None:
+    beats = heard_at(0.0)
+    beats.heard(3600.0)
+    beats.missed(3600.0, 3600.0)
+    assert beats.look(3600.0 + PATIENCE) is not None
+
+
 def test_time_in_which_this_agent_was_stopped_is_nobodys_silence() -> None:
     beats = heard_at(0.0)
-    beats.missed(600.0)
+    beats.missed(600.0, 600.0)
     assert beats.look(600.0 + PATIENCE - 0.1) is None
     assert beats.look(600.0 + PATIENCE) is not None

@@ -122,6 +122,42 @@ def test_an_answer_without_the_secret_is_none(agent: Callable[[], Agent]) -> Non
         assert one.events.empty()
 
 
+def test_an_answer_that_is_repeated_is_none(agent: Callable[[], Agent]) -> None:
+    """Who has recorded one on the network cannot have the machine taken for alive."""
+    one, other = agent(), agent()
+    relay = Relay(other.place())
+    try:
+        one.watch(relay.place)
+        relay.near, _ = relay.listener.accept()
+        relay.far = socket.create_connection(("127.0.0.1", relay.port))
+        relay.far.sendall(relay.near.recv(24, socket.MSG_WAITALL))
+        recorded = relay.far.recv(24, socket.MSG_WAITALL)
+        relay.near.sendall(recorded)
+        assert one.next() == MachineSeen(RUNS, "other")
+        for _ in range(5):
+            relay.near.recv(24, socket.MSG_WAITALL)
+            relay.near.sendall(recorded)
+        assert one.next().silent_since is not None
+    finally:
+        relay.close()
+
+
+def test_a_connection_that_is_cut_between_is_made_anew(agent: Callable[[], Agent]) -> None:
+    """A middlebox closes it: the agent has not ended."""
+    one, other = agent(), agent()
+    relay = Relay(other.place())
+    try:
+        one.watch(relay.place)
+        relay.carry(2)
+        assert one.next() == MachineSeen(RUNS, "other")
+        relay.near.close()
+        relay.far.close()
+        relay.carry(2)
+        assert one.events.empty() or one.next().silent_since is not None
+    finally:
+        relay.close()
+
+
 def test_a_run_that_is_over_is_watched_no_longer(agent: Callable[[], Agent]) -> None:
     one = agent()
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -83,6 +83,13 @@ def test_the_first_rank_of_a_machine_names_the_others() -> None:
     }  # the third's agent answers none
     assert machines_to_watch(machines, 2, places) == {"10.0.0.1 4001 a": "node1"}
     assert machines_to_watch(machines, 1, places) == {}
+    late = ["4001 a", "4001 a", "", "4002 b", "", ""]  # the agent answered the second's second rank only
+    assert machines_to_watch(machines, 0, late) == {"10.0.0.2 4002 b": "node2"}
+    twins = [Host(f"id{number}", ("localhost", f"10.0.0.{number}")).encode() for number in (1, 2, 3)]
+    assert [*machines_to_watch(twins, 0, ["1 a", "2 b", "3 c"]).values()] == [
+        "localhost 10.0.0.2",
+        "localhost 10.0.0.3",
+    ]
     alone = Host("id4", ("node4",)).encode()  # it has no address
     assert machines_to_watch([tokens[0], alone], 0, ["4001 a", "4004 d"]) == {}
 
