@@ -207,7 +207,8 @@ def transformers(training: Ordinary) -> None:
         def evaluate(self, eval_dataset: Any = None, *given: Any, **more: Any) -> dict[str, float]:
             seconds = training.long_or(0.0)
             batches = max(training.random.randint(*SHORT), round(seconds / MEDIAN / math.exp(SPREAD**2 / 2)))
-            return super().evaluate(Texts(8 * batches), *given, **more)
+            measured: dict[str, float] = super().evaluate(Texts(8 * batches), *given, **more)
+            return measured
 
     config = GPT2Config(
         vocab_size=64, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
