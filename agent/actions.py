@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,8 @@ class Launch:
 
     #: The machines that have gone since the last start, in order: their names and addresses, and the new meeting place.
     moves: tuple[tuple[frozenset[str], str], ...] = ()
+    #: The class of the failure behind which it starts again; "" for another reason.
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,16 @@ class PauseVerification:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowMachines:
+    """Exchange heartbeats with the agents of these machines for a run, instead of those before. News come as `MachineSeen`."""
+
+    #: The user and the run.
+    run: tuple[int, str]
+    #: By "ADDRESS PORT SECRET", the names. Empty: the run is over.
+    machines: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Write the record and the log line of a notice that has ended (law 13)."""
 
@@ -173,6 +186,7 @@ Action = (
     | Verify
     | StopVerification
     | PauseVerification
+    | FollowMachines
     | Publish
     | Incident
     | Log

@@ -24,6 +24,7 @@ from .core.budget import expected_window
 from .core.machine import Machine
 from .core.state import Policy
 from .events import Event
+from .ipc.heartbeats import Heartbeats
 from .ipc.paths import SERVICE_SOCKET, is_socket, path_of
 from .ipc.server import Server
 from .loop import Agent, Watches
@@ -100,7 +101,11 @@ def _serve(
         manager = systemd.Manager.take(os.environ, os.getpid())  # before the environment is copied
         stack.callback(manager.close)
         make_cloud_sources, operator_sources = cloud_sources(options, clock), own_sources(options, clock)
-        server = Server(path, post, clock, service=command is None, lives=proctree.recorded)
+        heartbeats = Heartbeats(post, clock)
+        stack.callback(heartbeats.close)
+        server = Server(
+            path, post, clock, service=command is None, lives=proctree.recorded, heartbeat=heartbeats.open
+        )
         stack.callback(server.close)
         server.start()
         count = PollCount()
@@ -167,6 +172,7 @@ def _serve(
             memory=MemoryCounters(),
             alerts=alerts,
             verifier=verifier,
+            heartbeats=heartbeats,
             orphan=orphan,
         )
         return agent.run()

@@ -170,6 +170,18 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineSeen:
+    """Another machine of a job is heard, for the first time or again; or it is silent; or its agent has ended."""
+
+    #: The user and the run of each job that has ranks there.
+    runs: frozenset[Any]
+    name: str
+    #: Monotonic seconds of its last heartbeat, if it is silent now.
+    silent_since: float | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSeen:
     """The processes left of the ended command: the answer to a `Look`."""
 
@@ -220,6 +232,7 @@ Event = (
     | HelperReported
     | HelperEnded
     | Verified
+    | MachineSeen
     | GroupSeen
     | Signalled
     | CommandEnded

@@ -21,6 +21,7 @@ from .actions import (
     Action,
     Announce,
     Finish,
+    FollowMachines,
     Incident,
     KillGroup,
     Launch,
@@ -54,6 +55,7 @@ from .events import (
     Watching,
     WindowTold,
 )
+from .ipc.heartbeats import Heartbeats
 from .ipc.server import Server
 from .process import torchrun
 from .process.memory_counters import MemoryCounters
@@ -113,6 +115,7 @@ class Agent:
         memory: MemoryCounters | None = None,
         alerts: AlertHelper | None = None,
         verifier: Verifier | None = None,
+        heartbeats: Heartbeats | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -128,6 +131,7 @@ class Agent:
         self._metrics = meter
         self._alerts = alerts
         self._verifier = verifier
+        self._heartbeats = heartbeats
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
@@ -314,6 +318,9 @@ class Agent:
                 self._notice_hook.tell(action.notice, action.left, action.until)
         elif isinstance(action, SignalSession):
             self._server.signal(action.session, action.signum, action.group)
+        elif isinstance(action, FollowMachines):
+            if self._heartbeats is not None:
+                self._heartbeats.watch(action.run, action.machines)
         elif isinstance(action, Verify | StopVerification | PauseVerification):
             self._verify(action)
         elif self._supervisor is not None:
@@ -350,6 +357,7 @@ class Agent:
                     logger.warning(
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
+            supervisor.hint(action.failure)
             if self._alerts is not None:
                 self._alerts.tell("launch", {})
             pid = supervisor.start()

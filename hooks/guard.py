@@ -206,7 +206,9 @@ class Guard:
         self._saver.start()
         if self._coordinator is not None:
             self._coordinator.channel.look = self._gate.look
-            self._coordinator.begin(self._saver, self._checkpointer, self._state, self._report)
+            self._coordinator.begin(
+                self._saver, self._checkpointer, self._state, self._report, self._agent.heartbeat
+            )
         self._state.monitor.begin()
 
     def _counted(self, saved: SavedCheckpoint) -> None:
@@ -406,6 +408,8 @@ class Guard:
     def steps(self, total: int | None = None) -> Iterator[int]:
         """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
 
+        After a call of `restore`, it begins at the step that was restored.
+
         Args:
             total: optimizer steps of the whole run, including those that earlier attempts completed; None for a run without
                 an end.
@@ -422,7 +426,9 @@ class Guard:
             ...     train_one_step(step)
             >>> guard.save()
         """
-        done = self.restore()
+        completed = self._gate.place.completed
+        restored = self._restored and completed == self._restored_step and not self._state.monitor.steps
+        done = completed if restored else self.restore()
         if total is not None and done >= total:
             self._startup_messages.finished(self._run_id, done, total)
         for step in count(done) if total is None else range(done, total):
@@ -499,9 +505,9 @@ class Guard:
     def _lost(self) -> None:
         self._saver.lost()
 
-    def _welcomed(self, calls: bool) -> None:
+    def _welcomed(self, calls: bool, heartbeat: str) -> None:
         if self._coordinator is not None:
-            self._coordinator.welcomed(calls)
+            self._coordinator.welcomed(calls, heartbeat)
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(
@@ -513,6 +519,7 @@ class Guard:
             world=self._world,
             nbytes=self._nbytes,
             checkpoints=True,
+            elsewhere=self._channel is not None and len(set(self._channel.machines)) > 1,
         )
 
     def _position(self) -> protocol.Position:

@@ -26,6 +26,8 @@ from .state import Turn
 RETURN = 2.0
 #: Seconds in which the state of a run that stands still is saved: longer than its upload takes on a slow link.
 STALL_WINDOW = 600.0
+#: The same where a machine is silent. A fifth of it is the patience with ranks that do not vote on the save, as those there.
+SILENT_WINDOW = 150.0
 #: Seconds in which training that stands still has to end. Its state was saved before, if it could be.
 RESTART_WINDOW = 60.0
 #: Seconds for training processes of a killed agent to come back. The agent does not know whether there are any, and SIGTERM
@@ -189,10 +191,10 @@ class Delivery:
             text = "its state cannot be saved where it stands, because saves wait for the next guard.step() [SG406]"
             self._turn.log(f"training stands still: {stall.text()}; {text}", logging.WARNING)
             return
-        until = now + STALL_WINDOW
+        window = SILENT_WINDOW if stall.machine else STALL_WINDOW
         id = f"stall-{session.run_id}-{session.step}-{now:.0f}"
         notice = Notice(
-            id, NoticeKind.STALL, "spotguard", until, now, detail=stall.text(), window=STALL_WINDOW
+            id, NoticeKind.STALL, "spotguard", now + window, now, detail=stall.text(), window=window
         )
         p = Preemption(notice, now, self._turn.policy.reserve, rehearsal=True, uid=session.uid)
         p.runs = {session.run}

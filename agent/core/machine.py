@@ -11,7 +11,7 @@ sends TERM early in one case only: if no process that could save otherwise is re
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..events import (
     GroupSeen,
     Heard,
     Launched,
+    MachineSeen,
     NoticeGone,
     NoticeSeen,
     Opened,
@@ -177,9 +178,9 @@ class Machine:
         return self._failures.last
 
     @property
-    def stalled(self) -> Collection[tuple[int, str]]:
-        """The runs that stand still, by user and run."""
-        return self._stalls.standing
+    def stalls(self) -> StallWatch:
+        """The runs that stand still, and the silent machines."""
+        return self._stalls
 
     @property
     def state(self) -> MachineState:
@@ -356,6 +357,7 @@ _ALWAYS: dict[type[Any], _Handler] = {
     Heard: lambda m, e: m._answers.heard(e),
     Closed: lambda m, e: m._answers.closed(e),
     Asked: lambda m, e: m._delivery.asked(e),
+    MachineSeen: lambda m, e: m._answers.machine(e),
     Watching: lambda m, e: m._sessions.watching.add(e.session),
     Launched: Machine._launched,
     Verified: lambda m, e: m.verification.ended(e),

@@ -8,14 +8,15 @@ Pure, like all of `core`: events and the time come in, actions go out.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Collection
 
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
-from ..actions import Incident, Tell
-from ..events import Closed, Heard, Opened
+from ..actions import FollowMachines, Incident, Tell
+from ..events import Closed, Heard, MachineSeen, Opened
 from ..outcome import Outcome, as_level
 from .command import Command, CommandGroup
 from .delivery import Delivery
@@ -35,6 +36,8 @@ PATIENCE = 600.0
 REJOIN = 1800.0
 #: The number of withdrawn calls that are remembered.
 _KEPT = 64
+#: The most machines with which a run's agents exchange heartbeats here. A hook names 63 at most.
+_MACHINES = 64
 #: Seconds in which all ranks of a launcher report its SIGTERM: one rank calls the others within milliseconds.
 TOLD = 2.0
 #: Seconds after the deadline at which the agent stops waiting for ranks that have not answered.
@@ -231,6 +234,26 @@ def _is_over(key: _Key, p: Preemption, sessions: Collection[Session], now: float
 _ABOUT_A_NOTICE = (protocol.Delivered, protocol.Progress, protocol.Committed, protocol.Failed)
 
 
+def _machines(message: protocol.WatchMachines) -> dict[str, str]:
+    """Return the machines that a rank names, with those left out that no agent can be at: any process may write to the socket."""
+    found = {}
+    for where, name in list(message.machines.items())[:_MACHINES]:
+        address, _, rest = where.partition(" ")
+        port, _, secret = rest.partition(" ")
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError:
+            continue
+        if (
+            port.isdecimal()
+            and 0 < int(port) < 65536
+            and 0 < len(secret.encode()) <= 64
+            and " " not in secret
+        ):
+            found[where] = clip(str(name), NAME)
+    return found
+
+
 class Answers:
     """The dispatch of each message to the notice, the session or the peers that it is about."""
 
@@ -287,6 +310,8 @@ class Answers:
         self._sessions.close(event)
         if session is not None and all(other.run != session.run for other in self._sessions.every()):
             self._turn.do(Incident("gone", {"run_id": session.run_id}))
+            if self._stalls.over(session.run):
+                self._turn.do(FollowMachines(session.run, {}))
 
     def heard(self, event: Heard) -> None:
         """Handle a message of a session."""
@@ -307,6 +332,9 @@ class Answers:
             self._failures.told(session, message)
             if not self._turn.policy.command:  # a service sees no command fail
                 self._turn.do(Incident("failure", cause_of(session, message).facts()))
+        elif isinstance(message, protocol.WatchMachines):
+            self._stalls.follow(session.run)
+            self._turn.do(FollowMachines(session.run, _machines(message)))
         elif isinstance(message, protocol.Bye):
             session.left = True
             p = self._delivery.active
@@ -314,6 +342,11 @@ class Answers:
                 part.left = True
         elif isinstance(message, _ABOUT_A_NOTICE):
             self._about_a_notice(session, message)
+
+    def machine(self, event: MachineSeen) -> None:
+        """Take in that another machine of a job is heard, or silent."""
+        for line in self._stalls.machine(event, self._turn.now):
+            self._turn.log(line, logging.WARNING)
 
     def _position(self, session: Session, message: protocol.Position) -> None:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart

@@ -46,6 +46,7 @@ class Server:
         *,
         service: bool = False,
         lives: Callable[[str], object] = bool,
+        heartbeat: Callable[[], str] = str,
         limits: Limits | None = None,
     ) -> None:
         """Listen; `start` starts the thread.
@@ -56,6 +57,8 @@ class Server:
             clock: the clock for the limits.
             service: whether this is the service's socket, which a group may use.
             lives: returns whether the process of a written record still lives.
+            heartbeat: returns where this agent answers the heartbeats of other machines' agents; called for a process whose job
+                has such.
             limits: the limits for peers.
 
         Raises:
@@ -64,6 +67,7 @@ class Server:
         self._post = post
         self._clock = clock
         self._service = service
+        self._heartbeat = heartbeat
         self._limits = limits or Limits()
         self.listener = listen(path, service=service, lives=lives)
         self._selector = selectors.DefaultSelector()
@@ -329,7 +333,12 @@ class Server:
         # through this thread, so that it still comes after the Welcome.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
         welcome = protocol.Welcome(
-            connection.number, os.getpid(), notice=self.departing, calls=True, failures=True
+            connection.number,
+            os.getpid(),
+            notice=self.departing,
+            calls=True,
+            failures=True,
+            heartbeat=self._heartbeat() if message.elsewhere else "",
         )
         self._say(connection, welcome)
 

@@ -34,6 +34,8 @@ from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
 logger = logging.getLogger("spotguard.agent")
 
+#: The variable that gives a command that starts again the class of the failure before, so that its script may avoid another one.
+LAST_FAILURE = "SPOTGUARD_LAST_FAILURE"
 #: Signals by which a terminal stops a background group that reads from it or writes to it.
 _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
@@ -162,6 +164,12 @@ class Supervisor:
     def change(self, command: Sequence[str]) -> None:
         """Set the command for the next `start`."""
         self._command = list(command)
+
+    def hint(self, failure: str) -> None:
+        """Set for the next `start` behind which class of failure it comes; "" for none."""
+        self._env.pop(LAST_FAILURE, None)
+        if failure:
+            self._env[LAST_FAILURE] = failure
 
     @property
     def pid(self) -> int:

@@ -69,6 +69,7 @@ def answers(
         "last_outcome": None,
         "last_failure": _failure(machine),
         "alerts": None,
+        "silent_machines": [{"run_id": run_id, "machine": name} for run_id, name in machine.stalls.silent],
         "verification": machine.verification.status(now),
         "sessions": [],
     }

@@ -157,6 +157,43 @@ def default_interface(routes: str) -> str:
 _PATIENCE = 300.0
 
 
+#: Machines of which each exchanges heartbeats with every other one. Above that, each does with its neighbours in a tree in which a
+#: machine has so many below it. The ranks of those that see a silence tell all others.
+MESH, BELOW = 64, 16
+
+
+def neighbours(index: int, count: int) -> list[int]:
+    """Return the machines with which this one exchanges heartbeats.
+
+    Args:
+        index: this machine's place among all.
+        count: the number of machines.
+    """
+    if count <= MESH:
+        return [each for each in range(count) if each != index]
+    above = [(index - 1) // BELOW] if index else []
+    return above + [each for each in range(BELOW * index + 1, BELOW * index + 1 + BELOW) if each < count]
+
+
+def machines_to_watch(tokens: Sequence[str], rank: int, heartbeats: Sequence[str]) -> dict[str, str]:
+    """Return the machines whose heartbeats this rank's agent is to watch; none if another rank of this machine says it.
+
+    Args:
+        tokens: the machine of each rank.
+        rank: this rank.
+        heartbeats: of each rank, where its agent answers heartbeats ("PORT SECRET"); "" for nowhere.
+
+    Returns:
+        By "ADDRESS PORT SECRET", the name of the machine.
+    """
+    firsts = sorted({token: number for number, token in reversed([*enumerate(tokens)])}.values())
+    if rank not in firsts:
+        return {}
+    others = [firsts[each] for each in neighbours(firsts.index(rank), len(firsts))]
+    hosts = [(Host.decode(tokens[other]), heartbeats[other]) for other in others]
+    return {f"{host.address} {at}": host.names[0] for host, at in hosts if host.address and at}
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicationInfo:
     """The state that one rank holds, as far as it shows what other ranks hold too."""
@@ -179,12 +216,22 @@ def holding(state: State) -> ReplicationInfo:
     return ReplicationInfo(frozenset(part.name for part in state.parts), groups, state.alone())
 
 
-def gather_holdings(channel: Channel, state: State) -> list[ReplicationInfo]:
-    """Return the replication of all ranks, in order. The training threads of all ranks call it at once."""
+def gather_holdings(
+    channel: Channel, state: State, heartbeat: str = ""
+) -> tuple[list[ReplicationInfo], list[str]]:
+    """Return the replication of all ranks, in order, and where the agent of each answers heartbeats.
+
+    The training threads of all ranks call it at once.
+
+    Args:
+        heartbeat: where this rank's agent answers heartbeats; "" for nowhere.
+    """
     mine = holding(state)
     card = {"parts": sorted(mine.parts), "groups": sorted(mine.groups), "alone": mine.alone}
+    card |= {"heartbeat": heartbeat}
     cards = [json.loads(each) for each in channel.gather(json.dumps(card).encode(), _PATIENCE)]
-    return [
+    found = [
         ReplicationInfo(frozenset(each["parts"]), frozenset(map(tuple, each["groups"])), bool(each["alone"]))
         for each in cards
     ]
+    return found, [str(each["heartbeat"]) for each in cards]

@@ -28,7 +28,7 @@ from ..consensus.events import (
     WithdrawnEvent,
 )
 from ..consensus.job_state import JobState
-from ..consensus.topology import Host, gather_holdings, holding
+from ..consensus.topology import Host, gather_holdings, holding, machines_to_watch
 from ..consensus.vote import Decision, Vote, ranges, shared
 from ..ipc import protocol
 from ..ipc.notice import BY_HAND, PreemptionNotice, alarm_of
@@ -89,13 +89,25 @@ class Coordinator:
         #: Ranks whose save has failed, with the reason, by the epoch of the call that asked for the save.
         self._failed: dict[int, dict[int, str]] = {}
 
-    def begin(self, saver: SaveRequests, checkpointer: Checkpointer, state: State, report: Report) -> None:
-        """Start to read calls."""
+    def begin(
+        self,
+        saver: SaveRequests,
+        checkpointer: Checkpointer,
+        state: State,
+        report: Report,
+        heartbeat: str = "",
+    ) -> None:
+        """Start to read calls.
+
+        Args:
+            heartbeat: where this machine's agent answers the heartbeats of other machines' agents; "" for nowhere.
+        """
         self._saver = saver
         self._checkpointer = checkpointer
         self._state = state
         self._report = report
-        self._cards = gather_holdings(self.channel, state)
+        self._cards, heartbeats = gather_holdings(self.channel, state, heartbeat)
+        self._machines = machines_to_watch(self.channel.machines, self.channel.rank, heartbeats)
         self._callers.begin()
         self.channel.listen(self._hear)
 
@@ -104,12 +116,15 @@ class Coordinator:
         self._callers.close()
         self.channel.close()
 
-    def welcomed(self, knows: bool) -> None:
-        """Send an agent that has connected, for the first time or again, the active calls of other machines.
+    def welcomed(self, knows: bool, heartbeat: str = "") -> None:
+        """Send an agent that has connected, for the first time or again, the other machines and their active calls.
 
         Args:
             knows: the agent knows what a call is. An older agent would drop this process for an unknown message.
+            heartbeat: where this agent answers heartbeats; "" for nowhere.
         """
+        if heartbeat and self._machines:
+            self._send(protocol.WatchMachines(dict(self._machines)))
         with self._lock:
             self._agent_knows = knows
             calls = [*self._foreign.values()] if knows else []

@@ -34,8 +34,8 @@ class AgentSession:
         position: returns the position of training; called once the guard is `built`.
         hear: called with each message of the agent, on the listener thread.
         lost: called when an agent that had welcomed this process is gone.
-        welcomed: called with each connection, once the guard is `built`; its argument is whether this agent knows what a call
-            of the job's ranks is.
+        welcomed: called with each connection, once the guard is `built`; its arguments are whether this agent knows what a call
+            of the job's ranks is, and where it answers heartbeats.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AgentSession:
         position: Callable[[], protocol.Position],
         hear: Callable[[protocol.Message], None],
         lost: Callable[[], None],
-        welcomed: Callable[[bool], None],
+        welcomed: Callable[[bool, str], None],
     ) -> None:
         self._hello = hello
         self._position = position
@@ -58,6 +58,8 @@ class AgentSession:
         self._calls = False
         #: The agent knows what an error of training is.
         self._failures = False
+        #: Where the agent answers the heartbeats of other machines' agents; "" for nowhere.
+        self.heartbeat = ""
         self.client: SocketClient | None = None
 
     def connect(self, socket: str) -> None:
@@ -88,7 +90,7 @@ class AgentSession:
     def built(self) -> None:
         """Start to handle messages. If a notice was active before this process registered, return once it is handled."""
         self._built.set()
-        self._welcomed(self._calls)
+        self._welcomed(self._calls, self.heartbeat)
         self.tell_position()
         if self.client is not None and self.client.departing:
             self._told.wait(_WELCOME)  # else the first steps would be over before the notice is handled
@@ -140,9 +142,9 @@ class AgentSession:
             self._lost()
 
     def _on_welcome(self, welcome: protocol.Welcome) -> None:
-        self._calls, self._failures = welcome.calls, welcome.failures
+        self._calls, self._failures, self.heartbeat = welcome.calls, welcome.failures, welcome.heartbeat
         if self._built.is_set() and not self._closed:
-            self._welcomed(welcome.calls)
+            self._welcomed(welcome.calls, welcome.heartbeat)
 
 
 # --- the agent's messages to a guarded process, on the listener thread ---

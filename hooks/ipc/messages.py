@@ -68,6 +68,8 @@ class Register(Message):
     oldest: int = OLDEST
     #: Whether the process understands `CheckpointNow`. The agent sends none to a process that does not set it.
     checkpoints: bool = False
+    #: Whether ranks of this job run on other machines, whose agents then exchange heartbeats with this one's.
+    elsewhere: bool = False
 
 
 @_on_the_wire
@@ -255,6 +257,19 @@ class PeerCancelled(Message):
     id: str
 
 
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class WatchMachines(Message):
+    """Request for heartbeats with the agents of the job's other machines.
+
+    The first rank of a machine sends it on each connection, to an agent whose `Welcome` has `heartbeat`.
+    """
+
+    type: ClassVar[str] = "watch-machines"
+    #: By "ADDRESS PORT SECRET" of an agent: the name of its machine.
+    machines: dict[str, Any] = field(default_factory=dict)
+
+
 # --- sent by the agent to a training process -----------------------------------------------------------
 
 
@@ -273,6 +288,8 @@ class Welcome(Message):
     calls: bool = False
     #: Whether the agent understands `TrainingFailed`.
     failures: bool = False
+    #: "PORT SECRET" at which the agent answers the heartbeats of other machines' agents; "" if it answers none.
+    heartbeat: str = ""
 
 
 @_on_the_wire

@@ -51,6 +51,7 @@ from .messages import (
     TrainingFailed,
     Watch,
     Watched,
+    WatchMachines,
     Welcome,
     Withdrawn,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "Role",
     "TrainingFailed",
     "Watch",
+    "WatchMachines",
     "Watched",
     "Welcome",
     "Withdrawn",
@@ -155,6 +157,7 @@ _TABLE: dict[tuple[Role, type[Message]], Role] = {
     (Role.HOOK, TrainingFailed): Role.HOOK,
     (Role.HOOK, PeerPreempted): Role.HOOK,
     (Role.HOOK, PeerCancelled): Role.HOOK,
+    (Role.HOOK, WatchMachines): Role.HOOK,
     (Role.HOOK, Bye): Role.GONE,
     (Role.AGENT_NEW, Welcome): Role.AGENT,
     (Role.AGENT_NEW, Refused): Role.GONE,

@@ -371,6 +371,23 @@ def test_steps_is_the_loop_in_one_line(folder: Path) -> None:
     assert different(job.bits(), path_of("adamw")[TOTAL]) == []
 
 
+def test_steps_begins_at_the_step_that_was_restored(folder: Path) -> None:
+    """It restores no second time, which would claim an attempt more, and bring another step than the one that was asked for."""
+    job = small()
+    with guarded(folder, job.values) as guard:
+        for number in guard.steps(3):
+            guard.save()
+            job.step(number)
+    job = small()
+    with guarded(folder, job.values) as guard:
+        assert guard.restore(step=1) == 1
+        attempts = len(list(folder.glob("run/attempts/*")))
+        assert next(guard.steps(TOTAL)) == 1
+        assert len(list(folder.glob("run/attempts/*"))) == attempts
+        job.step(1)
+        assert next(guard.steps(TOTAL)) == 2  # trained on, and not marked: it goes back to the newest
+
+
 # --- wrong use -----------------------------------------------------------------------------------------------
 
 

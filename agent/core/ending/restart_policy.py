@@ -206,7 +206,9 @@ class RestartPolicy:
                 command.decision = self._decide(command.end or CommandEnded(command.pid, code))
             if command.decision.action is RecoveryAction.RESTART:
                 self.count += 1
-                self._relaunch(f"it crashed with {code}, {command.decision.why}")
+                cause = self._failures.last
+                failure = "" if cause is None else cause.kind
+                self._relaunch(f"it crashed with {code}, {command.decision.why}", failure)
             elif command.decision.action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
             else:
@@ -266,7 +268,7 @@ class RestartPolicy:
         if any(part.session.world > len(group) for group in p.groups() for part in group):
             self._peers.rejoin()  # the job's other machines start again, too
         self.count += 1
-        self._relaunch(f"training stood still, {self._after_stall.why}")
+        self._relaunch(f"training stood still, {self._after_stall.why}", "stall")
 
     def _try_again(self, code: int, seconds: float) -> None:
         self._turn.log(
@@ -285,9 +287,9 @@ class RestartPolicy:
         if code == 0 or self._turn.stopping or self._shutdown.swept(command):
             self._turn.exit(code)
 
-    def _relaunch(self, why: str) -> None:
+    def _relaunch(self, why: str, failure: str = "") -> None:
         self._turn.log(f"starting the command again: {why}", logging.WARNING)
         self._command.kill_all()  # any process that is left holds the run id
         self._command.current = None
         self._restart.over()
-        self._turn.do(Launch(self._peers.take_moves()))
+        self._turn.do(Launch(self._peers.take_moves(), failure))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ....hooks.ipc.protocol import Position
 from ....providers.text import TEXT, clip
+from ...events import MachineSeen
 
 #: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
 LEAST, TIMES = 60.0, 5.0
@@ -29,6 +30,9 @@ _LOST = 256
 _SAME = 0.5
 #: Seconds between two answers about one run that stands still for good.
 _AGAIN = 60.0
+#: Seconds without a heartbeat of a machine, and without progress of a run with ranks there, that are a stall. A shorter cut of
+#: the network heals by itself, and TCP goes on.
+SILENT = 10.0
 #: Seconds after which a position is too old: its process is stopped, or its interpreter is held. It counts for nothing.
 _OLD = 10.0
 
@@ -65,6 +69,8 @@ class Stall:
     #: Seconds without progress of all ranks here, and how many are a stall.
     seconds: float
     limit: float
+    #: The machine that is silent, for which the run seems to wait; "" if none is.
+    machine: str = ""
 
     def facts(self) -> dict[str, Any]:
         """Return the stall as plain JSON, for the helper of alerts."""
@@ -77,13 +83,15 @@ class Stall:
             "phase": self.phase,
             "where": self.where,
             "seconds": round(self.seconds, 1),
+            "machine": self.machine,
         }
 
     def text(self) -> str:
         """Return the stall for a log line."""
         at = f" at {self.where}" if self.where else ""
+        silent = f"machine {self.machine} is silent; " if self.machine else ""
         return (
-            f"{self.session.who} in {self.phase}{at}: no progress of the run for "
+            f"{silent}{self.session.who} in {self.phase}{at}: no progress of the run for "
             f"{self.seconds:.0f} s, {self.limit:.0f} s are the limit"
         )
 
@@ -141,6 +149,27 @@ class StallWatch:
         self._told: dict[tuple[int, str], float] = {}
         #: Those of them that `lasting` has returned, and when.
         self._lasted: dict[tuple[int, str], float] = {}
+        #: By user and run: the other machines whose heartbeats are heard, and since when one is silent.
+        self._machines: dict[tuple[int, str], dict[str, float | None]] = {}
+
+    def follow(self, run: tuple[int, str]) -> None:
+        """Note that heartbeats are exchanged with the other machines of this run."""
+        self._machines[run] = {}
+
+    def machine(self, seen: MachineSeen, now: float) -> list[str]:
+        """Take in news of another machine; return lines for the log."""
+        lines = []
+        for run in sorted(seen.runs & self._machines.keys()):
+            machines = self._machines[run]
+            before = machines.pop(seen.name, None)
+            if not seen.ended:
+                machines[seen.name] = seen.silent_since
+            if seen.silent_since is not None:
+                quiet = f"no heartbeat for {now - seen.silent_since:.0f} s"
+                lines.append(f"machine {seen.name} of run {run[1]} is silent: {quiet}")
+            elif before is not None:
+                lines.append(f"machine {seen.name} of run {run[1]} is heard again after {now - before:.0f} s")
+        return lines
 
     def hear(self, session: Rank, position: Position, now: float) -> None:
         """Take in the position of a session."""
@@ -160,15 +189,26 @@ class StallWatch:
         self._told = {run: at for run, at in self._told.items() if run in self._runs()}
         self._lasted = {run: at for run, at in self._lasted.items() if run in self._told}
 
+    def over(self, run: tuple[int, str]) -> bool:
+        """Forget the other machines of a run that has no rank here any more; return whether there were any."""
+        return self._machines.pop(run, None) is not None
+
     def due(self, now: float) -> Iterator[Stall]:
         """Yield each run that stands still for too long, once until it moves again."""
         for run, ranks in self._runs().items():
             moved_at = max(each.moved_at for each in ranks)
-            if self._told.get(run, -math.inf) > moved_at - _SAME or now < self._at(ranks, now):
+            if self._told.get(run, -math.inf) > moved_at - _SAME or now < self._at(run, ranks, now):
                 continue
             self._told[run] = moved_at
             cause = _cause(ranks)
-            yield Stall(cause.session, cause.phase, cause.where, now - moved_at, self._limit(ranks))
+            yield Stall(
+                cause.session,
+                cause.phase,
+                cause.where,
+                now - moved_at,
+                self._limit(run, ranks),
+                next(iter(self._silent(run)), ""),
+            )
 
     def lasting(self, now: float) -> Stall | None:
         """Return a run that was told and has stood still for twice its limit; None if there is none.
@@ -176,12 +216,14 @@ class StallWatch:
         If it still stands a minute later, return it again.
         """
         for run, ranks in self._runs().items():
-            limit, moved_at = self._limit(ranks), max(each.moved_at for each in ranks)
+            # A network may heal in a minute: a silent machine's run is ended no sooner than another one.
+            limit, moved_at = max(LEAST, self._limit(run, ranks)), max(each.moved_at for each in ranks)
             due = max(moved_at + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
-            if run in self._told and self._at(ranks, now) <= now >= due:
+            if run in self._told and self._at(run, ranks, now) <= now >= due:
                 self._lasted[run] = now
                 cause = _cause(ranks)
-                return Stall(cause.session, cause.phase, cause.where, now - moved_at, 2 * limit)
+                machine = next(iter(self._silent(run)), "")
+                return Stall(cause.session, cause.phase, cause.where, now - moved_at, 2 * limit, machine)
         return None
 
     def resumed(self) -> Iterator[tuple[Rank, float]]:
@@ -197,6 +239,16 @@ class StallWatch:
         """The runs that stand still, by user and run."""
         return self._told.keys()
 
+    @property
+    def silent(self) -> Collection[tuple[str, str]]:
+        """The machines that are silent, each with its run's name."""
+        return [(run[1], name) for run in self._machines for name in self._silent(run)]
+
+    def _silent(self, run: tuple[int, str]) -> dict[str, float]:
+        """Return the silent machines of a run, and the moment of the last heartbeat of each."""
+        machines = self._machines.get(run, {})
+        return {name: since for name, since in machines.items() if since is not None}
+
     def _runs(self) -> dict[tuple[int, str], list[_RankProgress]]:
         runs: dict[tuple[int, str], list[_RankProgress]] = {}
         for seen in self._seen.values():
@@ -204,14 +256,18 @@ class StallWatch:
                 runs.setdefault(seen.session.run, []).append(seen)
         return runs
 
-    def _at(self, ranks: Collection[_RankProgress], now: float) -> float:
+    def _at(self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float) -> float:
         """Return the moment at which these ranks have stood still for too long; infinite if they are not known to stand."""
         if any(now - each.heard_at > _OLD or each.phase in _EXCUSED for each in ranks):
             return math.inf
-        return max(each.moved_at for each in ranks) + self._limit(ranks)
+        at = max(each.moved_at for each in ranks) + self._limit(run, ranks)
+        silent = self._silent(run)
+        return max(at, min(silent.values()) + SILENT) if silent else at
 
-    def _limit(self, ranks: Collection[_RankProgress]) -> float:
+    def _limit(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> float:
         assert self._first is not None
+        if self._silent(run):
+            return SILENT
         limit = max(each.limit(self._first) for each in ranks)
         if len(ranks) < max(each.session.world for each in ranks) and not _outside(ranks):
             return max(

@@ -28,6 +28,7 @@ from .reading import (
     reported,
     reserve,
     seconds_left,
+    silent,
     single,
     stalled,
     stalls,
@@ -97,6 +98,13 @@ METRICS: tuple[Metric, ...] = (
         ("run_id",),
         "Times that a run stood still for too long.",
         stalls,
+    ),
+    Metric(
+        "spotguard_silent_machines",
+        "gauge",
+        ("run_id",),
+        "Other machines of a run whose agents send no heartbeats any more.",
+        silent,
     ),
     Metric(
         "spotguard_agent_seconds",

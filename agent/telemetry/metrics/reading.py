@@ -5,6 +5,7 @@ Pure. An unknown value gives no sample, because a reader would trust a guessed n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,6 +110,14 @@ def stalled(r: Scrape) -> Iterator[Sample]:
     still = {run_id for _, run_id in r.at.stalled}
     for run_id in sorted(runs | still):
         yield (run_id,), float(run_id in still)
+
+
+def silent(r: Scrape) -> Iterator[Sample]:
+    """Yield how many other machines of each run are silent."""
+    runs = {one.run_id for one in r.at.processes.values() if not one.by_itself}
+    count = Counter(run_id for run_id, _ in r.at.silent)
+    for run_id in sorted(runs | count.keys()):
+        yield (run_id,), float(count[run_id])
 
 
 def stalls(r: Scrape) -> Iterator[Sample]:

@@ -84,8 +84,10 @@ class MetricsRecorder:
         if (cause := machine.failure) is not None and cause is not self._failure:
             self._failed(cause.kind)
         self._failure = machine.failure
-        if (stalled := tuple(machine.stalled)) != self.newest.stalled:
+        if (stalled := tuple(machine.stalls.standing)) != self.newest.stalled:
             self._stalled(stalled)
+        if (silent := tuple(machine.stalls.silent)) != self.newest.silent:
+            self.newest = replace(self.newest, silent=silent)
         if (verified := machine.verification.last) is not None and verified is not self._verified:
             counts = _one_more(self.newest.verifications, (verified.status,))
             self.newest = replace(self.newest, verifications=counts)

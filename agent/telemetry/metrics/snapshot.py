@@ -137,6 +137,8 @@ class MetricsSnapshot:
     stalls: Counts = field(default_factory=dict)
     #: The user and the run of those that stand still now.
     stalled: Collection[tuple[int, str]] = ()
+    #: The run and the name of each machine that is silent now.
+    silent: Collection[tuple[str, str]] = ()
     #: The helper of alerts; None: nothing asked for it.
     helper: HelperState | None = None
     #: By result.

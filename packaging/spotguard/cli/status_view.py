@@ -261,6 +261,8 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "last", body["last_outcome"]["line"], ""
     if failure := body.get("last_failure"):  # an older agent sends none
         yield "failure", failure["text"], "yellow"
+    for silent in body.get("silent_machines", ()):
+        yield "SILENT", f"machine {silent['machine']} of run {silent['run_id']} sends no heartbeats", "bold red"
     if verified := body.get("verification"):
         yield _verified(verified)
 

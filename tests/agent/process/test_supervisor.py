@@ -192,6 +192,16 @@ def test_a_relaunch(stand: Stand) -> None:
     assert first != second
 
 
+def test_a_command_that_starts_again_knows_the_failure_before(stand: Stand) -> None:
+    told = 'import os; os.write(int(os.environ["REPORT"]), f"{os.environ.get(\'SPOTGUARD_LAST_FAILURE\')}\\n".encode())'
+    supervisor = stand.python(told)
+    for failure in ("", "loader-worker", ""):
+        supervisor.hint(failure)
+        supervisor.start()
+        stand.ended()
+    assert [stand.report.next() for _ in range(3)] == ["None", "loader-worker", "None"]
+
+
 def test_a_running_command_is_not_started_again(stand: Stand) -> None:
     supervisor = stand.supervise("sleep", "1000")
     pid = supervisor.start()

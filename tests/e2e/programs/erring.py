@@ -1,4 +1,5 @@
-"""A replica of a DDP job below torchrun. `erring.py STEPS HOW AT`: at step AT rank 1 meets an error, is killed, or hangs until it is started again."""
+"""A replica of a DDP job below torchrun. `erring.py STEPS HOW AT`: at step AT rank 1 meets an error, is killed, or hangs until it
+is started again. With HOW "paced" there is none: it trains on, twenty steps a second, and tells of a step that took seconds."""
 
 from __future__ import annotations
 
@@ -22,12 +23,18 @@ model = DistributedDataParallel(torch.nn.Linear(16, 1))
 optimizer = torch.optim.AdamW(model.parameters())
 guard = spotguard.register(model=model, optimizer=optimizer)
 begun = guard.restore()
+last = time.monotonic()
 for step in guard.steps(total):
     if step == at or step == 0:
         line = f"rank {rank} at step {step}{', again' if begun else ''}\n"
         os.write(
             1, line.encode()
         )  # at once: `print` may write the line's end apart, behind another rank's line
+    if how == "paced":
+        if time.monotonic() - last > 2:
+            os.write(1, f"rank {rank} goes on\n".encode())
+        last = time.monotonic()
+        threading.Event().wait(0.05)
     wrong = rank == 1 and step == at and not (how == "hang" and begun)
     if wrong and how == "hang":
         threading.Event().wait()  # the other rank waits in backward

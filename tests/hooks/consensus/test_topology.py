@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.consensus.topology import Host, default_interface, this_machine
+from spotguard.hooks.consensus.topology import (
+    MESH,
+    Host,
+    default_interface,
+    machines_to_watch,
+    neighbours,
+    this_machine,
+)
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 
@@ -51,6 +58,33 @@ def test_others_find_it_at_its_last_address() -> None:
 def test_a_token_of_another_version_is_a_name_for_itself() -> None:
     assert Host.decode("other").id == "other"
     assert Host.decode(json.dumps(["id", "host", 7])).names == ("host", "7")
+
+
+@pytest.mark.parametrize("count", [1, 2, MESH, MESH + 1, 1000])
+def test_heartbeats_join_all_machines(count: int) -> None:
+    """Each pair is of one mind, a machine has few to watch, and each is watched by somebody who is linked with all others."""
+    theirs = [neighbours(index, count) for index in range(count)]
+    assert all(index in theirs[other] for index in range(count) for other in theirs[index])
+    assert all(len(each) == len(set(each)) <= MESH - 1 for each in theirs)
+    reached, news = {0}, [0]
+    while news:
+        fresh = set(theirs[news.pop()]) - reached
+        reached |= fresh
+        news += fresh
+    assert reached == set(range(count))
+
+
+def test_the_first_rank_of_a_machine_names_the_others() -> None:
+    tokens = [Host(f"id{number}", (f"node{number}", f"10.0.0.{number}")).encode() for number in (1, 2, 3)]
+    machines = [token for token in tokens for _ in range(2)]
+    places = ["4001 a", "4001 a", "4002 b", "", "", ""]
+    assert machines_to_watch(machines, 0, places) == {
+        "10.0.0.2 4002 b": "node2"
+    }  # the third's agent answers none
+    assert machines_to_watch(machines, 2, places) == {"10.0.0.1 4001 a": "node1"}
+    assert machines_to_watch(machines, 1, places) == {}
+    alone = Host("id4", ("node4",)).encode()  # it has no address
+    assert machines_to_watch([tokens[0], alone], 0, ["4001 a", "4004 d"]) == {}
 
 
 def test_two_containers_of_one_kernel_are_two_machines(tmp_path: Path) -> None:

@@ -41,6 +41,20 @@ class Samples(Dataset[torch.Tensor]):
         return torch.zeros(1)
 
 
+class Turns(Dataset[torch.Tensor]):
+    """Each of its samples waits until it is let go."""
+
+    def __init__(self, turns: list[Waits]) -> None:
+        self._turns = turns
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._turns[index]()
+        return torch.zeros(1)
+
+
 class Waiting(torch.autograd.Function):
     waits: Waits
 
@@ -152,6 +166,24 @@ def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
             thread.work += 5.0
         assert thread.later().still == 0.0
         assert thread.later().still == 2.0
+
+
+def test_a_loader_that_delivers_batches_does_not_stand_still() -> None:
+    """An evaluation completes no step, and computes little; its stack is found at one place, in the loader."""
+    later = [Waits() for _ in range(3)]
+
+    def place(waits: Waits) -> None:
+        for _ in DataLoader(Turns([waits, *later])):
+            pass
+
+    with Thread(place, *later).at_place() as thread:
+        thread.later()
+        for before, turn in zip([thread.waits, *later], later, strict=False):
+            assert thread.later().still == 2.0
+            before.go.set()
+            turn.there.wait()
+            assert thread.later().still == 0.0
+        assert thread.later(4.0).still == 4.0
 
 
 def test_a_thread_that_polls_stands_still() -> None:

@@ -35,6 +35,7 @@ def test_a_class_has_restarts_of_its_own() -> None:
     for kind in ("network", "killed", "network"):
         fails(story, kind)
     assert (starts(story), story.machine.restarts, story.machine.finished) == (4, 3, False)
+    assert [each.failure for each in story.all(Launch)] == ["", "network", "killed", "network"]
     fails(story, "network")
     assert (starts(story), story.code) == (4, 1)
     assert any(

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Incident, Launch, Log, Send, SignalSession
+from spotguard.agent.actions import FollowMachines, Incident, Launch, Log, Send, SignalSession
 from spotguard.agent.config.parsers import recover
-from spotguard.agent.core.delivery import STALL_WINDOW
-from spotguard.agent.core.failures.stall import ENOUGH, LEAST, TIMES
-from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume
+from spotguard.agent.core.delivery import SILENT_WINDOW, STALL_WINDOW
+from spotguard.agent.core.failures.stall import ENOUGH, LEAST, SILENT, TIMES
+from spotguard.agent.events import MachineSeen
+from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume, WatchMachines
 from tests.fakes.story import Story
 
 FIRST = 1800.0
@@ -218,6 +219,104 @@ def test_ranks_that_wait_for_another_machine_have_more_time() -> None:
     assert run.told == run.ranks
 
 
+# --- heartbeats ---
+
+WHERE = "10.0.0.2 4000 0123456789abcdef"
+
+
+def beside(**policy: Any) -> Run:
+    """Two ranks here and two on another machine, whose heartbeats are heard."""
+    run = Run(2, world=4, **policy)
+    run.story.says(run.ranks[0], WatchMachines({WHERE: "node2"}))
+    seen(run)
+    run.trains()
+    return run
+
+
+def seen(run: Run, silent_since: float | None = None, *, ended: bool = False) -> None:
+    runs = frozenset(session.run for session in run.story.machine.sessions.values())
+    run.story.on(MachineSeen(runs, "node2", silent_since, ended))
+
+
+def test_ranks_that_wait_for_a_silent_machine_are_saved_at_once() -> None:
+    run = beside()
+    last = run.story.now
+    run.stands(4, "collective", "backward")
+    seen(run, last)
+    run.stands(SILENT - 6, "collective", "backward")
+    assert run.told == []
+    run.stands(4, "collective", "backward")
+    assert run.told == run.ranks
+    assert all(message.seconds_left == SILENT_WINDOW for _, message in run.story.sent(Preempt))
+    assert run.warnings[0] == "machine node2 of run run is silent: no heartbeat for 4 s"
+    assert run.warnings[1].startswith("training stands still: machine node2 is silent; rank 0 (pid 501)")
+    (stall,) = [each.facts for each in run.story.all(Incident) if each.kind == "stall"]
+    assert stall["machine"] == "node2"
+
+
+def test_a_silence_while_training_moves_saves_nothing() -> None:
+    """The heartbeats' way is blocked, and training's is not."""
+    run = beside()
+    seen(run, run.story.now)
+    run.trains(20)
+    assert run.told == []
+    assert run.story.machine.stalls.silent == [("run", "node2")]
+
+
+def test_a_network_that_heals_in_time_saves_nothing() -> None:
+    run = beside()
+    last = run.story.now
+    run.stands(4, "collective", "backward")
+    seen(run, last)
+    run.stands(4, "collective", "backward")
+    seen(run)
+    run.stands(60, "collective", "backward")
+    assert run.told == []
+    assert run.warnings[1] == "machine node2 of run run is heard again after 8 s"
+    assert run.story.machine.stalls.silent == []
+
+
+def test_an_agent_elsewhere_that_has_ended_leaves_the_usual_patience() -> None:
+    run = beside()
+    seen(run, ended=True)
+    run.stands(FIRST - 100, "collective", "backward")
+    assert run.told == []
+
+
+def test_a_silent_machines_run_is_ended_no_sooner_than_another() -> None:
+    """A network may heal in a minute."""
+    run = beside(recover=recover("--recover", "stall=restart"))
+    seen(run, run.story.now)
+    run.stands(SILENT + 2, "collective", "backward")
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.stands(2 * LEAST - SILENT - 6, "collective", "backward")
+    assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
+    run.stands(6, "collective", "backward")
+    assert "restart" in [message.kind for _, message in run.story.sent(Preempt)]
+
+
+def test_heartbeats_are_exchanged_while_a_rank_is_here() -> None:
+    run = beside()
+    (begun,) = run.story.all(FollowMachines)
+    assert begun.machines == {WHERE: "node2"}
+    run.story.closes(run.ranks[0])
+    assert len(run.story.all(FollowMachines)) == 1
+    run.story.closes(run.ranks[1])
+    assert run.story.all(FollowMachines)[1:] == [FollowMachines(begun.run, {})]
+    seen(run, 1.0)
+    assert run.story.machine.stalls.silent == []
+
+
+def test_a_place_at_which_no_agent_can_be_is_left_out() -> None:
+    """Any process may write to the socket."""
+    run = Run(2, world=4)
+    wrong = ["", "10.0.0.2", "host 1 x", "10.0.0.2 0 x", "10.0.0.2 99999 x", "10.0.0.2 1 ", "10.0.0.2 1 x y", "10.0.0.2 1 " + "x" * 65]  # fmt: skip
+    run.story.says(run.ranks[0], WatchMachines(dict.fromkeys([*wrong, WHERE], "node2")))
+    (begun,) = run.story.all(FollowMachines)
+    assert [*begun.machines] == [WHERE]
+
+
 def test_a_pause_that_returns_is_told_once() -> None:
     """However many steps are between: an epoch's end, at which the loader fills its buffer."""
     run = Run()
@@ -284,7 +383,7 @@ def test_a_saved_training_that_stands_for_twice_its_limit_ends_and_starts_again(
     for rank in run.ranks:
         run.story.closes(rank)
     run.story.ends(-15)
-    assert len(run.story.all(Launch)) == 2
+    assert [each.failure for each in run.story.all(Launch)] == ["", "stall"]
     assert run.story.machine.restarts == 1
     assert any("restart 1 of 2 for stall" in text for text in run.warnings)
 

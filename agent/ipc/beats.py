@@ -1,0 +1,56 @@
+"""The heartbeats of another machine: from which moment on it counts as silent. Pure: the time comes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..events import MachineSeen
+
+#: Seconds between two heartbeats, and how many must be missing before a machine counts as silent.
+EVERY, MISSING = 1.0, 3
+
+
+@dataclass(slots=True)
+class Beats:
+    """The answers of one machine's agent. Each method returns the news, and None if there is none."""
+
+    name: str
+    every: float = EVERY
+    #: The runs that have ranks there, each by its user and name.
+    runs: frozenset[Any] = frozenset()
+    heard_at: float | None = None
+    silent: bool = False
+    #: Its agent has ended, so its silence means nothing.
+    gone: bool = False
+
+    def heard(self, now: float) -> MachineSeen | None:
+        first = self.heard_at is None
+        self.heard_at = now
+        if first or self.silent:
+            self.silent = False
+            return MachineSeen(self.runs, self.name)
+        return None
+
+    def look(self, now: float) -> MachineSeen | None:
+        """Return the news that the machine is silent. A machine that was never heard is not: a firewall may be between."""
+        if self.heard_at is None or self.silent or self.gone or self.quiet(now) < MISSING * self.every:
+            return None
+        self.silent = True
+        return MachineSeen(self.runs, self.name, silent_since=self.heard_at)
+
+    def ended(self) -> MachineSeen | None:
+        """Take in that its kernel has closed or refused the connection. A silent machine that comes back so has lost its ranks."""
+        if self.silent or self.gone:
+            return None
+        self.gone = True
+        return None if self.heard_at is None else MachineSeen(self.runs, self.name, ended=True)
+
+    def missed(self, seconds: float) -> None:
+        """Take in that this agent was stopped for so long, and heard nobody."""
+        if self.heard_at is not None:
+            self.heard_at += seconds
+
+    def quiet(self, now: float) -> float:
+        """Return the seconds since its last answer; 0 if it was never heard."""
+        return 0.0 if self.heard_at is None else now - self.heard_at

@@ -1,0 +1,138 @@
+"""Heartbeats over real sockets of this machine."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from spotguard.agent.events import Event, MachineSeen
+from spotguard.agent.ipc.heartbeats import Heartbeats
+from spotguard.providers.clock import SystemClock
+
+RUN = (1000, "job")
+RUNS = frozenset({RUN})
+EVERY = 0.02
+PATIENCE = 30.0
+
+
+class Agent:
+    """The heartbeats of one agent, and what they post."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.heartbeats = Heartbeats(self.events.put, SystemClock(), EVERY)
+
+    def place(self) -> str:
+        return f"127.0.0.1 {self.heartbeats.open()}"
+
+    def watch(self, place: str) -> None:
+        self.heartbeats.watch(RUN, {place: "other"})
+
+    def next(self) -> MachineSeen:
+        event = self.events.get(timeout=PATIENCE)
+        assert isinstance(event, MachineSeen)
+        return event
+
+
+@pytest.fixture
+def agent() -> Iterator[Callable[[], Agent]]:
+    made: list[Agent] = []
+
+    def make() -> Agent:
+        made.append(Agent())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.heartbeats.close()
+
+
+class Relay:
+    """A network between two agents: it passes bytes on, until it is cut."""
+
+    def __init__(self, to: str) -> None:
+        _, port, self.secret = to.split()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(port)
+
+    @property
+    def place(self) -> str:
+        return f"127.0.0.1 {self.listener.getsockname()[1]} {self.secret}"
+
+    def carry(self, frames: int) -> None:
+        """Pass on one connection's next questions and answers, and nothing after them. The connection stays."""
+        self.near, _ = self.listener.accept()
+        self.far = socket.create_connection(("127.0.0.1", self.port))
+        for _ in range(frames):
+            self.far.sendall(self.near.recv(24, socket.MSG_WAITALL))
+            self.near.sendall(self.far.recv(24, socket.MSG_WAITALL))
+
+    def close(self) -> None:
+        for each in (self.listener, self.near, self.far):
+            each.close()
+
+
+def test_an_agent_hears_another_one_and_its_end(agent: Callable[[], Agent]) -> None:
+    one, other = agent(), agent()
+    one.watch(other.place())
+    assert one.next() == MachineSeen(RUNS, "other")
+    other.heartbeats.close()
+    assert one.next() == MachineSeen(RUNS, "other", ended=True)
+
+
+def test_silence_is_told_and_so_is_its_end(agent: Callable[[], Agent]) -> None:
+    one, other = agent(), agent()
+    relay = Relay(other.place())
+    try:
+        one.watch(relay.place)
+        relay.carry(3)
+        assert one.next() == MachineSeen(RUNS, "other")
+        silent = one.next()
+        assert silent.silent_since is not None
+        assert not silent.ended
+        assert one.events.empty()
+        for _ in range(2):  # the network is back: it carries what has waited
+            relay.far.sendall(relay.near.recv(24, socket.MSG_WAITALL))
+            relay.near.sendall(relay.far.recv(24, socket.MSG_WAITALL))
+        assert one.next() == MachineSeen(RUNS, "other")
+    finally:
+        relay.close()
+
+
+def test_a_stranger_is_hung_up_on(agent: Callable[[], Agent]) -> None:
+    """It does not know the secret, and learns nothing."""
+    _, port, _ = agent().place().split()
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE) as stranger:
+        stranger.sendall(bytes(24))
+        assert stranger.recv(1) == b""
+
+
+def test_an_answer_without_the_secret_is_none(agent: Callable[[], Agent]) -> None:
+    """Another program has the port of an agent that is gone: nobody takes it for the machine."""
+    one = agent()
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        one.watch(f"127.0.0.1 {impostor.getsockname()[1]} 0123456789abcdef")
+        near, _ = impostor.accept()
+        with near:
+            for _ in range(5):
+                near.sendall(near.recv(24, socket.MSG_WAITALL))  # the question again, as an answer
+        assert one.events.empty()
+
+
+def test_a_run_that_is_over_is_watched_no_longer(agent: Callable[[], Agent]) -> None:
+    one = agent()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        one.watch(f"127.0.0.1 {other.getsockname()[1]} 0123456789abcdef")
+        near, _ = other.accept()
+        one.heartbeats.watch(RUN, {})
+        near.settimeout(PATIENCE)
+        while near.recv(4096):
+            pass
+        near.close()
+
+
+def test_nothing_listens_before_it_is_asked_for(agent: Callable[[], Agent]) -> None:
+    assert agent().heartbeats._listener is None

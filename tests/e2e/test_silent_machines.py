@@ -1,0 +1,75 @@
+"""A machine of a job falls silent: the others save at once, name it, and go on if the network heals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.machines import Rack, address
+from tests.e2e.processes import Running
+
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300), pytest.mark.slow]
+
+ERRING = str(Path(__file__).parent / "programs" / "erring.py")
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+def trains(rack: Rack) -> list[Running]:
+    """A job of two machines, which trains on and on; each knows where the other one's agent is."""
+    nodes = [rack.add(), rack.add()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address(1)}:29400", "--rdzv-id=job"]
+    runs = [
+        node.guarded("--every off", *launcher, *meeting, ERRING, "100000", "paced", "20") for node in nodes
+    ]
+    for run in runs:
+        run.out.until(r"^rank [01] at step 20$")
+    return runs
+
+
+def test_the_job_of_a_machine_that_falls_silent_is_saved_and_the_machine_is_named(rack: Rack) -> None:
+    first, second = trains(rack)
+    rack.nodes[1].take()
+    first.err.until("machine node2 of run job is silent: no heartbeat for 3 s")
+    first.err.until("training stands still: machine node2 is silent; rank 0")
+    saved = first.err.until(r"rank 0 \(pid \d+\): committed step (\d+)")
+    assert (rack.store / "job" / "checkpoints").is_dir()
+    markers = [*(rack.store / "job" / "checkpoints").glob("*/COMMIT.json")]
+    assert [int(marker.parent.name[:9]) for marker in markers] == [int(saved[1])]
+    assert int(saved[1]) >= 20
+    assert first.running
+    assert not second.running
+
+
+def test_a_short_cut_of_the_network_is_told_and_nothing_is_saved(rack: Rack) -> None:
+    runs = trains(rack)
+    rack.nodes[1].cut()
+    for run, other in zip(runs, ("node2", "node1"), strict=True):
+        run.err.until(f"machine {other} of run job is silent")
+    rack.nodes[1].plug()
+    for run, other in zip(runs, ("node2", "node1"), strict=True):
+        run.err.until(f"machine {other} of run job is heard again")
+        run.out.until("^rank [01] goes on$")
+        assert "training stands still" not in run.err.text
+    assert not [*(rack.store / "job").glob("checkpoints/*/COMMIT.json")]
+
+
+def test_training_goes_on_behind_a_cut_in_which_it_was_saved(rack: Rack) -> None:
+    runs = trains(rack)
+    rack.nodes[1].cut()
+    saved = runs[0].err.until(r"rank 0 \(pid \d+\): committed step (\d+)")
+    rack.nodes[1].plug()
+    for run in runs:
+        run.err.until("is heard again")
+    for run in runs:
+        run.out.until("^rank [01] goes on$")
+    assert len([*(rack.store / "job").glob("checkpoints/*/COMMIT.json")]) == 1
+    assert int(saved[1]) >= 20
