@@ -32,6 +32,7 @@ NAMES = (
     "early",
     "trace",
     "failures",
+    "clean",
     "recovery",
     "cuts",
     "manifests",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -23,6 +24,7 @@ from benchmarks.plots import draw
 from benchmarks.replay import Job, Lost, Notice, live
 from benchmarks.rows import Row, Unable, table
 from benchmarks.scenes import SCENES
+from benchmarks.stall_replay import Record, replayed
 from benchmarks.took import Took
 from benchmarks.trace import CLOUDS as PREEMPTIONS
 from benchmarks.trace import missed
@@ -160,6 +162,15 @@ ROWS = {
         )
         for more in ("", ", requests", ", seconds ÷ those at 2")
     ],
+    "clean": [
+        "recorded, 1 trainings",
+        *["  alarms: "] * 5,
+        *["  alerts by "] * 2,
+        "replayed, 1 runs of 1 records",
+        "  alarms of stall",
+        "  of them, twice the limit",
+        "  a hang at the end of each run, 1 of 1 found",
+    ],
     "failures": ["program: from the failure to its name, 1 of 1 right"],
     "manifests": [
         f"manifests of 17 ranks × 20 tensors: {what}"
@@ -187,7 +198,7 @@ ROWS = {
 
 
 #: Those that take five to thirty seconds, tiny as they are: what they measure, other tests show.
-LONG = {"agent", "failures", "links", "notice", "ranks", "rate", "recovery", "cuts"}
+LONG = {"agent", "clean", "cuts", "failures", "links", "notice", "ranks", "rate", "recovery"}
 
 
 @pytest.mark.parametrize(
@@ -257,6 +268,27 @@ def test_without_a_notice_both_lose_the_same_seed_3() -> None:
 def test_what_was_missed_is_a_share_of_what_could_be_kept() -> None:
     """Of 100 s that periodic checkpoints lose and the window saves 80, 60 were kept: a quarter was missed."""
     assert missed([Lost(ours=40.0, periodic=100.0, allowed=20.0)]) == pytest.approx(25.0)
+
+
+@pytest.mark.parametrize(("pauses", "alarms"), [((40.0,) * 3, False), ((4.0,) * 3 + (100.0,), True)])
+def test_recorded_pauses_are_replayed_in_another_order(
+    pauses: tuple[float, ...], alarms: bool, tmp_path: Path
+) -> None:
+    """Pauses below the limit raise no alarm in any order, a long one among short ones does, and each hang is found."""
+    at, step, lines = 0.0, 0, list[str]()
+    for pause in pauses:
+        for still in [0.0] * 100 + [2.0 * look for look in range(1, int(pause / 2.0) + 1)]:
+            at, step = at + 2.0, step + (still == 0.0)
+            position = {"rank": 0, "world": 1, "step": step, "phase": "data", "still": still}
+            lines.append(json.dumps({"at": at, "ranks": [position]}))
+    (path := tmp_path / "plain-0.jsonl").write_text("\n".join(lines))
+
+    hours, stalls, _, hangs = replayed([Record(path)], 8.0, seed=1)
+
+    assert hours.median >= 8.0
+    assert (stalls.median > 0) is alarms
+    assert len(hangs.values) > 1
+    assert min(hangs.values) >= 60.0
 
 
 def test_the_pictures_show_every_way_and_no_raw_socket_among_the_times(tmp_path: Path) -> None:

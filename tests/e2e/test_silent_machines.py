@@ -13,6 +13,8 @@ from tests.e2e.processes import Running
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300), pytest.mark.slow]
 
+#: Seconds that the ranks wait for the votes of a silent machine, and some.
+VOTES = 200.0
 ERRING = str(Path(__file__).parent / "programs" / "erring.py")
 
 
@@ -40,7 +42,7 @@ def test_the_job_of_a_machine_that_falls_silent_is_saved_and_the_machine_is_name
     rack.nodes[1].take()
     first.err.until("machine node2 of run job is silent: no heartbeat for 3 s")
     first.err.until("training stands still: machine node2 is silent; rank 0")
-    saved = first.err.until(r"rank 0 \(pid \d+\): committed step (\d+)")
+    saved = first.err.until(r"rank 0 \(pid \d+\): committed step (\d+)", VOTES)
     assert (rack.store / "job" / "checkpoints").is_dir()
     markers = [*(rack.store / "job" / "checkpoints").glob("*/COMMIT.json")]
     assert [int(marker.parent.name[:9]) for marker in markers] == [int(saved[1])]
@@ -62,14 +64,14 @@ def test_a_short_cut_of_the_network_is_told_and_nothing_is_saved(rack: Rack) -> 
     assert not [*(rack.store / "job").glob("checkpoints/*/COMMIT.json")]
 
 
-def test_training_goes_on_behind_a_cut_in_which_it_was_saved(rack: Rack) -> None:
+def test_training_goes_on_where_the_network_heals_during_the_save(rack: Rack) -> None:
+    """The save is committed by all, or broken off because training moves again: nobody waits for it, and nobody fails."""
     runs = trains(rack)
     rack.nodes[1].cut()
-    saved = runs[0].err.until(r"rank 0 \(pid \d+\): committed step (\d+)")
+    runs[0].err.until(r"rank 0 \(pid \d+\): begun")
     rack.nodes[1].plug()
     for run in runs:
         run.err.until("is heard again")
-    for run in runs:
         run.out.until("^rank [01] goes on$")
-    assert len([*(rack.store / "job").glob("checkpoints/*/COMMIT.json")]) == 1
-    assert int(saved[1]) >= 20
+    assert len([*(rack.store / "job").glob("checkpoints/*/COMMIT.json")]) <= 1
+    assert all(run.running for run in runs)

@@ -262,7 +262,11 @@ def _below(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if failure := body.get("last_failure"):  # an older agent sends none
         yield "failure", failure["text"], "yellow"
     for silent in body.get("silent_machines", ()):
-        yield "SILENT", f"machine {silent['machine']} of run {silent['run_id']} sends no heartbeats", "bold red"
+        yield (
+            "SILENT",
+            f"machine {silent['machine']} of run {silent['run_id']} sends no heartbeats",
+            "bold red",
+        )
     if verified := body.get("verification"):
         yield _verified(verified)
 
