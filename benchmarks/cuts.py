@@ -6,6 +6,7 @@ seconds, or for good. The first one holds the rendezvous.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _PATIENCE = 300.0
 
 
 def measure(scale: Scale) -> Iterator[Row]:
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(scale.folder))  # sockets of the machines lie in it
     for seconds in scale.of((5.0, 20.0, 60.0, None), (20.0,)):
         cuts = [_cut(scale, seconds, number) for number in range(scale.of(3, 1))]
         name = "for good" if seconds is None else f"for {seconds:.0f} s"
