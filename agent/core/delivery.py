@@ -24,8 +24,7 @@ from .state import Turn
 
 #: Seconds for a session that lost its socket to come back: it tries once a second (`hooks.ipc.client.RECONNECT`).
 RETURN = 2.0
-#: Seconds in which the state of a run that stands still is saved: longer than its upload takes on a slow link. A fifth of it is the
-#: ranks' patience with those that do not vote on the save, as on a machine that is silent.
+#: Seconds in which the state of a run that stands still is saved: longer than its upload takes on a slow link.
 STALL_WINDOW = 600.0
 #: Seconds in which training that stands still has to end. Its state was saved before, if it could be.
 RESTART_WINDOW = 60.0

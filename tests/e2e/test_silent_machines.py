@@ -13,8 +13,6 @@ from tests.e2e.processes import Running
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300), pytest.mark.slow]
 
-#: Seconds that the ranks wait for the votes of a silent machine, and some.
-VOTES = 200.0
 ERRING = str(Path(__file__).parent / "programs" / "erring.py")
 
 
@@ -42,7 +40,7 @@ def test_the_job_of_a_machine_that_falls_silent_is_saved_and_the_machine_is_name
     rack.nodes[1].take()
     first.err.until("machine node2 of run job is silent: no heartbeat for 3 s")
     first.err.until("training stands still: machine node2 is silent; rank 0")
-    saved = first.err.until(r"rank 0 \(pid \d+\): committed step (\d+)", VOTES)
+    saved = first.err.until(r"rank 0 \(pid \d+\): committed step (\d+)")
     assert (rack.store / "job" / "checkpoints").is_dir()
     markers = [*(rack.store / "job" / "checkpoints").glob("*/COMMIT.json")]
     assert [int(marker.parent.name[:9]) for marker in markers] == [int(saved[1])]
