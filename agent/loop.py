@@ -366,7 +366,7 @@ class Agent:
             self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
             self._server.listener.write_down(supervisor.record)
             if self._metrics is not None:
-                self._metrics.launched(self._machine.restarts)
+                self._metrics.launched(self._machine.restarts, action.failure)
 
     def _publish(self, outcome: outcomes.Outcome) -> None:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())

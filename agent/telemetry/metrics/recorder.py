@@ -115,10 +115,16 @@ class MetricsRecorder:
                 stalls = _one_more(stalls, (run_id,))
         self.newest = replace(self.newest, stalled=stalled, stalls=stalls)
 
-    def launched(self, crashes: int) -> None:
-        """Record a start of the command. `crashes` are the crashes that the agent has counted so far."""
+    def launched(self, crashes: int, failure: str = "") -> None:
+        """Record a start of the command.
+
+        Args:
+            crashes: the crashes and stalls that the agent has counted so far.
+            failure: the class of the failure behind which it starts.
+        """
         if self._launches:
-            cause = "crash" if crashes > self._crashes else "preemption"
+            crashed = "stall" if failure == "stall" else "crash"
+            cause = crashed if crashes > self._crashes else "preemption"
             self.newest = replace(self.newest, restarts=_one_more(self.newest.restarts, (cause,)))
         self._launches, self._crashes = self._launches + 1, crashes
 

@@ -30,7 +30,7 @@ PHASES = ("watching", "saving", "ending", "outliving", "waiting", "rejoining")
 STATES = ("seeing", "starting", "blind", "wrong-server")
 SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
-CAUSES = ("crash", "preemption")
+CAUSES = ("crash", "stall", "preemption")
 FAILURES = FailureCause.kinds()
 #: The results of a verification. See `events.Verified`.
 VERIFIED = ("sound", "damaged", "unknown")

@@ -178,7 +178,7 @@ class Broken(MetricsRecorder):
     def take(self, event: Event | None, machine: Machine, now: float) -> None:
         raise RuntimeError("a bug")
 
-    def launched(self, crashes: int) -> None:
+    def launched(self, crashes: int, failure: str = "") -> None:
         raise RuntimeError("a bug")
 
     def ended(self, record: Mapping[str, Any]) -> None:

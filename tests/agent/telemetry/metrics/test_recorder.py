@@ -189,15 +189,16 @@ def test_every_result_stands_at_0_before_anything_has_happened() -> None:
         assert life.value("spotguard_outcomes_total", "r", result, "false") == 0
     for purpose in PURPOSES:
         assert life.value("spotguard_checkpoints_total", purpose) == 0
-    for cause in ("crash", "preemption"):
+    for cause in ("crash", "stall", "preemption"):
         assert life.value("spotguard_restarts_total", cause) == 0
 
 
 def test_restarts_are_told_apart_by_their_cause() -> None:
     meter = MetricsRecorder()
-    for crashes in (0, 1, 1, 2):  # first start, crash, preemption, crash
-        meter.launched(crashes)
-    assert dict(meter.newest.restarts) == {("crash",): 2, ("preemption",): 1}
+    meter.launched(0)
+    for crashes, failure in ((1, "network"), (1, ""), (2, ""), (3, "stall")):
+        meter.launched(crashes, failure)
+    assert dict(meter.newest.restarts) == {("crash",): 2, ("preemption",): 1, ("stall",): 1}
 
 
 # --- bounds ---
