@@ -122,7 +122,7 @@ class Guard:
         #: Queues, and no functions: only spotguard's own code runs on the threads that save.
         self._followers: list[SimpleQueue[Any]] = []
         self._restored = self.closed = self._forked = self._looked_back = False
-        #: The script has called `restore`, and has begun no step since.
+        #: The script has called `restore`, and not begun `steps` since.
         self._fresh = False
         try:
             self._build()
@@ -431,8 +431,10 @@ class Guard:
             ...     train_one_step(step)
             >>> guard.save()
         """
-        fresh, self._fresh = self._fresh and not self._state.monitor.steps, False
-        done = self._gate.place.completed if fresh else self.restore()
+        done, stepped = self._gate.place.completed, self._state.monitor.steps
+        if not (self._fresh and done == self._restored_step and not stepped):
+            done = self.restore()
+        self._fresh = False
         if total is not None and done >= total:
             self._startup_messages.finished(self._run_id, done, total)
         for step in count(done) if total is None else range(done, total):

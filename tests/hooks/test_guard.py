@@ -392,6 +392,11 @@ def test_steps_begins_at_the_step_that_was_restored(folder: Path) -> None:
         assert next(guard.steps(TOTAL)) == 2
         assert next(guard.steps(TOTAL)) == 2  # a step that was begun may have drawn a batch: it goes back
         assert len(list(folder.glob("run/attempts/*"))) > attempts + 1
+    job = small()
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        step_on(guard, job, 2, 3)
+        assert next(guard.steps(TOTAL)) == 2  # it has trained by hand since: it goes back
 
 
 # --- wrong use -----------------------------------------------------------------------------------------------
