@@ -271,17 +271,17 @@ def _guarded(rule: Rule, work: Callable[..., Iterator[Alert]], *arguments: Any) 
 
 def _holds(rule: Rule, value: float, history: Sequence[float], other: float | None) -> bool:
     """Return whether the rule's comparison holds. It does not where what it compares with is not known."""
-    compare = COMPARISONS[rule.compare]
-    if not rule.needs_history:
+    compare, threshold = COMPARISONS[rule.compare], rule.threshold
+    if threshold is not None and rule.of != HISTORY:
         factor = 1.0 if not rule.of else other
-        return factor is not None and compare(value, rule.threshold * factor)
+        return factor is not None and compare(value, threshold * factor)
     if len(history) < _LEAST:
         return False
     median = statistics.median(history)
-    if rule.of == HISTORY:
-        return compare(value, rule.threshold * median)
+    if threshold is not None:
+        return compare(value, threshold * median)
     spread = _MAD * statistics.median(abs(each - median) for each in history)
-    away = rule.deviation * max(spread, _FLOOR * abs(median))
+    away = (rule.deviation or 0.0) * max(spread, _FLOOR * abs(median))
     return compare(value, median - away if rule.compare.startswith("<") else median + away)
 
 

@@ -99,9 +99,9 @@ class Rule:
     incident: str = ""
     where: Mapping[str, tuple[str, ...]] | None = None
     compare: str = ">"
-    threshold: float = math.nan
+    threshold: float | None = None
     of: str = ""
-    deviation: float = math.nan
+    deviation: float | None = None
     window: float = 0.0
     lasts: float = 0.0
     keep: float | None = None
@@ -116,7 +116,7 @@ class Rule:
 
     @property
     def needs_history(self) -> bool:
-        return self.of == HISTORY or not math.isnan(self.deviation)
+        return self.of == HISTORY or self.deviation is not None
 
     def takes(self, labels: Mapping[str, str]) -> bool:
         """Return whether the rule looks at what has these labels."""
@@ -247,9 +247,9 @@ class _Reader:
                     self._refuse(rule.name, key, table[key], "no such key in a rule of an incident")
             self._check_where(rule, INCIDENTS[rule.incident], f"a fact of {rule.incident}")
             return
-        if math.isnan(rule.threshold) == math.isnan(rule.deviation):
+        if (rule.threshold is None) == (rule.deviation is None):
             self._refuse(rule.name, "", rule.name, "a threshold or a deviation, and not both")
-        if not math.isnan(rule.deviation) and rule.compare[0] not in "<>":
+        if rule.deviation is not None and rule.compare[0] not in "<>":
             self._refuse(rule.name, "compare", rule.compare, "> or < for a deviation")
         if rule.of == HISTORY and rule.counts:
             self._refuse(
