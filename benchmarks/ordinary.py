@@ -70,7 +70,7 @@ class Rows(Dataset[Batch]):
 
 
 class Ordinary:
-    """What the trainings have in common."""
+    """The part that the trainings have in common."""
 
     def __init__(self, seconds: float, seed: int, folder: Path) -> None:
         self.folder, self.rank = folder, int(os.environ.get("RANK", "0"))

@@ -189,15 +189,10 @@ class Delivery:
             text = "its state cannot be saved where it stands, because saves wait for the next guard.step() [SG406]"
             self._turn.log(f"training stands still: {stall.text()}; {text}", logging.WARNING)
             return
+        until = now + STALL_WINDOW
         id = f"stall-{session.run_id}-{session.step}-{now:.0f}"
         notice = Notice(
-            id,
-            NoticeKind.STALL,
-            "spotguard",
-            now + STALL_WINDOW,
-            now,
-            detail=stall.text(),
-            window=STALL_WINDOW,
+            id, NoticeKind.STALL, "spotguard", until, now, detail=stall.text(), window=STALL_WINDOW
         )
         p = Preemption(notice, now, self._turn.policy.reserve, rehearsal=True, uid=session.uid)
         p.runs = {session.run}

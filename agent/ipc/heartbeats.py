@@ -17,7 +17,7 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -44,6 +44,14 @@ _ANEW = 5.0
 
 def _code(secret: str, what: bytes, number: bytes) -> bytes:
     return blake2b(what + number, key=secret.encode(), digest_size=_CODE).digest()
+
+
+def _frames(rest: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """Take the complete frames out of what was received; yield the number and the code of each."""
+    while len(rest) >= _FRAME:
+        number, code = bytes(rest[:_NUMBER]), bytes(rest[_NUMBER:_FRAME])
+        del rest[:_FRAME]
+        yield number, code
 
 
 @dataclass(slots=True)
@@ -206,14 +214,12 @@ class Heartbeats:
         self._selector.register(sock, selectors.EVENT_READ, None)
 
     def _asked(self, sock: socket.socket) -> None:
-        """Answer the questions of another agent. Who does not know the secret is hung up on."""
+        """Answer the questions of another agent; hang up on a caller that does not know the secret."""
         caller = self._callers[sock]
         try:
             data = sock.recv(4 * _FRAME)
             caller.rest += data
-            while len(caller.rest) >= _FRAME:
-                number, code = bytes(caller.rest[:_NUMBER]), bytes(caller.rest[_NUMBER:_FRAME])
-                del caller.rest[:_FRAME]
+            for number, code in _frames(caller.rest):
                 if not secrets.compare_digest(code, _code(self._secret, b"ask", number)):
                     data = b""
                     break
@@ -245,9 +251,7 @@ class Heartbeats:
             self._drop(link, ended=False)
             return
         link.rest += data
-        while len(link.rest) >= _FRAME:
-            number, code = bytes(link.rest[:_NUMBER]), bytes(link.rest[_NUMBER:_FRAME])
-            del link.rest[:_FRAME]
+        for number, code in _frames(link.rest):
             if number in link.asked and secrets.compare_digest(code, _code(link.secret, b"answer", number)):
                 link.asked.remove(number)
                 self._tell(link.beats.heard(self._clock.monotonic()))

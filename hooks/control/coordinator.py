@@ -124,7 +124,7 @@ class Coordinator:
             heartbeat: where this agent answers heartbeats; "" for nowhere.
         """
         if heartbeat and self._machines:
-            self._send(protocol.WatchMachines(dict(self._machines)))
+            self._send(protocol.WatchMachines(self._machines))
         with self._lock:
             self._agent_knows = knows
             calls = [*self._foreign.values()] if knows else []

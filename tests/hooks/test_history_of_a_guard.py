@@ -45,7 +45,7 @@ class SlowMarkerStore(WatchedStore):
             self.clock.advance(self.seconds)
 
     def histories(self) -> list[Mapping[str, Any]]:
-        """What the checkpoints carry, the newest first."""
+        """The histories that the checkpoints carry, the newest first."""
         folders = folders_of("run", [*self.list("run/checkpoints/")])
         keys = [each.prefix + MARKER for each in folders]
         return [decode_marker(self.get(key), key).history for key in keys]

@@ -196,19 +196,11 @@ class StallWatch:
     def due(self, now: float) -> Iterator[Stall]:
         """Yield each run that stands still for too long, once until it moves again."""
         for run, ranks in self._runs().items():
-            moved_at = max(each.moved_at for each in ranks)
+            moved_at = _moved_at(ranks)
             if self._told.get(run, -math.inf) > moved_at - _SAME or now < self._at(run, ranks, now):
                 continue
             self._told[run] = moved_at
-            cause = _cause(ranks)
-            yield Stall(
-                cause.session,
-                cause.phase,
-                cause.where,
-                now - moved_at,
-                self._limit(run, ranks),
-                next(iter(self._silent(run, moved_at)), ""),
-            )
+            yield self._stall(run, ranks, now, self._limit(run, ranks))
 
     def lasting(self, now: float) -> Stall | None:
         """Return a run that was told and has stood still for twice its limit; None if there is none.
@@ -216,23 +208,19 @@ class StallWatch:
         If it still stands a minute later, return it again.
         """
         for run, ranks in self._runs().items():
-            limit, moved_at = self._limit(run, ranks), max(each.moved_at for each in ranks)
-            if self._silent(
-                run, moved_at
-            ):  # a network may heal in a minute: it is ended no sooner than another run
-                limit = max(LEAST, limit)
-            due = max(moved_at + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
+            limit = self._limit(run, ranks)
+            if self._silent(run, ranks):
+                limit = max(LEAST, limit)  # a network may heal in a minute
+            due = max(_moved_at(ranks) + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
             if run in self._told and self._at(run, ranks, now) <= now >= due:
                 self._lasted[run] = now
-                cause = _cause(ranks)
-                machine = next(iter(self._silent(run, moved_at)), "")
-                return Stall(cause.session, cause.phase, cause.where, now - moved_at, 2 * limit, machine)
+                return self._stall(run, ranks, now, 2 * limit)
         return None
 
     def resumed(self) -> Iterator[tuple[Rank, float]]:
         """Yield each run that moves again, with the seconds for which it stood."""
         for run, ranks in self._runs().items():
-            moved_at = max(each.moved_at for each in ranks)
+            moved_at = _moved_at(ranks)
             if run in self._told and math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
                 self._lasted.pop(run, None)
                 yield ranks[0].session, moved_at - self._told.pop(run)
@@ -252,17 +240,19 @@ class StallWatch:
             if since is not None
         ]
 
-    def _silent(self, run: tuple[int, str], moved_at: float) -> dict[str, float]:
+    def _stall(
+        self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float, limit: float
+    ) -> Stall:
+        cause, machine = _cause(ranks), next(iter(self._silent(run, ranks)), "")
+        return Stall(cause.session, cause.phase, cause.where, now - _moved_at(ranks), limit, machine)
+
+    def _silent(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> dict[str, float]:
         """Return the silent machines for which a run may wait, and the moment of the last heartbeat of each.
 
         A run that has moved since does not wait for them: only the agents' way is blocked, or an agent hangs.
         """
-        machines = self._machines.get(run, {})
-        return {
-            name: since
-            for name, since in machines.items()
-            if since is not None and since >= moved_at - SILENT
-        }
+        machines, least = self._machines.get(run, {}), _moved_at(ranks) - SILENT
+        return {name: since for name, since in machines.items() if since is not None and since >= least}
 
     def _runs(self) -> dict[tuple[int, str], list[_RankProgress]]:
         runs: dict[tuple[int, str], list[_RankProgress]] = {}
@@ -275,13 +265,12 @@ class StallWatch:
         """Return the moment at which these ranks have stood still for too long; infinite if they are not known to stand."""
         if any(now - each.heard_at > _OLD or each.phase in _EXCUSED for each in ranks):
             return math.inf
-        moved_at = max(each.moved_at for each in ranks)
-        at, silent = moved_at + self._limit(run, ranks), self._silent(run, moved_at)
+        at, silent = _moved_at(ranks) + self._limit(run, ranks), self._silent(run, ranks)
         return max(at, min(silent.values()) + SILENT) if silent else at
 
     def _limit(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> float:
         assert self._first is not None
-        if self._silent(run, max(each.moved_at for each in ranks)):
+        if self._silent(run, ranks):
             return SILENT
         limit = max(each.limit(self._first) for each in ranks)
         if len(ranks) < max(each.session.world for each in ranks) and not _outside(ranks):
@@ -289,6 +278,11 @@ class StallWatch:
                 limit, self._first
             )  # they wait for a rank of another machine, which may evaluate or save
         return limit
+
+
+def _moved_at(ranks: Collection[_RankProgress]) -> float:
+    """Return the moment of the last progress of any rank."""
+    return max(each.moved_at for each in ranks)
 
 
 def _outside(ranks: Collection[_RankProgress]) -> list[_RankProgress]:

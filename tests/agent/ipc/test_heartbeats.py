@@ -123,7 +123,7 @@ def test_an_answer_without_the_secret_is_none(agent: Callable[[], Agent]) -> Non
 
 
 def test_an_answer_that_is_repeated_is_none(agent: Callable[[], Agent]) -> None:
-    """Who has recorded one on the network cannot have the machine taken for alive."""
+    """A listener on the network who has recorded one cannot have the machine taken for alive."""
     one, other = agent(), agent()
     relay = Relay(other.place())
     try:

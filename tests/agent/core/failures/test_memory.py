@@ -69,7 +69,7 @@ def test_the_alarm_ends_once_memory_is_free_and_may_come_again() -> None:
 
 
 def test_an_alarm_of_which_nothing_comes_ends_and_a_later_leak_is_told() -> None:
-    """What was loaded stays, below the limit; hours later it grows."""
+    """Memory that was loaded stays, below the limit; hours later it grows."""
 
     def use(now: float) -> float:
         return min(0.82, 0.5 + 0.005 * now) if now < 3600 else min(1.0, 0.82 + 0.001 * (now - 3600))

@@ -25,7 +25,7 @@ def usual(number: int, level: float = 2.0, spread: float = 0.05, seed: int = 1) 
 
 
 def changes(losses: Iterable[float], detector: LossDetector | None = None) -> dict[int, LossChange]:
-    """What these losses change, by their step."""
+    """The changes that these losses make, by their step."""
     detector = detector or LossDetector()
     found = {step: detector.see(step, loss) for step, loss in enumerate(losses, 1)}
     return {step: change for step, change in found.items() if change is not None}
