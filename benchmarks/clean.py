@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from spotguard.agent.core.failures import stall
+from spotguard.hooks.ipc import phase_times
 from spotguard.agent.core.state import Policy
 from spotguard.agent.ipc import control
 from spotguard.agent.process import proctree
@@ -65,7 +65,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         results = Path(__file__).parent / "results" / time.strftime("clean-%Y-%m-%d-%H%M")
     results.mkdir(parents=True)
     print(
-        f"  thresholds: {stall.LEAST:.0f} s, or {stall.TIMES:.0f} × the longest of {stall.ENOUGH} or more; before that "
+        f"  thresholds: {phase_times.LEAST:.0f} s, or {phase_times.TIMES:.0f} × the longest of {phase_times.ENOUGH} or more; before that "
         f"{Policy().stall_first} s; records in {results}",
         flush=True,
     )

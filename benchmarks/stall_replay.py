@@ -19,6 +19,7 @@ from typing import Any
 from spotguard.agent.core.failures.stall import Stall, StallWatch
 from spotguard.agent.core.session import Session
 from spotguard.agent.core.state import Policy
+from spotguard.hooks.ipc.phase_times import PhaseTimes
 from spotguard.hooks.ipc.protocol import Position, Register
 
 from .rows import Row, table
@@ -138,6 +139,7 @@ class _Run:
         self._sessions = [
             Session.of(rank, rank, 0, replace(register, rank=rank), 0.0) for rank in range(record.world)
         ]
+        self._times = [PhaseTimes() for _ in self._sessions]
 
     def replay(self, piece: _Piece) -> None:
         for after, heard in piece.moments:
@@ -150,7 +152,8 @@ class _Run:
         """Have the rule hear a position, as the agent's machine does; return whether that was an alarm."""
         session = self._sessions[heard.rank]
         step = max(0, session.step) + heard.steps
-        position = Position(step, phase=heard.phase, still=heard.still)
+        limit = self._times[heard.rank].look(heard.phase, heard.still, step, self._now)
+        position = Position(step, phase=heard.phase, still=heard.still, limit=limit)
         session.stands(position, self._now)
         self._watch.hear(session, position, self._now)
         for _ in self._watch.resumed():

@@ -33,6 +33,7 @@ from .control.saver import Saver
 from .control.session import AgentMessages, AgentSession
 from .ipc import protocol
 from .ipc.notice import BY_HAND, PreemptionNotice
+from .ipc.phase_times import PhaseTimes
 from .ipc.progress import TrainingProgress
 from .restore.collective import cannot_begin
 from .restore.restore import Restored
@@ -97,7 +98,8 @@ class Guard:
         self._run_id = run_id
         self._store = store
         self._startup_messages = StartupMessages(self._rank == 0, store.url)
-        self._history = AttemptHistory()
+        self._phase_times = PhaseTimes()
+        self._history = AttemptHistory(lambda: self._phase_times.facts)
         self._gate = Gate(together=channel is not None)
         self._losses = LossWatch(self._rank, self._world, f"spotguard ls {store.url} --run-id {run_id}")
         try:
@@ -116,7 +118,7 @@ class Guard:
                 cannot_begin(channel, error)
             raise
         self._progress = TrainingProgress(
-            lambda: self._gate.place.completed, clock, lambda: self._state.evaluates
+            lambda: self._gate.place.completed, clock, lambda: self._state.evaluates, times=self._phase_times
         )
         self._restored_at, self._restored_step = 0.0, 0
         #: Queues, and no functions: only spotguard's own code runs on the threads that save.
@@ -323,6 +325,7 @@ class Guard:
             now=self._clock.monotonic(),
             wall=self._clock.time(),
         )
+        self._phase_times.restored(self._history.earlier_phases)
         self._history.interval = self._schedule.interval
         # A person who asks for a step knows that checkpoint. Otherwise each suspicion goes on at one rank: its own, if there are as
         # many ranks as before.
@@ -545,6 +548,7 @@ class Guard:
             phase=progress.phase,
             still=round(progress.still, 3),
             where=progress.where,
+            limit=progress.limit,
             attempt=self._checkpointer.attempt,
             loss="" if loss is None else repr(loss),
             suspect=self._losses.why(self._gate.place.completed),

@@ -11,7 +11,7 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,9 +30,13 @@ class AttemptHistory:
 
     It is pure: times are handed in. The training thread calls `restored` and `boundary`, which costs a tenth of a microsecond. The
     saving thread calls `saving` and `saved`.
+
+    Args:
+        phases: returns how long the phases of training take (`ipc.phase_times`), for later attempts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phases: Callable[[], Mapping[str, Any]] = dict) -> None:
+        self._phases = phases
         #: Seconds between background checkpoints; infinity if they are off.
         self.interval = math.inf
         self._clear()
@@ -40,6 +44,8 @@ class AttemptHistory:
     def _clear(self) -> None:
         self._facts: dict[str, Any] = {}
         self._earlier: list[dict[str, Any]] = []
+        #: What `phases` returned in the attempt that made the restored checkpoint, as its file has it.
+        self.earlier_phases: object = None
         #: Seconds of the newest steps without a save, and with one.
         self._alone: deque[float] = deque(maxlen=_STEPS)
         self._beside: deque[float] = deque(maxlen=_STEPS)
@@ -85,6 +91,7 @@ class AttemptHistory:
             return
         try:
             told = next((each.history for each in manifests if each.history), {})
+            self.earlier_phases = told.get("phases")
             entry = {**_cleaned(told, _KEPT), "attempt": manifests[0].attempt, "last": step}
             self._earlier = [*_earlier(told), entry]
             if len(self._earlier) > _EARLIER:
@@ -147,7 +154,7 @@ class AttemptHistory:
     @property
     def whole(self) -> dict[str, Any]:
         """The facts, and an entry for each earlier attempt whose steps count, the oldest first."""
-        return {**self.facts, "earlier": self._earlier}
+        return {**self.facts, "phases": dict(self._phases()), "earlier": self._earlier}
 
 
 _TIMES = ("step_seconds", "saves", "cost", "interval")

@@ -197,6 +197,7 @@ class Position(Message):
     phase: str = ""
     still: float = -1.0
     where: str = ""
+    limit: float = -1.0
     #: Number of this start of the run. Below 0: an older hook, or no guard.
     attempt: int = -1
     #: The newest loss that was read, as text, because JSON has no "nan"; "" if the script gives none.

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...providers.clock import Clock
+from .phase_times import PhaseTimes
 
 #: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.
 _PLACES: tuple[tuple[str, str, str], ...] = (
@@ -63,6 +64,8 @@ class ProgressSeen:
     still: float = -1.0
     #: The innermost line of the script, as "train.py:42 in main"; "" if there is none.
     where: str = ""
+    #: Seconds without progress that are a stall in this phase; negative while too little is known of it.
+    limit: float = -1.0
 
 
 class TrainingProgress:
@@ -73,6 +76,7 @@ class TrainingProgress:
         clock: the clock.
         evaluates: returns whether the registered models are in evaluation.
         worked: returns the processor seconds that a thread has used.
+        times: the times of its phases.
     """
 
     def __init__(
@@ -81,9 +85,11 @@ class TrainingProgress:
         clock: Clock,
         evaluates: Callable[[], bool],
         worked: Callable[[threading.Thread], float] | None = None,
+        times: PhaseTimes | None = None,
     ) -> None:
         self._completed, self._clock = completed, clock
         self._evaluates, self._worked = evaluates, worked or processor_seconds
+        self._times = times or PhaseTimes()
         self._thread: threading.Thread | None = None
         self._step = -1
         #: The iterator of a loader in which the thread was found last, and the batches that it had delivered.
@@ -134,7 +140,8 @@ class TrainingProgress:
             self._places = {place}
             self._moved_at = now
         self._step, self._delivered, self._work, self._looked_at = step, delivered, work, now
-        return ProgressSeen(phase, now - self._moved_at, where)
+        still = now - self._moved_at
+        return ProgressSeen(phase, still, where, self._times.look(phase, still, step, now))
 
 
 def phase_now(thread: threading.Thread) -> str:

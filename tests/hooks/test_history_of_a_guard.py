@@ -14,6 +14,7 @@ from spotguard.hooks.checkpoint.format.codec import decode_marker
 from spotguard.hooks.checkpoint.format.keys import MARKER
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
+from spotguard.hooks.ipc.phase_times import LEAST
 from spotguard.providers.stores.base import Sent
 from spotguard.report.reading import read_run
 from spotguard.testing import preempt
@@ -100,12 +101,12 @@ def test_its_times_are_those_of_the_clock_in_checkpoints_and_records(monkeypatch
         with pytest.raises(Preempted):
             steps(guard, job, clock, 2.0)
     assert (saved.blocked, saved.seconds) == (1.5, 11.5)
-    whole = {"began": 5000.0, "first": 0, "step_seconds": 2.0, "interval": 50.0, "earlier": []}
+    whole = {"began": 5000.0, "first": 0, "step_seconds": 2.0, "interval": 50.0, "phases": {}, "earlier": []}
     assert first == {**whole, "saves": 0, "cost": 0.0, "periodic": None}
     assert second == {**whole, "saves": 1, "cost": 8.0, "periodic": 6}
     assert third == {**whole, "saves": 2, "cost": 15.5, "periodic": 31}
     (event,) = read_run(store, "run", clock.time()).attempts[0].events
-    del whole["earlier"]
+    del whole["earlier"], whole["phases"]
     assert event.history == {**whole, "saves": 3, "cost": 15.5, "periodic": 33, "completed": 34}
 
 
@@ -122,3 +123,18 @@ def test_the_interval_that_a_checkpoint_changes_is_in_the_next_one(monkeypatch: 
             guard.save()
     assert [each["interval"] for each in store.histories()] == [300.0, 60.0]
     assert [each["cost"] for each in store.histories()] == [30.0, 0.0]
+
+
+def test_a_later_attempt_knows_the_pauses_of_an_earlier_one() -> None:
+    """Its limits for stalls need no twenty steps of its own."""
+    store, clock, limits = WatchedStore(), ManualClock(), list[float]()
+    for count in (25, 3):
+        job = small()
+        with guarded(store, job.values, clock=clock) as guard:
+            guard.restore()
+            for _ in range(count):
+                steps(guard, job, clock, 2.0)
+                limits.append(guard._position().limit)
+            guard.save()
+    assert limits[:19] == [-1.0] * 19
+    assert limits[25:] == [-1.0, LEAST, LEAST]

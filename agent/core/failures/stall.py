@@ -6,26 +6,19 @@ A wrong alarm costs a checkpoint and a few lines, and nothing is ended for it. P
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ....hooks.ipc.protocol import Position
 from ....providers.text import TEXT, clip
 from ...events import MachineSeen
 
-#: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
-LEAST, TIMES = 60.0, 5.0
-#: The number of times that a phase must have passed. Until then `--stall-first` counts: a first step may compile for minutes.
-ENOUGH = 20
-#: Phases that every step passes. The script's own work between them, and evaluations, are rarer.
-_OF_A_STEP = ("data", "forward", "backward", "optimizer", "collective")
-_PHASES = (*_OF_A_STEP, "evaluation", "other", "save", "")
+#: Seconds for which a silent machine's network may take to heal, before its run is ended.
+HEALING = 60.0
+_PHASES = ("data", "forward", "backward", "optimizer", "collective", "evaluation", "other", "save", "")
 #: Phases in which spotguard, or a checkpoint of the script, makes training wait.
 _EXCUSED = ("", "save")
-#: The most processes without a connection whose times are kept.
-_LOST = 256
 #: Two moments of the last progress that differ by less are one: they are reckoned from ages.
 _SAME = 0.5
 #: Seconds between two answers about one run that stands still for good.
@@ -96,40 +89,23 @@ class Stall:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _RankProgress:
-    """The progress of one session."""
+    """What a rank has told of its progress, last."""
 
     session: Rank
     heard_at: float
-    phase: str = ""
-    where: str = ""
-    #: Monotonic seconds of its last progress.
-    moved_at: float = math.inf
-    step: int = -1
-    #: By phase: how often it has passed, and the longest time without progress that ended by itself.
-    passed: Counter[str] = field(default_factory=Counter)
-    longest: dict[str, float] = field(default_factory=dict)
-
-    def hear(self, position: Position, now: float, first: float) -> None:
-        moved_at = now - position.still if position.still >= 0 else math.inf
-        if moved_at > self.moved_at + _SAME and self.phase:
-            # No more than the limit: what was a stall makes the next limit five times as long, not a hundred times.
-            stood = min(max(0.0, self.heard_at - self.moved_at), self.limit(first))
-            self.longest[self.phase] = max(stood, self.longest.get(self.phase, 0.0))
-            self.passed[self.phase] += 1
-        if position.step > self.step >= 0:
-            self.passed.update(dict.fromkeys(_OF_A_STEP, position.step - self.step))
-        self.phase = position.phase if position.phase in _PHASES else "other"
-        self.where = clip(position.where, TEXT)
-        self.moved_at, self.step, self.heard_at = moved_at, position.step, now
+    phase: str
+    where: str
+    #: Monotonic seconds of its last progress; infinite if an older hook does not tell it.
+    moved_at: float
+    #: Seconds without progress that are a stall in its phase; negative while too little is known of it.
+    usual: float
 
     def limit(self, first: float) -> float:
         if self.phase in _EXCUSED:
             return math.inf
-        if self.passed[self.phase] < ENOUGH:
-            return first
-        return max(LEAST, TIMES * self.longest.get(self.phase, 0.0))
+        return first if self.usual < 0 else self.usual
 
 
 class StallWatch:
@@ -143,8 +119,6 @@ class StallWatch:
     def __init__(self, first: float | None) -> None:
         self._first = first
         self._seen: dict[int, _RankProgress] = {}
-        #: Processes that have lost their connection, by pid: what they took so far holds when they come back.
-        self._lost: dict[int, _RankProgress] = {}
         #: By user and run: the moment at which it stood still when it was told.
         self._told: dict[tuple[int, str], float] = {}
         #: Those of them that `lasting` has returned, and when.
@@ -174,18 +148,14 @@ class StallWatch:
     def hear(self, session: Rank, position: Position, now: float) -> None:
         """Take in the position of a session."""
         if self._first is not None:
-            if (seen := self._seen.get(session.number)) is None:
-                seen = self._seen[session.number] = _RankProgress(session, now)
-                if (
-                    before := self._lost.pop(session.pid, None)
-                ) is not None and before.session.run == session.run:
-                    seen.passed, seen.longest = before.passed, before.longest
-            seen.hear(position, now, self._first)
+            phase = position.phase if position.phase in _PHASES else "other"
+            moved_at = now - position.still if position.still >= 0 else math.inf
+            where = clip(position.where, TEXT)
+            self._seen[session.number] = _RankProgress(session, now, phase, where, moved_at, position.limit)
 
     def forget(self, number: int) -> None:
         """Forget a session whose connection has ended, and its run with the last one."""
-        if (seen := self._seen.pop(number, None)) is not None:
-            self._lost = {**dict(list(self._lost.items())[-_LOST:]), seen.session.pid: seen}
+        self._seen.pop(number, None)
         self._told = {run: at for run, at in self._told.items() if run in self._runs()}
         self._lasted = {run: at for run, at in self._lasted.items() if run in self._told}
 
@@ -210,7 +180,7 @@ class StallWatch:
         for run, ranks in self._runs().items():
             limit = self._limit(run, ranks)
             if self._silent(run, ranks):
-                limit = max(LEAST, limit)  # a network may heal in a minute
+                limit = max(HEALING, limit)
             due = max(_moved_at(ranks) + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
             if run in self._told and self._at(run, ranks, now) <= now >= due:
                 self._lasted[run] = now

@@ -37,6 +37,7 @@ def test_a_first_start_has_no_earlier_attempts() -> None:
         "cost": 0.0,
         "periodic": None,
         "interval": None,
+        "phases": {},
         "earlier": [],
     }
 

@@ -11,8 +11,9 @@ import pytest
 from spotguard.agent.actions import FollowMachines, Incident, Launch, Log, Send, SignalSession
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.delivery import STALL_WINDOW
-from spotguard.agent.core.failures.stall import ENOUGH, LEAST, SILENT, TIMES
+from spotguard.agent.core.failures.stall import HEALING, SILENT
 from spotguard.agent.events import MachineSeen
+from spotguard.hooks.ipc.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
 from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume, WatchMachines
 from tests.fakes.story import Story
 
@@ -28,6 +29,7 @@ class Run:
         self.mode = "window"
         self.step = 0
         self._moved = [self.story.now] * ranks
+        self._times = [PhaseTimes() for _ in self.ranks]
 
     def trains(self, steps: int = ENOUGH + 1, phase: str = "forward", *, still: float = 0.0) -> None:
         """Complete steps, each of which stands still for some seconds on its way."""
@@ -52,7 +54,8 @@ class Run:
     def says(self, rank: int, phase: str) -> None:
         still = self.story.now - self._moved[rank]
         where = f"train.py:{10 + rank} in main"
-        position = Position(self.step, phase=phase, still=still, where=where, mode=self.mode)
+        limit = self._times[rank].look(phase, still, self.step, self.story.now)
+        position = Position(self.step, phase=phase, still=still, where=where, limit=limit, mode=self.mode)
         self.story.says(self.ranks[rank], position)
 
     @property
@@ -292,7 +295,7 @@ def test_a_silent_machines_run_is_ended_no_sooner_than_another() -> None:
     run.stands(SILENT + 2, "collective", "backward")
     for rank in run.ranks:
         run.story.commits(rank, run.step)
-    run.stands(2 * LEAST - SILENT - 6, "collective", "backward")
+    run.stands(2 * HEALING - SILENT - 6, "collective", "backward")
     assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
     run.stands(6, "collective", "backward")
     assert "restart" in [message.kind for _, message in run.story.sent(Preempt)]

@@ -1,0 +1,85 @@
+"""How long each phase of training may stand still: five times the longest pause in it that ended by itself.
+
+A checkpoint carries the times, so that a later attempt knows them from its first steps on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+#: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
+LEAST, TIMES = 60.0, 5.0
+#: The number of times that a phase must have passed, in all attempts together.
+ENOUGH = 20
+#: The longest pause that counts while nothing is usual yet, in seconds: a first step may compile for minutes.
+_LONGEST = 1800.0
+#: Phases that every step passes. The script's own work between them, and evaluations, are rarer.
+_OF_A_STEP = ("data", "forward", "backward", "optimizer", "collective")
+_PHASES = (*_OF_A_STEP, "evaluation", "other")
+#: Two moments of the last progress that differ by less are one: they are reckoned from ages.
+_SAME = 0.5
+#: No count that is real is larger.
+_LARGEST = 10**15
+
+
+class PhaseTimes:
+    """The phases of one training thread, from one look at it to the next. It is pure: times are handed in."""
+
+    def __init__(self) -> None:
+        #: By phase: how often it has passed in this attempt, and in earlier ones; and the longest pause in any.
+        self._here: Counter[str] = Counter()
+        self._earlier: dict[str, int] = {}
+        self._longest: dict[str, float] = {}
+        #: The last look, in monotonic seconds, and what it has found.
+        self._looked_at = 0.0
+        self._phase, self._moved_at, self._step = "", math.inf, -1
+
+    def look(self, phase: str, still: float, step: int, now: float) -> float:
+        """Take in a look; return the seconds without progress that are a stall in this phase, or -1 while too little is known.
+
+        Args:
+            phase: the phase, as in `progress.ProgressSeen`.
+            still: seconds without progress.
+            step: the completed steps.
+            now: monotonic seconds.
+        """
+        moved_at = now - still
+        if moved_at > self._moved_at + _SAME and self._phase in _PHASES:
+            # No more than the limit: a stall makes the next limit five times as long, not a hundred times.
+            limit = self._limit(self._phase)
+            stood = min(max(0.0, self._looked_at - self._moved_at), _LONGEST if limit < 0 else limit)
+            self._longest[self._phase] = max(stood, self._longest.get(self._phase, 0.0))
+            self._here[self._phase] += 1
+        if step > self._step >= 0:
+            self._here.update(dict.fromkeys(_OF_A_STEP, step - self._step))
+        self._phase, self._moved_at, self._step, self._looked_at = phase, moved_at, step, now
+        return self._limit(phase)
+
+    def _limit(self, phase: str) -> float:
+        # What compiles, or fills a buffer, does so at the first pass of every attempt.
+        here = self._here[phase]
+        if not here or here + self._earlier.get(phase, 0) < ENOUGH:
+            return -1.0
+        return max(LEAST, TIMES * self._longest.get(phase, 0.0))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The times as plain JSON: by phase, how often it has passed, and the longest pause in seconds."""
+        return {
+            phase: [self._here[phase] + self._earlier.get(phase, 0), round(self._longest.get(phase, 0.0), 1)]
+            for phase in _PHASES
+            if self._here[phase] or phase in self._earlier
+        }
+
+    def restored(self, told: object) -> None:
+        """Take in the `facts` that a checkpoint carries. Another program may have written anything there."""
+        if not isinstance(told, Mapping):
+            return
+        for phase in _PHASES:
+            match told.get(phase):
+                case [int(passed), float() | int() as longest] if 0 < passed <= _LARGEST and longest >= 0:
+                    self._earlier[phase] = passed
+                    self._longest[phase] = max(min(float(longest), _LONGEST), self._longest.get(phase, 0.0))
