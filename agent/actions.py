@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..hooks.ipc.protocol import Message
@@ -75,6 +75,8 @@ class Launch:
     moves: tuple[tuple[frozenset[str], str], ...] = ()
     #: The class of the failure behind which it starts again; "" for another reason.
     failure: str = ""
+    #: How often each class of `--recover` has ended the run so far.
+    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from spotguard.hooks.ipc import phase_times
 from spotguard.agent.core.state import Policy
 from spotguard.agent.ipc import control
 from spotguard.agent.process import proctree
 from spotguard.alerts.rules import default_rules
+from spotguard.hooks.ipc import phase_times
 from tests.fakes.webhook import webhook
 
 from .rows import Row

@@ -555,6 +555,7 @@ class Guard:
             high_loss=self._losses.high,
             bad_loss_steps=self._losses.bad_loss_steps,
             uploading=self._checkpointer.uploading is not None,
+            failures=self._startup.failures,
             **self._state.monitor.position(),
         )
 

@@ -67,17 +67,17 @@ def stall(origin: str, text: str) -> float | Literal["off"]:
 
 
 def recover(origin: str, text: str) -> Mapping[str, RecoveryRule]:
-    """Parse `CLASS=ACTION` pairs with commas between them; `restart` may have its number, as in `stall=restart:5`."""
+    """Parse `CLASS=ACTION` pairs with commas between them; `restart` and `leave` may have a number, as in `stall=restart:5`."""
     rules = {}
     for pair in filter(None, (each.strip() for each in text.split(","))):
         kind, _, rest = pair.partition("=")
         word, colon, number = rest.partition(":")
         if kind not in FAILURES:
             refuse(origin, text, f"a class of failures before each =, not {kind!r}: {', '.join(FAILURES)}")
-        if word not in set(RecoveryAction) or (colon and word != RecoveryAction.RESTART):
-            refuse(origin, text, f"restart, restart:N, stop or leave behind {kind}=, not {rest!r}")
+        if word not in set(RecoveryAction) or (colon and word == RecoveryAction.STOP):
+            refuse(origin, text, f"restart, restart:N, leave, leave:N or stop behind {kind}=, not {rest!r}")
         if colon and not (number.isdecimal() and 0 < int(number) < 10**9):
-            refuse(origin, text, f"a whole number from 1 up behind {kind}=restart:, not {number!r}")
+            refuse(origin, text, f"a whole number from 1 up behind {kind}={word}:, not {number!r}")
         rules[kind] = RecoveryRule(RecoveryAction(word), int(number) if colon else BUDGET)
     if not rules:
         refuse(origin, text, "CLASS=ACTION, as in stall=restart,host-memory=stop,gpu=leave")

@@ -72,7 +72,7 @@ class Machine:
         self._delivery = Delivery(self._turn, self._sessions, self._notices, self._command, self._restart)
         self._stalls = StallWatch(policy.stall_first)
         self._failures = FailureLog()
-        self._recovery = Recovery(policy.recover, policy.max_restarts)
+        self._recovery = Recovery(policy.recover, policy.max_restarts, self._failures.counts)
         self.verification = VerificationSchedule(self._turn, self._sessions, policy.verify_every)
         self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
         self._answers = Answers(
@@ -115,7 +115,7 @@ class Machine:
         if orphan is not None:
             self._shutdown.inherit(orphan)
         elif self.policy.command:
-            self._turn.do(Launch())
+            self._turn.do(Launch(failures=self._recovery.failures))
         return self._turn.take()
 
     def handle(self, event: Event | None, now: float) -> list[Action]:

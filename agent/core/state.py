@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..actions import Action, Finish, Log
 
-#: Restarts of one class where the rule names no number.
+#: The times that a rule acts where it names no number.
 BUDGET = 3
 
 
@@ -51,7 +51,7 @@ class RecoveryAction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRule:
-    """The action for one class of failures, and how many restarts it may make."""
+    """The action for one class of failures, and how often it is taken in all attempts of the run; `STOP` has no such number."""
 
     action: RecoveryAction
     budget: int = BUDGET

@@ -26,6 +26,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from ...hooks.ipc.failure_classes import FAILURES, counts_text
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
 from .memory_counters import MemoryCounters
@@ -165,11 +166,12 @@ class Supervisor:
         """Set the command for the next `start`."""
         self._command = list(command)
 
-    def hint(self, failure: str) -> None:
-        """Set for the next `start` behind which class of failure it comes; "" for none."""
-        self._env.pop(LAST_FAILURE, None)
-        if failure:
-            self._env[LAST_FAILURE] = failure
+    def hint(self, failure: str, failures: Mapping[str, int]) -> None:
+        """Set for the next `start` behind which class of failure it comes, "" for none, and how often each class came so far."""
+        for name, value in ((LAST_FAILURE, failure), (FAILURES, counts_text(failures))):
+            self._env.pop(name, None)
+            if value:
+                self._env[name] = value
 
     @property
     def pid(self) -> int:

@@ -5,7 +5,15 @@ A part of the protocol: a hook tells its agent the class by its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+#: The variable in which a command finds how often each class of `--recover` has ended the run so far, as `counts_text` writes it.
+FAILURES = "SPOTGUARD_FAILURES"
+#: The beginning of a notice's id by which a run that stands still leaves its machine (`--recover stall=leave`).
+LEAVES_FOR_STALL = "leave-stall"
+#: No count that is real is larger.
+_LARGEST = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +98,30 @@ CLASSES = {
         ),
     )
 }
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return counts of failures by class as one word, as in "gpu=1,stall=0"."""
+    return ",".join(f"{kind}={count}" for kind, count in sorted(counts.items()))
+
+
+def counts_of_text(text: str) -> dict[str, int]:
+    """Return the counts of such a word; what is none is left out."""
+    pairs = (each.partition("=") for each in text.split(","))
+    return counts_of({kind: int(count) for kind, _, count in pairs if count.isdecimal() and len(count) < 10})
+
+
+def counts_of(told: object) -> dict[str, int]:
+    """Return the counts of failures by class that another process has told, or a file has; what is none is left out."""
+    if not isinstance(told, Mapping):
+        return {}
+    return {
+        kind: count
+        for kind, count in told.items()
+        if isinstance(kind, str) and type(count) is int and 0 <= count <= _LARGEST
+    }
+
+
+def larger_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Return the larger count of each class: both have counted the same failures, and either may have missed some."""
+    return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in {**one, **other}}

@@ -209,6 +209,8 @@ class Position(Message):
     bad_loss_steps: int = 0
     #: Whether a background checkpoint is on its way to the store.
     uploading: bool = False
+    #: How often each class of failure has ended this run, in all its attempts (`failure_classes.counts_of`).
+    failures: dict[str, Any] = field(default_factory=dict)
 
 
 @_on_the_wire

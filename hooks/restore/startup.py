@@ -6,28 +6,35 @@ job of several ranks the first rank asks, for all.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from typing import Any, TypeVar
 
 from ...providers.clock import Clock
+from ...providers.errors import NotFoundError
 from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
 from ..arguments import extras_worth, is_set_up, launchers, yes
-from ..checkpoint.attempts import claim_attempt
+from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
+from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.store_probe import probe
 from ..consensus.agree_on import of_all, of_the_first
 from ..consensus.channel import Channel
 from ..consensus.shared_names import refuse_namesakes
 from ..consensus.topology import booted, machine_names, this_machine
+from ..ipc.failure_classes import FAILURES, LEAVES_FOR_STALL, counts_of, counts_of_text, larger_counts
 from ..state.state import State
 from .collective import restore_together, see_the_same
 from .in_flight import SavesInFlight
 from .restore import Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
+
+_T = TypeVar("_T", int, str)
 
 
 class Startup:
@@ -46,6 +53,10 @@ class Startup:
         self._anew = yes("SPOTGUARD_BEGIN_ANEW")
         #: This run's stage on this machine; None if it has none.
         self.stage: Stage | None = None
+        #: How often each class of failure has ended this run: as the agents have counted, and with it what the store has. Empty if
+        #: no agent has a rule for a class (`--recover`).
+        self._told: dict[str, int] = {}
+        self.failures: dict[str, int] = {}
 
     def meet(self, state: State) -> None:
         """Check that all ranks name the same run and store, and that each name means one tensor on all of them.
@@ -68,14 +79,13 @@ class Startup:
             StoreError: the store cannot be used.
         """
 
-        def ask() -> None:
+        def ask() -> dict[str, int]:
             connect()
             probe(self._patient("Training was not started"), self._run_id)
+            return counts_of_text(os.environ.get(FAILURES, ""))
 
-        if self._channel is None:
-            ask()
-        else:
-            of_all(self._channel, ask)
+        told = [ask()] if self._channel is None else map(counts_of, of_all(self._channel, ask))
+        self._told = reduce(larger_counts, told)
 
     def claim(self) -> int:
         """Claim and return the number of the attempt that begins here.
@@ -94,6 +104,9 @@ class Startup:
             "up": booted(self._clock.time()),
         }
         store = self._patient("Training was not started")
+        if self._told:
+            earlier = self._ask(lambda: json.dumps(earlier_failures(store, self._run_id)))
+            self.failures = info["failures"] = larger_counts(self._told, counts_of(json.loads(earlier)))
         world = 1 if self._channel is None else self._channel.world
 
         def claim() -> int:
@@ -135,11 +148,44 @@ class Startup:
             in_flight=in_flight,
         )
 
-    def _ask(self, what: Callable[[], int]) -> int:
+    def _ask(self, what: Callable[[], _T]) -> _T:
         return what() if self._channel is None else of_the_first(self._channel, what)
 
     def _patient(self, then: str) -> RetryingStore:
         return RetryingStore(self._store, self._clock, then)
+
+
+def earlier_failures(store: BlobStore, run_id: str, *, timeout: float | None = None) -> dict[str, int]:
+    """Return how often each class of failure has ended an attempt of this run: the count of the newest attempt, and its own end.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    newest = newest_claim(store, run_id, timeout=timeout)
+    record = attempt_record(store, run_id, newest, timeout=timeout) if newest else None
+    counts = {} if record is None else counts_of(record.info.get("failures"))
+    ended = [
+        _told(store, info.key, timeout).get("kind")
+        for info in store.list(failures_prefix(run_id, newest), timeout=timeout)
+    ]
+    for info in store.list(outcomes_prefix(run_id, newest), timeout=timeout):
+        notice = _told(store, info.key, timeout).get("notice")
+        ids = notice.get("ids") if isinstance(notice, dict) else None
+        if isinstance(ids, list) and any(str(id).startswith(LEAVES_FOR_STALL) for id in ids):
+            ended.append("stall")
+    # One end has records of several ranks, of which some may follow from another's error.
+    for kind in {kind for kind in ended if isinstance(kind, str)}:
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def _told(store: BlobStore, key: str, timeout: float | None) -> dict[str, Any]:
+    """Return a record for people; {} if it is none."""
+    try:
+        body = json.loads(bytes(store.get(key, timeout=timeout)))
+    except (NotFoundError, ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 # Messages for the user when training begins: the run, its step and its store. The first rank prints them, for all.

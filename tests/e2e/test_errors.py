@@ -94,3 +94,23 @@ def test_the_same_error_at_a_later_step_is_restarted(trainee: Trainee) -> None:
     running.say("free")
     trainee.finished(running)
     assert running.ended() == 0
+
+
+def test_failures_of_an_earlier_run_count(trainee: Trainee) -> None:
+    """Its agent is gone, and the store has them."""
+    rule = "--every off --recover program=restart:1"
+    running = trainee.guarded(rule)
+    trainee.begun(running)
+    running.say("go 2")
+    trainee.stepped(running, 2)
+    running.say("fail once")
+    running.err.until("starting the command again: it crashed with 1, restart 1 of 1 for program")
+    assert trainee.begun(running) == 2
+    running.say("fail twice")
+    assert running.ended() == 1
+    later = trainee.guarded(rule)
+    assert trainee.begun(later) == 2
+    later.say("fail a third time")
+    assert later.ended() == 1
+    later.err.until("the 1 times of --recover program=restart:1 are used up")
+    assert "starting the command again" not in later.err.text

@@ -292,4 +292,4 @@ class RestartPolicy:
         self._command.kill_all()  # any process that is left holds the run id
         self._command.current = None
         self._restart.over()
-        self._turn.do(Launch(self._peers.take_moves(), failure))
+        self._turn.do(Launch(self._peers.take_moves(), failure, self._recovery.failures))

@@ -10,6 +10,7 @@ import logging
 import signal
 from dataclasses import replace
 
+from ....hooks.ipc.failure_classes import LEAVES_FOR_STALL
 from ....providers.notice import Notice, NoticeKind
 from ...actions import SignalGroup
 from ...events import PASSED_ON
@@ -111,4 +112,4 @@ def sigterm_notice(turn: Turn) -> Notice:
 
 def leaving_notice(turn: Turn, why: str) -> Notice:
     """Return the notice for a failure after which the job is to go on elsewhere (`--recover CLASS=leave`)."""
-    return replace(sigterm_notice(turn), id=f"leave-{turn.now:.6f}", source=why)
+    return replace(sigterm_notice(turn), id=f"{LEAVES_FOR_STALL}-{turn.now:.6f}", source=why)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....hooks.ipc.failure_classes import CLASSES, FailureClass
+from ....hooks.ipc.failure_classes import CLASSES, FailureClass, counts_of, larger_counts
 from ....hooks.ipc.protocol import TrainingFailed
 from ....providers.text import NAME, TEXT, amount, clip
 from ...events import CommandEnded
@@ -88,12 +88,18 @@ class FailureLog:
         self._before: tuple[str, int] | None = None
         #: The newest cause.
         self.last: FailureCause | None = None
+        #: How often each class has ended this run so far, in all its attempts.
+        self.counts: dict[str, int] = {}
         #: A stall for which this start was ended.
         self._stall: FailureCause | None = None
 
     def begin(self) -> None:
         """Forget the processes of the start before."""
         self._errors, self._silent, self._closed, self._stall = [], [], {}, None
+
+    def learn(self, told: object) -> None:
+        """Take in the counts of failures that a process has from the store: earlier attempts may have run under other agents."""
+        self.counts.update(larger_counts(self.counts, counts_of(told)))
 
     def stood(self, session: Session | None, text: str) -> FailureCause:
         """The command, or a process of it, is ended because training stands still: its end has no other cause."""

@@ -5,7 +5,6 @@ Pure, like all of `core`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,39 +24,57 @@ class RecoveryDecision:
 
 
 class Recovery:
-    """Decides what follows each failure, and counts restarts.
+    """Decides what follows each failure, and counts the failures of each class.
 
     Args:
         rules: the rules of `--recover`, by class.
-        max_restarts: restarts of the classes without a rule, all together.
+        max_restarts: restarts of the classes without a rule, all together, in this `spotguard run`.
+        counts: how often each class has ended the run so far, in all its attempts (`errors.FailureLog.counts`).
     """
 
-    def __init__(self, rules: Mapping[str, RecoveryRule], max_restarts: int) -> None:
+    def __init__(
+        self, rules: Mapping[str, RecoveryRule], max_restarts: int, counts: dict[str, int] | None = None
+    ) -> None:
         self._rules, self._max_restarts = rules, max_restarts
-        self._made: Counter[str] = Counter()
+        self._counts = {} if counts is None else counts
+        self._restarts = 0
 
     def acts_on(self, kind: str) -> bool:
         """Return whether a rule names this class."""
         return kind in self._rules
 
+    @property
+    def failures(self) -> dict[str, int]:
+        """How often each class with a rule has ended the run so far."""
+        return {kind: self._counts.get(kind, 0) for kind in self._rules}
+
     def decide(self, kind: str, *, repeats: bool = False) -> RecoveryDecision:
-        """Return what follows a failure of this class, and count a restart.
+        """Return what follows a failure of this class, and count it.
 
         Args:
             kind: the class; "" if it is not known.
             repeats: the start before failed by the same error at the same step.
         """
         rule = self._rules.get(kind)
-        action = RecoveryAction.RESTART if rule is None else rule.action
+        before = self._counts.get(kind, 0)
+        self._counts[kind] = before + 1
         if repeats:
             same = "the start before failed with the same error at the same step: the command is not started again"
             return RecoveryDecision(RecoveryAction.STOP, same)
-        if action is not RecoveryAction.RESTART:
-            return RecoveryDecision(action, f"--recover {kind}={action}")
-        of, most = ("", self._max_restarts) if rule is None else (kind, rule.budget)
-        if self._made[of] >= most:
-            spent = f"the {most} restarts of {of or '--max-restarts'} are used up" if most else ""
+        if rule is None:
+            return self._decide_without_rule()
+        if rule.action is RecoveryAction.STOP:
+            return RecoveryDecision(rule.action, f"--recover {kind}=stop")
+        if before >= rule.budget:
+            times = f"the {rule.budget} times of --recover {kind}={rule.action}:{rule.budget} are used up"
+            return RecoveryDecision(RecoveryAction.STOP, times)
+        number = f"{rule.action} {before + 1} of {rule.budget} for {kind}"
+        return RecoveryDecision(rule.action, number)
+
+    def _decide_without_rule(self) -> RecoveryDecision:
+        most = self._max_restarts
+        if self._restarts >= most:
+            spent = f"the {most} restarts of --max-restarts are used up" if most else ""
             return RecoveryDecision(RecoveryAction.STOP, spent)
-        self._made[of] += 1
-        number = f"restart {self._made[of]} of {most}"
-        return RecoveryDecision(RecoveryAction.RESTART, f"{number} for {of}" if of else number)
+        self._restarts += 1
+        return RecoveryDecision(RecoveryAction.RESTART, f"restart {self._restarts} of {most}")

@@ -89,6 +89,10 @@ def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
     return f"{run_id}/outcomes/{attempt:04d}-{number:02d}{other}.json"
 
 
+def outcomes_prefix(run_id: str, attempt: int) -> str:
+    return f"{run_id}/outcomes/{attempt:04d}-"
+
+
 def stacks_key(run_id: str, attempt: int, number: int, rank: int) -> str:
     """Return the key for the stacks of a rank in one of the attempt's stalls, as the rank counts them. Only people read it."""
     return f"{run_id}/stalls/{attempt:04d}-{number:02d}-{rank:05d}.json"
@@ -97,6 +101,10 @@ def stacks_key(run_id: str, attempt: int, number: int, rank: int) -> str:
 def failure_key(run_id: str, attempt: int, rank: int) -> str:
     """Return the key for the record of the error that ended a rank of the attempt. Only people read it."""
     return f"{run_id}/failures/{attempt:04d}-{rank:05d}.json"
+
+
+def failures_prefix(run_id: str, attempt: int) -> str:
+    return f"{run_id}/failures/{attempt:04d}-"
 
 
 def end_key(run_id: str, attempt: int) -> str:

@@ -193,13 +193,20 @@ def test_a_relaunch(stand: Stand) -> None:
 
 
 def test_a_command_that_starts_again_knows_the_failure_before(stand: Stand) -> None:
-    told = 'import os; os.write(int(os.environ["REPORT"]), f"{os.environ.get(\'SPOTGUARD_LAST_FAILURE\')}\\n".encode())'
+    names = "SPOTGUARD_LAST_FAILURE", "SPOTGUARD_FAILURES"
+    told = (
+        f'import os; os.write(int(os.environ["REPORT"]), f"{{[*map(os.environ.get, {names})]}}\\n".encode())'
+    )
     supervisor = stand.python(told)
-    for failure in ("", "loader-worker", ""):
-        supervisor.hint(failure)
+    for failure, failures in (("", {}), ("loader-worker", {"stall": 0, "gpu": 2}), ("", {})):
+        supervisor.hint(failure, failures)
         supervisor.start()
         stand.ended()
-    assert [stand.report.next() for _ in range(3)] == ["None", "loader-worker", "None"]
+    assert [stand.report.next() for _ in range(3)] == [
+        "[None, None]",
+        "['loader-worker', 'gpu=2,stall=0']",
+        "[None, None]",
+    ]
 
 
 def test_a_running_command_is_not_started_again(stand: Stand) -> None:

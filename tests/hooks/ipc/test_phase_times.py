@@ -107,7 +107,20 @@ def test_a_long_first_pass_of_an_earlier_attempt_counts() -> None:
 
 @pytest.mark.parametrize(
     "told",
-    [None, 7, [], {"data": 3}, {"data": [1]}, {"data": ["9", 1]}, {"data": [-5, 1.0]}, {"data": [10**20, 1]}, {"data": [50, -1]}, {"data": [50, float("nan")]}, {"save": [50, 1]}, {7: [50, 1]}],  # fmt: skip
+    [
+        None,
+        7,
+        [],
+        {"data": 3},
+        {"data": [1]},
+        {"data": ["9", 1]},
+        {"data": [-5, 1.0]},
+        {"data": [10**20, 1]},
+        {"data": [50, -1]},
+        {"data": [50, float("nan")]},
+        {"save": [50, 1]},
+        {7: [50, 1]},
+    ],
 )
 def test_what_another_program_wrote_is_passed_over(told: Any) -> None:
     assert Thread(told).times.facts == {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
+from typing import Any
 
 import pytest
 
 from spotguard.agent.actions import Launch, Log
 from spotguard.agent.config.parsers import recover
-from spotguard.hooks.ipc.protocol import TrainingFailed
+from spotguard.hooks.ipc.protocol import Position, TrainingFailed
 from tests.fakes.story import Story
 
 
@@ -39,7 +40,7 @@ def test_a_class_has_restarts_of_its_own() -> None:
     fails(story, "network")
     assert (starts(story), story.code) == (4, 1)
     assert any(
-        each.text == "the 2 restarts of network are used up" and each.level == logging.ERROR
+        each.text == "the 2 times of --recover network=restart:2 are used up" and each.level == logging.ERROR
         for each in story.all(Log)
     )
 
@@ -51,6 +52,40 @@ def test_the_other_classes_share_max_restarts() -> None:
     assert (starts(story), story.machine.finished) == (4, False)
     fails(story, "host-memory")
     assert story.code == 1
+
+
+def test_failures_of_earlier_attempts_count() -> None:
+    """They may have run under other agents, on other machines."""
+    story = job("network=restart:3,gpu=restart")
+    (first,) = story.all(Launch)
+    assert first.failures == {"network": 0, "gpu": 0}
+    story.says(story.opens(story.pid), Position(5, failures={"network": 1, "program": 4}))
+    for _ in range(2):
+        fails(story, "network")
+    assert [each.failures for each in story.all(Launch)][1:] == [
+        {"network": 2, "gpu": 0},
+        {"network": 3, "gpu": 0},
+    ]
+    fails(story, "network")
+    assert (starts(story), story.code) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "told", [{"network": -1}, {"network": True}, {"network": "9"}, {"network": 10**30}, {"network": 9.5}]
+)
+def test_counts_that_cannot_be_true_are_passed_over(told: dict[str, Any]) -> None:
+    story = job("network=restart:1")
+    story.says(story.opens(story.pid), Position(5, failures=told))
+    fails(story, "network")
+    assert starts(story) == 2
+
+
+def test_a_run_leaves_no_more_often_than_its_rule_allows() -> None:
+    """Else a fault of the program would chase the job from machine to machine."""
+    story = job("gpu=leave:2")
+    story.says(story.opens(story.pid), Position(5, failures={"gpu": 2}))
+    fails(story, "gpu")
+    assert (starts(story), story.code) == (1, 1)
 
 
 @pytest.mark.parametrize(("rule", "code"), [("gpu=stop", 1), ("gpu=leave", 75)])
