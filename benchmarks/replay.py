@@ -97,7 +97,7 @@ def live(job: Job, mean: float, notice: Notice | None, dice: random.Random) -> L
 
 def _background(job: Job, rate: float, mean: float, until: float) -> list[_Upload]:
     clockwork, uploads = CheckpointSchedule("auto", 0.0), list[_Upload]()
-    clockwork.preempted_every(mean)
+    clockwork.loses_every(mean)
     copy, upload = job.nbytes / _COPY, job.nbytes / rate + COMMIT
     cost = lost_training(copy, upload, 1.0, 1 - _SLOWER)
     while clockwork.due < until:

@@ -232,8 +232,9 @@ class Guard:
         )
         if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
             self._looked_back = True
-            self._schedule.preempted_every(
-                mean_between(self._checkpointer.requests.starts(), self._clock.time())
+            starts = self._checkpointer.requests.starts()
+            self._schedule.loses_every(
+                mean_between(starts, self._clock.time(), self._history.committed_attempts)
             )
         self._schedule.saved(saved.at, saved.seconds, cost)
         self._history.interval = self._schedule.interval

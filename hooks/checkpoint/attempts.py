@@ -66,15 +66,15 @@ def _reads(store: BlobStore, key: str, data: memoryview, timeout: float | None) 
 
 def attempt_starts(
     store: BlobStore, run_id: str, *, last: int = 20, timeout: float | None = None
-) -> list[float]:
-    """Return when the newest `last` attempts began, in wall seconds; unreadable records are left out."""
+) -> dict[int, float]:
+    """Return when each of the newest `last` attempts began, in wall seconds; unreadable records are left out."""
     claims = [
         parse_attempt(run_id, info.key) for info in store.list(attempts_prefix(run_id), timeout=timeout)
     ]
-    starts = []
+    starts = {}
     for attempt in sorted(claim for claim in claims if claim is not None)[-last:]:
         if (record := attempt_record(store, run_id, attempt, timeout=timeout)) is not None:
-            starts.append(record.created)
+            starts[attempt] = record.created
     return starts
 
 

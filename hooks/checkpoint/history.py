@@ -93,6 +93,8 @@ class AttemptHistory:
             told = next((each.history for each in manifests if each.history), {})
             self.earlier_phases = told.get("phases")
             entry = {**_cleaned(told, _KEPT), "attempt": manifests[0].attempt, "last": step}
+            if manifests[0].kind == "emergency":
+                entry["committed"] = 1
             self._earlier = [*_earlier(told), entry]
             if len(self._earlier) > _EARLIER:
                 self._earlier[:2] = [merged(*self._earlier[:2])]
@@ -135,6 +137,11 @@ class AttemptHistory:
         return statistics.median(beside or [0.0]), statistics.median(alone or [0.0])
 
     @property
+    def committed_attempts(self) -> set[int]:
+        """The earlier attempts from whose last step training went on: a notice, an error or a stall was committed there."""
+        return {each["attempt"] for each in self._earlier if each.get("committed")}
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The facts of this attempt, as plain JSON."""
         _, alone = self.step_seconds
@@ -159,9 +166,9 @@ class AttemptHistory:
 
 _TIMES = ("step_seconds", "saves", "cost", "interval")
 #: Facts of an attempt that later attempts hand on.
-_KEPT = ("began", "first", "run", "step_seconds", "cost", "saves")
+_KEPT = ("began", "first", "run", "step_seconds", "cost", "saves", "committed")
 #: Facts that are whole numbers.
-_WHOLE = ("attempt", "attempts", "first", "last", "saves")
+_WHOLE = ("attempt", "attempts", "first", "last", "saves", "committed")
 #: No step, count or second that is real is larger, and no name is longer.
 _LARGEST, _NAME = {True: 10**15, False: 2**32}, 255
 

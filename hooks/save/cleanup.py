@@ -163,13 +163,13 @@ class SmallRequests:
         #: The checkpoints that were announced since the last `retract`.
         self._announced: list[CheckpointName] = []
 
-    def starts(self) -> list[float]:
-        """Return when the last few attempts of this run began, in wall seconds; [] if the store does not answer in time."""
-        results: list[float] = []
+    def starts(self) -> dict[int, float]:
+        """Return when each of the last few attempts of this run began, in wall seconds; {} if the store does not answer in time."""
+        results: dict[int, float] = {}
         store = self._uploads.store
 
         def look(left: float | None) -> None:
-            results.extend(attempt_starts(store, self._run_id, timeout=left))
+            results.update(attempt_starts(store, self._run_id, timeout=left))
 
         try:
             self._ask(look, _HISTORY)

@@ -1,12 +1,12 @@
 """The schedule of background checkpoints, and the best interval between them.
 
 `CheckpointSchedule` computes when the next checkpoint is due. `best_interval` computes the interval from what a checkpoint costs
-training (`lost_training`) and from how often training is cut off (`mean_between`).
+training (`lost_training`) and from how often training is lost (`mean_between`).
 
-One more checkpoint costs its share of step time. One fewer costs half an interval of repeated training, at each preemption
+One more checkpoint costs its share of step time. One fewer costs half an interval of repeated training, at each end of an attempt
 without a save of its own. Young (A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974)
 put the minimum of the sum at sqrt(2 C M). Daly (A higher order estimate of the optimum checkpoint interval for restart
-dumps, FGCS 22(3), 2006) covers a cost C that is no longer small beside the mean time M between preemptions.
+dumps, FGCS 22(3), 2006) covers a cost C that is no longer small beside the mean time M between such ends.
 
 The upload's length is not part of C, because training goes on beside the upload. It limits the interval through the uploads'
 share of the time instead.
@@ -19,7 +19,7 @@ import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 
 from ....providers.dates import parse_duration
 from ....providers.errors import UsageError
@@ -33,10 +33,10 @@ _STEP_SHARE = 0.01
 #: Largest share of the time that uploads may take: a tenth. If that makes the interval longer than LONGEST: a third.
 _UPLOAD_SHARE, _UPLOAD_SHARE_MOST = 0.1, 1 / 3
 
-#: Seconds between preemptions before a run has seen any of its own: nine zones of AWS held one V100 for 3.4 h at a
+#: Seconds between ends that lose training, before a run has seen any of its own: nine zones of AWS held one V100 for 3.4 h at a
 #: time, in 45 days of 2023 (github.com/skypilot-org/spot-traces, of "Can't Be Late", NSDI 2024).
 PRIOR = 3 * 3600.0
-#: Preemptions that the prior is worth: after as many of the run's own, the prior counts half.
+#: Ends that the prior is worth: after as many of the run's own, the prior counts half.
 _PRIOR_WEIGHT = 1.0
 #: Number of newest attempts that count: last month's market tells little of today's.
 _RECENT = 20
@@ -52,7 +52,7 @@ def best_interval(upload: float, cost: float | None = None, mean: float = PRIOR)
     Args:
         upload: seconds from the first byte of a checkpoint to its commit.
         cost: seconds of training that a checkpoint costs (`lost_training`); None if it was never measured.
-        mean: seconds between preemptions (`mean_between`).
+        mean: seconds between ends that lose training (`mean_between`).
     """
     wanted = max(SHORTEST, upload / _UPLOAD_SHARE)
     if cost is not None:
@@ -81,24 +81,26 @@ def lost_training(blocked: float, upload: float, beside: float = 0.0, alone: flo
     return blocked + upload * slower
 
 
-def mean_between(starts: Iterable[float], now: float) -> float:
-    """Return the seconds between preemptions, estimated from the starts of a run's attempts.
+def mean_between(starts: Mapping[int, float], now: float, saved: Collection[int] = ()) -> float:
+    """Return the seconds between ends that lose training, estimated from the starts of a run's attempts.
 
-    The model is preemptions at a constant rate with a Gamma prior. The posterior mean of the rate is (preemptions seen + 1) /
-    (seconds lived + `PRIOR`), and the result is its inverse. The running attempt has lived, and was not preempted yet. Each start
-    counts as following a preemption, which errs on the side of more checkpoints.
+    A preemption, an error or a stall that was committed loses nothing, so a background checkpoint is of no use to it. The model is
+    losses at a constant rate with a Gamma prior. The posterior mean of the rate is (losses seen + 1) / (seconds lived + `PRIOR`),
+    and the result is its inverse. The running attempt has lived, and lost nothing yet. An end of which nothing is known counts as
+    a loss, which errs on the side of more checkpoints.
 
     Args:
-        starts: wall seconds (`AttemptRecord.created`), in any order, including this attempt's.
+        starts: wall seconds (`AttemptRecord.created`) by attempt, including this attempt's.
         now: wall seconds.
+        saved: the attempts whose ends were committed.
     """
-    recent = sorted(starts)[-_RECENT:]
-    lives = [later - earlier for earlier, later in itertools.pairwise(recent)]
-    preempted = sum(life >= _NO_NEW_MACHINE for life in lives)
-    lived = sum(min(life, _LIVED_MOST) for life in lives)
+    recent = sorted((began, attempt) for attempt, began in starts.items())[-_RECENT:]
+    lives = [(attempt, later - began) for (began, attempt), (later, _) in itertools.pairwise(recent)]
+    lost = sum(life >= _NO_NEW_MACHINE and attempt not in saved for attempt, life in lives)
+    lived = sum(min(life, _LIVED_MOST) for _, life in lives)
     if recent:
-        lived += max(0.0, now - recent[-1])
-    return (PRIOR * _PRIOR_WEIGHT + lived) / (_PRIOR_WEIGHT + preempted)
+        lived += max(0.0, now - recent[-1][0])
+    return (PRIOR * _PRIOR_WEIGHT + lived) / (_PRIOR_WEIGHT + lost)
 
 
 #: Seconds until the first checkpoint with "auto": its cost is unknown. After it `best_interval` decides.
@@ -111,7 +113,7 @@ class CheckpointSchedule:
     """The schedule of background checkpoints: from when each save ended and what it cost, it computes when the next is due.
 
     It is pure: it reads no clock. The training thread calls `restored` and `begun`, and reads `due`. The saving thread calls
-    `preempted_every` and `saved`. The listener calls `ask`.
+    `loses_every` and `saved`. The listener calls `ask`.
 
     Args:
         every: "auto", "off", or seconds.
@@ -154,8 +156,8 @@ class CheckpointSchedule:
             if not self._asked:
                 self.due = now + self.interval
 
-    def preempted_every(self, seconds: float) -> None:
-        """Set the seconds between preemptions (`mean_between`). They count from the next save on."""
+    def loses_every(self, seconds: float) -> None:
+        """Set the seconds between ends that lose training (`mean_between`). They count from the next save on."""
         self._mean = seconds
 
     def saved(self, now: float, seconds: float, cost: float | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,14 @@ def test_a_rank_without_times_has_none_in_its_records() -> None:
         [name for name in ("step_seconds", "saves", "cost", "interval") if name in facts],
     ) == (0, [])
     assert begun().of_rank(0) == begun().facts
+
+
+def test_attempts_from_whose_last_step_training_went_on_are_known() -> None:
+    first = replace(manifest(40, 1, begun()), kind="emergency")
+    second = manifest(60, 2, begun(first, step=40))
+    third = begun(second, step=60)
+    assert third.committed_attempts == {1}
+    assert [each.get("committed") for each in third.whole["earlier"]] == [1, None]
 
 
 def test_checkpoints_that_no_notice_asked_for_are_counted_with_their_cost() -> None:

@@ -91,33 +91,43 @@ def test_what_a_checkpoint_costs() -> None:
     assert lost_training(0.2, 10.0, beside=0.1, alone=0.0) == 0.2
 
 
+def numbered(starts: list[float]) -> dict[int, float]:
+    return dict(enumerate(starts, 1))
+
+
 def test_before_the_first_preemption_the_prior_stands() -> None:
     """And the time that this attempt lives speaks for more."""
-    assert mean_between([], 5000.0) == PRIOR
-    assert mean_between([5000.0], 5000.0) == PRIOR
-    assert mean_between([5000.0], 5000.0 + 9 * HOUR) == 12 * HOUR
-    assert mean_between([5000.0], 4000.0) == PRIOR  # a clock that was set back
+    assert mean_between({}, 5000.0) == PRIOR
+    assert mean_between({1: 5000.0}, 5000.0) == PRIOR
+    assert mean_between({1: 5000.0}, 5000.0 + 9 * HOUR) == 12 * HOUR
+    assert mean_between({1: 5000.0}, 4000.0) == PRIOR  # a clock that was set back
 
 
 def test_a_run_that_is_often_taken_learns_it_soon() -> None:
     """Three lives of half an hour, and it is believed to be half of the way."""
     starts = [number * HOUR / 2 for number in range(4)]
-    assert mean_between(starts, starts[-1]) == pytest.approx(4.5 * HOUR / 4)
-    assert mean_between(reversed(starts), starts[-1]) == mean_between(starts, starts[-1])
+    assert mean_between(numbered(starts), starts[-1]) == pytest.approx(4.5 * HOUR / 4)
+
+
+def test_an_end_that_was_committed_loses_nothing() -> None:
+    starts = numbered([number * HOUR for number in range(5)])
+    assert mean_between(starts, 4 * HOUR) == 7 * HOUR / 5
+    assert mean_between(starts, 4 * HOUR, {1, 2, 4}) == 7 * HOUR / 2
+    assert mean_between(starts, 4 * HOUR, {1, 2, 3, 4, 5}) == 7 * HOUR
 
 
 def test_a_start_right_behind_another_is_no_preemption() -> None:
     """A crash, or a restore in place; and a run that lay still for a month did not live for it."""
-    assert mean_between([0.0, 10.0, 20.0], 20.0) >= PRIOR
-    assert mean_between([0.0, 30 * 24 * HOUR], 30 * 24 * HOUR) == (24 * HOUR + PRIOR) / 2
+    assert mean_between(numbered([0.0, 10.0, 20.0]), 20.0) >= PRIOR
+    assert mean_between(numbered([0.0, 30 * 24 * HOUR]), 30 * 24 * HOUR) == (24 * HOUR + PRIOR) / 2
 
 
 def test_what_was_long_ago_is_forgotten() -> None:
     """A market that took a machine every ten minutes last month says little about today's."""
     before = [number * 600.0 for number in range(100)]
     since = [before[-1] + number * 10 * HOUR for number in range(1, 21)]
-    assert mean_between([*before, *since], since[-1]) == mean_between(since, since[-1])
-    assert mean_between(since, since[-1]) > 9 * HOUR
+    assert mean_between(numbered([*before, *since]), since[-1]) == mean_between(numbered(since), since[-1])
+    assert mean_between(numbered(since), since[-1]) > 9 * HOUR
 
 
 @pytest.mark.parametrize("mean", [HOUR / 2, 2 * HOUR, 10 * HOUR])
@@ -125,4 +135,4 @@ def test_many_lives_are_believed_seed_7(mean: float) -> None:
     """Within what twenty of them can tell."""
     lives = random.Random(7)
     starts = list(itertools.accumulate(60 + lives.expovariate(1 / mean) for _ in range(40)))
-    assert mean_between(starts, starts[-1]) == pytest.approx(mean, rel=0.5)
+    assert mean_between(numbered(starts), starts[-1]) == pytest.approx(mean, rel=0.5)

@@ -36,7 +36,7 @@ def test_auto_weighs_what_one_costs_against_what_a_preemption_does() -> None:
     cadence.saved(100.0, 5.0, cost=1.0)
     assert cadence.interval == pytest.approx(147, abs=1)  # sqrt(2 x 1 s x 3 h)
     assert cadence.due == 100.0 + cadence.interval
-    cadence.preempted_every(12 * 3600.0)
+    cadence.loses_every(12 * 3600.0)
     cadence.saved(300.0, 5.0, cost=1.0)
     assert cadence.interval == pytest.approx(294, abs=1)
 
@@ -58,7 +58,7 @@ def test_who_says_an_interval_has_it(every: str) -> None:
     """Whatever it costs."""
     cadence = CheckpointSchedule(every, 0.0)
     before = cadence.interval
-    cadence.preempted_every(60.0)
+    cadence.loses_every(60.0)
     cadence.saved(0.0, 400.0, cost=100.0)
     assert cadence.interval == before
 
