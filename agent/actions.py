@@ -77,6 +77,8 @@ class Launch:
     failure: str = ""
     #: How often each class of `--recover` has ended the run so far.
     failures: Mapping[str, int] = field(default_factory=dict)
+    #: The first step behind the data that made values wrong (`--recover nan=back`); 0 for none.
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)

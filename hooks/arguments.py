@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ..providers.errors import SpotguardError, StateError, UsageError
 from ..providers.text import store_url
 from .checkpoint.format.keys import check_run_id
+from .ipc.failure_classes import SKIP_STEPS
 
 if TYPE_CHECKING:
     from .checkpoint.retention import Keep
@@ -105,6 +106,18 @@ def extras_worth() -> int:
             f"SPOTGUARD_EXTRAS_WORTH={text!r} is not a number of steps from 0 to 999999999; correct it, or unset it"
         )
     return int(text)
+
+
+def skip_steps() -> int:
+    """Return the first step behind the data that is to be skipped, from the environment; 0 for none.
+
+    Raises:
+        UsageError: the variable holds no number of steps.
+    """
+    text = os.environ.get(SKIP_STEPS, "")
+    if text and not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise UsageError(f"{SKIP_STEPS}={text!r} is not a number of steps; unset it, or set it as in 812")
+    return int(text or 0)
 
 
 def yes(variable: str) -> bool:

@@ -333,6 +333,8 @@ class Guard:
         known = () if step is not None or done.whole is None else done.whole.manifests
         own = (each.suspect for each in known if each.rank % self._world == self._rank and each.suspect)
         self._losses.begin(done.step, next(own, ""))
+        if run_id == self._run_id and self._startup.skip_steps > done.step:
+            self._state.skip_data(self._startup.skip_steps, done.step)
         return done
 
     def step(self, *, loss: Any = None) -> None:

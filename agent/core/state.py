@@ -43,6 +43,8 @@ class RecoveryAction(enum.StrEnum):
 
     #: The command starts again, from the newest checkpoint.
     RESTART = "restart"
+    #: It starts again behind values that are not finite, from the newest checkpoint that is not suspect, with other data.
+    BACK = "back"
     #: `spotguard run` ends with the command's exit code.
     STOP = "stop"
     #: `spotguard run` ends as after a preemption, so that the job goes on elsewhere.

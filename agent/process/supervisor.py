@@ -26,7 +26,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ...hooks.ipc.failure_classes import FAILURES, counts_text
+from ...hooks.ipc.failure_classes import FAILURES, SKIP_STEPS, counts_text
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
 from .memory_counters import MemoryCounters
@@ -166,9 +166,16 @@ class Supervisor:
         """Set the command for the next `start`."""
         self._command = list(command)
 
-    def hint(self, failure: str, failures: Mapping[str, int]) -> None:
-        """Set for the next `start` behind which class of failure it comes, "" for none, and how often each class came so far."""
-        for name, value in ((LAST_FAILURE, failure), (FAILURES, counts_text(failures))):
+    def hint(self, failure: str, failures: Mapping[str, int], skip: int = 0) -> None:
+        """Set what the next `start` is to know.
+
+        Args:
+            failure: the class of failure behind which it comes; "" for none.
+            failures: how often each class came so far.
+            skip: the first step behind the data to skip; 0 for none.
+        """
+        hints = {LAST_FAILURE: failure, FAILURES: counts_text(failures), SKIP_STEPS: str(skip or "")}
+        for name, value in hints.items():
             self._env.pop(name, None)
             if value:
                 self._env[name] = value

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 #: The variable in which a command finds how often each class of `--recover` has ended the run so far, as `counts_text` writes it.
 FAILURES = "SPOTGUARD_FAILURES"
+#: The variable in which it finds the first step behind the data that made values wrong (`--recover nan=back`).
+SKIP_STEPS = "SPOTGUARD_SKIP_STEPS"
 #: The beginning of a notice's id by which a run that stands still leaves its machine (`--recover stall=leave`).
 LEAVES_FOR_STALL = "leave-stall"
 #: No count that is real is larger.

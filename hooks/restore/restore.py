@@ -308,6 +308,16 @@ def say_what_stays_behind(store: BlobStore, own: str, other: str) -> int:
     return step or 0
 
 
+def newest_unsuspected(store: BlobStore, run_id: str) -> int:
+    """Return the step of the newest full checkpoint that is not suspect; -1 if there is none.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    found = _all(store, run_id)
+    return next((each.name.step for each in found if each.level == "full" and not each.suspect), -1)
+
+
 def _load(store: BlobStore, whole: WholeCheckpoint, state: State) -> None:
     fill(store, whole, state, fit(whole, state))
 

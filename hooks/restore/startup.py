@@ -18,7 +18,7 @@ from ...providers.clock import Clock
 from ...providers.errors import NotFoundError
 from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
-from ..arguments import extras_worth, is_set_up, launchers, yes
+from ..arguments import extras_worth, is_set_up, launchers, skip_steps, yes
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
 from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
 from ..checkpoint.local_stage import Stage
@@ -31,7 +31,7 @@ from ..ipc.failure_classes import FAILURES, LEAVES_FOR_STALL, counts_of, counts_
 from ..state.state import State
 from .collective import restore_together, see_the_same
 from .in_flight import SavesInFlight
-from .restore import Restored, restore, say_what_stays_behind
+from .restore import Restored, newest_unsuspected, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
 
 _T = TypeVar("_T", int, str)
@@ -57,6 +57,8 @@ class Startup:
         #: no agent has a rule for a class (`--recover`).
         self._told: dict[str, int] = {}
         self.failures: dict[str, int] = {}
+        #: The first step behind the data that made values wrong; 0 for none.
+        self.skip_steps = skip_steps()
 
     def meet(self, state: State) -> None:
         """Check that all ranks name the same run and store, and that each name means one tensor on all of them.
@@ -124,6 +126,10 @@ class Startup:
         if other:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
         in_flight = SavesInFlight(store, run_id, self._clock)
+        if step is None and self.skip_steps and not other:
+            good = self._ask(partial(newest_unsuspected, store, run_id))
+            # Beyond it, an earlier restart has gone back already.
+            step = good if 0 <= good < self.skip_steps else None
         if self._channel is not None:
             return restore_together(
                 self._channel,

@@ -55,3 +55,10 @@ def test_a_failure_that_did_not_happen_is_said(machine: Machine) -> None:
     assert run.ended() == 4
     run.err.until("program did not happen, so nothing is shown: rank 3 did not come to step 5")
     assert [step for _, step, _ in machine.committed("job-simulated")] == [40]
+
+
+def test_a_poisoned_batch_is_skipped(machine: Machine) -> None:
+    run = simulated(machine, "nan", options="--every off --recover nan=back")
+    run.err.until("starting the command again: it crashed with 1, back 1 of 3 for nan")
+    run.err.until(r"loader skips \d+ batches, the data of steps 0 to \d+")
+    assert run.ended() == 0

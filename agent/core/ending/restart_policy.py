@@ -204,12 +204,14 @@ class RestartPolicy:
         else:
             if command.decision is None:
                 command.decision = self._decide(command.end or CommandEnded(command.pid, code))
-            if command.decision.action is RecoveryAction.RESTART:
+            action = command.decision.action
+            if action in (RecoveryAction.RESTART, RecoveryAction.BACK):
                 self.count += 1
                 cause = self._failures.last
                 failure = "" if cause is None else cause.kind
-                self._relaunch(f"it crashed with {code}, {command.decision.why}", failure)
-            elif command.decision.action is RecoveryAction.LEAVE:
+                skip = cause.next_step if cause is not None and action is RecoveryAction.BACK else 0
+                self._relaunch(f"it crashed with {code}, {command.decision.why}", failure, skip)
+            elif action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
             else:
                 self._over(command, code)
@@ -287,9 +289,9 @@ class RestartPolicy:
         if code == 0 or self._turn.stopping or self._shutdown.swept(command):
             self._turn.exit(code)
 
-    def _relaunch(self, why: str, failure: str = "") -> None:
+    def _relaunch(self, why: str, failure: str = "", skip: int = 0) -> None:
         self._turn.log(f"starting the command again: {why}", logging.WARNING)
         self._command.kill_all()  # any process that is left holds the run id
         self._command.current = None
         self._restart.over()
-        self._turn.do(Launch(self._peers.take_moves(), failure, self._recovery.failures))
+        self._turn.do(Launch(self._peers.take_moves(), failure, self._recovery.failures, skip))

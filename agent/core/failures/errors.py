@@ -47,6 +47,11 @@ class FailureCause:
     error: TrainingFailed | None = None
     repeats: bool = False
 
+    @property
+    def next_step(self) -> int:
+        """The number of completed steps once the step is over in which it failed; 0 if that step is not known."""
+        return 0 if self.error is None or self.error.step < 0 else self.error.step + 1
+
     def facts(self) -> dict[str, Any]:
         """Return the cause as plain JSON, for the helper of alerts and for the record in the store."""
         session, error = self.session, self.error

@@ -15,6 +15,12 @@ from ..state import RecoveryAction, RecoveryRule
 FAILURES = (*CLASSES, "killed", "stall")
 
 
+_NOT_FINITE = (
+    "the same data would make the values wrong again, so the command is not started again: --recover nan=back skips that data, "
+    "nan=restart tries once more"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryDecision:
     """What follows one failure, with the words for the log."""
@@ -61,6 +67,8 @@ class Recovery:
         if repeats:
             same = "the start before failed with the same error at the same step: the command is not started again"
             return RecoveryDecision(RecoveryAction.STOP, same)
+        if rule is None and kind == "nan":
+            return RecoveryDecision(RecoveryAction.STOP, _NOT_FINITE)
         if rule is None:
             return self._decide_without_rule()
         if rule.action is RecoveryAction.STOP:

@@ -176,6 +176,11 @@ def test_the_service_has_no_command_to_end() -> None:
         ("recover", "hang=restart", "a class of failures before each =, not 'hang': cuda-memory, "),
         ("recover", "stall=reboot", "restart, restart:N, leave, leave:N or stop behind stall=, not 'reboot'"),
         ("recover", "stall=stop:3", "restart, restart:N, leave, leave:N or stop behind stall=, not 'stop:3'"),
+        (
+            "recover",
+            "gpu=back",
+            "back behind nan= only, which skips data that made values wrong, not 'gpu=back'",
+        ),
         ("recover", "gpu=leave:x", "a whole number from 1 up behind gpu=leave:, not 'x'"),
         ("recover", "stall=restart:0", "a whole number from 1 up behind stall=restart:, not '0'"),
         ("outlive", "maybe", "true or false"),

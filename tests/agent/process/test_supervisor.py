@@ -193,19 +193,24 @@ def test_a_relaunch(stand: Stand) -> None:
 
 
 def test_a_command_that_starts_again_knows_the_failure_before(stand: Stand) -> None:
-    names = "SPOTGUARD_LAST_FAILURE", "SPOTGUARD_FAILURES"
+    names = "SPOTGUARD_LAST_FAILURE", "SPOTGUARD_FAILURES", "SPOTGUARD_SKIP_STEPS"
     told = (
         f'import os; os.write(int(os.environ["REPORT"]), f"{{[*map(os.environ.get, {names})]}}\\n".encode())'
     )
     supervisor = stand.python(told)
-    for failure, failures in (("", {}), ("loader-worker", {"stall": 0, "gpu": 2}), ("", {})):
-        supervisor.hint(failure, failures)
+    hints: list[tuple[str, dict[str, int], int]] = [
+        ("", {}, 0),
+        ("nan", {"stall": 0, "gpu": 2}, 812),
+        ("", {}, 0),
+    ]
+    for hint in hints:
+        supervisor.hint(*hint)
         supervisor.start()
         stand.ended()
     assert [stand.report.next() for _ in range(3)] == [
-        "[None, None]",
-        "['loader-worker', 'gpu=2,stall=0']",
-        "[None, None]",
+        "[None, None, None]",
+        "['nan', 'gpu=2,stall=0', '812']",
+        "[None, None, None]",
     ]
 
 

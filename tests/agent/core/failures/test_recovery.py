@@ -80,6 +80,22 @@ def test_counts_that_cannot_be_true_are_passed_over(told: dict[str, Any]) -> Non
     assert starts(story) == 2
 
 
+def test_values_that_are_not_finite_start_nothing_again_by_themselves() -> None:
+    story = job("network=restart", max_restarts=9)
+    fails(story, "nan")
+    assert (starts(story), story.code) == (1, 1)
+    assert any("--recover nan=back skips that data" in each.text for each in story.all(Log))
+
+
+def test_a_run_goes_back_behind_the_data_of_the_failed_step() -> None:
+    story = job("nan=back:1")
+    fails(story, "nan", step=811)
+    assert [(each.failure, each.skip) for each in story.all(Launch)] == [("", 0), ("nan", 812)]
+    assert any("back 1 of 1 for nan" in each.text for each in story.all(Log))
+    fails(story, "nan", step=900)
+    assert (starts(story), story.code) == (2, 1)
+
+
 def test_a_run_leaves_no_more_often_than_its_rule_allows() -> None:
     """Else a fault of the program would chase the job from machine to machine."""
     story = job("gpu=leave:2")

@@ -352,3 +352,64 @@ def test_a_samplers_epoch_is_that_of_the_pass_that_was_cut() -> None:
     sampler.set_epoch(0)
     loader.load_state_dict(state)
     assert [batch.tolist() for batch in loader] == expected
+
+
+# --- data that is skipped ---
+
+
+def in_order() -> Loader:
+    return DataLoader(Fixed(), batch_size=BATCH)
+
+
+def resumed(
+    taken: int, steps: int, until: int, state: dict[str, Any] | None = None
+) -> spotguard.ResumableLoader:
+    """A loader that has taken some batches in some steps, then was restored, and skips the data of the steps up to one."""
+    first = spotguard.ResumableLoader(in_order())
+    if state is None:
+        batches = iter(first)
+        for _ in range(taken):
+            next(batches)
+        state = first.state_dict()
+    loader = spotguard.ResumableLoader(in_order())
+    loader.load_state_dict(state)
+    loader.skip_data(until, steps)
+    return loader
+
+
+def starts(loader: spotguard.ResumableLoader) -> list[float]:
+    return [batch[0, 0].item() for batch in loader]
+
+
+@pytest.mark.parametrize(
+    ("taken", "steps", "until", "rest"),
+    [
+        pytest.param(1, 1, 2, [6.0, 9.0], id="one step"),
+        pytest.param(1, 1, 3, [9.0], id="two steps"),
+        pytest.param(2, 1, 2, [], id="two batches a step"),
+        pytest.param(2, 2, 2, [6.0, 9.0], id="no step"),
+        pytest.param(1, 1, 99, [], id="more than the pass has"),
+    ],
+)
+def test_the_data_of_some_steps_is_skipped(taken: int, steps: int, until: int, rest: list[float]) -> None:
+    loader = resumed(taken, steps, until)
+    assert starts(loader) == rest
+    assert (loader.epoch, len(starts(loader))) == (1, EACH), "the next pass is whole"
+
+
+def test_a_first_pass_may_begin_behind_skipped_data() -> None:
+    """There was no checkpoint yet."""
+    loader = spotguard.ResumableLoader(in_order())
+    assert loader.skip_data(2, 0) == 2
+    assert starts(loader) == [6.0, 9.0]
+
+
+def test_data_is_skipped_once_and_counted_as_taken() -> None:
+    """A later restart finds the loader behind it."""
+    loader = resumed(1, 1, 2)
+    assert next(iter(loader))[0, 0] == 6.0
+    assert next(batches := iter(loader))[0, 0] == 6.0, "a look at the first batch changes nothing"
+    state = loader.state_dict()
+    assert state["taken"] == 3
+    assert [batch[0, 0].item() for batch in batches] == [9.0]
+    assert starts(resumed(3, 2, 2, state)) == [9.0]
