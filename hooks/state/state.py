@@ -281,7 +281,7 @@ class State:
         if len(in_pass) != 1:
             found = f"{len(in_pass)} loaders in a pass" if in_pass else "no spotguard.ResumableLoader"
             log.warning(
-                "the data of steps %d to %d is for the script to skip, as SPOTGUARD_SKIP_STEPS says: the state has %s",
+                "the data of steps %d to %d is for the script to skip (SPOTGUARD_SKIP_STEPS), because the state has %s",
                 done,
                 until - 1,
                 found,
