@@ -167,6 +167,14 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class ExcludeMachine:
+    """Name the machine to which the job should not come back, for whoever starts it again (`--exclude-file`)."""
+
+    #: Its name as the other machines know it; "": this machine.
+    machine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Answer a person who asked for a drill."""
 
@@ -193,6 +201,7 @@ Action = (
     | FollowMachines
     | Publish
     | Incident
+    | ExcludeMachine
     | Log
     | Tell
 )

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
     from .process.verifier import Verifier
+    from .telemetry.exclude_file import ExcludeFile
     from .telemetry.metrics.reading import Scrape
     from .telemetry.metrics.recorder import MetricsRecorder
 
@@ -65,6 +66,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         signal=options.signal,
         max_restarts=options.max_restarts,
         recover=options.recover or {},
+        excludes=options.exclude_file is not None,
         launcher_restarts=torchrun.restarts(command, os.environ),
         outlive=options.outlive,
         exit_code=options.exit_code,
@@ -124,6 +126,9 @@ def _serve(
         notice_hook = _notice_hook(options, env, post, clock)
         if notice_hook is not None:
             stack.callback(notice_hook.close)
+        exclude_file = _exclude_file(options)
+        if exclude_file is not None:
+            stack.callback(exclude_file.close)
         verifier = _verifier(policy, env, post)
         if verifier is not None:
             stack.callback(verifier.close)
@@ -173,6 +178,7 @@ def _serve(
             alerts=alerts,
             verifier=verifier,
             heartbeats=heartbeats,
+            exclude_file=exclude_file,
             orphan=orphan,
         )
         return agent.run()
@@ -245,6 +251,14 @@ def _notice_hook(
     from .process.notice_hook import NoticeHook
 
     return NoticeHook(options.on_notice, env, post, clock)
+
+
+def _exclude_file(options: Options) -> ExcludeFile | None:
+    if options.exclude_file is None:
+        return None
+    from .telemetry.exclude_file import ExcludeFile
+
+    return ExcludeFile(options.exclude_file, os.environ)
 
 
 def _verifier(policy: Policy, env: dict[str, str], post: Callable[[Event], None]) -> Verifier | None:

@@ -20,6 +20,7 @@ from .actions import (
     Acknowledge,
     Action,
     Announce,
+    ExcludeMachine,
     Finish,
     FollowMachines,
     Incident,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
     from .process.verifier import Verifier
+    from .telemetry.exclude_file import ExcludeFile
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
@@ -116,6 +118,7 @@ class Agent:
         alerts: AlertHelper | None = None,
         verifier: Verifier | None = None,
         heartbeats: Heartbeats | None = None,
+        exclude_file: ExcludeFile | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -132,6 +135,7 @@ class Agent:
         self._alerts = alerts
         self._verifier = verifier
         self._heartbeats = heartbeats
+        self._exclude_file = exclude_file
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
@@ -308,6 +312,9 @@ class Agent:
         elif isinstance(action, Incident):
             if self._alerts is not None:
                 self._alerts.tell(action.kind, action.facts)
+        elif isinstance(action, ExcludeMachine):
+            if self._exclude_file is not None:
+                self._exclude_file.add(action.machine)
         elif isinstance(action, Acknowledge):
             for watch in self._watches:
                 watch.acknowledge(action.notice_id)

@@ -73,6 +73,8 @@ class Options:
     max_restarts: int
     #: What follows a failure, by its class; None: `max_restarts` alone decides.
     recover: Mapping[str, RecoveryRule] | None
+    #: The file for the names of machines that `leave` leaves.
+    exclude_file: str | None
     outlive: bool
     exit_code: int
     #: The TOML file with rules for alerts; None: the default rules.
@@ -316,6 +318,15 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "RULES",
         "after CLASS do restart, stop or leave, as in stall=restart,gpu=leave",
+        OptionGroup.RESTART,
+        RUN,
+    ),
+    Setting(
+        "exclude-file",
+        parsers.absolute_path,
+        None,
+        "FILE",
+        "append the machine that failed to FILE at the action leave",
         OptionGroup.RESTART,
         RUN,
     ),

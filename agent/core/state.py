@@ -73,6 +73,8 @@ class Policy:
     max_restarts: int = 0
     #: What follows a failure, by its class (`--recover`).
     recover: Mapping[str, RecoveryRule] = field(default_factory=dict)
+    #: Whoever starts the job again reads which machines to exclude (`--exclude-file`).
+    excludes: bool = False
     #: The command is a launcher that starts its ranks again after a failure of one (`torchrun --max-restarts`).
     launcher_restarts: bool = False
     outlive: bool = False

@@ -41,7 +41,7 @@ class MemoryCounters:
 
     def __init__(self, root: Path = _ROOT, proc: Path = _PROC) -> None:
         self._root, self._proc = root, proc
-        self._groups = [group for group in self._all_groups() if group[1].is_dir()]
+        self._groups = [group for group in cgroups("memory", root, proc) if group[1].is_dir()]
 
     def kills(self) -> int:
         """Return how many processes were killed for memory so far; 0 if no cgroup counts them.
@@ -49,7 +49,7 @@ class MemoryCounters:
         v1 counts those of this group alone, and v2 those of the groups below, too.
         """
         for version, folder in self._groups:
-            if (counted := _numbers(_text(folder / _FILES[version][0])).get("oom_kill")) is not None:
+            if (counted := numbers_in(folder / _FILES[version][0]).get("oom_kill")) is not None:
                 return counted
         return 0
 
@@ -65,13 +65,13 @@ class MemoryCounters:
     def _of_cgroups(self) -> Iterable[MemoryReading]:
         for version, folder, limit in self._limited():
             _, _, use, files = _FILES[version]
-            current, stat = _text(folder / use).strip(), _numbers(_text(folder / "memory.stat"))
+            current, stat = _text(folder / use).strip(), numbers_in(folder / "memory.stat")
             if current.isdigit():
                 used = max(0, int(current) - sum(stat.get(name, 0) for name in files))
                 yield MemoryReading("this job's cgroup", used, limit, _full(folder / "memory.pressure"))
 
     def _of_machine(self) -> Iterable[MemoryReading]:
-        kilobytes = _numbers(_text(self._proc / "meminfo").replace(":", " "))
+        kilobytes = numbers_in(self._proc / "meminfo")
         total, available = kilobytes.get("MemTotal", 0), kilobytes.get("MemAvailable", -1)
         if total > 0 <= available:
             pressure = _full(self._proc / "pressure" / "memory")
@@ -86,19 +86,26 @@ class MemoryCounters:
             if text.isdigit() and 0 < int(text) < _NO_LIMIT:
                 yield version, folder, int(text)
 
-    def _all_groups(self) -> Iterable[tuple[int, Path]]:
-        """Yield the groups that may be this process's, innermost first: a limit may be any outer one's.
 
-        In a namespace of its own, a container's path may name groups that it does not see: its own is the root then.
-        """
-        for line in _text(self._proc / "self" / "cgroup").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            if controllers == "" or "memory" in controllers.split(","):
-                version, root = (1, self._root / "memory") if controllers else (2, self._root)
-                inner = root / path.lstrip("/")
-                yield version, inner
-                yield from ((version, each) for each in inner.parents if each.is_relative_to(root))
+def cgroups(controller: str, root: Path = _ROOT, proc: Path = _PROC) -> Iterable[tuple[int, Path]]:
+    """Yield version and folder of the groups that may be this process's, innermost first: a limit may be any outer one's.
+
+    In a namespace of its own, a container's path may name groups that it does not see: its own is the root then.
+
+    Args:
+        controller: the controller, such as "memory".
+        root: where the cgroups are mounted.
+        proc: the mount of /proc.
+    """
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "" or controller in controllers.split(","):
+            # systemd links each controller of v1 that shares its mount, as cpu to cpu,cpuacct.
+            version, top = (1, root / controller) if controllers else (2, root)
+            inner = top / path.lstrip("/")
+            yield version, inner
+            yield from ((version, each) for each in inner.parents if each.is_relative_to(top))
 
 
 def _full(path: Path) -> float:
@@ -110,9 +117,9 @@ def _full(path: Path) -> float:
     return 0.0
 
 
-def _numbers(text: str) -> Mapping[str, int]:
-    """Return the numbers of a file whose lines begin with a name and a number."""
-    lines = (line.split() for line in text.splitlines())
+def numbers_in(path: Path) -> Mapping[str, int]:
+    """Return the numbers of a file whose lines begin with a name and a number; none if it cannot be read."""
+    lines = (line.replace(":", " ").split() for line in _text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 

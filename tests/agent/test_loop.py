@@ -17,6 +17,7 @@ import pytest
 from spotguard.agent import app
 from spotguard.agent.actions import Action, Finish, Log, Look
 from spotguard.agent.config.options import Options
+from spotguard.agent.config.parsers import recover
 from spotguard.agent.config.resolve import resolve
 from spotguard.agent.core.machine import Machine
 from spotguard.agent.core.state import Policy
@@ -89,6 +90,18 @@ def test_a_command_that_ends_by_itself(options: Options) -> None:
     assert options.socket is not None
     assert not Path(options.socket).exists()
     assert not Path(options.socket).with_suffix(".outcome.json").exists()
+
+
+def test_a_machine_that_is_left_is_named_before_the_exit(options: Options, tmp_path: Path) -> None:
+    """`--recover CLASS=leave`: 75, and the file says which machine to exclude."""
+    left = tmp_path / "left"
+    rules = recover("--recover", "killed=leave")
+    kills = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    assert app.run(replace(options, recover=rules, exclude_file=str(left)), kills) == 75
+    assert left.read_text() in (f"{os.environ.get('SLURMD_NODENAME')}\n", f"{os.uname().nodename}\n")
+    left.unlink()
+    assert app.run(replace(options, recover=rules, exclude_file=str(left)), ["false"]) == 1
+    assert not left.exists()
 
 
 def test_notice_commit_leave_75(options: Options) -> None:

@@ -18,6 +18,8 @@ from spotguard.deploy.monitoring import FILES, text
 
 yaml: Any = pytest.importorskip("yaml")
 
+from tests.deploy.grafana import NAME, grafana_alerts, prometheus_alerts  # noqa: E402 - it needs YAML
+
 RULES_TEST = Path(__file__).with_name("rules_test.yml")
 
 #: What a histogram becomes.
@@ -144,6 +146,63 @@ def test_every_metric_is_watched_somewhere() -> None:
     """On the dashboard or in a rule: a number that nobody looks at is not worth its series."""
     asked = " ".join(expressions())
     assert [metric.name for metric in METRICS if metric.name not in asked] == []
+
+
+# --- Grafana's own alerting ---
+
+
+def grafana_rules() -> list[dict[str, Any]]:
+    body = yaml.safe_load(text(NAME))
+    assert body["apiVersion"] == 1
+    (group,) = body["groups"]
+    assert {"orgId", "name", "folder", "interval"} < set(group)
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def test_grafana_has_the_alerts_of_prometheus() -> None:
+    """Made from one source: `python -m tests.docs.generated` writes it again."""
+    assert text(NAME) == grafana_alerts()
+    found = [
+        (rule["title"], rule["data"][0]["model"]["expr"], rule["for"], rule["labels"])
+        for rule in grafana_rules()
+    ]
+    assert found == [
+        (alert["alert"], alert["expr"].strip(), alert.get("for", "0s"), alert["labels"])
+        for alert in prometheus_alerts()
+    ]
+
+
+def test_each_rule_of_grafana_s_is_what_its_reader_takes() -> None:
+    """A uid of 40 letters at most, queries that name each other, words of its own for its states."""
+    uids = [rule["uid"] for rule in grafana_rules()]
+    assert len(set(uids)) == len(uids)
+    for rule in grafana_rules():
+        assert re.fullmatch("[a-zA-Z0-9_-]{1,40}", rule["uid"])
+        names = [query["refId"] for query in rule["data"]]
+        assert names == [query["model"]["refId"] for query in rule["data"]] == ["query", "math", "threshold"]
+        assert rule["condition"] == names[-1]
+        assert rule["data"][0]["relativeTimeRange"]["from"] > rule["data"][0]["relativeTimeRange"]["to"]
+        assert rule["noDataState"] in ("Alerting", "NoData", "OK")
+        assert rule["execErrState"] in ("Alerting", "Error", "OK")
+
+
+def test_grafana_expands_no_variable_of_a_template_and_asks_nothing_in_one() -> None:
+    """`$labels` would be a variable of its environment, and it has no `query` there."""
+    for rule in grafana_rules():
+        for words in rule["annotations"].values():
+            assert "$" not in words, rule["title"]
+            assert [each for each in re.findall(r"\{\{.*?\}\}", words) if "query " in each] == []
+
+
+def test_prometheus_parses_each_expression_of_grafana_s(
+    require_server: Callable[[str], str], tmp_path: Path
+) -> None:
+    rules = [{"alert": rule["title"], "expr": rule["data"][0]["model"]["expr"]} for rule in grafana_rules()]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "grafana", "rules": rules}]}))
+    found = promtool(require_server("promtool"), "check", "rules", str(path))
+    assert f"{len(rules)} rules found" in found
 
 
 # --- the dashboard ---

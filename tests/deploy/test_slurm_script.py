@@ -20,8 +20,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "launch" / "slurm.md"
 
 #: In the place of Slurm's programs: they write down what they were told, and answer as they were asked to.
 FAKES = {
-    "srun": 'env >"$SAID/environment"; exit "$ENDS"',
-    "scontrol": '[ "$1" = show ] && echo node1 || echo "$@" >"$SAID/requeued"',
+    "srun": 'env >"$SAID/environment"; [ -z "$LEFT" ] || echo "$LEFT" >"$SPOTGUARD_EXCLUDE_FILE"; exit "$ENDS"',
+    "scontrol": """
+case "$1" in
+show) printf 'node1\\nnode2\\n' ;;
+--oneliner) printf 'JobId=4710 ExcNodeList=node7 NodeList=\\nJobId=4711 Name=a ReqNodeList=(null) ExcNodeList=%s NodeList=\\n' "$BEFORE" ;;
+requeue) echo "$@" >"$SAID/requeued" ;;
+update) echo "$@" >"$SAID/updated" ;;
+esac""",
 }
 
 
@@ -63,6 +69,7 @@ class Script:
         done = subprocess.run(
             ["bash", "-c", batch_script(), "train.sbatch", "true"],
             env=said | job | env,
+            cwd=self._folder,
             timeout=TIMEOUT,
         )
         return done.returncode
@@ -73,7 +80,13 @@ class Script:
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def requeued(self) -> str:
-        path = self._folder / "requeued"
+        return self._read("requeued")
+
+    def updated(self) -> str:
+        return self._read("updated")
+
+    def _read(self, name: str) -> str:
+        path = self._folder / name
         return path.read_text().strip() if path.exists() else ""
 
 
@@ -108,6 +121,36 @@ def test_who_ends_as_after_a_preemption_comes_back_and_nobody_else(
 ) -> None:
     assert script.run(ends, **said) == ends
     assert script.requeued() == ("requeue incomplete 4711" if comes_back else "")
+
+
+@pytest.mark.parametrize(
+    ("left", "before", "excluded"),
+    [
+        ("node2", "(null)", "node2"),
+        ("node1.cluster.local", "(null)", "node1"),
+        ("node2", "node[5-6]", "node[5-6],node2"),
+        ("node2\nnode1\nnode2", "(null)", "node1,node2"),
+        ("elsewhere", "(null)", ""),
+        ("", "node5", ""),
+    ],
+)
+def test_a_node_that_was_left_is_excluded_beside_those_that_are(
+    script: Script, tmp_path: Path, left: str, before: str, excluded: str
+) -> None:
+    """Names that are none of the job's nodes are not passed on."""
+    assert script.run(75, LEFT=left, BEFORE=before) == 75
+    assert script.updated() == (f"update JobId=4711 ExcNodeList={excluded}" if excluded else "")
+    assert script.requeued() == "requeue incomplete 4711"
+    assert list(tmp_path.glob(".spotguard*")) == []
+
+
+def test_a_job_that_does_not_come_back_excludes_nothing(script: Script, tmp_path: Path) -> None:
+    """Nor one that finds the names of an earlier life, which was killed."""
+    script.run(1, LEFT="node2", BEFORE="(null)")
+    assert script.updated() == ""
+    (tmp_path / ".spotguard-exclude-4711").write_text("node2\n")
+    script.run(75, BEFORE="(null)")
+    assert (script.requeued(), script.updated()) == ("requeue incomplete 4711", "")
 
 
 def test_a_task_has_the_cores_that_sbatch_was_asked_for(script: Script) -> None:

@@ -1,4 +1,4 @@
-"""The parts of the reference pages that come from the code. `python -m tests.docs.generated` writes them again.
+"""The parts of the reference pages that come from the code, and Grafana's alerts. `python -m tests.docs.generated` writes them again.
 
 A part stands between `<!-- generated: KIND [NAME] -->` and `<!-- end -->`. The text around it is written by hand.
 """
@@ -190,7 +190,11 @@ def pages() -> list[Path]:
 
 
 if __name__ == "__main__":
+    from tests.deploy.grafana import NAME, grafana_alerts  # it needs YAML, which the pages do not
+
     for page in pages():
         page.write_text(renewed(page.read_text()))
         print(page.relative_to(ROOT), file=sys.stderr)
     MESSAGES.write_text(message_list())
+    grafana = ROOT / "packaging" / "spotguard" / "deploy" / "template-files" / NAME
+    grafana.write_text(grafana_alerts())

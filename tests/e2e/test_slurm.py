@@ -155,6 +155,35 @@ def test_a_job_whose_time_is_nearly_over_is_saved_and_begins_anew(begin: Begin) 
     training.comes_back()
 
 
+def test_a_job_that_leaves_a_node_for_a_failure_does_not_come_back_to_it(
+    tmp_path: Path, require_server: Callable[[str], str]
+) -> None:
+    """Beside those that it excluded before. In its first life the second of its nodes fails, and the first one is well."""
+    command = tmp_path / "once.sh"
+    fails = (
+        '[ "$SLURM_NODEID$SLURM_RESTART_COUNT" != 1 ] || { echo "fails on $SLURMD_NODENAME"; kill -9 $$; }'
+    )
+    command.write_text(f'{fails}\necho "done on $SLURMD_NODENAME"\n')
+    with Cluster(tmp_path, require_server, nodes=4, kill_wait=10) as cluster:
+        job = cluster.train(
+            "sh",
+            str(command),
+            options=("--nodes=2", "--exclude=node2"),
+            SPOTGUARD_RECOVER="killed=leave",
+        )
+        job.until("^done on ", 3)
+        job.becomes("COMPLETED")
+        (left,) = re.findall(r"^fails on (.*)$", job.log, re.MULTILINE)
+        shown = cluster.show(job.id)
+        assert shown["Restarts"] == "1"
+        assert shown["ExcNodeList"] == f"node2,{left}"
+        nodes = {node.name for node in cluster.nodes}
+        assert {*re.findall("^done on (.*)$", job.log, re.MULTILINE)} == nodes - {"node2", left}
+        assert re.search("this machine is named in --exclude-file", job.log)
+        assert re.search(f"job {job.id} excludes {left} from now on", job.log)
+        assert list(cluster.folder.glob(".spotguard-exclude*")) == []
+
+
 @pytest.mark.soak
 def test_who_signals_its_tasks_moves_a_job(begin: Begin, tmp_path: Path) -> None:
     """Another step of the job, on the same node, sees what is guarded there. Of the session that submitted it, nothing is in use:

@@ -10,7 +10,7 @@ import signal
 
 from ....providers.notice import NoticeKind
 from ....providers.text import span
-from ...actions import Incident, Launch, Rest, SignalSession
+from ...actions import ExcludeMachine, Incident, Launch, Rest, SignalSession
 from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
@@ -227,14 +227,31 @@ class RestartPolicy:
             "" if cause is None else cause.kind, repeats=cause is not None and cause.repeats
         )
         if decision.action is RecoveryAction.LEAVE:
-            self._turn.log(
-                f"{decision.why}: exit code {self._turn.policy.exit_code}, so that the job goes on elsewhere; exclude this "
-                "machine in your scheduler (Slurm: scontrol update JobId=ID ExcNodeList=NODE)",
-                logging.ERROR,
-            )
+            # A rank that has lost another one is not on the machine that failed.
+            self._exclude(decision.why, None if cause is not None and cause.kind == "peer-lost" else "")
         elif decision.action is RecoveryAction.STOP and decision.why:
             self._turn.log(decision.why, logging.ERROR)
         return decision
+
+    def _exclude(self, why: str, machine: str | None) -> None:
+        """Log how the job goes on without the machine that failed, and name it for whoever starts the job again.
+
+        Args:
+            why: the rule by which this machine is left.
+            machine: the machine that failed; "": this one; None: it is not known here.
+        """
+        goes_on = f"{why}: exit code {self._turn.policy.exit_code}, so that the job goes on elsewhere"
+        if machine is None:
+            then = "the machine that failed is not known here: exclude it in your scheduler"
+        elif self._turn.policy.excludes:
+            then = f"{machine or 'this machine'} is named in --exclude-file"
+            self._turn.do(ExcludeMachine(machine))
+        else:
+            then = (
+                f"exclude {machine or 'this machine'} in your scheduler (Slurm, once the job waits again: scontrol update "
+                "JobId=ID ExcNodeList=NODE)"
+            )
+        self._turn.log(f"{goes_on}; {then}", logging.ERROR)
 
     def stalled(self, stall: Stall) -> None:
         """End training that stands still for good, as `--recover` asks for. Its state was saved when it was told."""
@@ -258,6 +275,7 @@ class RestartPolicy:
             self._command.kill_all()
         elif decision.action is RecoveryAction.LEAVE:
             self._delivery.noticed(leaving_notice(self._turn, decision.why))
+            self._exclude(decision.why, stall.machine or ("" if stall.here else None))
         elif self._turn.policy.launcher_restarts:
             # One owner: torchrun starts all ranks again once one of them is gone.
             self._killed.add(session.number)

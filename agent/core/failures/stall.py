@@ -64,6 +64,8 @@ class Stall:
     limit: float
     #: The machine that is silent, for which the run seems to wait; "" if none is.
     machine: str = ""
+    #: Whether the cause is on this machine: a rank here waits for no other, or all ranks are here.
+    here: bool = True
 
     def facts(self) -> dict[str, Any]:
         """Return the stall as plain JSON, for the helper of alerts."""
@@ -214,7 +216,8 @@ class StallWatch:
         self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float, limit: float
     ) -> Stall:
         cause, machine = _cause(ranks), next(iter(self._silent(run, ranks)), "")
-        return Stall(cause.session, cause.phase, cause.where, now - _moved_at(ranks), limit, machine)
+        here = not machine and (bool(_outside(ranks)) or len(ranks) >= cause.session.world)
+        return Stall(cause.session, cause.phase, cause.where, now - _moved_at(ranks), limit, machine, here)
 
     def _silent(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> dict[str, float]:
         """Return the silent machines for which a run may wait, and the moment of the last heartbeat of each.

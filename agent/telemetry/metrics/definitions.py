@@ -365,6 +365,20 @@ METRICS: tuple[Metric, ...] = (
         reported("spotguard_pressure_ratio"),
     ),
     Metric(
+        "spotguard_cpu_throttled_ratio",
+        "gauge",
+        (),
+        "Share of the last minute's periods in which the CPU quota ran out.",
+        reported("spotguard_cpu_throttled_ratio"),
+    ),
+    Metric(
+        "spotguard_clock_step_seconds_total",
+        "counter",
+        ("direction",),
+        "Seconds by which the wall clock was set, forward or back.",
+        reported("spotguard_clock_step_seconds_total"),
+    ),
+    Metric(
         "spotguard_kernel_errors_total",
         "counter",
         ("kind",),

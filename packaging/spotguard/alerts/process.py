@@ -29,7 +29,7 @@ from ..providers.text import TEXT, clip
 from .evaluation import Alert, Evaluation
 from .failure_record import PATIENCE, RecordWriter, diagnosed, needs_record
 from .gpu import Gpus
-from .host import Reading, disks, memory, pressure
+from .host import ClockSteps, CpuThrottle, Reading, disks, memory, pressure
 from .kernel_log import DEFAULT, VARIABLE, KernelLog
 from .readings import ReadingSource, read_all
 from .receivers import Origin, Receiver, labels_of
@@ -74,9 +74,12 @@ class AlertProcess:
         self._folders = [*_local(begin)]
         self._kernel_log = KernelLog(os.environ.get(VARIABLE, DEFAULT))
         self._gpus: Gpus | None = None
+        self._clock_steps, throttle = ClockSteps(), CpuThrottle()
         self._sources = [
             ReadingSource("free disk", lambda: disks(self._folders)),
-            ReadingSource("memory", lambda: [*memory(), *pressure()]),
+            ReadingSource(
+                "memory and CPU", lambda: [*memory(), *pressure(), *throttle.read(clock.monotonic())]
+            ),
             ReadingSource("GPUs", self._read_gpus),
         ]
         self._records = RecordWriter(clock)
@@ -175,6 +178,7 @@ class AlertProcess:
 
     def _read(self) -> Iterator[Reading]:
         yield from read_all(self._sources)
+        yield from self._clock_steps.read()
         for kind, number in self._findings.items():
             yield "spotguard_kernel_errors_total", (kind,), float(number)
         for sender in self._senders:

@@ -1,4 +1,4 @@
-"""Monitoring files for operators: rules and a scrape for Prometheus, a dashboard for Grafana, an input for Filebeat.
+"""Monitoring files for operators: rules and a scrape for Prometheus, a dashboard and alerts for Grafana, an input for Filebeat.
 
 `docs/reference/metrics.md` explains the purpose of each.
 """
@@ -14,6 +14,7 @@ FILES = {
     "rules.yml": "Prometheus: what is recorded, and the alerts",
     "prometheus.yml": "Prometheus: a scrape of this machine's agents, with these rules",
     "dashboard.json": "Grafana: the dashboard, to be imported",
+    "grafana-alerts.yml": "Grafana: the alerts of rules.yml, for its own alerting",
     "alerts.toml": "spotguard: the rules of alerts, to be changed for --rules",
     "filebeat.yml": "Filebeat: the lines of --json-log to Elasticsearch",
 }

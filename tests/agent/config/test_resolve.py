@@ -56,6 +56,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
         ),
         ('"killed=restart"', {"killed": RecoveryRule(RecoveryAction.RESTART, 3)}),
     ),
+    "exclude-file": (("/a/left", "/a/left"), ("/b", "/b"), ('"/c/d"', "/c/d")),
     "outlive": (("true", True), ("off", False), ("true", True)),
     "exit-code": (("1", 1), ("76", 76), ("255", 255)),
     "rules": (("/a.toml", "/a.toml"), ("/b.toml", "/b.toml"), ('"/c.toml"', "/c.toml")),

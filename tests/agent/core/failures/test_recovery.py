@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Launch, Log
+from spotguard.agent.actions import ExcludeMachine, Launch, Log
 from spotguard.agent.config.parsers import recover
 from spotguard.hooks.ipc.protocol import Position, TrainingFailed
 from tests.fakes.story import Story
@@ -111,6 +111,28 @@ def test_a_class_may_end_the_run(rule: str, code: int) -> None:
     assert (starts(story), story.code) == (1, code)
     said = [each.text for each in story.all(Log)]
     assert any("exclude this machine" in text for text in said) == (code == 75)
+
+
+@pytest.mark.parametrize(
+    ("kind", "excluded"), [("gpu", [ExcludeMachine()]), ("killed", [ExcludeMachine()]), ("peer-lost", [])]
+)
+def test_the_machine_that_is_left_is_named_unless_another_one_failed(
+    kind: str, excluded: list[ExcludeMachine]
+) -> None:
+    """For whoever starts the job again, if somebody reads it."""
+    story = Story(recover=recover("--recover", f"{kind}=leave"), excludes=True)
+    fails(story, kind)
+    assert story.all(ExcludeMachine) == excluded
+    text = next(each.text for each in story.all(Log) if "goes on elsewhere" in each.text)
+    assert ("named in --exclude-file" in text) == bool(excluded)
+    assert ("not known here" in text) == (not excluded)
+
+
+@pytest.mark.parametrize("rule", ["gpu=stop", "gpu=restart", "network=leave"])
+def test_no_machine_is_named_that_the_job_does_not_leave(rule: str) -> None:
+    story = Story(recover=recover("--recover", rule), excludes=True)
+    fails(story, "gpu")
+    assert story.all(ExcludeMachine) == []
 
 
 def test_an_error_that_would_come_again_is_not_restarted_by_a_rule_either() -> None:

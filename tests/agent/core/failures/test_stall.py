@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import FollowMachines, Incident, Launch, Log, Send, SignalSession
+from spotguard.agent.actions import ExcludeMachine, FollowMachines, Incident, Launch, Log, Send, SignalSession
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.delivery import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
@@ -462,6 +462,37 @@ def test_a_training_that_stands_for_good_may_leave_the_machine() -> None:
     assert [message.kind for _, message in run.story.sent(Preempt)][2:] == ["signal", "signal"]
     ends_after_commits(run)
     assert (run.story.code, len(run.story.all(Launch))) == (75, 1)
+
+
+@pytest.mark.parametrize(
+    ("silent", "phases", "excluded"),
+    [
+        (True, ("collective", "backward"), [ExcludeMachine("node2")]),
+        (False, ("data", "collective"), [ExcludeMachine()]),
+        (False, ("collective", "backward"), []),
+    ],
+)
+def test_the_machine_that_is_left_for_a_stall_is_its_cause_if_that_is_known(
+    silent: bool, phases: tuple[str, str], excluded: list[ExcludeMachine]
+) -> None:
+    """A silent one, or this one, if a rank here waits for no other; who waits in a collective has no culprit here."""
+    run = beside(recover=recover("--recover", "stall=leave"), excludes=True, stall_first=LEAST)
+    if silent:
+        seen(run, run.story.now)
+    run.stands(LEAST + 2, *phases)
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.stands(LEAST + 2, *phases)
+    assert run.story.all(ExcludeMachine) == excluded
+
+
+def test_a_stall_of_a_job_of_one_machine_is_of_that_machine() -> None:
+    run = recovering("stall=leave", excludes=True)
+    run.stands(LEAST + 2, "collective", "collective")
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.stands(LEAST + 2, "collective", "collective")
+    assert run.story.all(ExcludeMachine) == [ExcludeMachine()]
 
 
 def ends_after_commits(run: Run) -> None:

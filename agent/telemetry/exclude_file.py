@@ -1,0 +1,64 @@
+"""`--exclude-file`: the names of the machines to which the job should not come back, for whoever starts it again.
+
+A batch script reads it (`spotguard deploy slurm`): Slurm changes the excluded nodes of a job only once the job waits again, and
+then no agent runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+
+logger = logging.getLogger("spotguard.agent")
+
+#: Seconds that the agent's end waits for the file: its file system may hang, as may have been the failure.
+_PATIENCE = 2.0
+#: Slurm's own name for this machine, in the environment of each task.
+_NODE = "SLURMD_NODENAME"
+
+
+class ExcludeFile:
+    """The file. Several machines may append to it, a line each; of one machine one name counts.
+
+    Args:
+        path: the file; its directory must be there.
+        env: the agent's environment.
+    """
+
+    def __init__(self, path: str, env: Mapping[str, str]) -> None:
+        self._path = path
+        self._machine = env.get(_NODE) or os.uname().nodename
+        self._writer: threading.Thread | None = None
+
+    def add(self, machine: str) -> None:
+        """Append the name of a machine, "" for this one, in a thread. Never blocks."""
+        self._machine = machine or self._machine
+        self._writer = threading.Thread(target=self._append, name="spotguard-exclude-file", daemon=True)
+        self._writer.start()
+
+    def close(self) -> None:
+        """Wait a moment for the last name."""
+        if self._writer is not None:
+            self._writer.join(_PATIENCE)
+            if self._writer.is_alive():
+                self._failed("it hangs")
+
+    def _append(self) -> None:
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, f"{self._machine}\n".encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._failed(error.strerror or str(error))
+
+    def _failed(self, why: str) -> None:
+        logger.error(
+            "--exclude-file %r cannot be written: %s; exclude %s in your scheduler",
+            self._path,
+            why,
+            self._machine,
+        )
