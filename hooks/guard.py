@@ -325,6 +325,7 @@ class Guard:
             own=run_id == self._run_id,
             now=self._clock.monotonic(),
             wall=self._clock.time(),
+            world=self._world,
         )
         self._phase_times.restored(self._history.earlier_phases)
         self._history.interval = self._schedule.interval
@@ -559,6 +560,7 @@ class Guard:
             bad_loss_steps=self._losses.bad_loss_steps,
             uploading=self._checkpointer.uploading is not None,
             failures=self._startup.failures,
+            earlier_step_seconds=self._history.earlier_step_seconds,
             **self._state.monitor.position(),
         )
 

@@ -46,6 +46,8 @@ class AttemptHistory:
         self._earlier: list[dict[str, Any]] = []
         #: What `phases` returned in the attempt that made the restored checkpoint, as its file has it.
         self.earlier_phases: object = None
+        #: The median seconds of a step in that attempt; 0 if not known, or if it had another number of ranks.
+        self.earlier_step_seconds = 0.0
         #: Seconds of the newest steps without a save, and with one.
         self._alone: deque[float] = deque(maxlen=_STEPS)
         self._beside: deque[float] = deque(maxlen=_STEPS)
@@ -70,6 +72,7 @@ class AttemptHistory:
         own: bool,
         now: float,
         wall: float,
+        world: int = 1,
     ) -> None:
         """Begin: training goes on from here.
 
@@ -79,6 +82,7 @@ class AttemptHistory:
             own: whether it is a checkpoint of this run.
             now: monotonic seconds.
             wall: wall-clock seconds.
+            world: the number of ranks.
         """
         self._clear()
         self._since, self._compiling = now, True
@@ -92,6 +96,8 @@ class AttemptHistory:
         try:
             told = next((each.history for each in manifests if each.history), {})
             self.earlier_phases = told.get("phases")
+            if manifests[0].world == world:
+                self.earlier_step_seconds = _cleaned(told, _KEPT).get("step_seconds") or 0.0
             entry = {**_cleaned(told, _KEPT), "attempt": manifests[0].attempt, "last": step}
             if manifests[0].kind == "emergency":
                 entry["committed"] = 1

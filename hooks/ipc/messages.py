@@ -211,6 +211,8 @@ class Position(Message):
     uploading: bool = False
     #: How often each class of failure has ended this run, in all its attempts (`failure_classes.counts_of`).
     failures: dict[str, Any] = field(default_factory=dict)
+    #: Median seconds of a step in the attempt before; 0 if not known.
+    earlier_step_seconds: float = 0.0
 
 
 @_on_the_wire

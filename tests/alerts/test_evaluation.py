@@ -12,6 +12,7 @@ from spotguard.alerts.evaluation import CLEAR, Alert, Evaluation
 from spotguard.alerts.rules import Rule, default_rules
 
 EVERY = 10.0
+MINUTE = 6
 
 
 class Watch:
@@ -112,8 +113,18 @@ def step(seconds: float) -> tuple[str, list[str], float]:
     return "spotguard_step_seconds", ["gpt", "0", "1000"], seconds
 
 
+def test_a_machine_that_trains_more_slowly_than_the_one_before_is_an_alert() -> None:
+    """It may be throttled from its first minute on. A first attempt has nothing to compare with."""
+    (rule,) = [rule for rule in default_rules() if rule.name == "slow-machine"]
+    watch = Watch(rule)
+    before = ("spotguard_earlier_step_seconds", ["gpt", "0", "1000"], 1.0)
+    assert watch.sample(step(9.0), times=40 * MINUTE) == []
+    watch = Watch(rule)
+    assert watch.sample(step(1.4), before, times=40 * MINUTE) == []
+    assert short(watch.sample(step(1.8), before, times=40 * MINUTE)) == [("slow-machine", True)]
+
+
 SLOW = Rule("slow", metric="spotguard_step_seconds", threshold=2.0, of="history", window=60.0, lasts=60.0)
-MINUTE = 6
 
 
 def test_twice_the_history_needs_a_history() -> None:

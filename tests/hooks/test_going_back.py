@@ -105,7 +105,10 @@ def test_a_script_with_a_loader_of_its_own_is_told(
     monkeypatch.setenv(SKIP_STEPS, "3")
     with guarded(store, job.values) as guard:
         guard.restore()
-    assert "the data of steps 0 to 2 is for the script to skip (SPOTGUARD_SKIP_STEPS), because the state has no" in caplog.text
+    assert (
+        "the data of steps 0 to 2 is for the script to skip (SPOTGUARD_SKIP_STEPS), because the state has no"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("text", ["-1", "7.5", "1" * 20, "x"])

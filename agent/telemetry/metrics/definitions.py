@@ -223,6 +223,13 @@ METRICS: tuple[Metric, ...] = (
         of_each(lambda one, r: one.step_seconds),
     ),
     Metric(
+        "spotguard_earlier_step_seconds",
+        "gauge",
+        WHO,
+        "A step's median seconds in the attempt before, if that had as many ranks.",
+        of_each(lambda one, r: one.earlier_step_seconds),
+    ),
+    Metric(
         "spotguard_checkpoint_step",
         "gauge",
         WHO,

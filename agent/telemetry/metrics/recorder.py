@@ -294,6 +294,7 @@ def _process(session: Session) -> Process:
         interval=at.interval or None,
         rate=at.rate or None,
         save_seconds=at.save_seconds if at.save_seconds >= 0 else None,
+        earlier_step_seconds=at.earlier_step_seconds if at.earlier_step_seconds > 0 else None,
         loss=(loss := _loss(at.loss)),
         bad_loss_steps=None if loss is None else max(0, at.bad_loss_steps),
     )

@@ -89,6 +89,8 @@ class Process:
     save_seconds: float | None = None
     #: Seconds that a step took, over the last steps; None: too few were seen.
     step_seconds: float | None = None
+    #: The same in the attempt before; None: not known.
+    earlier_step_seconds: float | None = None
     #: The newest loss; None: the script gives none.
     loss: float | None = None
     #: The losses that were seen while they made checkpoints suspect; None as above.

@@ -91,6 +91,18 @@ def test_attempts_from_whose_last_step_training_went_on_are_known() -> None:
     assert [each.get("committed") for each in third.whole["earlier"]] == [1, None]
 
 
+def test_the_step_time_of_the_attempt_before_is_known_for_as_many_ranks() -> None:
+    first = begun(at=100.0)
+    for at in (110.0, 112.0, 114.0):
+        first.boundary(at)
+    told = manifest(3, 1, first)  # of two ranks
+    later = AttemptHistory()
+    later.restored((told,), step=3, own=True, now=0.0, wall=0.0, world=2)
+    assert later.earlier_step_seconds == 2.0
+    later.restored((told,), step=3, own=True, now=0.0, wall=0.0, world=4)
+    assert later.earlier_step_seconds == 0.0
+
+
 def test_checkpoints_that_no_notice_asked_for_are_counted_with_their_cost() -> None:
     history = begun()
     history.interval = 60.0

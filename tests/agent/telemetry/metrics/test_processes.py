@@ -31,14 +31,16 @@ def test_a_process_is_shown_with_what_it_knows_and_no_more() -> None:
         "expected_save_seconds",
         "expected_slack_seconds",
         "fits_window",
+        "earlier_step_seconds",
     ):
         assert life.value(f"spotguard_{name}", *who) is None, name
-    life.says(Position(3, save_seconds=27.5, rate=2.0, interval=60.0))
+    life.says(Position(3, save_seconds=27.5, rate=2.0, interval=60.0, earlier_step_seconds=0.25))
     assert life.value("spotguard_step", *who) == 3
     assert life.value("spotguard_checkpoint_step", *who) is None
     assert life.value("spotguard_checkpoint_interval_seconds", *who) == 60
     assert life.value("spotguard_expected_slack_seconds", *who) == -0.5  # of 30 s, 3 in reserve
     assert life.value("spotguard_fits_window", *who) == 0
+    assert life.value("spotguard_earlier_step_seconds", *who) == 0.25
     life.happens(Closed(1, "gone"))
     assert life.value("spotguard_step", *who) is None
     assert life.value("spotguard_sessions") == 0
