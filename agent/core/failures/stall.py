@@ -33,8 +33,11 @@ _AGAIN = 60.0
 #: Seconds without a heartbeat of a machine, and without progress of a run with ranks there, that are a stall. A shorter cut of
 #: the network heals by itself, and TCP goes on.
 SILENT = 10.0
-#: Seconds after which a position is too old: its process is stopped, or its interpreter is held. It counts for nothing.
-_OLD = 10.0
+#: Seconds after which a position is too old, and between two looks at a process that sends none: it is stopped, or native code
+#: holds its interpreter's lock.
+OLD = 10.0
+#: The name under which the longest silence that ended by itself is kept. No phase has it.
+_HELD = "held"
 
 
 class Rank(Protocol):
@@ -71,6 +74,8 @@ class Stall:
     limit: float
     #: The machine that is silent, for which the run seems to wait; "" if none is.
     machine: str = ""
+    #: The sessions in which no Python runs, by number: they send nothing, and are not stopped. They cannot save.
+    held: frozenset[int] = frozenset()
 
     def facts(self) -> dict[str, Any]:
         """Return the stall as plain JSON, for the helper of alerts."""
@@ -90,8 +95,9 @@ class Stall:
         """Return the stall for a log line."""
         at = f" at {self.where}" if self.where else ""
         silent = f"machine {self.machine} is silent; " if self.machine else ""
+        seen = "sends nothing, and was last seen in" if self.session.number in self.held else "in"
         return (
-            f"{silent}{self.session.who} in {self.phase}{at}: no progress of the run for "
+            f"{silent}{self.session.who} {seen} {self.phase}{at}: no progress of the run for "
             f"{self.seconds:.0f} s, {self.limit:.0f} s are the limit"
         )
 
@@ -102,6 +108,12 @@ class _RankProgress:
 
     session: Rank
     heard_at: float
+    #: The moment from which on it has sent nothing, although it might run; and that of the last look at it, or position.
+    silent_from: float = 0.0
+    looked_at: float = 0.0
+    #: The last look found that it may run; or that it is stopped.
+    held: bool = False
+    stopped: bool = False
     phase: str = ""
     where: str = ""
     #: Monotonic seconds of its last progress.
@@ -112,6 +124,11 @@ class _RankProgress:
     longest: dict[str, float] = field(default_factory=dict)
 
     def hear(self, position: Position, now: float, first: float) -> None:
+        if self.held:
+            silence = min(now - self.silent_from, self.limit(first))
+            self.longest[_HELD] = max(silence, self.longest.get(_HELD, 0.0))
+        self.held = self.stopped = False
+        self.silent_from = self.looked_at = now
         moved_at = now - position.still if position.still >= 0 else math.inf
         if moved_at > self.moved_at + _SAME and self.phase:
             # No more than the limit: what was a stall makes the next limit five times as long, not a hundred times.
@@ -124,16 +141,44 @@ class _RankProgress:
         self.where = clip(position.where, TEXT)
         self.moved_at, self.step, self.heard_at = moved_at, position.step, now
 
+    def look(self, now: float, *, runs: bool) -> None:
+        """Take in whether its process may run, although it sends nothing.
+
+        A stop begins the limit anew, once it is seen twice: our own look at the stacks stops a process for a moment. So does a
+        time in which this agent did not look, because it was stopped itself.
+        """
+        if (self.stopped and not runs) or now - self.looked_at > 2 * OLD:
+            self.silent_from = now
+        self.looked_at, self.held, self.stopped = now, runs, not runs
+
+    @property
+    def stands_from(self) -> float:
+        """Monotonic seconds from which on it has shown no progress. A process that sends nothing may have moved until then."""
+        return max(self.moved_at, self.silent_from) if self.held else self.moved_at
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains, and tells of its progress: positions are expected."""
+        return self.phase != "" and math.isfinite(self.moved_at)
+
+    @property
+    def excused(self) -> bool:
+        """Whether it may stand still for as long as it likes. Even a save lets some Python run."""
+        return self.phase in _EXCUSED and not (self.held and self.trains)
+
     def limit(self, first: float) -> float:
-        if self.phase in _EXCUSED:
+        if self.excused:
             return math.inf
+        if self.held:  # a legitimate call may hold the lock for minutes
+            return max(first, TIMES * self.longest.get(_HELD, 0.0))
         if self.passed[self.phase] < ENOUGH:
             return first
         return max(LEAST, TIMES * self.longest.get(self.phase, 0.0))
 
 
 class StallWatch:
-    """The progress of all sessions. Each position, every two seconds, is a moment to ask `due`: it needs no wake of its own.
+    """The progress of all sessions. Each position, every two seconds, is a moment to ask `due`, and so is each look at a process
+    that sends none.
 
     Args:
         first: seconds without progress that are a stall in a phase of which little is known (`--stall-first`); None: no stall is
@@ -182,6 +227,22 @@ class StallWatch:
                     seen.passed, seen.longest = before.passed, before.longest
             seen.hear(position, now, self._first)
 
+    def unheard(self, now: float) -> Iterator[Rank]:
+        """Yield each session that sends nothing, and that is to be looked at now: its process may be stopped."""
+        for each in self._looks():
+            if now >= each.looked_at + OLD:
+                yield each.session
+
+    @property
+    def wakes(self) -> Iterator[float]:
+        """Monotonic seconds at which `unheard` has something although no event comes."""
+        return (each.looked_at + OLD for each in self._looks())
+
+    def looked(self, number: int, now: float, *, runs: bool) -> None:
+        """Take in whether the process of a session that sends nothing may run."""
+        if (seen := self._seen.get(number)) is not None and now - seen.heard_at >= OLD:
+            seen.look(now, runs=runs)
+
     def forget(self, number: int) -> None:
         """Forget a session whose connection has ended, and its run with the last one."""
         if (seen := self._seen.pop(number, None)) is not None:
@@ -220,7 +281,8 @@ class StallWatch:
     def resumed(self) -> Iterator[tuple[Rank, float]]:
         """Yield each run that moves again, with the seconds for which it stood."""
         for run, ranks in self._runs().items():
-            moved_at = _moved_at(ranks)
+            # A position has to show it: a process that was stopped meanwhile has not moved.
+            moved_at = max(each.moved_at for each in ranks)
             if run in self._told and math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
                 self._lasted.pop(run, None)
                 yield ranks[0].session, moved_at - self._told.pop(run)
@@ -244,7 +306,11 @@ class StallWatch:
         self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float, limit: float
     ) -> Stall:
         cause, machine = _cause(ranks), next(iter(self._silent(run, ranks)), "")
-        return Stall(cause.session, cause.phase, cause.where, now - _moved_at(ranks), limit, machine)
+        held = frozenset(each.session.number for each in ranks if each.held)
+        return Stall(cause.session, cause.phase, cause.where, now - _moved_at(ranks), limit, machine, held)
+
+    def _looks(self) -> Iterator[_RankProgress]:
+        return (each for ranks in self._runs().values() for each in ranks if each.trains)
 
     def _silent(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> dict[str, float]:
         """Return the silent machines for which a run may wait, and the moment of the last heartbeat of each.
@@ -263,16 +329,22 @@ class StallWatch:
 
     def _at(self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float) -> float:
         """Return the moment at which these ranks have stood still for too long; infinite if they are not known to stand."""
-        if any(now - each.heard_at > _OLD or each.phase in _EXCUSED for each in ranks):
+        if any(each.excused for each in ranks):
             return math.inf
+        if any(now - each.heard_at > OLD and not each.held for each in ranks):
+            return math.inf  # stopped, or not looked at yet
+        if any(now - each.looked_at > 2 * OLD for each in ranks):
+            return math.inf  # this agent was stopped
         at, silent = _moved_at(ranks) + self._limit(run, ranks), self._silent(run, ranks)
         return max(at, min(silent.values()) + SILENT) if silent else at
 
     def _limit(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> float:
         assert self._first is not None
+        limit = max(each.limit(self._first) for each in ranks)
+        if any(each.held for each in ranks):
+            return limit
         if self._silent(run, ranks):
             return SILENT
-        limit = max(each.limit(self._first) for each in ranks)
         if len(ranks) < max(each.session.world for each in ranks) and not _outside(ranks):
             return max(
                 limit, self._first
@@ -282,7 +354,7 @@ class StallWatch:
 
 def _moved_at(ranks: Collection[_RankProgress]) -> float:
     """Return the moment of the last progress of any rank."""
-    return max(each.moved_at for each in ranks)
+    return max(each.stands_from for each in ranks)
 
 
 def _outside(ranks: Collection[_RankProgress]) -> list[_RankProgress]:
@@ -291,5 +363,8 @@ def _outside(ranks: Collection[_RankProgress]) -> list[_RankProgress]:
 
 
 def _cause(ranks: Collection[_RankProgress]) -> _RankProgress:
-    """Return the rank that the others seem to wait for: one that waits for none, else the one that stands longest."""
-    return min(_outside(ranks) or ranks, key=lambda each: each.moved_at)
+    """Return the rank that the others seem to wait for: one in which no Python runs, one that waits for no rank, or the one that
+    stands longest.
+    """
+    held = [each for each in ranks if each.held]
+    return min(held or _outside(ranks) or ranks, key=lambda each: each.stands_from)
