@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ...providers.text import TEXT, clip
 from ..actions import ReadStacks
@@ -77,7 +80,7 @@ class StackReader:
     def close(self) -> None:
         """End the process, and wait for that."""
         if self._process is not None:
-            self._process.kill()
+            _kill(self._process)
         if self._thread is not None:
             self._thread.join(_CLOSING)
 
@@ -87,8 +90,15 @@ class StackReader:
         try:
             output, _ = process.communicate(given, timeout=self._patience)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             output, _ = process.communicate()
             logger.warning("the stacks are not kept: reading them took more than %.0f s", self._patience)
         for line in output.decode(errors="replace").splitlines()[:_LINES]:
             logger.warning("%s", clip(line, TEXT))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the reader, and with it its py-spy, which may hang."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -92,9 +92,8 @@ def kernel_wait(pid: int) -> str:
 
 
 def find_reader() -> str | None:
-    """Return the path of py-spy: beside this Python, or on PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
+    """Return the path of py-spy: on PATH, or beside this Python."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
 def main() -> int:

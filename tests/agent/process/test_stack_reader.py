@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.actions import ReadStacks
+from spotguard.agent.ipc.process_stat import may_run
 from spotguard.agent.process.stack_reader import StackReader
+from tests.e2e.processes import eventually
 from tests.fakes.talk import TIMEOUT
 
 HERE = {os.getpid(): (0, 2)}
@@ -67,4 +69,17 @@ def test_a_reader_that_takes_too_long_is_killed(tmp_path: Path, caplog: pytest.L
     reader.start(ReadStacks("gpt", tmp_path.as_uri(), 7, HERE))
     ended(reader)
     assert "the stacks are not kept: reading them took more than 0 s" in caplog.text
+    assert not (tmp_path / "gpt").exists()
+
+
+def test_a_py_spy_that_hangs_is_killed_with_its_reader(tmp_path: Path) -> None:
+    fake, said = tmp_path / "py-spy", tmp_path / "pid"
+    fake.write_text(f"#!/bin/sh\necho $$ > {said}.new\nmv {said}.new {said}\nexec sleep 600\n")
+    fake.chmod(0o755)
+    reader = StackReader({**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    reader.start(ReadStacks("gpt", tmp_path.as_uri(), 7, HERE))
+    eventually(said.exists, "py-spy is not started")
+    reader.close()
+    ended(reader)
+    eventually(lambda: not may_run(int(said.read_text())), "py-spy is left")
     assert not (tmp_path / "gpt").exists()
