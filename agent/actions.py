@@ -55,6 +55,25 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtProcess:
+    """Find out whether this training process, which sends nothing, may run. The answer is a `ProcessSeen`."""
+
+    session: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStacks:
+    """Read the stacks of these training processes from outside, because no Python runs in them, and keep them in the store."""
+
+    run_id: str
+    store: str
+    step: int
+    #: By pid: the rank, and its attempt (below 0: not known).
+    ranks: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class SignalOrphans:
     """Send this signal to the processes left in these groups and sessions. Their leaders were training processes."""
 
@@ -190,6 +209,8 @@ Action = (
     | SignalOrphans
     | SignalSession
     | Look
+    | LookAtProcess
+    | ReadStacks
     | Rest
     | Launch
     | Finish

@@ -31,6 +31,7 @@ from .loop import Agent, Watches
 from .process import proctree, torchrun
 from .process.memory_counters import MemoryCounters
 from .process.signals import Signals
+from .process.stack_reader import StackReader
 from .process.supervisor import Supervisor
 from .sources.factory import cloud_sources, own_sources
 from .sources.health_log import CommonHealth
@@ -132,6 +133,9 @@ def _serve(
         verifier = _verifier(policy, env, post)
         if verifier is not None:
             stack.callback(verifier.close)
+        stack_reader = None if command is None else StackReader(env)
+        if stack_reader is not None:
+            stack.callback(stack_reader.close)
         ours = {source.name for source in operator_sources}
 
         def poller(
@@ -179,6 +183,7 @@ def _serve(
             verifier=verifier,
             heartbeats=heartbeats,
             exclude_file=exclude_file,
+            stack_reader=stack_reader,
             orphan=orphan,
         )
         return agent.run()

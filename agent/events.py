@@ -182,6 +182,15 @@ class MachineSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessSeen:
+    """A training process that sends nothing: the answer to a `LookAtProcess`."""
+
+    session: int
+    #: Whether it may run: it lives, and is neither stopped nor frozen.
+    runs: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSeen:
     """The processes left of the ended command: the answer to a `Look`."""
 
@@ -233,6 +242,7 @@ Event = (
     | HelperEnded
     | Verified
     | MachineSeen
+    | ProcessSeen
     | GroupSeen
     | Signalled
     | CommandEnded

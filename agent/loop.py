@@ -28,8 +28,10 @@ from .actions import (
     Launch,
     Log,
     Look,
+    LookAtProcess,
     PauseVerification,
     Publish,
+    ReadStacks,
     Rest,
     Send,
     SignalGroup,
@@ -50,6 +52,7 @@ from .events import (
     Launched,
     NoticeGone,
     NoticeSeen,
+    ProcessSeen,
     Signalled,
     SourceGone,
     StatusAsked,
@@ -57,10 +60,12 @@ from .events import (
     WindowTold,
 )
 from .ipc.heartbeats import Heartbeats
+from .ipc.process_stat import may_run
 from .ipc.server import Server
 from .process import torchrun
 from .process.memory_counters import MemoryCounters
 from .process.signals import DECIDED
+from .process.stack_reader import StackReader
 from .process.supervisor import CommandError, Supervisor
 from .sources.feed import Feed
 from .sources.poller import CHECK_EVERY
@@ -119,6 +124,7 @@ class Agent:
         verifier: Verifier | None = None,
         heartbeats: Heartbeats | None = None,
         exclude_file: ExcludeFile | None = None,
+        stack_reader: StackReader | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -136,6 +142,7 @@ class Agent:
         self._verifier = verifier
         self._heartbeats = heartbeats
         self._exclude_file = exclude_file
+        self._stack_reader = stack_reader
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
@@ -328,6 +335,11 @@ class Agent:
         elif isinstance(action, FollowMachines):
             if self._heartbeats is not None:
                 self._heartbeats.watch(action.run, action.machines)
+        elif isinstance(action, LookAtProcess):
+            self._events.put(ProcessSeen(action.session, may_run(action.pid)))
+        elif isinstance(action, ReadStacks):
+            if self._stack_reader is not None:
+                self._stack_reader.start(action)
         elif isinstance(action, Verify | StopVerification | PauseVerification):
             self._verify(action)
         elif self._supervisor is not None:

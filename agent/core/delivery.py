@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Collection
 
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import TEXT, clip
-from ..actions import Acknowledge, Announce, Publish, Send, SignalGroup, Tell
+from ..actions import Acknowledge, Announce, Publish, ReadStacks, Send, SignalGroup, Tell
 from ..events import Asked
 from ..outcome import BROKEN_OFF, WITHDRAWN
 from .command import CommandGroup, Restart
@@ -28,6 +29,8 @@ RETURN = 2.0
 STALL_WINDOW = 600.0
 #: Seconds in which training that stands still has to end. Its state was saved before, if it could be.
 RESTART_WINDOW = 60.0
+#: Why a process that sends nothing, and is not stopped, does not save.
+HELD = "no Python runs there; native code seems to hold the interpreter's lock"
 #: Seconds for training processes of a killed agent to come back. The agent does not know whether there are any, and SIGTERM
 #: costs one that comes late everything that it has not saved.
 FOUND = 5.0
@@ -156,8 +159,12 @@ class Delivery:
         p = Preemption(notice, self._turn.now, self._turn.policy.reserve)
         self._turn.do(Publish(p.outcome("nothing was running", None, None)))
 
-    def start(self, p: Preemption) -> None:
-        """Make this the active notice, and deliver it."""
+    def start(self, p: Preemption, held: Collection[int] = ()) -> None:
+        """Make this the active notice, and deliver it.
+
+        Args:
+            held: numbers of the sessions in which no Python runs. They cannot answer, and nobody waits for them.
+        """
         self.active = p
         now, command = self._turn.now, self._turn.policy.command
         concerned = [session for session in self._sessions.open.values() if p.takes(session)]
@@ -165,10 +172,14 @@ class Delivery:
             # A command that a person stopped (Ctrl-Z) can neither save nor obey a TERM.
             self._turn.do(SignalGroup(signal.SIGCONT))
         for session in concerned:
-            self.deliver(p, session)
+            if session.number in held:
+                p.give_up(session, HELD, now)
+            else:
+                self.deliver(p, session)
         # After the delivery, because nothing may delay it.
         level = logging.INFO if p.rehearsal and not p.stall else logging.WARNING
-        self._turn.log(f"{self._first_line(p)}, notifying {len(concerned)} training process(es)", level)
+        told = sum(part.delivered_as != "" for part in p.parts.values())
+        self._turn.log(f"{self._first_line(p)}, notifying {told} training process(es)", level)
         if (missing := self._missing(p)) and not p.rehearsal:
             p.return_by = min(now + (FOUND if p.of_orphan else RETURN), (now + p.limit) / 2)
             self._turn.log(f"{missing} without a socket: {p.return_by - now:.1f} s to come back")
@@ -188,6 +199,7 @@ class Delivery:
         if "boundary" in modes:
             text = "its state cannot be saved where it stands, because saves wait for the next guard.step() [SG406]"
             self._turn.log(f"training stands still: {stall.text()}; {text}", logging.WARNING)
+            self._read_stacks(stall)
             return
         until = now + STALL_WINDOW
         id = f"stall-{session.run_id}-{session.step}-{now:.0f}"
@@ -196,7 +208,18 @@ class Delivery:
         )
         p = Preemption(notice, now, self._turn.policy.reserve, rehearsal=True, uid=session.uid)
         p.runs = {session.run}
-        self.start(p)
+        self.start(p, stall.held)
+        self._read_stacks(stall)
+        self.advance_rehearsal(p)  # if no rank can answer, nothing more comes
+
+    def _read_stacks(self, stall: Stall) -> None:
+        """Have the stacks of ranks that cannot read their own be read, if this agent has what their command has."""
+        held = [each for number, each in self._sessions.open.items() if number in stall.held]
+        for session in held:
+            self._turn.log(f"{session.who} cannot save: {HELD}", logging.WARNING)
+        if held and self._turn.policy.command:
+            ranks = {each.pid: (each.rank, each.position.attempt if each.position else -1) for each in held}
+            self._turn.do(ReadStacks(held[0].run_id, held[0].store, stall.session.step, ranks))
 
     def restart_stalled(self, stall: Stall) -> None:
         """End the training of a run that stands still for good, so that the command can start again.
@@ -210,7 +233,7 @@ class Delivery:
         notice = Notice(
             id, NoticeKind.RESTART, "spotguard", until, now, detail=stall.text(), window=RESTART_WINDOW
         )
-        self.start(Preemption(notice, now, self._turn.policy.reserve))
+        self.start(Preemption(notice, now, self._turn.policy.reserve), stall.held)
 
     def _first_line(self, p: Preemption) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"
@@ -361,7 +384,7 @@ class Delivery:
 
     def _let_go(self, p: Preemption) -> None:
         for number, part in p.parts.items():
-            if part.open:
+            if part.open and part.delivered_as:
                 self._turn.do(Send(number, protocol.Resume(p.id)))
 
     def advance_rehearsal(self, p: Preemption) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
-from ..actions import Action, Incident, Launch, Publish
+from ..actions import Action, Incident, Launch, LookAtProcess, Publish
 from ..events import (
     Asked,
     Closed,
@@ -28,6 +28,7 @@ from ..events import (
     NoticeGone,
     NoticeSeen,
     Opened,
+    ProcessSeen,
     Signalled,
     Verified,
     Watching,
@@ -233,6 +234,7 @@ class Machine:
             self._turn.force_at,
             *self._notices.upcoming.wakes,
             *self._launchers.wakes,
+            *self._stalls.wakes,
         )
         if p is not None and p.rehearsal:
             yield p.limit
@@ -267,6 +269,8 @@ class Machine:
 
     def _watch(self, _: None = None) -> None:
         self._delivery.ask_for_checkpoint()
+        for silent in self._stalls.unheard(self._turn.now):
+            self._turn.do(LookAtProcess(silent.number, silent.pid))
         for session, seconds in self._stalls.resumed():
             self._turn.do(Incident("moving", {"run_id": session.run_id, "seconds": round(seconds, 1)}))
             self._turn.log(f"run {session.run_id} moves again at step {session.step}, after {seconds:.0f} s")
@@ -358,6 +362,7 @@ _ALWAYS: dict[type[Any], _Handler] = {
     Closed: lambda m, e: m._answers.closed(e),
     Asked: lambda m, e: m._delivery.asked(e),
     MachineSeen: lambda m, e: m._answers.machine(e),
+    ProcessSeen: lambda m, e: m._stalls.looked(e.session, m._turn.now, runs=e.runs),
     Watching: lambda m, e: m._sessions.watching.add(e.session),
     Launched: Machine._launched,
     Verified: lambda m, e: m.verification.ended(e),

@@ -198,6 +198,10 @@ class Preemption:
         self.parts[session.number] = Participant(session, now, delivered_as=self.id, left=session.left)
         return self.preempt(now)
 
+    def give_up(self, session: Session, why: str, now: float) -> None:
+        """Take in a session that cannot answer."""
+        self.parts[session.number] = Participant(session, now, failed=why)
+
     def tell_again(self, part: Participant, now: float) -> Preempt:
         part.delivered_as = self.id
         return self.preempt(now)

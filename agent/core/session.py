@@ -128,6 +128,7 @@ class Session:
             "phase": clip(at.phase, NAME) or None,
             "still": round(at.still, 1) if at.still >= 0 else None,
             "where": clip(at.where, TEXT) or None,
+            "unheard": round(now - self.heard_at, 1) if self.position else None,
             "loss": clip(at.loss, NAME) or None,
             "suspect": clip(at.suspect, TEXT) or None,
             "high_loss": clip(at.high_loss, TEXT) or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from pathlib import Path
 from typing import NamedTuple
 
 #: Flag of a process that is on its way out (include/linux/sched.h).
@@ -25,6 +26,11 @@ class ProcessStat(NamedTuple):
     def ended(self) -> bool:
         """Whether nothing of it runs any more; a zombie waits for its parent only."""
         return self.state in ("Z", "X")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal or a tracer has stopped it."""
+        return self.state in ("T", "t")
 
     @property
     def exiting(self) -> bool:
@@ -55,3 +61,35 @@ def is_exiting(pid: int) -> bool:
     """Return whether the process is gone, or runs nothing of its own any more."""
     stat = stat_of(pid)
     return stat is None or stat.exiting
+
+
+def may_run(pid: int) -> bool:
+    """Return whether the process lives, and is neither stopped nor frozen."""
+    stat = stat_of(pid)
+    return stat is not None and not (stat.ended or stat.exiting or stat.stopped or is_frozen(pid))
+
+
+def is_frozen(pid: int, cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> bool:
+    """Return whether a cgroup of the process is frozen, as `docker pause` does; False if its cgroup is not seen from here.
+
+    The kernel counts the groups around it, too: cgroup-v2.rst, "cgroup.events", and freezer-subsystem.rst for v1.
+    """
+    for line in _text(proc / str(pid) / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        inner = path.lstrip("/")
+        if controllers == "" and "frozen 1" in _text(cgroups / inner / "cgroup.events"):
+            return True
+        if controllers == "freezer" and _text(cgroups / "freezer" / inner / "freezer.state").strip() in (
+            "FROZEN",
+            "FREEZING",
+        ):
+            return True
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

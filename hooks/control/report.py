@@ -18,6 +18,7 @@ from ...providers.errors import SpotguardError
 from ...providers.stores.base import BlobStore
 from ..checkpoint.format.keys import end_key, failure_key, outcome_key, stacks_key
 from ..ipc import protocol
+from ..ipc.flight_recorder import recorded_collectives
 from ..ipc.notice import PreemptionNotice
 from ..ipc.progress import stacks
 from ..save.request import SavedCheckpoint
@@ -198,15 +199,18 @@ class Report:
 
     def _record(self, preemption: PreemptionNotice, **facts: object) -> None:
         """Write one JSON object beside the checkpoints: the record of what became of a notice. At a stall each rank also
-        writes its stacks.
+        writes its stacks, and its newest collectives.
         """
         attempt = self._number()
         for id in preemption.ids:
             if found := self._stacks.pop(id, None):
                 self._stalls += 1
                 key = stacks_key(self._run_id, attempt, self._stalls, self._rank)
-                seen = {"notice": id, "ended": self._clock.time(), "step": facts["step"]}
-                self._write(preemption, key, {**seen, "stacks": found})
+                seen = {"notice": id, "ended": self._clock.time(), "step": facts["step"], "stacks": found}
+                if (collectives := recorded_collectives()) is not None:
+                    log.warning("training stands still here: %s", collectives)
+                    seen["collectives"] = collectives.record()
+                self._write(preemption, key, seen)
         if not self._keeps():
             return
         self._count += 1

@@ -73,6 +73,16 @@ def test_a_training_that_stands_still_is_shown_with_its_place() -> None:
         assert not any("progress" in line for line in shown(a_body(sessions=[a_session(**other)])))
 
 
+def test_a_training_that_sends_nothing_is_shown_with_its_last_place() -> None:
+    """It may stand still or not; its last word is of no use."""
+    silent = {"phase": "data", "still": 0.1, "where": "train.py:13 in main", "unheard": 240.0}
+    lines = shown(a_body(sessions=[a_session(**silent)]), None)
+    last = "last seen in data at train.py:13 in main"
+    assert f"  progress      unknown: it has sent nothing for 4 min, {last}" in lines
+    lines = shown(a_body(sessions=[a_session(**silent | {"unheard": 2.1})]))
+    assert not any("progress" in line for line in lines)
+
+
 def test_a_checkpoint_that_lacks_something_says_so() -> None:
     body = a_body(sessions=[a_session(checkpoint_level="partial-extras")])
     assert "  checkpoint    step 5000 (partial-extras), 12 s ago" in shown(body)

@@ -10,6 +10,7 @@ from spotguard.agent.actions import (
     KillGroup,
     Launch,
     Look,
+    LookAtProcess,
     Publish,
     Send,
     SignalGroup,
@@ -29,6 +30,7 @@ from spotguard.agent.events import (
     NoticeGone,
     NoticeSeen,
     Opened,
+    ProcessSeen,
     Signalled,
 )
 from spotguard.agent.outcome import Outcome
@@ -60,6 +62,8 @@ class Story:
         self.group_left = False
         #: Whether training processes that are gone have left anybody behind.
         self.orphans_left = False
+        #: Whether a training process that sends nothing may run. Else it is stopped.
+        self.may_run = False
         #: Seconds that a look at what is left takes.
         self.look_takes = 0.0
         self.now -= age  # the command has been running for so long when the story begins
@@ -85,6 +89,8 @@ class Story:
                 orphans = self.orphans_left and bool(action.orphaned)
                 seen = GroupSeen(self.pid, self.group_left, orphans, action.orphaned)
                 self._take(self.machine.handle(seen, self.now))
+            elif isinstance(action, LookAtProcess):
+                self._take(self.machine.handle(ProcessSeen(action.session, self.may_run), self.now))
 
     def until(self, seconds: float) -> list[Action]:
         """Time passes, with every wake-up that the machine asks for on the way."""

@@ -26,8 +26,11 @@ _AGAIN = 60.0
 #: Seconds without a heartbeat of a machine, and without progress of a run with ranks there, that are a stall. A shorter cut of
 #: the network heals by itself, and TCP goes on.
 SILENT = 10.0
-#: Seconds after which a position is too old: its process is stopped, or its interpreter is held. It counts for nothing.
-_OLD = 10.0
+#: Seconds after which a position is too old, and between two looks at a process that sends none: it is stopped, or native code
+#: holds its interpreter's lock.
+OLD = 10.0
+#: A call of native code that held the lock and ended by itself may come again, this many times as long.
+_TIMES = 5.0
 
 
 class Rank(Protocol):
@@ -66,6 +69,8 @@ class Stall:
     machine: str = ""
     #: Whether the cause is on this machine: a rank here waits for no other, or all ranks are here.
     here: bool = True
+    #: The sessions in which no Python runs, by number: they send nothing, and are not stopped. They cannot save.
+    held: frozenset[int] = frozenset()
 
     def facts(self) -> dict[str, Any]:
         """Return the stall as plain JSON, for the helper of alerts."""
@@ -85,33 +90,80 @@ class Stall:
         """Return the stall for a log line."""
         at = f" at {self.where}" if self.where else ""
         silent = f"machine {self.machine} is silent; " if self.machine else ""
+        seen = "sends nothing, and was last seen in" if self.session.number in self.held else "in"
         return (
-            f"{silent}{self.session.who} in {self.phase}{at}: no progress of the run for "
+            f"{silent}{self.session.who} {seen} {self.phase}{at}: no progress of the run for "
             f"{self.seconds:.0f} s, {self.limit:.0f} s are the limit"
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _RankProgress:
     """What a rank has told of its progress, last."""
 
     session: Rank
     heard_at: float
-    phase: str
-    where: str
+    #: The moment from which on it has sent nothing, although it might run; and that of the last look at it, or position.
+    silent_from: float = 0.0
+    looked_at: float = 0.0
+    #: The last look found that it may run; or that it is stopped.
+    held: bool = False
+    stopped: bool = False
+    #: The longest silence of a process that might run, in seconds, if it ended by itself.
+    longest_hold: float = 0.0
+    phase: str = ""
+    where: str = ""
     #: Monotonic seconds of its last progress; infinite if an older hook does not tell it.
-    moved_at: float
+    moved_at: float = math.inf
     #: Seconds without progress that are a stall in its phase; negative while too little is known of it.
-    usual: float
+    usual: float = -1.0
+
+    def hear(self, position: Position, now: float, first: float) -> None:
+        if self.held:
+            silence = min(now - self.silent_from, self.limit(first))
+            self.longest_hold = max(silence, self.longest_hold)
+        self.held = self.stopped = False
+        self.silent_from = self.looked_at = self.heard_at = now
+        self.moved_at = now - position.still if position.still >= 0 else math.inf
+        self.phase = position.phase if position.phase in _PHASES else "other"
+        self.where, self.usual = clip(position.where, TEXT), position.limit
+
+    def look(self, now: float, *, runs: bool) -> None:
+        """Take in whether its process may run, although it sends nothing.
+
+        A stop begins the limit anew, once it is seen twice: our own look at the stacks stops a process for a moment. So does a
+        time in which this agent did not look, because it was stopped itself.
+        """
+        if (self.stopped and not runs) or now - self.looked_at > 2 * OLD:
+            self.silent_from = now
+        self.looked_at, self.held, self.stopped = now, runs, not runs
+
+    @property
+    def stands_from(self) -> float:
+        """Monotonic seconds from which on it has shown no progress. A process that sends nothing may have moved until then."""
+        return max(self.moved_at, self.silent_from) if self.held else self.moved_at
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains, and tells of its progress: positions are expected."""
+        return self.phase != "" and math.isfinite(self.moved_at)
+
+    @property
+    def excused(self) -> bool:
+        """Whether it may stand still for as long as it likes. Even a save lets some Python run."""
+        return self.phase in _EXCUSED and not (self.held and self.trains)
 
     def limit(self, first: float) -> float:
-        if self.phase in _EXCUSED:
+        if self.excused:
             return math.inf
+        if self.held:  # a legitimate call may hold the lock for minutes
+            return max(first, _TIMES * self.longest_hold)
         return first if self.usual < 0 else self.usual
 
 
 class StallWatch:
-    """The progress of all sessions. Each position, every two seconds, is a moment to ask `due`: it needs no wake of its own.
+    """The progress of all sessions. Each position, every two seconds, is a moment to ask `due`, and so is each look at a process
+    that sends none.
 
     Args:
         first: seconds without progress that are a stall in a phase of which little is known (`--stall-first`); None: no stall is
@@ -150,10 +202,24 @@ class StallWatch:
     def hear(self, session: Rank, position: Position, now: float) -> None:
         """Take in the position of a session."""
         if self._first is not None:
-            phase = position.phase if position.phase in _PHASES else "other"
-            moved_at = now - position.still if position.still >= 0 else math.inf
-            where = clip(position.where, TEXT)
-            self._seen[session.number] = _RankProgress(session, now, phase, where, moved_at, position.limit)
+            seen = self._seen.setdefault(session.number, _RankProgress(session, now))
+            seen.hear(position, now, self._first)
+
+    def unheard(self, now: float) -> Iterator[Rank]:
+        """Yield each session that sends nothing, and that is to be looked at now: its process may be stopped."""
+        for each in self._looks():
+            if now >= each.looked_at + OLD:
+                yield each.session
+
+    @property
+    def wakes(self) -> Iterator[float]:
+        """Monotonic seconds at which `unheard` has something although no event comes."""
+        return (each.looked_at + OLD for each in self._looks())
+
+    def looked(self, number: int, now: float, *, runs: bool) -> None:
+        """Take in whether the process of a session that sends nothing may run."""
+        if (seen := self._seen.get(number)) is not None and now - seen.heard_at >= OLD:
+            seen.look(now, runs=runs)
 
     def forget(self, number: int) -> None:
         """Forget a session whose connection has ended, and its run with the last one."""
@@ -192,7 +258,8 @@ class StallWatch:
     def resumed(self) -> Iterator[tuple[Rank, float]]:
         """Yield each run that moves again, with the seconds for which it stood."""
         for run, ranks in self._runs().items():
-            moved_at = _moved_at(ranks)
+            # A position has to show it: a process that was stopped meanwhile has not moved.
+            moved_at = max(each.moved_at for each in ranks)
             if run in self._told and math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
                 self._lasted.pop(run, None)
                 yield ranks[0].session, moved_at - self._told.pop(run)
@@ -217,7 +284,12 @@ class StallWatch:
     ) -> Stall:
         cause, machine = _cause(ranks), next(iter(self._silent(run, ranks)), "")
         here = not machine and (bool(_outside(ranks)) or len(ranks) >= cause.session.world)
-        return Stall(cause.session, cause.phase, cause.where, now - _moved_at(ranks), limit, machine, here)
+        held = frozenset(each.session.number for each in ranks if each.held)
+        stood = now - _moved_at(ranks)
+        return Stall(cause.session, cause.phase, cause.where, stood, limit, machine, here, held)
+
+    def _looks(self) -> Iterator[_RankProgress]:
+        return (each for ranks in self._runs().values() for each in ranks if each.trains)
 
     def _silent(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> dict[str, float]:
         """Return the silent machines for which a run may wait, and the moment of the last heartbeat of each.
@@ -236,16 +308,22 @@ class StallWatch:
 
     def _at(self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float) -> float:
         """Return the moment at which these ranks have stood still for too long; infinite if they are not known to stand."""
-        if any(now - each.heard_at > _OLD or each.phase in _EXCUSED for each in ranks):
+        if any(each.excused for each in ranks):
             return math.inf
+        if any(now - each.heard_at > OLD and not each.held for each in ranks):
+            return math.inf  # stopped, or not looked at yet
+        if any(now - each.looked_at > 2 * OLD for each in ranks):
+            return math.inf  # this agent was stopped
         at, silent = _moved_at(ranks) + self._limit(run, ranks), self._silent(run, ranks)
         return max(at, min(silent.values()) + SILENT) if silent else at
 
     def _limit(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> float:
         assert self._first is not None
+        limit = max(each.limit(self._first) for each in ranks)
+        if any(each.held for each in ranks):
+            return limit
         if self._silent(run, ranks):
             return SILENT
-        limit = max(each.limit(self._first) for each in ranks)
         if len(ranks) < max(each.session.world for each in ranks) and not _outside(ranks):
             return max(
                 limit, self._first
@@ -255,7 +333,7 @@ class StallWatch:
 
 def _moved_at(ranks: Collection[_RankProgress]) -> float:
     """Return the moment of the last progress of any rank."""
-    return max(each.moved_at for each in ranks)
+    return max(each.stands_from for each in ranks)
 
 
 def _outside(ranks: Collection[_RankProgress]) -> list[_RankProgress]:
@@ -264,5 +342,8 @@ def _outside(ranks: Collection[_RankProgress]) -> list[_RankProgress]:
 
 
 def _cause(ranks: Collection[_RankProgress]) -> _RankProgress:
-    """Return the rank that the others seem to wait for: one that waits for none, else the one that stands longest."""
-    return min(_outside(ranks) or ranks, key=lambda each: each.moved_at)
+    """Return the rank that the others seem to wait for: one in which no Python runs, one that waits for no rank, or the one that
+    stands longest.
+    """
+    held = [each for each in ranks if each.held]
+    return min(held or _outside(ranks) or ranks, key=lambda each: each.stands_from)

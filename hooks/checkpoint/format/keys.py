@@ -98,6 +98,11 @@ def stacks_key(run_id: str, attempt: int, number: int, rank: int) -> str:
     return f"{run_id}/stalls/{attempt:04d}-{number:02d}-{rank:05d}.json"
 
 
+def held_stacks_key(run_id: str, attempt: int, rank: int, at: float) -> str:
+    """Return the key for the stacks of a rank in which no Python runs, read from outside at this time. Only people read it."""
+    return f"{run_id}/stalls/{attempt:04d}-held-{rank:05d}-{at:.0f}.json"
+
+
 def failure_key(run_id: str, attempt: int, rank: int) -> str:
     """Return the key for the record of the error that ended a rank of the attempt. Only people read it."""
     return f"{run_id}/failures/{attempt:04d}-{rank:05d}.json"

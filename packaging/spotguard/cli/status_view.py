@@ -216,6 +216,9 @@ def _session(session: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def _still(session: dict[str, Any]) -> str:
     """Return for how long a training stands still, and where; "" if it moves, or waits for a save."""
+    if (session.get("unheard") or 0.0) >= _STANDS and session["phase"] is not None:
+        last = f"last seen in {session['phase']} at {session['where']}"
+        return f"unknown: it has sent nothing for {ago(session['unheard'])}, {last}"
     if (session.get("still") or 0.0) < _STANDS or session["phase"] in (None, "save"):
         return ""
     return f"none for {ago(session['still'])}, in {session['phase']} at {session['where']}"

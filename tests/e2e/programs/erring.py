@@ -1,8 +1,9 @@
 """A replica of a DDP job below torchrun. `erring.py STEPS HOW AT`: at step AT rank 1 meets an error, is killed, or hangs until it
-is started again. With HOW "paced" there is none: it trains on, twenty steps a second, and tells of a step that took seconds."""
+is started again ("hold": with the interpreter's lock held). With HOW "paced" there is none: it trains on, twenty steps a second, and tells of a step that took seconds."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -35,9 +36,13 @@ for step in guard.steps(total):
             os.write(1, f"rank {rank} goes on\n".encode())
         last = time.monotonic()
         threading.Event().wait(0.05)
-    wrong = rank == 1 and step == at and not (how == "hang" and begun)
+    wrong = rank == 1 and step == at and not (how in ("hang", "hold") and begun)
     if wrong and how == "hang":
         threading.Event().wait()  # the other rank waits in backward
+    if wrong and how == "hold":
+        libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        while True:
+            libc.pthread_mutex_lock(mutex)
     if wrong and how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if wrong and how == "data":

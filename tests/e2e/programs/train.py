@@ -3,6 +3,7 @@
     go N        take N steps, then ask again            free        take all that are left
     half        a step, up to right before guard.step(), then ask again
     stick       wait for ever, in Python                stick-in-c  wait for ever, in a call of the C library
+    hold        the same, with the interpreter's lock held: no thread of Python runs any more
     save        guard.save()
     fail WORDS  raise an error with this text; "nan" is in the text of one whose values are wrong
     stall K     the K-th look at the checkpoints from now on, and all after it, never come back
@@ -111,9 +112,9 @@ class Keyboard:
         elif word == "stick":
             tell("stuck")
             threading.Event().wait()
-        elif word == "stick-in-c":
+        elif word in ("stick-in-c", "hold"):
             tell("stuck")
-            libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            libc, mutex = STICK[word](None), ctypes.create_string_buffer(64)
             while True:  # as in a collective that never ends: no handler of Python runs, whatever the signal
                 libc.pthread_mutex_lock(mutex)
         elif word == "fail":
@@ -134,6 +135,10 @@ class Keyboard:
             sys.exit(int(rest[0]))
         else:
             raise ValueError(word)
+
+
+#: How a call of the C library is made, by the word.
+STICK = {"stick-in-c": ctypes.CDLL, "hold": ctypes.PyDLL}
 
 
 def at_look(count: int, then: Callable[[], object], *, all_after: bool = False) -> None:

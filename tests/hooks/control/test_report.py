@@ -10,6 +10,7 @@ import pytest
 from spotguard.hooks.checkpoint.format.keys import outcome_key
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc import protocol
+from spotguard.hooks.ipc.flight_recorder import RecordedCollective, RecordedCollectives
 from spotguard.hooks.ipc.notice import BY_HAND, PreemptionNotice
 from spotguard.hooks.save.request import SavedCheckpoint
 from tests.fakes.clock import ManualClock
@@ -149,3 +150,31 @@ def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:
         attempts.append(attempt)
         report.failed(alarm_of(protocol.LAUNCHER), "the store is full", 5)
     assert kept == [outcome_key("run", 3, 1), outcome_key("run", 3, 2), outcome_key("run", 4, 1)]
+
+
+def test_at_a_stall_each_rank_keeps_its_stacks_and_its_collectives(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one record. The collectives are read last, for torch may hang there."""
+    told = Listening(rank=1, keeps=False)
+    waits = RecordedCollective("gloo:all_reduce", 6, False, "0 default_pg", "scheduled", 61.0, ((3,),), 1)
+    reads: list[list[protocol.Message]] = []
+
+    def read() -> RecordedCollectives:
+        reads.append([*told.words])
+        return RecordedCollectives((waits,), waits)
+
+    monkeypatch.setattr("spotguard.hooks.control.report.recorded_collectives", read)
+    told.report.told(protocol.Preempt("stall-1", 600.0, 0.0, protocol.STALL, "spotguard", drill=True))
+    assert reads == []
+    stall = PreemptionNotice(["stall-1"], 1600.0, 1600.0, "spotguard", protocol.STALL, drill=True)
+    told.report.committed(stall, SAVED)
+    assert len(reads) == 1
+    ((key, data),) = told.kept.items()
+    record = json.loads(data)
+    assert key == "run/stalls/0003-01-00001.json"
+    assert record["stacks"][0].startswith("MainThread:\n")
+    assert record["collectives"]["waits_in"]["number"] == 6
+    assert record["collectives"]["newest"] == [record["collectives"]["waits_in"]]
+    line = "training stands still here: it waits in gloo:all_reduce, number 6 of process group 0 default_pg, for 61 s"
+    assert line in caplog.messages
