@@ -94,10 +94,10 @@ class Launch:
     moves: tuple[tuple[frozenset[str], str], ...] = ()
     #: The class of the failure behind which it starts again; "" for another reason.
     failure: str = ""
-    #: How often each class of `--recover` has ended the run so far.
-    failures: Mapping[str, int] = field(default_factory=dict)
-    #: The first step behind the data that made values wrong (`--recover nan=back`); 0 for none.
-    skip: int = 0
+    #: By class of `--recover`: its action, and how often it was taken for this run so far.
+    rules: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    #: "RUN_ID:STEP": the first step behind the data that made values wrong (`--recover nan=back`); "" for none.
+    skip: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,7 +376,7 @@ class Agent:
                     logger.warning(
                         "the rendezvous was on the machine that goes: it is on %s from now on", meet
                     )
-            supervisor.hint(action.failure, action.failures, action.skip)
+            supervisor.hint(action)
             if self._alerts is not None:
                 self._alerts.tell("launch", {})
             pid = supervisor.start()

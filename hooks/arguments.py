@@ -108,16 +108,19 @@ def extras_worth() -> int:
     return int(text)
 
 
-def skip_steps() -> int:
-    """Return the first step behind the data that is to be skipped, from the environment; 0 for none.
+def skipped_until(run_id: str) -> int:
+    """Return the first step of a run behind the data that is to be skipped, from the environment; 0 for none.
 
     Raises:
-        UsageError: the variable holds no number of steps.
+        UsageError: the variable holds no run and step.
     """
     text = os.environ.get(SKIP_STEPS, "")
-    if text and not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise UsageError(f"{SKIP_STEPS}={text!r} is not a number of steps; unset it, or set it as in 812")
-    return int(text or 0)
+    run, _, step = text.rpartition(":")
+    if text and not (run and step.isascii() and step.isdigit() and len(step) < 16):
+        raise UsageError(
+            f"{SKIP_STEPS}={text!r} is not a run and a step: unset it, or set it as in {run_id}:812"
+        )
+    return int(step) if run == run_id else 0
 
 
 def yes(variable: str) -> bool:

@@ -120,7 +120,7 @@ class Guard:
         self._progress = TrainingProgress(
             lambda: self._gate.place.completed, clock, lambda: self._state.evaluates, times=self._phase_times
         )
-        self._restored_at, self._restored_step = 0.0, 0
+        self._restored_at, self._restored_step, self._skip_steps = 0.0, 0, 0
         #: Queues, and no functions: only spotguard's own code runs on the threads that save.
         self._followers: list[SimpleQueue[Any]] = []
         self._restored = self.closed = self._forked = self._looked_back = False
@@ -295,7 +295,7 @@ class Guard:
         self._unsettled = _SETTLED
         self._schedule.restored(self._clock.monotonic())
         self._agent.tell_position()
-        self._startup_messages.restored(run_id, done.step, guarded=self._agent.guarded)
+        self._startup_messages.restored(run_id, done.step, guarded=self._agent.guarded, skip=self._skip_steps)
         if done.staged is not None:
             self._saver.bring(done.staged)
         self._gate.stand()
@@ -334,8 +334,7 @@ class Guard:
         known = () if step is not None or done.whole is None else done.whole.manifests
         own = (each.suspect for each in known if each.rank % self._world == self._rank and each.suspect)
         self._losses.begin(done.step, next(own, ""))
-        if run_id == self._run_id and self._startup.skip_steps > done.step:
-            self._state.skip_data(self._startup.skip_steps, done.step)
+        self._skip_steps = 0 if run_id != self._run_id else max(0, self._startup.skip_until - done.step)
         return done
 
     def step(self, *, loss: Any = None) -> None:
@@ -563,6 +562,18 @@ class Guard:
             earlier_step_seconds=self._history.earlier_step_seconds,
             **self._state.monitor.position(),
         )
+
+    @property
+    def skip_steps(self) -> int:
+        """The number of steps whose data the script is to leave out now, after `restore`: it made values wrong (`--recover nan=back`).
+
+        Example:
+            >>> done = guard.restore()
+            >>> for batch in itertools.islice(loader, guard.skip_steps, None):
+            ...     train(batch)
+            ...     guard.step()
+        """
+        return self._skip_steps
 
     @property
     def in_step(self) -> bool:

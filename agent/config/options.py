@@ -317,7 +317,7 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.recover,
         None,
         "RULES",
-        "after CLASS do restart, stop or leave, as in stall=restart,gpu=leave",
+        "after CLASS do restart, leave, stop or back, as in stall=restart,nan=back",
         OptionGroup.RESTART,
         RUN,
     ),

@@ -116,7 +116,7 @@ class Machine:
         if orphan is not None:
             self._shutdown.inherit(orphan)
         elif self.policy.command:
-            self._turn.do(Launch(failures=self._recovery.failures))
+            self._turn.do(Launch(rules=self._recovery.taken))
         return self._turn.take()
 
     def handle(self, event: Event | None, now: float) -> list[Action]:

@@ -40,6 +40,8 @@ class Session:
     checkpoints: bool = False
     position: Position | None = None
     heard_at: float = 0.0
+    #: The step at which its training began here; negative before.
+    began: int = -1
     #: It sent `Bye`: its training has ended by itself.
     left: bool = False
 
@@ -82,6 +84,8 @@ class Session:
         return self.position.step if self.position else -1
 
     def stands(self, position: Position, now: float) -> None:
+        if self.began < 0:
+            self.began = position.step
         self.position, self.heard_at = position, now
 
     def saved(self, committed: Committed, now: float) -> None:

@@ -353,7 +353,7 @@ class Answers:
             self._turn.log(f"{session.who}: training {at} of run {session.run_id} in {session.store}")
             self._turn.do(Incident("training", {"run_id": session.run_id, "rank": session.rank}))
         session.stands(message, self._turn.now)
-        self._failures.learn(message.failures)
+        self._failures.heard(session, message)
         self._stalls.hear(session, message, self._turn.now)
 
     def _about_a_notice(

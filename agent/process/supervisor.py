@@ -26,7 +26,8 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ...hooks.ipc.failure_classes import FAILURES, SKIP_STEPS, counts_text
+from ...hooks.ipc.failure_classes import RULES, SKIP_STEPS, rules_text
+from ..actions import Launch
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
 from .memory_counters import MemoryCounters
@@ -166,15 +167,9 @@ class Supervisor:
         """Set the command for the next `start`."""
         self._command = list(command)
 
-    def hint(self, failure: str, failures: Mapping[str, int], skip: int = 0) -> None:
-        """Set what the next `start` is to know.
-
-        Args:
-            failure: the class of failure behind which it comes; "" for none.
-            failures: how often each class came so far.
-            skip: the first step behind the data to skip; 0 for none.
-        """
-        hints = {LAST_FAILURE: failure, FAILURES: counts_text(failures), SKIP_STEPS: str(skip or "")}
+    def hint(self, launch: Launch) -> None:
+        """Set what the next `start` is to know: behind which failure it comes, what `--recover` did so far, and what to skip."""
+        hints = {LAST_FAILURE: launch.failure, RULES: rules_text(launch.rules), SKIP_STEPS: launch.skip}
         for name, value in hints.items():
             self._env.pop(name, None)
             if value:

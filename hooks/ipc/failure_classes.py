@@ -5,12 +5,14 @@ A part of the protocol: a hook tells its agent the class by its name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: The variable in which a command finds how often each class of `--recover` has ended the run so far, as `counts_text` writes it.
-FAILURES = "SPOTGUARD_FAILURES"
-#: The variable in which it finds the first step behind the data that made values wrong (`--recover nan=back`).
+#: The variable in which a command finds what `--recover` does for each class, and how often it has, as `rules_text` writes it.
+RULES = "SPOTGUARD_FAILURES"
+#: The variable in which it finds the run, and behind a colon the first step behind the data that made values wrong
+#: (`--recover nan=back`).
 SKIP_STEPS = "SPOTGUARD_SKIP_STEPS"
 #: The beginning of a notice's id by which a run that stands still leaves its machine (`--recover stall=leave`).
 LEAVES_FOR_STALL = "leave-stall"
@@ -102,15 +104,15 @@ CLASSES = {
 }
 
 
-def counts_text(counts: Mapping[str, int]) -> str:
-    """Return counts of failures by class as one word, as in "gpu=1,stall=0"."""
-    return ",".join(f"{kind}={count}" for kind, count in sorted(counts.items()))
+def rules_text(rules: Mapping[str, tuple[str, int]]) -> str:
+    """Return the action of each class that has a rule, and its count, as one word: "gpu=leave:1,stall=restart:0"."""
+    return ",".join(f"{kind}={action}:{count}" for kind, (action, count) in sorted(rules.items()))
 
 
-def counts_of_text(text: str) -> dict[str, int]:
-    """Return the counts of such a word; what is none is left out."""
-    pairs = (each.partition("=") for each in text.split(","))
-    return counts_of({kind: int(count) for kind, _, count in pairs if count.isdecimal() and len(count) < 10})
+def rules_of_text(text: str) -> dict[str, tuple[str, int]]:
+    """Return what `rules_text` has written; what is none is left out."""
+    found = re.findall(r"([a-z-]+)=([a-z]+):([0-9]{1,9})(?:,|$)", text)
+    return {kind: (action, int(count)) for kind, action, count in found if kind in _COUNTED}
 
 
 def counts_of(told: object) -> dict[str, int]:
@@ -118,12 +120,16 @@ def counts_of(told: object) -> dict[str, int]:
     if not isinstance(told, Mapping):
         return {}
     return {
-        kind: count
-        for kind, count in told.items()
-        if isinstance(kind, str) and type(count) is int and 0 <= count <= _LARGEST
+        kind: min(told[kind], _LARGEST)
+        for kind in _COUNTED
+        if type(told.get(kind)) is int and told[kind] >= 0
     }
 
 
 def larger_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     """Return the larger count of each class: both have counted the same failures, and either may have missed some."""
     return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in {**one, **other}}
+
+
+#: The classes that are counted: those of errors, a death by a signal, and training that stands still.
+_COUNTED = (*CLASSES, "killed", "stall")

@@ -12,8 +12,9 @@ from typing import Any
 
 #: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
 LEAST, TIMES = 60.0, 5.0
-#: The number of times that a phase must have passed, in all attempts together.
-ENOUGH = 20
+#: The number of times that a phase must have passed, in all attempts together, and in this one: what compiles, or fills a buffer,
+#: does so at the first passes of every attempt.
+ENOUGH, ENOUGH_HERE = 20, 5
 #: The longest pause that counts while nothing is usual yet, in seconds: a first step may compile for minutes.
 _LONGEST = 1800.0
 #: Phases that every step passes. The script's own work between them, and evaluations, are rarer.
@@ -29,10 +30,13 @@ class PhaseTimes:
     """The phases of one training thread, from one look at it to the next. It is pure: times are handed in."""
 
     def __init__(self) -> None:
-        #: By phase: how often it has passed in this attempt, and in earlier ones; and the longest pause in any.
+        #: By phase: how often it has passed in this attempt, and in earlier ones.
         self._here: Counter[str] = Counter()
         self._earlier: dict[str, int] = {}
+        #: By phase: the longest pause, here or in an earlier attempt; and the longest one behind the first pass, which later attempts
+        #: are told. A first step that compiles would make their limits as long as its own.
         self._longest: dict[str, float] = {}
+        self._longest_later: dict[str, float] = {}
         #: The last look, in monotonic seconds, and what it has found.
         self._looked_at = 0.0
         self._phase, self._moved_at, self._step = "", math.inf, -1
@@ -52,6 +56,8 @@ class PhaseTimes:
             limit = self._limit(self._phase)
             stood = min(max(0.0, self._looked_at - self._moved_at), _LONGEST if limit < 0 else limit)
             self._longest[self._phase] = max(stood, self._longest.get(self._phase, 0.0))
+            if self._here[self._phase]:
+                self._longest_later[self._phase] = max(stood, self._longest_later.get(self._phase, 0.0))
             self._here[self._phase] += 1
         if step > self._step >= 0:
             self._here.update(dict.fromkeys(_OF_A_STEP, step - self._step))
@@ -59,9 +65,8 @@ class PhaseTimes:
         return self._limit(phase)
 
     def _limit(self, phase: str) -> float:
-        # What compiles, or fills a buffer, does so at the first pass of every attempt.
         here = self._here[phase]
-        if not here or here + self._earlier.get(phase, 0) < ENOUGH:
+        if here < ENOUGH_HERE or here + self._earlier.get(phase, 0) < ENOUGH:
             return -1.0
         return max(LEAST, TIMES * self._longest.get(phase, 0.0))
 
@@ -69,7 +74,10 @@ class PhaseTimes:
     def facts(self) -> dict[str, Any]:
         """The times as plain JSON: by phase, how often it has passed, and the longest pause in seconds."""
         return {
-            phase: [self._here[phase] + self._earlier.get(phase, 0), round(self._longest.get(phase, 0.0), 1)]
+            phase: [
+                self._here[phase] + self._earlier.get(phase, 0),
+                round(self._longest_later.get(phase, 0.0), 1),
+            ]
             for phase in _PHASES
             if self._here[phase] or phase in self._earlier
         }
@@ -78,8 +86,11 @@ class PhaseTimes:
         """Take in the `facts` that a checkpoint carries. Another program may have written anything there."""
         if not isinstance(told, Mapping):
             return
+        self._here.clear()  # a restore in one process: the checkpoint has them
         for phase in _PHASES:
             match told.get(phase):
                 case [int(passed), float() | int() as longest] if 0 < passed <= _LARGEST and longest >= 0:
                     self._earlier[phase] = passed
-                    self._longest[phase] = max(min(float(longest), _LONGEST), self._longest.get(phase, 0.0))
+                    pause = float(min(longest, _LONGEST))
+                    self._longest[phase] = max(pause, self._longest.get(phase, 0.0))
+                    self._longest_later[phase] = max(pause, self._longest_later.get(phase, 0.0))

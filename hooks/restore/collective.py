@@ -87,6 +87,7 @@ def restore_together(
     extras_worth: int = EXTRAS_WORTH,
     anew: bool = False,
     in_flight: SavesInFlight | None = None,
+    good_first: bool = False,
 ) -> Restored:
     """Load one checkpoint on all ranks at once, by the rules of `restore.restore`. If one rank raises, all of them do.
 
@@ -98,7 +99,7 @@ def restore_together(
     """
     failed, refused, damages = "", "", DamagedCheckpoints(store, run_id, allowed=anew)
     with _shelf(channel, store) as shelf:
-        pick = _Pick(shelf, run_id, step, damages, extras_worth, in_flight)
+        pick = _Pick(shelf, run_id, step, damages, extras_worth, in_flight, good_first)
         while True:
             picked = of_the_first(channel, pick.next)
             if picked == _AGAIN:
@@ -184,8 +185,9 @@ class _Pick:
         damages: DamagedCheckpoints,
         extras_worth: int,
         in_flight: SavesInFlight | None,
+        good_first: bool,
     ) -> None:
-        self._store, self._run_id, self._step = store, run_id, step
+        self._store, self._run_id, self._step, self._good_first = store, run_id, step, good_first
         self._damages, self._extras_worth, self._in_flight = damages, extras_worth, in_flight
         self._looks = 0
         self._tried: set[CheckpointName] = set()
@@ -209,6 +211,7 @@ class _Pick:
                 self._damages,
                 self._extras_worth,
                 self._in_flight,
+                self._good_first,
             )
         for whole in self._found:
             if whole.name not in self._tried:

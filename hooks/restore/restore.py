@@ -75,6 +75,7 @@ def restore(
     extras_worth: int = EXTRAS_WORTH,
     anew: bool = False,
     in_flight: SavesInFlight | None = None,
+    good_first: bool = False,
 ) -> Restored:
     """Load the newest complete checkpoint of a run, or that of `step`.
 
@@ -88,6 +89,7 @@ def restore(
         extras_worth: steps that a dead rank's extras are worth, as in `worth_it`.
         anew: whether `--begin-anew` was passed.
         in_flight: the saves to wait for, before the newest checkpoint is chosen.
+        good_first: whether a checkpoint that is suspect is loaded only if there is no other.
 
     Raises:
         NewerFormatError: this version cannot read the newest checkpoint, which may be good.
@@ -103,7 +105,10 @@ def restore(
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
         for whole in _in_order(
-            _near_and_far(store, run_id, step, stage, gone, damages, in_flight), step, extras_worth
+            _near_and_far(store, run_id, step, stage, gone, damages, in_flight),
+            step,
+            extras_worth,
+            good_first,
         ):
             if gone and look < LOOKS:
                 break  # perhaps pruned for a newer one, so older ones may be gone as well: list again
@@ -227,6 +232,7 @@ def candidates(
     damages: DamagedCheckpoints,
     extras_worth: int = EXTRAS_WORTH,
     in_flight: SavesInFlight | None = None,
+    good_first: bool = False,
 ) -> Iterator[WholeCheckpoint]:
     """Yield the checkpoints to try, in order.
 
@@ -236,7 +242,7 @@ def candidates(
         in_flight: the saves to wait for, if `step` is None.
     """
     found = _all(store, run_id, step, gone, damages, in_flight)
-    return _in_order(found if step is not None else damages.sound(found), step, extras_worth)
+    return _in_order(found if step is not None else damages.sound(found), step, extras_worth, good_first)
 
 
 def _near_and_far(
@@ -255,9 +261,22 @@ def _near_and_far(
 
 
 def _in_order(
-    found: Iterator[WholeCheckpoint], step: int | None, extras_worth: int
+    found: Iterator[WholeCheckpoint], step: int | None, extras_worth: int, good_first: bool
 ) -> Iterator[WholeCheckpoint]:
-    return found if step is not None else worth_it(found, extras_worth)
+    if step is not None:
+        return found
+    found = worth_it(found, extras_worth)
+    return _good_first(found) if good_first else found
+
+
+def _good_first(found: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
+    suspect = []
+    for whole in found:
+        if whole.suspect:
+            suspect.append(whole)
+        else:
+            yield whole
+    yield from suspect
 
 
 def _all(
@@ -306,16 +325,6 @@ def say_what_stays_behind(store: BlobStore, own: str, other: str) -> int:
             step,
         )
     return step or 0
-
-
-def newest_unsuspected(store: BlobStore, run_id: str) -> int:
-    """Return the step of the newest full checkpoint that is not suspect; -1 if there is none.
-
-    Raises:
-        StoreError: the store failed.
-    """
-    found = _all(store, run_id)
-    return next((each.name.step for each in found if each.level == "full" and not each.suspect), -1)
 
 
 def _load(store: BlobStore, whole: WholeCheckpoint, state: State) -> None:

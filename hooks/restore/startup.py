@@ -10,15 +10,16 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
-from functools import partial, reduce
+from collections.abc import Callable, Collection
+from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from ...providers.clock import Clock
 from ...providers.errors import NotFoundError
 from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
-from ..arguments import extras_worth, is_set_up, launchers, skip_steps, yes
+from ..arguments import extras_worth, is_set_up, launchers, skipped_until, yes
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
 from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
 from ..checkpoint.local_stage import Stage
@@ -27,11 +28,11 @@ from ..consensus.agree_on import of_all, of_the_first
 from ..consensus.channel import Channel
 from ..consensus.shared_names import refuse_namesakes
 from ..consensus.topology import booted, machine_names, this_machine
-from ..ipc.failure_classes import FAILURES, LEAVES_FOR_STALL, counts_of, counts_of_text, larger_counts
+from ..ipc.failure_classes import CLASSES, LEAVES_FOR_STALL, RULES, counts_of, larger_counts, rules_of_text
 from ..state.state import State
 from .collective import restore_together, see_the_same
 from .in_flight import SavesInFlight
-from .restore import Restored, newest_unsuspected, restore, say_what_stays_behind
+from .restore import Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
 
 _T = TypeVar("_T", int, str)
@@ -53,12 +54,14 @@ class Startup:
         self._anew = yes("SPOTGUARD_BEGIN_ANEW")
         #: This run's stage on this machine; None if it has none.
         self.stage: Stage | None = None
-        #: How often each class of failure has ended this run: as the agents have counted, and with it what the store has. Empty if
-        #: no agent has a rule for a class (`--recover`).
-        self._told: dict[str, int] = {}
+        #: What `--recover` does for each class, and how often it has, as this machine's agent told. Another run of the same command
+        #: has its own failures.
+        own = os.environ.get("SPOTGUARD_RUN_ID") == run_id
+        self._rules = rules_of_text(os.environ.get(RULES, "")) if own else {}
+        #: How often each class of failure has ended this run, by all agents and the store. Empty if no agent has a rule.
         self.failures: dict[str, int] = {}
         #: The first step behind the data that made values wrong; 0 for none.
-        self.skip_steps = skip_steps()
+        self.skip_until = skipped_until(run_id)
 
     def meet(self, state: State) -> None:
         """Check that all ranks name the same run and store, and that each name means one tensor on all of them.
@@ -81,13 +84,15 @@ class Startup:
             StoreError: the store cannot be used.
         """
 
-        def ask() -> dict[str, int]:
+        def ask() -> list[Any]:
             connect()
             probe(self._patient("Training was not started"), self._run_id)
-            return counts_of_text(os.environ.get(FAILURES, ""))
+            return [{kind: count for kind, (_, count) in self._rules.items()}, self.skip_until]
 
-        told = [ask()] if self._channel is None else map(counts_of, of_all(self._channel, ask))
-        self._told = reduce(larger_counts, told)
+        # Each machine's agent decides by itself, so one may know more than the others.
+        for counts, skip in [ask()] if self._channel is None else of_all(self._channel, ask):
+            self.failures = larger_counts(self.failures, counts_of(counts))
+            self.skip_until = max(self.skip_until, int(skip))
 
     def claim(self) -> int:
         """Claim and return the number of the attempt that begins here.
@@ -106,9 +111,10 @@ class Startup:
             "up": booted(self._clock.time()),
         }
         store = self._patient("Training was not started")
-        if self._told:
-            earlier = self._ask(lambda: json.dumps(earlier_failures(store, self._run_id)))
-            self.failures = info["failures"] = larger_counts(self._told, counts_of(json.loads(earlier)))
+        if self.failures:
+            leaves = [kind for kind, (action, _) in self._rules.items() if action == "leave"]
+            earlier = self._ask(lambda: json.dumps(earlier_failures(store, self._run_id, leaves)))
+            self.failures = info["failures"] = larger_counts(self.failures, counts_of(json.loads(earlier)))
         world = 1 if self._channel is None else self._channel.world
 
         def claim() -> int:
@@ -126,10 +132,6 @@ class Startup:
         if other:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
         in_flight = SavesInFlight(store, run_id, self._clock)
-        if step is None and self.skip_steps and not other:
-            good = self._ask(partial(newest_unsuspected, store, run_id))
-            # Beyond it, an earlier restart has gone back already.
-            step = good if 0 <= good < self.skip_steps else None
         if self._channel is not None:
             return restore_together(
                 self._channel,
@@ -141,6 +143,7 @@ class Startup:
                 extras_worth=self._extras_worth,
                 anew=self._anew,
                 in_flight=in_flight,
+                good_first=self.skip_until > 0,
             )
         return restore(
             store,
@@ -152,6 +155,7 @@ class Startup:
             extras_worth=self._extras_worth,
             anew=self._anew,
             in_flight=in_flight,
+            good_first=self.skip_until > 0,
         )
 
     def _ask(self, what: Callable[[], _T]) -> _T:
@@ -161,8 +165,18 @@ class Startup:
         return RetryingStore(self._store, self._clock, then)
 
 
-def earlier_failures(store: BlobStore, run_id: str, *, timeout: float | None = None) -> dict[str, int]:
-    """Return how often each class of failure has ended an attempt of this run: the count of the newest attempt, and its own end.
+#: Records of ranks that are read, of one end.
+_RECORDS = 16
+
+
+def earlier_failures(
+    store: BlobStore, run_id: str, leaves: Collection[str] = (), *, timeout: float | None = None
+) -> dict[str, int]:
+    """Return how often each class of failure has ended an attempt of this run, as the newest attempt has it.
+
+    Args:
+        leaves: the classes at which the run leaves its machine. The end of the newest attempt is added for these: its agent is gone
+            and told nobody. An agent that starts its command again tells it by itself.
 
     Raises:
         StoreError: the store failed.
@@ -170,19 +184,19 @@ def earlier_failures(store: BlobStore, run_id: str, *, timeout: float | None = N
     newest = newest_claim(store, run_id, timeout=timeout)
     record = attempt_record(store, run_id, newest, timeout=timeout) if newest else None
     counts = {} if record is None else counts_of(record.info.get("failures"))
-    ended = [
-        _told(store, info.key, timeout).get("kind")
-        for info in store.list(failures_prefix(run_id, newest), timeout=timeout)
-    ]
-    for info in store.list(outcomes_prefix(run_id, newest), timeout=timeout):
+    if not leaves:
+        return counts
+    ended = set[str]()
+    for info in islice(store.list(failures_prefix(run_id, newest), timeout=timeout), _RECORDS):
+        ended.add(str(_told(store, info.key, timeout).get("kind")))
+    # Errors that follow from another rank's are no cause.
+    ended = {kind for kind in ended if kind in CLASSES and not CLASSES[kind].follows} or ended
+    for info in islice(store.list(outcomes_prefix(run_id, newest), timeout=timeout), _RECORDS):
         notice = _told(store, info.key, timeout).get("notice")
         ids = notice.get("ids") if isinstance(notice, dict) else None
         if isinstance(ids, list) and any(str(id).startswith(LEAVES_FOR_STALL) for id in ids):
-            ended.append("stall")
-    # One end has records of several ranks, of which some may follow from another's error.
-    for kind in {kind for kind in ended if isinstance(kind, str)}:
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
+            ended.add("stall")
+    return counts_of({**counts, **{kind: counts.get(kind, 0) + 1 for kind in ended if kind in leaves}})
 
 
 def _told(store: BlobStore, key: str, timeout: float | None) -> dict[str, Any]:
@@ -211,11 +225,12 @@ class StartupMessages:
         self._first = first
         self._url = url
 
-    def restored(self, run_id: str, step: int, *, guarded: bool) -> None:
+    def restored(self, run_id: str, step: int, *, guarded: bool, skip: int = 0) -> None:
         """Report the step from which training goes on.
 
         Args:
             guarded: whether an agent has welcomed this process.
+            skip: the steps whose data the script is to skip.
         """
         if not self._first:
             return
@@ -223,6 +238,13 @@ class StartupMessages:
         # An agent that runs as a service writes to the machine's journal, which does not show at this terminal.
         by_run = guarded and bool(os.environ.get("SPOTGUARD_PARENT"))
         tell(f"{text} in {self._url}", aloud=not by_run)
+        if skip:
+            log.warning(
+                "values were not finite behind the data of the next %d steps: guard.skip_steps is %d, for the script to skip "
+                "that data",
+                skip,
+                skip,
+            )
 
     def finished(self, run_id: str, done: int, total: int) -> None:
         """Report that the loop has no step left to do."""

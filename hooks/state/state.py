@@ -270,39 +270,9 @@ class State:
     def restored(self) -> None:
         """Note that training begins, or returns to an earlier step. On the training thread."""
         self.monitor.restored()
-        for loader in self._loaders().values():
-            loader.restored()
-
-    def skip_data(self, until: int, done: int) -> None:
-        """Have the loader of the training data skip that of the steps from `done` to `until`. After a restore, before `restored`."""
-        loaders = self._loaders()
-        # A loader of an evaluation is at the beginning of its pass.
-        in_pass = {name: each for name, each in loaders.items() if each.in_pass} or loaders
-        if len(in_pass) != 1:
-            found = f"{len(in_pass)} loaders in a pass" if in_pass else "no spotguard.ResumableLoader"
-            log.warning(
-                "the data of steps %d to %d is for the script to skip (SPOTGUARD_SKIP_STEPS), because the state has %s",
-                done,
-                until - 1,
-                found,
-            )
-            return
-        ((name, loader),) = in_pass.items()
-        if count := loader.skip_data(until, done):
-            log.warning(
-                "%s skips %d batches, the data of steps %d to %d: values were not finite behind them",
-                name,
-                count,
-                done,
-                until - 1,
-            )
-
-    def _loaders(self) -> dict[str, ResumableLoader]:
-        return {
-            part.name: part.value
-            for part in self.parts
-            if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader)
-        }
+        for part in self.parts:
+            if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader):
+                part.value.restored()
 
     def save_at_boundaries(self, why: str) -> None:
         """Make saves wait for the boundary from now on.

@@ -60,5 +60,5 @@ def test_a_failure_that_did_not_happen_is_said(machine: Machine) -> None:
 def test_a_poisoned_batch_is_skipped(machine: Machine) -> None:
     run = simulated(machine, "nan", options="--every off --recover nan=back")
     run.err.until("starting the command again: it crashed with 1, back 1 of 3 for nan")
-    run.err.until(r"loader skips \d+ batches, the data of steps 0 to \d+")
+    run.err.until(r"values were not finite behind the data of the next \d+ steps")
     assert run.ended() == 0

@@ -209,8 +209,9 @@ class RestartPolicy:
                 self.count += 1
                 cause = self._failures.last
                 failure = "" if cause is None else cause.kind
-                skip = cause.next_step if cause is not None and action is RecoveryAction.BACK else 0
-                self._relaunch(f"it crashed with {code}, {command.decision.why}", failure, skip)
+                if cause is not None and action is RecoveryAction.BACK:
+                    self._failures.go_back(cause)
+                self._relaunch(f"it crashed with {code}, {command.decision.why}", failure)
             elif action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
             else:
@@ -307,9 +308,9 @@ class RestartPolicy:
         if code == 0 or self._turn.stopping or self._shutdown.swept(command):
             self._turn.exit(code)
 
-    def _relaunch(self, why: str, failure: str = "", skip: int = 0) -> None:
+    def _relaunch(self, why: str, failure: str = "") -> None:
         self._turn.log(f"starting the command again: {why}", logging.WARNING)
         self._command.kill_all()  # any process that is left holds the run id
         self._command.current = None
         self._restart.over()
-        self._turn.do(Launch(self._peers.take_moves(), failure, self._recovery.failures, skip))
+        self._turn.do(Launch(self._peers.take_moves(), failure, self._recovery.taken, self._failures.skip))

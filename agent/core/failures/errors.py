@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....hooks.ipc.failure_classes import CLASSES, FailureClass, counts_of, larger_counts
-from ....hooks.ipc.protocol import TrainingFailed
+from ....hooks.ipc.protocol import Position, TrainingFailed
 from ....providers.text import NAME, TEXT, amount, clip
 from ...events import CommandEnded
 from ..session import Session
@@ -46,11 +46,6 @@ class FailureCause:
     session: Session | None = None
     error: TrainingFailed | None = None
     repeats: bool = False
-
-    @property
-    def next_step(self) -> int:
-        """The number of completed steps once the step is over in which it failed; 0 if that step is not known."""
-        return 0 if self.error is None or self.error.step < 0 else self.error.step + 1
 
     def facts(self) -> dict[str, Any]:
         """Return the cause as plain JSON, for the helper of alerts and for the record in the store."""
@@ -95,6 +90,8 @@ class FailureLog:
         self.last: FailureCause | None = None
         #: How often each class has ended this run so far, in all its attempts.
         self.counts: dict[str, int] = {}
+        #: The run, and the first step behind the data that made its values wrong; None if no data is to be skipped.
+        self._skip: tuple[str, int] | None = None
         #: A stall for which this start was ended.
         self._stall: FailureCause | None = None
 
@@ -102,9 +99,27 @@ class FailureLog:
         """Forget the processes of the start before."""
         self._errors, self._silent, self._closed, self._stall = [], [], {}, None
 
-    def learn(self, told: object) -> None:
-        """Take in the counts of failures that a process has from the store: earlier attempts may have run under other agents."""
-        self.counts.update(larger_counts(self.counts, counts_of(told)))
+    def heard(self, session: Session, position: Position) -> None:
+        """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
+        self.counts.update(larger_counts(self.counts, counts_of(position.failures)))
+        committed = position.checkpoint_step > session.began >= 0 and not position.suspect
+        if committed and self._skip is not None and self._skip[0] == session.run_id:
+            self._skip = None  # that checkpoint has its loader behind the data
+
+    def go_back(self, cause: FailureCause) -> None:
+        """Have the next starts skip the data of the steps from the restore to the failed one, besides what this one skipped."""
+        session, error = cause.session, cause.error
+        if session is None or error is None or error.step < 0:
+            return
+        began = max(0, session.began)
+        run, before = self._skip or ("", 0)
+        before = before if run == session.run_id else 0
+        self._skip = session.run_id, max(before, began) + error.step + 1 - began
+
+    @property
+    def skip(self) -> str:
+        """What the next start is to skip, as "RUN_ID:STEP"; "" for nothing."""
+        return "" if self._skip is None else "{}:{}".format(*self._skip)
 
     def stood(self, session: Session | None, text: str) -> FailureCause:
         """The command, or a process of it, is ended because training stands still: its end has no other cause."""
@@ -152,8 +167,11 @@ class FailureLog:
 
     def _first(self) -> tuple[Session, TrainingFailed] | None:
         """Return the error that came first, of those that follow from no other rank's."""
-        own = (each for each in self._errors if not _class_of(each[1].kind).follows)
-        return next(own, self._errors[0] if self._errors else None)
+        # A launcher that starts its ranks again by itself has had errors before.
+        newest = max((_attempt_of(session) for session, _ in self._errors), default=-1)
+        errors = [each for each in self._errors if _attempt_of(each[0]) == newest]
+        own = (each for each in errors if not _class_of(each[1].kind).follows)
+        return next(own, errors[0] if errors else None)
 
     def _cause(self, command: CommandEnded) -> FailureCause | None:
         first = self._first()
@@ -200,6 +218,10 @@ def cause_of(session: Session, error: TrainingFailed) -> FailureCause:
 def _class_of(kind: str) -> FailureClass:
     """Return the row of a class. A newer hook may know classes that this agent does not."""
     return CLASSES.get(kind, CLASSES["program"])
+
+
+def _attempt_of(session: Session) -> int:
+    return -1 if session.position is None else session.position.attempt
 
 
 def _last_seen(dead: Sequence[Session]) -> str:

@@ -50,9 +50,9 @@ class Recovery:
         return kind in self._rules
 
     @property
-    def failures(self) -> dict[str, int]:
-        """How often each class with a rule has ended the run so far."""
-        return {kind: self._counts.get(kind, 0) for kind in self._rules}
+    def taken(self) -> dict[str, tuple[str, int]]:
+        """By class with a rule: its action, and how often it was taken for this run so far."""
+        return {kind: (str(rule.action), self._counts.get(kind, 0)) for kind, rule in self._rules.items()}
 
     def decide(self, kind: str, *, repeats: bool = False) -> RecoveryDecision:
         """Return what follows a failure of this class, and count it.

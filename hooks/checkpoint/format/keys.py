@@ -82,7 +82,7 @@ def parse_attempt(run_id: str, key: str) -> int | None:
 def outcome_key(run_id: str, attempt: int, number: int, rank: int = 0) -> str:
     """Return the key for the outcome of one of the attempt's notices.
 
-    The outcome is a record for people, and no save or restore reads it: marks do. Each rank counts its own records, because a
+    The outcome is a record for people, and no save or restore reads it. Marks do, and so does the count of failures. Each rank counts its own records, because a
     rank that writes one for a first rank that is gone does not know that rank's count.
     """
     other = f"-{rank:05d}" if rank else ""
@@ -104,7 +104,7 @@ def held_stacks_key(run_id: str, attempt: int, rank: int, at: float) -> str:
 
 
 def failure_key(run_id: str, attempt: int, rank: int) -> str:
-    """Return the key for the record of the error that ended a rank of the attempt. Only people read it."""
+    """Return the key for the record of the error that ended a rank of the attempt. People read it, and the count of failures."""
     return f"{run_id}/failures/{attempt:04d}-{rank:05d}.json"
 
 

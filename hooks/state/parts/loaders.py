@@ -74,9 +74,6 @@ class ResumableLoader:
         self._current: object = None
         #: Whether the saved run kept its workers from an earlier pass; None once the next iterator is made.
         self._kept: bool | None = None
-        #: The batches of all passes that were taken, the batches that the next iterator skips, and the step up to which data was
-        #: skipped last.
-        self._total = self._skip = self._skipped_to = 0
         #: The number of restores. An iterator of before the last one is at another position than the state.
         self._restores = 0
 
@@ -102,9 +99,7 @@ class ResumableLoader:
             "epoch": self._sampler_epoch(),
             "passes": self._passes(),
         }
-        batches = iter(self.loader)
-        self._drop_skipped(batches)
-        return self._counted(batches)
+        return self._counted(iter(self.loader))
 
     def _resumed(self) -> Iterator[Any]:
         """The rest of the pass that was interrupted."""
@@ -132,41 +127,11 @@ class ResumableLoader:
                 self._cut,
             )
             self._mark = mark
-        self._taken = self._cut
-        self._drop_skipped(batches)
         now, own = self._after
         rng.restore(now)
         self.set_own_generators(own)
+        self._taken = self._cut
         return self._counted(batches)
-
-    def skip_data(self, until: int, done: int) -> int:
-        """Skip the data of some steps, after a restore and before the next iterator is made; return the number of batches.
-
-        A pass that has fewer batches left is over sooner.
-
-        Args:
-            until: the first step whose data is taken again. Data that was skipped up to there before is not skipped twice.
-            done: the completed steps.
-        """
-        if until <= max(done, self._skipped_to):
-            return 0
-        each = max(1, round(self._total / done)) if done else 1
-        self._skip, self._skipped_to = each * (until - done), until
-        return self._skip
-
-    @property
-    def in_pass(self) -> bool:
-        """Whether the restored state is in the middle of a pass."""
-        return self._cut > 0
-
-    def _drop_skipped(self, batches: Iterator[Any]) -> None:
-        for _ in range(self._skip):
-            if (batch := next(batches, _END)) is _END:
-                break
-            self._taken += 1
-            self._mark = _marked(batch, self._mark)
-        if self._skip:
-            self._skip, self._cut = 0, self._taken  # one that is made anew before a boundary drops them, too
 
     def align_workers(self, kept: bool | None) -> None:
         """After a restore, have the loader's workers or not, as the saved run had where the next iterator was made."""
@@ -200,7 +165,6 @@ class ResumableLoader:
                     )
                 if self._current is batches:
                     self._taken += 1
-                    self._total += 1
                     self._mark = _marked(batch, self._mark)
                 yield batch
             if self._current is batches:
@@ -214,7 +178,6 @@ class ResumableLoader:
         """Return the position, with the generators that a resumed pass begins from. A boundary asks for it."""
         self._stepped = self._stepped or self._current is not None
         position = {"epoch": self.epoch, "taken": self._taken, "mark": self._mark}
-        position |= {"total": self._total, "skipped_to": self._skipped_to}
         position["kept"] = keeps_workers(self.loader)
         return {**position, "begin": self._begin, "own": self.own_generators(), "passes": self._passes()}
 
@@ -224,9 +187,6 @@ class ResumableLoader:
         self._cut, self._stepped, self._after = self._taken, False, None
         self._current, self._mark = None, state["mark"]
         self._kept = state["kept"]
-        # Older checkpoints have neither.
-        self._total, self._skipped_to = state.get("total", 0), state.get("skipped_to", 0)
-        self._skip = 0
         if self.epoch:
             self._drop_early_iterator()
         self.set_own_generators(state["own"])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from spotguard.agent.actions import Launch
 from spotguard.agent.events import CommandEnded, Event
 from spotguard.agent.process.supervisor import CommandError, Supervisor, take_status
 from tests.fakes.awake import STAYS_AWAKE
@@ -198,18 +199,14 @@ def test_a_command_that_starts_again_knows_the_failure_before(stand: Stand) -> N
         f'import os; os.write(int(os.environ["REPORT"]), f"{{[*map(os.environ.get, {names})]}}\\n".encode())'
     )
     supervisor = stand.python(told)
-    hints: list[tuple[str, dict[str, int], int]] = [
-        ("", {}, 0),
-        ("nan", {"stall": 0, "gpu": 2}, 812),
-        ("", {}, 0),
-    ]
-    for hint in hints:
-        supervisor.hint(*hint)
+    again = Launch(failure="nan", rules={"stall": ("restart", 0), "gpu": ("leave", 2)}, skip="job:812")
+    for launch in (Launch(), again, Launch()):
+        supervisor.hint(launch)
         supervisor.start()
         stand.ended()
     assert [stand.report.next() for _ in range(3)] == [
         "[None, None, None]",
-        "['nan', 'gpu=2,stall=0', '812']",
+        "['nan', 'gpu=leave:2,stall=restart:0', 'job:812']",
         "[None, None, None]",
     ]
 

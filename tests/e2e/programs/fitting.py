@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,8 +17,9 @@ data = TensorDataset(torch.randn(80, 8), torch.randn(80, 1))
 loader = spotguard.ResumableLoader(DataLoader(data, batch_size=4, shuffle=True, num_workers=1))
 guard = spotguard.register(model=model, optimizer=optimizer, loader=loader)
 guard.restore()
+skip = guard.skip_steps
 for _ in range(loader.epoch, 2):
-    for x, y in loader:
+    for x, y in itertools.islice(loader, skip, None):
         optimizer.zero_grad()
         loss = (model(x) - y).square().mean()
         if not torch.isfinite(loss):
@@ -25,4 +28,5 @@ for _ in range(loader.epoch, 2):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         guard.step()
+    skip = 0
 guard.save()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.ipc.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
+from spotguard.hooks.ipc.phase_times import ENOUGH, ENOUGH_HERE, LEAST, TIMES, PhaseTimes
 
 
 class Thread:
@@ -79,30 +79,41 @@ def test_a_save_has_no_limit(phase: str) -> None:
     assert thread.times.facts == {}
 
 
-def test_a_later_attempt_knows_a_rare_phase_from_its_second_pass_on() -> None:
-    """Its first one may compile, on another machine than before."""
+def test_a_later_attempt_needs_few_passes_of_its_own() -> None:
+    """The first ones may compile, or fill a cache, on another machine than before."""
     first = Thread()
     first.trains(ENOUGH)
     first.pauses(30, "evaluation", ENOUGH)
     first.stands(2, "forward")
     later = Thread(first.times.facts)
     later.trains(2)
+    assert later.stands(2, "forward") == -1
+    later.trains(ENOUGH_HERE)
     assert later.stands(2, "forward") == LEAST
-    later.moves()
-    assert later.stands(30, "evaluation") == -1
+    later.pauses(10, "evaluation", ENOUGH_HERE - 1)
+    assert later.stands(10, "evaluation") == -1
     later.moves()
     assert later.stands(2, "evaluation") == TIMES * 30
-    assert later.times.facts["evaluation"] == [ENOUGH + 1, 30.0]
+    assert later.times.facts["evaluation"] == [ENOUGH + ENOUGH_HERE, 30.0]
 
 
-def test_a_long_first_pass_of_an_earlier_attempt_counts() -> None:
-    """What compiled for minutes once may do so again, at its second shape."""
+def test_a_long_first_pass_makes_the_limits_of_its_own_attempt_alone() -> None:
     first = Thread()
     first.pauses(300, "forward")
     first.trains(ENOUGH)
+    assert first.stands(2, "forward") == TIMES * 300
     later = Thread(first.times.facts)
-    later.trains(2)
-    assert later.stands(2, "forward") == TIMES * 300
+    later.trains(ENOUGH_HERE + 2)
+    assert later.stands(2, "forward") == LEAST
+
+
+def test_a_restore_in_one_process_counts_nothing_twice() -> None:
+    thread = Thread()
+    thread.pauses(4, "evaluation", 6)
+    thread.stands(2, "forward")
+    for _ in range(4):
+        thread.times.restored(thread.times.facts)
+    assert thread.times.facts["evaluation"] == [6, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +138,7 @@ def test_what_another_program_wrote_is_passed_over(told: Any) -> None:
 
 
 def test_an_endless_pause_in_a_file_does_not_switch_the_rule_off() -> None:
-    thread = Thread({"data": [50, 1e300]})
-    thread.trains(2)
-    assert thread.stands(2, "data") <= TIMES * 1800
+    for longest in (1e300, 10**400):
+        thread = Thread({"data": [50, longest]})
+        thread.trains(ENOUGH_HERE + 2)
+        assert 0 < thread.stands(2, "data") <= TIMES * 1800

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spotguard.hooks.checkpoint.format.keys import attempt_key, failure_key, outcome_key
-from spotguard.hooks.ipc.failure_classes import FAILURES
+from spotguard.hooks.ipc.failure_classes import RULES
 from spotguard.hooks.restore.startup import earlier_failures
 from tests.fakes.noticed import trained
 from tests.fakes.store import FakeStore
@@ -23,14 +23,15 @@ def fails(store: FakeStore, error: Exception | None = None) -> dict[str, int]:
         return dict(guard._position().failures)
 
 
-@pytest.fixture
-def with_rules(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setenv(FAILURES, "program=0")
+@pytest.fixture(autouse=True)
+def rules(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("SPOTGUARD_RUN_ID", "run")
+    monkeypatch.setenv(RULES, "program=leave:0")
     return monkeypatch
 
 
-@pytest.mark.usefixtures("with_rules")
 def test_each_attempt_adds_the_end_of_the_one_before() -> None:
+    """The agent of a run that left its machine is gone, too."""
     store = FakeStore()
     assert fails(store, ValueError("first")) == {"program": 0}
     assert fails(store) == {"program": 1}  # and this one ends without an error
@@ -38,17 +39,28 @@ def test_each_attempt_adds_the_end_of_the_one_before() -> None:
     assert fails(store) == {"program": 2}
 
 
-def test_the_larger_count_is_the_right_one(with_rules: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_starts_its_command_again_counts_by_itself(rules: pytest.MonkeyPatch) -> None:
+    """torchrun may have started the ranks again, which takes none of the times."""
+    rules.setenv(RULES, "program=restart:0")
+    store = FakeStore()
+    fails(store, ValueError("first"))
+    assert fails(store, ValueError("second")) == {"program": 0}
+    rules.setenv(RULES, "program=restart:1")
+    assert fails(store) == {"program": 1}
+    rules.setenv(RULES, "program=restart:0")
+    assert fails(store) == {"program": 1}, "an agent on another machine"
+
+
+def test_the_larger_count_is_the_right_one(rules: pytest.MonkeyPatch) -> None:
     """An agent knows deaths that left no record, and the store what ran under other agents."""
     store = FakeStore()
     fails(store, ValueError("first"))
-    with_rules.setenv(FAILURES, "killed=3,program=0")
+    rules.setenv(RULES, "killed=restart:3,program=leave:0")
     assert fails(store) == {"killed": 3, "program": 1}
-    with_rules.setenv(FAILURES, "killed=0,program=0")
+    rules.setenv(RULES, "killed=restart:0,program=leave:0")
     assert fails(store) == {"killed": 3, "program": 1}
 
 
-@pytest.mark.usefixtures("with_rules")
 def test_a_second_restore_counts_nothing_twice() -> None:
     store = FakeStore()
     fails(store, ValueError("first"))
@@ -57,33 +69,55 @@ def test_a_second_restore_counts_nothing_twice() -> None:
         assert guard._position().failures == {"program": 1}
 
 
-@pytest.mark.usefixtures("with_rules")
-def test_an_attempt_that_left_its_machine_stood_still() -> None:
+def test_an_attempt_that_left_its_machine_stood_still(rules: pytest.MonkeyPatch) -> None:
+    rules.setenv(RULES, "stall=leave:0")
     store = FakeStore()
     fails(store)
     store.objects[outcome_key("run", 1, 1)] = json.dumps({"notice": {"ids": ["leave-stall-12.5"]}}).encode()
-    assert fails(store) == {"program": 0, "stall": 1}
+    assert fails(store) == {"stall": 1}
 
 
-@pytest.mark.usefixtures("with_rules")
-def test_an_error_of_all_ranks_is_one_failure() -> None:
+def test_an_error_of_all_ranks_is_one_failure_and_one_that_follows_is_none(rules: pytest.MonkeyPatch) -> None:
+    rules.setenv(RULES, "disk-full=leave:0,peer-lost=leave:0")
     store = FakeStore()
     fails(store)
-    for rank in range(3):
-        store.objects[failure_key("run", 1, rank)] = b'{"kind": "network"}'
-    assert fails(store)["network"] == 1
+    for rank, kind in enumerate(("peer-lost", "disk-full", "disk-full")):
+        store.objects[failure_key("run", 1, rank)] = json.dumps({"kind": kind}).encode()
+    assert fails(store) == {"disk-full": 1, "peer-lost": 0}
 
 
-@pytest.mark.parametrize("damaged", [b"", b"[]", b"[" * 100_000, b'{"kind": 7, "notice": 8}', b'{"notice": {"ids": 9}}', b"\xff"])  # fmt: skip
+LEAVES = ("gpu", "stall")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        b'{"kind": 7, "notice": 8}',
+        b'{"kind": "%s"}' % (b"x" * 300_000),
+        b'{"notice": {"ids": 9}}',
+        b"\xff",
+    ],
+)
 def test_records_that_are_none_are_passed_over(damaged: bytes) -> None:
     store = FakeStore()
     fails(store)
     for key in (attempt_key("run", 1), failure_key("run", 1, 0), outcome_key("run", 1, 1)):
         store.objects[key] = damaged
-    assert earlier_failures(store, "run") == {}
+    assert earlier_failures(store, "run", LEAVES) == {}
 
 
-def test_without_a_rule_nothing_is_asked_for() -> None:
+def test_another_run_of_the_command_has_its_own_failures(rules: pytest.MonkeyPatch) -> None:
+    rules.setenv("SPOTGUARD_RUN_ID", "pretraining")
+    store = FakeStore()
+    fails(store, ValueError("first"))
+    assert fails(store) == {}
+
+
+def test_without_a_rule_nothing_is_asked_for(rules: pytest.MonkeyPatch) -> None:
+    rules.delenv(RULES)
     store = FakeStore()
     fails(store, ValueError("first"))
     store.calls.clear()

@@ -14,8 +14,8 @@ from spotguard.hooks.ipc.protocol import Position, TrainingFailed
 from tests.fakes.story import Story
 
 
-def job(rules: str, max_restarts: int = 0) -> Story:
-    return Story(recover=recover("--recover", rules), max_restarts=max_restarts)
+def job(rules: str, max_restarts: int = 0, **policy: Any) -> Story:
+    return Story(recover=recover("--recover", rules), max_restarts=max_restarts, **policy)
 
 
 def fails(story: Story, kind: str, step: int = 1) -> None:
@@ -56,23 +56,18 @@ def test_the_other_classes_share_max_restarts() -> None:
 
 def test_failures_of_earlier_attempts_count() -> None:
     """They may have run under other agents, on other machines."""
-    story = job("network=restart:3,gpu=restart")
+    story = job("network=restart:3,gpu=leave")
     (first,) = story.all(Launch)
-    assert first.failures == {"network": 0, "gpu": 0}
+    assert first.rules == {"network": ("restart", 0), "gpu": ("leave", 0)}
     story.says(story.opens(story.pid), Position(5, failures={"network": 1, "program": 4}))
     for _ in range(2):
         fails(story, "network")
-    assert [each.failures for each in story.all(Launch)][1:] == [
-        {"network": 2, "gpu": 0},
-        {"network": 3, "gpu": 0},
-    ]
+    assert [each.rules["network"] for each in story.all(Launch)][1:] == [("restart", 2), ("restart", 3)]
     fails(story, "network")
     assert (starts(story), story.code) == (3, 1)
 
 
-@pytest.mark.parametrize(
-    "told", [{"network": -1}, {"network": True}, {"network": "9"}, {"network": 10**30}, {"network": 9.5}]
-)
+@pytest.mark.parametrize("told", [{"network": -1}, {"network": True}, {"network": "9"}, {"network": 9.5}])
 def test_counts_that_cannot_be_true_are_passed_over(told: dict[str, Any]) -> None:
     story = job("network=restart:1")
     story.says(story.opens(story.pid), Position(5, failures=told))
@@ -87,13 +82,53 @@ def test_values_that_are_not_finite_start_nothing_again_by_themselves() -> None:
     assert any("--recover nan=back skips that data" in each.text for each in story.all(Log))
 
 
+def skips(story: Story) -> list[str]:
+    return [each.skip for each in story.all(Launch)]
+
+
+def trains(story: Story, began: int, newest: int, suspect: str = "") -> None:
+    """A start restores a step, and tells its newest checkpoint."""
+    session = story.opens(story.pid)
+    story.says(session, Position(began, checkpoint_step=began))
+    story.says(session, Position(newest, checkpoint_step=newest, suspect=suspect))
+    story.closes(session)
+
+
 def test_a_run_goes_back_behind_the_data_of_the_failed_step() -> None:
     story = job("nan=back:1")
     fails(story, "nan", step=811)
-    assert [(each.failure, each.skip) for each in story.all(Launch)] == [("", 0), ("nan", 812)]
+    assert [(each.failure, each.skip) for each in story.all(Launch)] == [("", ""), ("nan", "run:812")]
     assert any("back 1 of 1 for nan" in each.text for each in story.all(Log))
     fails(story, "nan", step=900)
     assert (starts(story), story.code) == (2, 1)
+
+
+def test_what_was_skipped_is_skipped_again_until_a_good_checkpoint_is_behind_it() -> None:
+    """Bad data may come twice between two checkpoints, and another failure between."""
+    story = job("nan=back:9,network=restart")
+    trains(story, 8, 8)
+    fails(story, "nan", step=10)
+    trains(story, 8, 8)
+    fails(story, "network", step=9)
+    trains(story, 8, 9, suspect="the loss is nan since step 9")
+    session = story.opens(story.pid)
+    story.says(session, Position(8, checkpoint_step=8))
+    story.says(session, TrainingFailed("nan", "E", "m", "x", "other", "other", 10))
+    story.ends(1)
+    assert skips(story) == ["", "run:11", "run:11", "run:14"]
+    trains(story, 8, 12)
+    fails(story, "network", step=13)
+    assert skips(story)[4:] == [""]
+
+
+def test_below_a_launcher_that_restarts_the_last_error_counts() -> None:
+    story = job("nan=back", launcher_restarts=True)
+    for attempt, step in ((1, 10), (2, 50)):
+        session = story.opens(story.pid, rank=attempt)
+        story.says(session, Position(step, attempt=attempt))
+        story.says(session, TrainingFailed("nan", "E", "m", "x", "other", "f", step))
+    story.ends(1)
+    assert skips(story) == ["", "run:51"]
 
 
 def test_a_run_leaves_no_more_often_than_its_rule_allows() -> None:
