@@ -333,7 +333,7 @@ class Coordinator:
             # An estimate. This machine's agent may deliver the exact reserve at any moment.
             reserve = seconds / 10 if ours else 0.0
             message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
-            preemption = alarm_of(message, now)
+            preemption = replace(alarm_of(message, now), stall=call.kind in protocol.STANDSTILL)
             if not ours:
                 self._tell_agent(self._called_by(call, standing, now))
         wanted = standing.counts(epoch)
@@ -400,9 +400,8 @@ class Coordinator:
         decision = channel.agree(job.epoch, offer, left, over)
         self.speaks = channel.rank == min(decision.ranks, default=0)
         if decision.step is not None and channel.rank not in decision.ranks:
-            raise Abandoned(
-                f"the other ranks save step {decision.step} without this rank, which answered too late"
-            )
+            why = f"stands at step {step}" if offer.stands else "answered too late"
+            raise Abandoned(f"the other ranks save step {decision.step} without this rank, which {why}")
         return decision
 
     def _offer(self, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool) -> Vote:
@@ -422,6 +421,7 @@ class Coordinator:
             plan=shared(self._state.fingerprint()),
             covers=ranges(sorted(self._covered())),
             parks=parks,
+            stands=self._saver.no_more_steps or (job.preemption is not None and job.preemption.stall),
             early=step is not None
             and counts(step, self._checkpointer.complete)
             and early(cost.moments, cost.rate),

@@ -159,7 +159,7 @@ class ErrorSave:
         if distrusted and self._coordinator is not None:
             self._coordinator.distrust(distrusted)  # the others may be a step ahead of what is committed
         saved = self._saver.committed
-        if saved is not None and saved.level == "full":
+        if saved is not None and saved.level != "weights":  # a rank that was gone gives its extras no more
             return ""
         if why := distrusted or self._unsaved():
             return f"step {step} is not saved, because {why}"

@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 PATIENCE = 20.0
 LATE = 10.0
-NO_STATE = "no state to save yet on rank "
+NO_STATE = "no state to save yet on rank"
 
 
 class Heard(Report):
