@@ -173,7 +173,9 @@ class Coordinator:
             if message.drill:
                 self._saver.in_turn(lambda: self._saver.release(message.id, why))
 
-        self._call(call, left * _CALLING, unheard)
+        # Where training stands because the machine of the job's store is silent, its launcher waits for this rank's end.
+        seconds = left * _CALLING
+        self._call(call, min(seconds, _PATIENCE) if preemption.stall else seconds, unheard)
 
     def withdrawn(self, id: str, why: str) -> None:
         """Handle the withdrawal of a notice, or the end of a drill, by this machine's agent.
