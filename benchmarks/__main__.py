@@ -35,6 +35,7 @@ NAMES = (
     "clean",
     "recovery",
     "cuts",
+    "ettr",
     "manifests",
     "listing",
     "losses",

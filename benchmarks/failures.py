@@ -90,7 +90,7 @@ def _provoke(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[
         "--",
         *command,
     ]
-    with _memory(_MEMORY if kind == "host-memory" else None) as inside:
+    with limited_memory(_MEMORY if kind == "host-memory" else None) as inside:
         process = subprocess.Popen(
             [*inside, *whole],
             stderr=subprocess.PIPE,
@@ -138,7 +138,7 @@ class _Begun(threading.Thread):
 
 
 @contextmanager
-def _memory(limit: int | None) -> Iterator[list[str]]:
+def limited_memory(limit: int | None) -> Iterator[list[str]]:
     """Yield the words that put a command into a cgroup with this limit (v1, as root)."""
     if limit is None:
         yield []

@@ -22,7 +22,7 @@ from .checkpoint.local_stage import Stage
 from .consensus.channel import Channel
 from .control.coordinator import Coordinator
 from .control.ending import sigterm
-from .control.ending.error_save import ErrorSave
+from .control.ending.error_save import ErrorSave, no_worker_error
 from .control.ending.shutdown import ProcessShutdown
 from .control.ending.sigterm import Preempted
 from .control.gate import Gate
@@ -679,9 +679,10 @@ class Guard:
         why = "interrupted" if isinstance(self._errors.ending, KeyboardInterrupt) else "ended"
         try:
             self._errors.end()
-            self._shutdown.at_exit()
-            self.closed = True
-            self._saver.close(_LAST_UPLOAD, lambda: self._record_end(why))
+            with no_worker_error():  # a launcher ends the loader's workers, too
+                self._shutdown.at_exit()
+                self.closed = True
+                self._saver.close(_LAST_UPLOAD, lambda: self._record_end(why))
         finally:  # even after a Ctrl-C meanwhile
             self._undo()
 

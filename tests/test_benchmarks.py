@@ -19,6 +19,8 @@ pytest.importorskip("torch")
 sys.path.append(root := str(Path(__file__).parent.parent))
 from benchmarks import charts, growth
 from benchmarks.__main__ import NAMES, run
+from benchmarks.ettr_replay import SPELLS, JobReplay
+from benchmarks.interruptions import LOST, PREEMPTION, InterruptionCost, Start, useful
 from benchmarks.link_rows import RAW, Sample
 from benchmarks.plots import draw
 from benchmarks.replay import Job, Lost, Notice, live
@@ -189,6 +191,23 @@ ROWS = {
         )
     ],
     "cuts": ["cut for 20 s: until its silence is told", "  from its healing to the next step"],
+    "ettr": [
+        "ETTR, 2 interruptions in ",
+        "  without queueing",
+        "  its checkpoints beside training",
+        *["preemption: until training goes on", "  steps lost"],
+        *["killed: until training goes on", "  steps lost"],
+        *[
+            f"not effective (100 % − ETTR), {what}: {way}"
+            for what in (
+                *(f"4 machines, {zone}" for zone in SPELLS),
+                "4 machines, all zones",
+                "4 machines, all zones, own start 60 s",
+                *(f"{machines} machines" for machines in (8, 16, 32)),
+            )
+            for way in ("spotguard", "periodic checkpoints alone")
+        ],
+    ],
     "recovery": ["kill, spotguard: until training goes on", "  steps trained twice"],
     "ways": [
         f"files that {what} passes"
@@ -198,7 +217,7 @@ ROWS = {
 
 
 #: Those that take five to thirty seconds, tiny as they are: what they measure, other tests show.
-LONG = {"agent", "clean", "cuts", "failures", "links", "notice", "ranks", "rate", "recovery"}
+LONG = {"agent", "clean", "cuts", "ettr", "failures", "links", "notice", "ranks", "rate", "recovery"}
 
 
 @pytest.mark.parametrize(
@@ -268,6 +287,28 @@ def test_without_a_notice_both_lose_the_same_seed_3() -> None:
 def test_what_was_missed_is_a_share_of_what_could_be_kept() -> None:
     """Of 100 s that periodic checkpoints lose and the window saves 80, 60 were kept: a quarter was missed."""
     assert missed([Lost(ours=40.0, periodic=100.0, allowed=20.0)]) == pytest.approx(25.0)
+
+
+def test_steps_that_were_trained_again_do_not_count_in_the_time_of_steps() -> None:
+    """Two starts of two seconds a step: the second begins at the first one's step 3 of 5, and has steps of one second."""
+    first = Start(0.0, tuple((2.0 * step, step) for step in range(6)))
+    second = Start(20.0, tuple((20.0 + step, step) for step in range(3, 8)))
+    assert useful([first, second]) == pytest.approx(3 * 2.0 + 4 * 1.0)
+
+
+def test_a_job_over_a_trace_loses_more_without_a_notice_and_with_time_outs() -> None:
+    """Of one long spell without a preemption but at its end, a guarded job loses its start and its checkpoints alone."""
+    costs = {
+        kind: [InterruptionCost(kind, 20.0, 0, 1)] for kind in (PREEMPTION, LOST, "killed", "stall", "gpu")
+    }
+    replay = JobReplay(JOB, 4, costs, 0.0, HOUR)
+    spells = [2 * HOUR] * 200
+    ours, periodic = (
+        replay.lived(spells, random.Random(5), guarded=guarded).lost for guarded in (True, False)
+    )
+    assert 0.0 < ours < periodic < 10.0
+    short = replay.lived([10.0], random.Random(5), guarded=True)
+    assert (short.wall, short.useful) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("pauses", "alarms"), [((40.0,) * 3, False), ((4.0,) * 3 + (100.0,), True)])

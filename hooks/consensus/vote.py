@@ -79,6 +79,8 @@ class Vote:
     parks: bool = False
     #: A restore would take its weights alone, and its moments need some seconds more.
     early: bool = False
+    #: The rank comes to no later step than it has: training hangs, or an error has ended it there.
+    stands: bool = False
 
     def encode(self) -> str:
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -142,7 +144,11 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
     A silent rank counts as dead, and training cannot go a step further without it. So the other ranks save only if two
     conditions hold: all of them stand on one step already, and they hold everything that the silent ranks hold. The extras of
     silent ranks are excepted. A complete checkpoint of that step is worth more: if there is one, no rank saves.
+
+    A rank that comes to no later step, and is behind the others or in the middle of a change, counts as silent, too.
     """
+    stuck = _stuck(offers)
+    offers = [offer for offer in offers if offer.rank not in stuck]
     there = tuple(sorted(offer.rank for offer in offers))
 
     def nothing(why: str) -> Decision:
@@ -153,7 +159,12 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
     if absent:
         return nothing(f"no state to save yet on {named(absent)} of {world}")
     silent = sorted(set(range(world)) - set(there))
-    late = f"no answer in time from {named(silent)} of {world}" if silent else ""
+    mute = [rank for rank in silent if rank not in stuck]
+    lates = [f"no answer in time from {named(mute)} of {world}"] * bool(mute)
+    lates += [f"training stands behind the others on {named(stuck)} of {world}"] * bool(stuck)
+    late = " and ".join(lates)
+    if not steps and stuck:
+        return nothing(f"training stands in the middle of a step on {named(stuck)} of {world}")
     if not steps:
         return nothing(f"no answer in time from any of {world} ranks [SG503]")
     if silent:
@@ -179,6 +190,16 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
         # False if a rank is silent: that rank joins no collective any more, and no other rank needs to.
         some_park=not silent and len({offer.parks for offer in offers}) > 1,
     )
+
+
+def _stuck(offers: Sequence[Vote]) -> list[int]:
+    """Return the ranks that will not come to the step which others can give."""
+    newest = max((offer.step for offer in offers if offer.step is not None and not offer.boundary), default=0)
+    return [
+        offer.rank
+        for offer in offers
+        if offer.stands and offer.step is not None and (offer.boundary or offer.step < newest)
+    ]
 
 
 def read_offer(raw: bytes | str) -> Vote:

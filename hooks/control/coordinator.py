@@ -173,7 +173,9 @@ class Coordinator:
             if message.drill:
                 self._saver.in_turn(lambda: self._saver.release(message.id, why))
 
-        self._call(call, left * _CALLING, unheard)
+        # Where training stands because the machine of the job's store is silent, its launcher waits for this rank's end.
+        seconds = left * _CALLING
+        self._call(call, min(seconds, _PATIENCE) if preemption.stall else seconds, unheard)
 
     def withdrawn(self, id: str, why: str) -> None:
         """Handle the withdrawal of a notice, or the end of a drill, by this machine's agent.
@@ -333,7 +335,7 @@ class Coordinator:
             # An estimate. This machine's agent may deliver the exact reserve at any moment.
             reserve = seconds / 10 if ours else 0.0
             message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
-            preemption = alarm_of(message, now)
+            preemption = replace(alarm_of(message, now), stall=call.kind in protocol.STANDSTILL)
             if not ours:
                 self._tell_agent(self._called_by(call, standing, now))
         wanted = standing.counts(epoch)
@@ -400,9 +402,8 @@ class Coordinator:
         decision = channel.agree(job.epoch, offer, left, over)
         self.speaks = channel.rank == min(decision.ranks, default=0)
         if decision.step is not None and channel.rank not in decision.ranks:
-            raise Abandoned(
-                f"the other ranks save step {decision.step} without this rank, which answered too late"
-            )
+            why = f"stands at step {step}" if offer.stands else "answered too late"
+            raise Abandoned(f"the other ranks save step {decision.step} without this rank, which {why}")
         return decision
 
     def _offer(self, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool) -> Vote:
@@ -422,6 +423,7 @@ class Coordinator:
             plan=shared(self._state.fingerprint()),
             covers=ranges(sorted(self._covered())),
             parks=parks,
+            stands=self._saver.no_more_steps or (job.preemption is not None and job.preemption.stall),
             early=step is not None
             and counts(step, self._checkpointer.complete)
             and early(cost.moments, cost.rate),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..consensus.vote import Decision
 
 #: Seconds that ranks wait for each other's offers. Offers come from threads that nothing blocks, so a rank that has not answered
-#: after this time is dead. All other ranks stand still meanwhile.
+#: after this time is dead. All other ranks stand still meanwhile. At a stall, a process waits no longer for its step to end: the
+#: step that hangs will not.
 _PATIENCE = 10.0
 #: The share of the time that is left for the save that this wait takes at most. The wait is usually some milliseconds.
 _SHARE = 0.4
@@ -93,6 +94,8 @@ class Quiescence:
         job.scope.check()
         if step is None:
             why = "training ended before its next guard.step()"
+            if _is_stall(job) and not self._ending():
+                why = "training stands in the middle of a step, and does not reach its next guard.step()"
             if together and self._coordinator is not None:
                 self._coordinator.failed(
                     job, why
@@ -111,7 +114,16 @@ class Quiescence:
         return replace(self._coordinator.agreed(job, decision, step), parked=at_boundary)
 
     def _steady(self, job: SaveRequest) -> int | None:
-        return self._gate.wait_steady(job.scope.left, lambda: job.scope.abandoned or self._ending())
+        until = job.scope.now() + _PATIENCE
+
+        def left() -> float | None:
+            seconds = job.scope.left()
+            if not _is_stall(job):  # a notice that came meanwhile has its own deadline
+                return seconds
+            patience = max(0.0, until - job.scope.now())
+            return patience if seconds is None else min(seconds, patience)
+
+        return self._gate.wait_steady(left, lambda: job.scope.abandoned or self._ending())
 
     def refuse(self, job: SaveRequest) -> None:
         """Answer the other ranks that this rank has no state yet; then nothing is saved."""
@@ -129,7 +141,10 @@ class Quiescence:
         place = self._gate.close(how)
         parks = how is Shut.AT_BOUNDARY
         to_come = ahead or (parks and not (place.at_boundary or place.resting))
-        return self._take_part(coordinator, job, place.earliest() + ahead, boundary=to_come, parks=parks)
+        hangs = _is_stall(job) and place.dirty and not place.resting
+        return self._take_part(
+            coordinator, job, place.earliest() + ahead, boundary=to_come or hangs, parks=parks
+        )
 
     def _take_part(
         self, coordinator: JobCoordinator, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool
@@ -149,6 +164,10 @@ class Quiescence:
         if decision.step is None:
             raise AlreadyComplete(decision.why) if decision.stands >= 0 else Abandoned(decision.why)
         return decision
+
+
+def _is_stall(job: SaveRequest) -> bool:
+    return job.preemption is not None and job.preemption.stall
 
 
 # --- the other ranks of the job ---

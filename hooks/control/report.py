@@ -217,7 +217,8 @@ class Report:
         record = {
             "notice": {
                 "ids": preemption.ids,
-                "kind": preemption.kind,
+                # Another machine's agent has seen the stall: here it is a drill of that machine.
+                "kind": protocol.STALL if preemption.stall and preemption.drill else preemption.kind,
                 "source": preemption.source,
                 "drill": preemption.drill,
             },

@@ -22,6 +22,8 @@ OLDEST = 1
 PEER = "peer"
 #: Kind of the notice that an agent makes when a run stands still: the process keeps its stacks and saves, and training goes on.
 STALL = "stall"
+#: Kinds of notices of a job that stands still: that one, and the one that ends it, so that it starts again.
+STANDSTILL = frozenset({STALL, "restart"})
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 #: Kind of the notice that a rank makes of the error that ends it.

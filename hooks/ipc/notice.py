@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .protocol import OF_A_RANK, Preempt
+from .protocol import OF_A_RANK, STANDSTILL, Preempt
 
 #: Kind of a notice that a test makes in its own process: no agent decides what follows the commit.
 BY_HAND = "test"
@@ -26,6 +26,8 @@ class PreemptionNotice:
     drill: bool = False
     #: Whether a test made it in this process: no agent decides what follows the commit.
     by_hand: bool = False
+    #: Whether training stands still in all of the job: no rank comes to a later step than it has.
+    stall: bool = False
     #: The outcome of its save as the log has it; "" before the save has ended.
     outcome: str = ""
     #: Monotonic seconds at which this process got it.
@@ -39,6 +41,7 @@ class PreemptionNotice:
         # An agent decides what follows; and a drill, or a stall, becomes the notice that came meanwhile.
         outdone = (self.by_hand and not other.by_hand) or (self.drill and not other.drill)
         self.drill = self.drill and other.drill
+        self.stall = self.stall and other.stall
         if outdone:
             self.kind, self.source, self.by_hand = other.kind, other.source, False
 
@@ -54,5 +57,6 @@ def alarm_of(notice: Preempt, now: float) -> PreemptionNotice:
         kind=notice.kind,
         drill=notice.drill,
         by_hand=notice.kind == BY_HAND or notice.kind in OF_A_RANK,
+        stall=notice.kind in STANDSTILL,
         seen=now,
     )

@@ -49,7 +49,7 @@ METADATA = "169.254.169.254"
 
 _FIRST = Path(__file__).parent / "programs" / "first.py"
 #: As many as a rack holds: each knows where the others are before they are there.
-_PLACES = range(1, 10)
+_PLACES = range(1, 17)
 _NEW = ("--net", "--mount", "--uts", "--pid")
 #: Debian's ip and tc are not on everybody's path.
 _PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parent / "programs" / "sharded.py"
 #: What torchrun waits for, in seconds: no node more comes; one that is silent is gone (three times this); and all of it.
 _WAITS = "last_call_timeout=1,keep_alive_interval=1,join_timeout=60"
 #: A store in which launchers meet, on a machine that has no part in the job.
-_MEETING = """
+MEETING = """
 import signal, torch.distributed as d
 store = d.TCPStore("0.0.0.0", 29400, is_master=True, wait_for_workers=False)
 print("here", flush=True)
@@ -61,7 +61,7 @@ class Sharded:
             *self._width,
         ]
         if apart:
-            rack.add().start(sys.executable, "-c", _MEETING).out.until("^here$")
+            rack.add().start(sys.executable, "-c", MEETING).out.until("^here$")
 
     def meet_on(self, node: Node) -> None:
         """There, from the next `begin` on."""

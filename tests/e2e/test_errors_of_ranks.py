@@ -89,3 +89,16 @@ def test_ranks_that_stand_for_good_start_again_at_the_same_step(machine: Machine
     assert again == {"rank 0", "rank 1"}
     assert run.ended() == 0
     assert AT in committed(machine)
+
+
+def test_a_rank_that_hangs_behind_the_others_does_not_keep_them_from_saving(machine: Machine) -> None:
+    """The other rank has stepped, and waits in the next step. It saves at once, and the restart resumes there."""
+    options = "--every off --stall-first 4 --recover stall=restart:1"
+    run = machine.run(options, *TORCHRUN, ERRING, str(STEPS), "behind", str(AT))
+    run.err.until(
+        rf"will not commit: the other ranks save step {AT + 1} without this rank, which stands at step {AT}"
+    )
+    run.err.until("starting the command again")
+    assert set(committed(machine)) == {AT + 1}
+    assert run.ended() == 0
+    assert STEPS in committed(machine)

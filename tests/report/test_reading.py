@@ -61,7 +61,7 @@ def test_a_pruned_attempt_is_known_from_the_newest_checkpoint() -> None:
 def test_records_of_notices_errors_and_ends_are_events() -> None:
     kept = Kept()
     kept.claim()
-    kept.at(1100.0).outcome(number=1, kind="stall", notice={"source": "no progress"})
+    kept.at(1100.0).outcome(number=1, kind="stall", notice={"source": "spotguard", "drill": True})
     kept.at(1200.0).outcome(number=2, notice={"drill": True})
     kept.at(1300.0).outcome(number=3, committed=False, reason="the store is full", history={"completed": 9})
     kept.at(1400.0).outcome(number=4, kind="failure")
@@ -72,7 +72,7 @@ def test_records_of_notices_errors_and_ends_are_events() -> None:
     )
     (one,) = kept.read().attempts
     assert [(each.kind, each.at, each.step, each.committed, each.text) for each in one.events] == [
-        ("stall", 1100.0, 5, True, "no progress"),
+        ("stall", 1100.0, 5, True, "training stood still"),
         ("notice", 1300.0, 9, False, "terminate notice from aws; nothing new was saved: the store is full"),
         ("error", 1400.0, 9, False, "an error at t.py:1 in f (ValueError: bad)"),
         ("save", 1400.0, 5, True, "aws"),
@@ -179,8 +179,8 @@ def test_an_alarm_that_a_person_has_dismissed_is_listed_and_does_not_count() -> 
     """A failure by its attempt, with the errors of all ranks; a stall by its record."""
     kept = Kept()
     kept.claim()
-    kept.at(1100.0).outcome(number=1, kind="stall", notice={"source": "no progress"})
-    kept.at(1200.0).outcome(number=2, kind="stall", notice={"source": "no progress"})
+    kept.at(1100.0).outcome(number=1, kind="stall", notice={"source": "spotguard", "drill": True})
+    kept.at(1200.0).outcome(number=2, kind="stall", notice={"source": "spotguard", "drill": True})
     for rank in (0, 1):
         kept.at(1400.0 + rank).put(failure_key("run", 1, rank), {"says": f"rank {rank}", "step": 9})
     report = reckon(kept.read())
@@ -192,8 +192,8 @@ def test_an_alarm_that_a_person_has_dismissed_is_listed_and_does_not_count() -> 
     report = reckon(facts)
     assert (report.state, report.attempts[0].stalls, report.down) == ("false-error", 1, None)
     assert [(each.id, each.cause, each.dismissed) for each in report.alarms] == [
-        ("stall-0001-01", "no progress", False),
-        ("stall-0001-02", "no progress", True),
+        ("stall-0001-01", "training stood still", False),
+        ("stall-0001-02", "training stood still", True),
         ("failure-0001", "rank 0", True),
     ]
     assert "1 ended by an error that was dismissed" in page(report, facts)

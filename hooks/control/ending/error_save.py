@@ -100,7 +100,7 @@ class ErrorSave:
         return None if any(error is each for each in self._before) else error
 
     def _hook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        with _no_worker_error():
+        with no_worker_error():
             self._previous(kind, error, traceback)  # first of all: the save may take minutes
             self.handle(error)
 
@@ -120,7 +120,7 @@ class ErrorSave:
             return
         self.met = True
         try:
-            with _no_worker_error():
+            with no_worker_error():
                 self._handle(error)
         except Exception:  # a bug in spotguard must not hide the error
             log.exception("internal error; please report it [SG704]")
@@ -159,8 +159,13 @@ class ErrorSave:
         if distrusted and self._coordinator is not None:
             self._coordinator.distrust(distrusted)  # the others may be a step ahead of what is committed
         saved = self._saver.committed
-        if saved is not None and saved.level == "full":
+        if saved is not None and saved.level != "weights":  # a rank that was gone gives its extras no more
             return ""
+        if self._saver.alarmed and not distrusted:
+            # A stall's, or that for another rank's error: it needs this rank's part, and the job's store, which may live here.
+            self._saver.no_more_steps = True
+            self._wait(PATIENCE, lambda: self._saver.saving or self._unanswered())
+            return f"step {step} is not saved by the save that was in progress"
         if why := distrusted or self._unsaved():
             return f"step {step} is not saved, because {why}"
         log.error("step %d stands in memory and is saved now; Ctrl-C ends without it", step)
@@ -190,8 +195,6 @@ class ErrorSave:
             return self._coordinator.distrusted
         if self._state.poisoned:
             return "a restore has failed half-way"
-        if self._saver.alarmed:
-            return "another save is in progress"
         if place.dirty:
             return "the error came between optimizer.step() and guard.step()"
         if not place.completed:
@@ -206,7 +209,7 @@ class ErrorSave:
 
 
 @contextlib.contextmanager
-def _no_worker_error() -> Iterator[None]:
+def no_worker_error() -> Iterator[None]:
     """Keep torch from raising the death of a loader's worker meanwhile.
 
     It raises it from its handler of SIGCHLD, at whatever line the main thread is then: often a moment after that thread has met

@@ -1,5 +1,6 @@
 """A replica of a DDP job below torchrun. `erring.py STEPS HOW AT`: at step AT rank 1 meets an error, is killed, or hangs until it
-is started again ("hold": with the interpreter's lock held). With HOW "paced" there is none: it trains on, twenty steps a second, and tells of a step that took seconds."""
+is started again: with the interpreter's lock held ("hold"), or in front of its optimizer ("behind"). With HOW "paced" there is
+none: it trains on, twenty steps a second, and tells of a step that took seconds."""
 
 from __future__ import annotations
 
@@ -54,6 +55,8 @@ for step in guard.steps(total):
     if wrong and how == "late":
         time.sleep(2)  # the other rank steps meanwhile, and is a step ahead
         raise ValueError("behind backward")
+    if how == "behind" and rank == 1 and step == at and not begun:
+        threading.Event().wait()  # the other rank steps, and waits in the backward pass of the next step
     if how == "sleep" and step == at:
         if rank == 1:
             raise FloatingPointError("the loss is nan")

@@ -53,6 +53,27 @@ def test_without_the_silent_only_who_holds_all_that_they_hold() -> None:
         assert decide(1, 3, instead).why
 
 
+@pytest.mark.parametrize("behind", [Vote(1, 5), Vote(1, 6, boundary=True)], ids=["behind", "in-a-change"])
+def test_a_rank_that_stands_before_the_step_of_the_others_is_not_waited_for(behind: Vote) -> None:
+    """It will never come there. The others save without it, if they hold what it holds, and else nobody does."""
+    replica = (0, 1, 2)
+    ahead = [Vote(rank, 6, covers=ranges(replica)) for rank in (0, 2)]
+    stands = replace(behind, stands=True)
+    decision = decide(1, 3, [*ahead, stands])
+    assert (decision.step, decision.ranks) == (6, (0, 2))
+    assert decision.why.startswith("training stands behind the others on rank 1 of 3: its extras are missing")
+    assert decide(1, 3, [*ahead, behind]).ranks == replica
+    alone = [replace(each, covers=ranges((each.rank,))) for each in ahead]
+    assert decide(1, 3, [*alone, stands]).step is None
+    assert "no other rank holds the state of rank 1" in decide(1, 3, [*alone, stands]).why
+
+
+def test_nobody_saves_where_all_stand_in_a_change() -> None:
+    decision = decide(1, 2, [Vote(rank, 6, boundary=True, stands=True) for rank in (0, 1)])
+    assert (decision.step, decision.ranks) == (None, ())
+    assert "training stands in the middle of a step on ranks 0, 1 of 2" in decision.why
+
+
 def test_a_complete_checkpoint_as_new_is_worth_more_than_one_without_the_silent() -> None:
     """Whoever knows of it. One that is older is not; and where all answer, each saves: who asks may want its own."""
     replica = (0, 1, 2)

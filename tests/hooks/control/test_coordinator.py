@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 PATIENCE = 20.0
 LATE = 10.0
-NO_STATE = "no state to save yet on rank "
+NO_STATE = "no state to save yet on rank"
 
 
 class Heard(Report):
@@ -381,6 +381,39 @@ def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_o
         until(lambda: not first.saver.alarmed)
         until(lambda: not second.saver.alarmed)
         assert first.heard.words.empty()
+
+
+class Silent(Cut):
+    """The ranks' way to the job's store, whose machine is silent once it is cut: no call returns."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.called, self.again = threading.Event(), threading.Event()
+
+    def compare_set(self, *args: Any) -> bytes:
+        if self.cut:
+            self.called.set()
+            self.again.wait()
+        value: bytes = self._store.compare_set(*args)
+        return value
+
+    def _look(self) -> None:
+        """The mailbox only waits."""
+
+
+def test_a_stall_behind_a_store_that_is_silent_is_answered_soon() -> None:
+    """Its notice has ten minutes, which nobody has who waits for this rank's end."""
+    clock, store = ManualClock(), Silent(HashStore())
+    with two(clock, met=store) as (first, _):
+        store.cut = True
+        try:
+            first.ranks.notice(Preempt("x", 600.0, 60.0, "stall", "spotguard", drill=True))
+            assert store.called.wait(PATIENCE)
+            clock.advance(11)
+            assert "has not answered" in first.heard.outcome()
+            until(lambda: not first.saver.alarmed)
+        finally:
+            store.again.set()
 
 
 def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 
 from spotguard.hooks.control.ending import error_save
 from spotguard.hooks.guard import Guard
+from spotguard.hooks.ipc.notice import alarm_of
+from spotguard.hooks.ipc.protocol import FAILURE, STALL, Preempt
 from tests.fakes.training import different, finished, guarded, small, step_on, trajectory
 
 pytestmark = pytest.mark.torch
@@ -112,6 +115,17 @@ def test_a_step_that_is_committed_already_is_not_saved_again(tmp_path: Path) -> 
         ends_with(ValueError("bad"))
     assert [*(tmp_path / "run" / "checkpoints").iterdir()] == [folder]
     assert record(tmp_path) is not None
+
+
+def test_a_save_that_is_in_progress_is_waited_for(tmp_path: Path) -> None:
+    """A process that ended during it would take its part with it, and maybe the store in which the ranks meet."""
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        notice = Preempt("stall-3", 60.0, 0.0, STALL, "spotguard", drill=True)
+        guard._saver.emergency(alarm_of(notice, time.monotonic()))
+        ends_with(ValueError("bad"))
+        assert saved(tmp_path) == ["000000003"]
 
 
 def test_a_second_error_is_not_handled(tmp_path: Path) -> None:
@@ -233,6 +247,34 @@ def test_a_handler_that_raises_a_workers_death_does_not_disturb_the_save(
         with guarded(tmp_path, job.values) as guard:
             trained(guard, job)
             ends_with(EOFError())
+        assert signal.getsignal(signal.SIGCHLD) is raises
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert saved(tmp_path) == ["000000003"]
+
+
+def test_a_workers_death_does_not_end_the_wait_for_a_save_at_the_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun ends the workers too while the process waits for the save for another rank's error."""
+
+    def raises(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+
+    before = signal.signal(signal.SIGCHLD, raises)
+    try:
+        job = small()
+        with guarded(tmp_path, job.values) as guard:
+            trained(guard, job)
+            close = guard._saver.close
+
+            def closed(*args: Any) -> None:
+                os.kill(os.getpid(), signal.SIGCHLD)
+                close(*args)
+
+            monkeypatch.setattr(guard._saver, "close", closed)
+            notice = Preempt("failure-3", 60.0, 0.0, FAILURE, "RuntimeError")
+            guard._saver.emergency(alarm_of(notice, time.monotonic()))
         assert signal.getsignal(signal.SIGCHLD) is raises
     finally:
         signal.signal(signal.SIGCHLD, before)

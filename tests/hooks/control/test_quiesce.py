@@ -1,4 +1,4 @@
-"""How long ranks wait for each other's offers: a part of what the save has left, and never long."""
+"""How long ranks wait for each other's offers, and for a step to end: a part of what the save has left, and never long at a stall."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 pytest.importorskip("torch")
 
 from spotguard.hooks.consensus.vote import Decision
+from spotguard.hooks.control.gate_rule import GateRule
 from spotguard.hooks.control.quiesce import Quiescence
+from spotguard.hooks.ipc import protocol
+from spotguard.hooks.ipc.notice import alarm_of
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest
 from tests.fakes.clock import ManualClock
@@ -52,3 +55,54 @@ def test_offers_have_four_tenths_of_what_is_left(window: float | None, waits: fl
     with pytest.raises(Abandoned, match="nobody has answered"):
         still.refuse(SaveRequest("emergency", CancelScope(clock, until)))
     assert deaf.waits == pytest.approx([waits])
+
+
+class Hanging:
+    """A gate whose training thread hangs in the middle of a step. It keeps the seconds for which it was to wait."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.waits: list[float] = []
+
+    def close(self, *_: object, awaited: bool = False) -> GateRule:
+        return GateRule(completed=4)
+
+    def wait_steady(self, left: Callable[[], float], give_up: Callable[[], bool]) -> None:
+        self.waits.append(left())
+        self.clock.advance(left())
+        assert left() == 0.0
+        assert not give_up()
+
+
+class Ahead:
+    """Ranks that have stepped, and agree on their step. It keeps the ways in which this rank failed them."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def decide(self, *_: object, boundary: bool, parks: bool) -> Decision:
+        return Decision(1, 5)
+
+    def failed(self, job: SaveRequest, why: str) -> None:
+        self.failures.append(why)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("kind", "waits"), [(protocol.STALL, 10.0), ("terminate", 600.0)])
+def test_a_step_that_hangs_is_not_waited_for_longer_than_ranks_are(
+    kind: str, waits: float, ranks: int
+) -> None:
+    """A step does end before a machine goes, and then the whole window is there for it. The other ranks learn of it, and save."""
+    clock = ManualClock()
+    gate: Any = Hanging(clock)
+    state: Any = type("Unmarked", (), {"monitor": type("Monitor", (), {"unmarked": ""})})
+    others: Any = Ahead() if ranks > 1 else None
+    nothing: Any = None
+    notice = alarm_of(protocol.Preempt("one", 600.0, 0.0, kind, "spotguard"), clock.monotonic())
+    job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 600.0), notice)
+    why = "in the middle of a step" if kind == protocol.STALL else "out of time"
+    with pytest.raises(Abandoned, match=why):
+        Quiescence(gate, state, nothing, lambda: False, others).stand(job, False)
+    assert gate.waits == pytest.approx([waits])
+    if others is not None:
+        assert len(others.failures) == (kind == protocol.STALL)

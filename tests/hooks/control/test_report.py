@@ -134,6 +134,14 @@ def test_the_record_in_the_store_is_kept_by_whoever_speaks(rank: int, key: str) 
     assert other.kept == {}
 
 
+@pytest.mark.parametrize("kind", [protocol.STALL, protocol.PEER])
+def test_the_record_of_a_stall_is_one_whichever_machine_has_seen_it(kind: str) -> None:
+    told = Listening()
+    told.report.committed(PreemptionNotice(["x"], 9.0, 9.0, "spotguard", kind, drill=True, stall=True), SAVED)
+    (data,) = told.kept.values()
+    assert json.loads(data)["notice"]["kind"] == protocol.STALL
+
+
 def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:
     kept: list[str] = []
     attempts = [3]
