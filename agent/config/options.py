@@ -317,7 +317,7 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.recover,
         None,
         "RULES",
-        "after CLASS do restart, leave, stop or back, as in stall=restart,nan=back",
+        "after CLASS restart, leave, stop or go back, as in stall=restart",
         OptionGroup.RESTART,
         RUN,
     ),
