@@ -16,7 +16,8 @@ What else is assumed:
   start, such as a compilation, takes the seconds that each row names.
 - Both ways make the same background checkpoints, at the interval that Daly gives for the true mean time between interruptions.
 - With spotguard, the end of an error or a stall commits the step. An error of the GPU does not, nor the death of the first rank, whose
-  process serves the job's store: those lose what was trained since the newest background checkpoint.
+  process serves the job's store: those lose what was trained since the newest background checkpoint. So does the death of another rank,
+  if that checkpoint is at most 100 steps of half a second older: it has that rank's extras (`--extras-worth`).
 - At a notice of 120 s, spotguard saves and leaves. The rest of the window is queueing. A job without it trains on until the machine
   goes.
 - Without spotguard, every interruption loses what was trained since the newest checkpoint. A hang, and a machine that is gone without a
@@ -34,7 +35,7 @@ from random import Random
 from spotguard.hooks.save.plan.schedule import best_interval, lost_training
 
 from .interruptions import CUT, LOST, PREEMPTION, WINDOW, InterruptionCost
-from .replay import Job
+from .replay import STEP, Job
 from .rows import Row
 
 TICK = 300.0
@@ -66,6 +67,8 @@ TIMEOUT = 600.0
 _DEATHS, _SILENT = frozenset({"killed", "host-memory", LOST}), frozenset({"stall", LOST})
 #: As in `replay`: bytes that are copied in a second, seconds of a commit, and the share by which an upload slows training.
 _COPY, _COMMIT, _SLOWER = 4e9, 0.1, 0.02
+#: Seconds of training that the extras of a dead rank are worth.
+_EXTRAS = 100 * STEP
 #: Seconds until a notice is seen; a restore by its bytes and the link.
 _DELAY, _RESTORE = 1.0, 1.15
 
@@ -135,7 +138,10 @@ class JobReplay:
                 return LifeTime(end, useful + self._checkpointed(trained) * self._speed)
             kind = self._kind(dice)
             keeps = guarded and self._commits(kind, dice)
-            useful += (trained if keeps else self._checkpointed(trained)) * self._speed
+            checkpointed = self._checkpointed(trained)
+            if kind in _DEATHS and trained - checkpointed <= _EXTRAS:
+                keeps = False
+            useful += (trained if keeps else checkpointed) * self._speed
             now = fails + self._down(kind, dice, guarded)
             if kind != CUT or not guarded:  # a cut that heals ends no process
                 now += self._again
