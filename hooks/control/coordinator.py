@@ -151,8 +151,12 @@ class Coordinator:
         """Save for a notice that this machine's agent delivered, or for its earlier deadline, and call the other ranks."""
         preemption = alarm_of(message, self._clock.monotonic())
         if message.kind == protocol.PEER:
-            # This process knows the notice from the call itself; or it came after the call, and parks.
-            self._saver.emergency(preemption)
+            # This process knows the notice from the call itself; or it came after the call, and parks. The agent does not tell
+            # whether another machine's agent has seen a stall.
+            with self._lock:
+                foreign = self._foreign.get(message.id)
+            stall = foreign is not None and foreign.kind in protocol.STANDSTILL
+            self._saver.emergency(replace(preemption, stall=stall))
             return
         with self._lock:
             # A copy: the saver joins other notices to the object that it gets, and removes them from it.

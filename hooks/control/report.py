@@ -137,6 +137,7 @@ class Report:
         self._introduce(preemption)
         for id in list(preemption.ids):
             self._send(_committed(id, saved, now))
+        self._record_stacks(preemption, saved.step)
         self._ended(preemption, True)
 
     def failed(self, preemption: PreemptionNotice, reason: str, last_step: int, *, lost: bool = True) -> None:
@@ -159,6 +160,7 @@ class Report:
         for id in list(preemption.ids):
             self._send(protocol.Failed(id, reason, last_step))
         self._record(preemption, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
+        self._record_stacks(preemption, last_step)
         self._ended(preemption, False)
 
     def error(self, message: protocol.TrainingFailed) -> None:
@@ -197,20 +199,24 @@ class Report:
             left = max(0.0, preemption.deadline - now)
             self._send(protocol.Delivered(id, now, preemption.kind, preemption.source, left))
 
-    def _record(self, preemption: PreemptionNotice, **facts: object) -> None:
-        """Write one JSON object beside the checkpoints: the record of what became of a notice. At a stall each rank also
-        writes its stacks, and its newest collectives.
+    def _record_stacks(self, preemption: PreemptionNotice, step: int) -> None:
+        """At a stall, write this rank's stacks and its newest collectives. Torch may hang when it is asked for these, so all else is
+        told before.
         """
         attempt = self._number()
         for id in preemption.ids:
             if found := self._stacks.pop(id, None):
                 self._stalls += 1
                 key = stacks_key(self._run_id, attempt, self._stalls, self._rank)
-                seen = {"notice": id, "ended": self._clock.time(), "step": facts["step"], "stacks": found}
+                seen = {"notice": id, "ended": self._clock.time(), "step": step, "stacks": found}
                 if (collectives := recorded_collectives()) is not None:
                     log.warning("training stands still here: %s", collectives)
                     seen["collectives"] = collectives.record()
                 self._write(preemption, key, seen)
+
+    def _record(self, preemption: PreemptionNotice, **facts: object) -> None:
+        """Write one JSON object beside the checkpoints: the record of what became of a notice."""
+        attempt = self._number()
         if not self._keeps():
             return
         self._count += 1

@@ -164,8 +164,9 @@ class ErrorSave:
         if self._saver.alarmed and not distrusted:
             # A stall's, or that for another rank's error: it needs this rank's part, and the job's store, which may live here.
             self._saver.no_more_steps = True
+            self._gate.wake()  # that save may wait for the end of this step, which does not come
             self._wait(PATIENCE, lambda: self._saver.saving or self._unanswered())
-            return f"step {step} is not saved by the save that was in progress"
+            return f"step {step} is not saved, because {self._unsaved() or 'the save in progress has failed'}"
         if why := distrusted or self._unsaved():
             return f"step {step} is not saved, because {why}"
         log.error("step %d stands in memory and is saved now; Ctrl-C ends without it", step)

@@ -21,8 +21,9 @@ from typing import Any
 from ..providers.redaction import redacted
 from ..providers.text import TEXT, clip
 
-#: Seconds for py-spy and one process; and for the store.
-_READING, _STORING = 20.0, 20.0
+#: Seconds for py-spy and one process, which stands still meanwhile: less than between two looks of the agent, which would take it
+#: for one that a person has stopped (`agent.core.failures.stall.OLD`). And for the store.
+_READING, _STORING = 8.0, 20.0
 #: Bytes of the most that is kept of one process, and its frames.
 _MOST, _FRAMES = 64 * 1024, 200
 _NONE = "py-spy is not installed, so its stacks are not known"
@@ -48,7 +49,10 @@ def read_stacks(pid: int, reader: str | None) -> tuple[list[str], str]:
                 return _texts(json.loads(done.stdout)), ""
             why = _reason(done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired:
-            why = f"py-spy took more than {_READING:.0f} s"
+            return (
+                [],
+                f"py-spy took more than {_READING:.0f} s",
+            )  # a thread that waits in the kernel for good stops never
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = f"py-spy: {type(error).__name__}"
     return [], why
@@ -104,28 +108,26 @@ def main() -> int:
     from ..providers.stores.factory import open_store
 
     given = json.load(sys.stdin)
-    reader, records = find_reader(), []
+    reader, failed = find_reader(), False
     for each in given["ranks"]:
-        pid, rank = each["pid"], each["rank"]
+        pid, rank, attempt = each["pid"], each["rank"], each["attempt"]
         stacks, why = read_stacks(pid, reader)
         waits = kernel_wait(pid)
         in_kernel = f"; its main thread waits in the kernel at {waits}" if waits else ""
         seen = stacks[0] if stacks else why
         print(f"rank {rank} (pid {pid}) stands still in native code: {seen}{in_kernel}", flush=True)
         record = {"by": "agent", "pid": pid, "ended": time.time(), "step": given["step"], "stacks": stacks}
-        records.append((each, {**record, "why": why, "kernel": waits}))
-    try:
-        store, run_id = open_store(given["store"]), check_run_id(given["run_id"])
-        for each, record in records:
-            attempt = each["attempt"]
+        record |= {"why": why, "kernel": waits}
+        try:  # at once: the agent ends this process if many ranks take too long
+            store, run_id = open_store(given["store"]), check_run_id(given["run_id"])
             if attempt < 0:  # an older hook does not tell it
                 attempt = newest_claim(store, run_id, timeout=_STORING)
-            key = held_stacks_key(run_id, attempt, each["rank"], record["ended"])
+            key = held_stacks_key(run_id, attempt, rank, record["ended"])
             store.put(key, memoryview(json.dumps(record, indent=1).encode()), timeout=_STORING)
-    except SpotguardError as error:
-        print(f"the stacks are not kept: {' '.join(str(error).split())}", flush=True)
-        return 1
-    return 0
+        except SpotguardError as error:
+            print(f"the stacks are not kept: {' '.join(str(error).split())}", flush=True)
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":

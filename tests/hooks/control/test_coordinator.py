@@ -28,7 +28,7 @@ from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
 from spotguard.hooks.ipc.notice import PreemptionNotice
-from spotguard.hooks.ipc.protocol import LAUNCHER, Message, Preempt
+from spotguard.hooks.ipc.protocol import LAUNCHER, PEER, Message, PeerPreempted, Preempt
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.plan.partitioner import RankRoles
@@ -414,6 +414,23 @@ def test_a_stall_behind_a_store_that_is_silent_is_answered_soon() -> None:
             until(lambda: not first.saver.alarmed)
         finally:
             store.again.set()
+
+
+@pytest.mark.parametrize(("kind", "stands"), [("stall", True), ("restart", True), ("terminate", False)])
+def test_another_machines_stall_stays_one_when_this_machines_agent_answers(
+    kind: str, stands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's answer has the kind of a peer's notice. A rank that hangs here would else be waited for."""
+    with two(SystemClock()) as (first, second):
+        found: list[PreemptionNotice] = []
+        called: list[PeerPreempted] = []
+        monkeypatch.setattr(second.saver, "emergency", lambda notice, *_, **__: found.append(notice))
+        monkeypatch.setattr(second.ranks, "_send", called.append)
+        second.ranks.welcomed(True)
+        first.ranks.notice(Preempt("x", 600.0, 60.0, kind, "spotguard", drill=kind == "stall"))
+        until(lambda: bool(found and called))
+        second.ranks.notice(Preempt(called[0].id, 600.0, 60.0, PEER, "spotguard", called[0].drill))
+        assert [each.stall for each in found] == [stands, stands]
 
 
 def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:

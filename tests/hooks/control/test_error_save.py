@@ -128,6 +128,22 @@ def test_a_save_that_is_in_progress_is_waited_for(tmp_path: Path) -> None:
         assert saved(tmp_path) == ["000000003"]
 
 
+def test_a_save_that_waits_for_the_failed_step_is_given_up_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its notice has ten minutes, and that step does not end any more."""
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        half_a_step(guard, job)
+        notice = Preempt("drill-3", 600.0, 0.0, "drill", "spotguard", drill=True)
+        guard._saver.emergency(alarm_of(notice, time.monotonic()))
+        ends_with(ValueError("bad"))
+    assert "nothing new is committed: training ended before its next guard.step()" in caplog.text
+    assert "not saved, because the error came between optimizer.step() and guard.step()" in caplog.text
+    assert saved(tmp_path) == []
+
+
 def test_a_second_error_is_not_handled(tmp_path: Path) -> None:
     job = small()
     with guarded(tmp_path, job.values) as guard:
