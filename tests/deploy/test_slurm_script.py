@@ -144,6 +144,14 @@ def test_a_node_that_was_left_is_excluded_beside_those_that_are(
     assert list(tmp_path.glob(".spotguard*")) == []
 
 
+def test_a_task_of_an_array_goes_back_alone(script: Script) -> None:
+    """The last one has the number of the whole array as its job's."""
+    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}
+    script.run(75, LEFT="node1", BEFORE="(null)", **array)
+    assert script.requeued() == "requeue incomplete 4711_2"
+    assert script.updated() == "update JobId=4711_2 ExcNodeList=node1"
+
+
 def test_a_job_that_does_not_come_back_excludes_nothing(script: Script, tmp_path: Path) -> None:
     """Nor one that finds the names of an earlier life, which was killed."""
     script.run(1, LEFT="node2", BEFORE="(null)")

@@ -185,6 +185,27 @@ def test_a_job_that_leaves_a_node_for_a_failure_does_not_come_back_to_it(
 
 
 @pytest.mark.soak
+def test_a_task_of_an_array_goes_back_alone(tmp_path: Path, require_server: Callable[[str], str]) -> None:
+    """The last task has the number of the whole array. The first one trains on."""
+    command, free = tmp_path / "task.sh", tmp_path / "free"
+    command.write_text(
+        f'if [ "$SLURM_ARRAY_TASK_ID" = 1 ]; then echo begun; while [ ! -e {free} ]; do sleep 0.1; done\n'
+        'elif [ -z "$SLURM_RESTART_COUNT" ]; then exit 75; fi\necho "done"\n'
+    )
+    with Cluster(tmp_path, require_server, nodes=2, kill_wait=10) as cluster:
+        array = cluster.train("sh", str(command), options=("--nodes=1", "--exclusive", "--array=1-2"))
+        tasks = [Job(cluster, f"{array.id}_{number}") for number in (1, 2)]
+        tasks[0].until("^begun$")
+        tasks[1].until("^done$")
+        free.touch()
+        tasks[0].until("^done$")
+        tasks[0].becomes("COMPLETED")
+        tasks[1].becomes("COMPLETED")
+        assert [cluster.show(each.id)["Restarts"] for each in tasks] == ["0", "1"]
+        assert len(re.findall("^begun$", tasks[0].log, re.MULTILINE)) == 1
+
+
+@pytest.mark.soak
 def test_who_signals_its_tasks_moves_a_job(begin: Begin, tmp_path: Path) -> None:
     """Another step of the job, on the same node, sees what is guarded there. Of the session that submitted it, nothing is in use:
     it has ended, and its folder is gone."""
