@@ -82,8 +82,8 @@ class FailureLog:
     def __init__(self) -> None:
         self._errors: list[tuple[Session, TrainingFailed]] = []
         self._silent: list[Session] = []
-        #: Processes whose socket is closed, and which lived when the server looked; by pid.
-        self._closed: dict[int, Session] = {}
+        #: Processes whose socket is closed, and which lived when the server looked, by pid; and whether an error was told before.
+        self._closed: dict[int, tuple[Session, bool]] = {}
         #: The fingerprint and the step of the error that ended the start before.
         self._before: tuple[str, int] | None = None
         #: The newest cause.
@@ -138,20 +138,20 @@ class FailureLog:
 
     def closed(self, session: Session) -> None:
         """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
-        self._closed[session.pid] = session
+        self._closed[session.pid] = session, bool(self._errors)
 
     def died(self, session: Session) -> None:
         """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
-        launcher ends the others.
+        launcher ends the others. A process that dies loses its socket some milliseconds earlier, in which its peers meet errors.
         """
-        self._closed.pop(session.pid, None)
-        if session.store and not session.left and not self._errors:
+        _, told = self._closed.pop(session.pid, (session, bool(self._errors)))
+        if session.store and not session.left and not told:
             self._silent.append(session)
 
     def conclude(self, command: CommandEnded) -> FailureCause | None:
         """Return what the failed command is put down to; None if nothing tells."""
         if (own := self._closed.get(command.pid)) is not None:
-            self.died(own)
+            self.died(own[0])
         if self._stall is not None:
             self._before = None
             return self._stall

@@ -192,6 +192,20 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
     }
 
 
+def test_a_death_that_is_seen_behind_its_peers_error_is_the_cause() -> None:
+    """The kernel closes the socket first, then the peer's connection; only then the process is gone."""
+    story = Story()
+    first, second = story.opens(501), story.opens(502, rank=1, world=2)
+    story.says(second, Position(40))
+    story.closes(second, alive=True)
+    story.says(first, TrainingFailed("peer-lost", "E", "closed by peer", "x", "backward", "f", 40))
+    story.closes(second)
+    story.closes(first)
+    story.ends(1)
+    assert story.machine.failure is not None
+    assert (story.machine.failure.kind, story.machine.failure.session.pid) == ("killed", 502)  # type: ignore[union-attr]
+
+
 def test_a_silent_death_has_two_sources_where_the_kernel_counts_it() -> None:
     """One alone is no high confidence, and nobody has recorded it."""
     for kills, told in ((0, ["its process died without a word"]), (1, None)):
