@@ -37,7 +37,8 @@ for step in range(done + 1, total + 1):
     if step % 5 == 0:
         guard.save()
 finite = all(bool(p.isfinite().all()) for p in model.parameters())
-print(f"rank {rank} is {'finite' if finite else 'poisoned'} at step {total}", flush=True)
+# One write: both ranks have one pipe.
+print(f"rank {rank} is {'finite' if finite else 'poisoned'} at step {total}\n", end="", flush=True)
 if "POISONED_WAITS" in os.environ:
     while True:  # in the stable phase, until a notice comes
         sys.stdin.readline()
