@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.e2e.processes import eventually
 from tests.e2e.trainee import Trainee
 from tests.tiers import few_fast
 
@@ -29,8 +30,9 @@ def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee:
     assert machine.committed() == [(1, 4, 0)]
     (outcome,) = machine.outcomes_in_store()
     assert (outcome["notice"]["kind"], outcome["committed"], outcome["step"]) == ("stall", True, 4)
-    (kept,) = (machine.store / "job" / "stalls").iterdir()
-    assert kept.name == "0001-01-00000.json"
+    kept = machine.store / "job" / "stalls" / "0001-01-00000.json"
+    eventually(kept.exists, "the stacks are kept once the commit is told")
+    assert [*kept.parent.iterdir()] == [kept]
     (main, *_) = json.loads(kept.read_text())["stacks"]
     assert main.startswith("MainThread:\n")
     assert "programs/train.py:" in main
