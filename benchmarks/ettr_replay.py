@@ -9,7 +9,7 @@ the ETTR leaves out. More machines are preempted as often each: a spell of N mac
 2410.21680): every machine has the same share of that. Their kinds are those of 419 interruptions of Llama 3 (arXiv 2407.21783, table 5).
 The job's own failures (memory, a worker, data, a disk, a kill, a hang) are assumed to come as often again, each kind like the others.
 
-What else is assumed:
+The other assumptions:
 
 - The seconds in which a job is down are those that were measured on the rack for that kind, whose four machines import torch on two
   cores. Reading the state again takes its bytes by the link's rate, and 15 % more; a save takes its bytes, and a commit. A job's own

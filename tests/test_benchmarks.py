@@ -297,7 +297,7 @@ def test_steps_that_were_trained_again_do_not_count_in_the_time_of_steps() -> No
 
 
 def test_a_job_over_a_trace_loses_more_without_a_notice_and_with_time_outs() -> None:
-    """Of one long spell without a preemption but at its end, a guarded job loses its start and its checkpoints alone."""
+    """A guarded job loses its start and its checkpoints alone in one long spell without a preemption but at its end."""
     costs = {
         kind: [InterruptionCost(kind, 20.0, 0, 1)] for kind in (PREEMPTION, LOST, "killed", "stall", "gpu")
     }

@@ -16,12 +16,12 @@ from datetime import datetime
 from typing import Literal, NoReturn
 from urllib.parse import urlsplit
 
+from ...hooks.ipc.failure_classes import FAILURES
 from ...providers.clock import WEEK
 from ...providers.dates import parse_duration
 from ...providers.errors import UsageError
 from ...providers.run_id import RUN_ID, is_run_id
 from ...providers.text import store_url
-from ..core.failures.recovery import FAILURES
 from ..core.state import BUDGET, RecoveryAction, RecoveryRule
 
 _YES = ("true", "yes", "on", "1")

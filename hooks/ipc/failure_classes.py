@@ -103,6 +103,9 @@ CLASSES = {
     )
 }
 
+#: All classes of failures: those of errors, a death by a signal, and training that stands still.
+FAILURES = (*CLASSES, "killed", "stall")
+
 
 def rules_text(rules: Mapping[str, tuple[str, int]]) -> str:
     """Return the action of each class that has a rule, and its count, as one word: "gpu=leave:1,stall=restart:0"."""
@@ -112,7 +115,7 @@ def rules_text(rules: Mapping[str, tuple[str, int]]) -> str:
 def rules_of_text(text: str) -> dict[str, tuple[str, int]]:
     """Return what `rules_text` has written; what is none is left out."""
     found = re.findall(r"([a-z-]+)=([a-z]+):([0-9]{1,9})(?:,|$)", text)
-    return {kind: (action, int(count)) for kind, action, count in found if kind in _COUNTED}
+    return {kind: (action, int(count)) for kind, action, count in found if kind in FAILURES}
 
 
 def counts_of(told: object) -> dict[str, int]:
@@ -121,7 +124,7 @@ def counts_of(told: object) -> dict[str, int]:
         return {}
     return {
         kind: min(told[kind], _LARGEST)
-        for kind in _COUNTED
+        for kind in FAILURES
         if type(told.get(kind)) is int and told[kind] >= 0
     }
 
@@ -129,7 +132,3 @@ def counts_of(told: object) -> dict[str, int]:
 def larger_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     """Return the larger count of each class: both have counted the same failures, and either may have missed some."""
     return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in {**one, **other}}
-
-
-#: The classes that are counted: those of errors, a death by a signal, and training that stands still.
-_COUNTED = (*CLASSES, "killed", "stall")

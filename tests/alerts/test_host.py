@@ -72,7 +72,7 @@ def stat(folder: Path, periods: int, throttled: int) -> None:
 def test_throttled_is_the_share_of_the_last_minute_s_periods(
     tmp_path: Path, membership: str, group: str
 ) -> None:
-    """Of the group that has most: an outer group's quota holds the inner one back, too."""
+    """The group that has most counts: an outer group's quota holds the inner one back, too."""
     root = tmp_path / "cgroup"
     throttle = CpuThrottle(root, proc(tmp_path / "proc", self__cgroup=membership))
     found = []

@@ -70,11 +70,6 @@ class FailureCause:
             "reported": error is not None,
         }
 
-    @classmethod
-    def kinds(cls) -> tuple[str, ...]:
-        """Return all classes."""
-        return (*CLASSES, "killed", "stall")
-
 
 class FailureLog:
     """The errors and silent deaths of the training processes in one start of the command."""
@@ -118,7 +113,7 @@ class FailureLog:
 
     @property
     def skip(self) -> str:
-        """What the next start is to skip, as "RUN_ID:STEP"; "" for nothing."""
+        """The data that the next start is to skip, as "RUN_ID:STEP"; "" for none."""
         return "" if self._skip is None else "{}:{}".format(*self._skip)
 
     def stood(self, session: Session | None, text: str) -> FailureCause:

@@ -8,12 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ....hooks.ipc.failure_classes import CLASSES
 from ..state import RecoveryAction, RecoveryRule
-
-#: The classes that a rule may name: those of errors, a death by a signal, and training that stands still.
-FAILURES = (*CLASSES, "killed", "stall")
-
 
 _NOT_FINITE = (
     "the same data would make the values wrong again, so the command is not started again: --recover nan=back skips that data, "

@@ -99,7 +99,7 @@ class Stall:
 
 @dataclass(slots=True)
 class _RankProgress:
-    """What a rank has told of its progress, last."""
+    """The progress of a rank, as it has told it last."""
 
     session: Rank
     heard_at: float

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ....hooks.ipc import protocol
+from ....hooks.ipc.failure_classes import FAILURES
 from ....providers.health import Health, Sight
 from ....providers.notice import Notice
 from ....providers.text import NAME, clip
@@ -32,7 +33,7 @@ from ...events import (
     WindowTold,
 )
 from ...outcome import WITHDRAWN
-from .snapshot import FAILURES, STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
+from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
 if TYPE_CHECKING:
     from ...process.alert_helper import HelperState

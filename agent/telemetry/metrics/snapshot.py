@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ....hooks.ipc.failure_classes import FAILURES
 from ....providers.notice import Severity
-from ...core.failures.errors import FailureCause
 from .histogram import Histogram
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ STATES = ("seeing", "starting", "blind", "wrong-server")
 SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
 CAUSES = ("crash", "stall", "preemption")
-FAILURES = FailureCause.kinds()
 #: The results of a verification. See `events.Verified`.
 VERIFIED = ("sound", "damaged", "unknown")
 #: The label values of a yes or no, in Prometheus's spelling.
