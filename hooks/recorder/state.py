@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..state.parts.stateful_loaders import is_stateful_loader
+from ..state.parts.stateful import is_stateful_loader
 from . import checksums
 
 #: Largest tensor, in bytes, that is read a second time within a turn.

@@ -18,7 +18,7 @@ from ..checkpoint.format.values.decoder import decode
 from .parts.module import KnownTensor
 from .parts.optimizer_tree import SavedTrees
 from .parts.rng import RngPart
-from .parts.stateful_loaders import is_position
+from .parts.stateful import is_position
 from .parts.values import Part, StatefulPart, room, tensors_in
 from .sharding.dtensor import RankOf, TargetMemory, local
 from .tensor_item import StateTensor

@@ -34,8 +34,16 @@ class BoundaryCopies:
         joined = [t for t, one in zip(self.live, plain, strict=True) if one]
         self._words = [(ctypes.c_char * t.nbytes).from_address(t.data_ptr()) for t in joined]
         self._into = [t for t, one in zip(self._copies, plain, strict=True) if one]
-        self._others = [t for t, one in zip(self.live, plain, strict=True) if not one]
-        self._others_into = [t for t, one in zip(self._copies, plain, strict=True) if not one]
+        #: The others by device and type: a device copies only tensors of one type by few kernels (ResNet-50's buffers have
+        #: two, and took 0.8 ms in one call).
+        self._groups: dict[
+            tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]
+        ] = {}
+        for live, copy, one in zip(self.live, self._copies, plain, strict=True):
+            if not one:
+                into, source = self._groups.setdefault((live.device, live.dtype), ([], []))
+                into.append(copy)
+                source.append(live)
         self._taken = self._made = b""
 
     def stand(self) -> bool:
@@ -45,8 +53,8 @@ class BoundaryCopies:
     def take(self) -> None:
         """Copy all tensors. On the training thread, after every step, only if the tensors `stand`."""
         self._taken = b"".join(self._words)
-        if self._others:
-            torch._foreach_copy_(self._others_into, self._others)
+        for into, source in self._groups.values():
+            torch._foreach_copy_(into, source)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the copies, each time as the same tensor objects. Do not call this while `take` runs."""

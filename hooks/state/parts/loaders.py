@@ -1,4 +1,4 @@
-"""`ResumableLoader` around a plain `DataLoader`. (`stateful_loaders` has the loaders with a state of their own.)"""
+"""`ResumableLoader` around a plain `DataLoader`. (`stateful` has the loaders with a state of their own.)"""
 
 from __future__ import annotations
 

@@ -20,12 +20,14 @@ from .module import KnownTensor, ModulePart, module_part
 from .optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
-from .stateful_loaders import (
+from .stateful import (
     LoaderPart,
+    ScalerPart,
     StreamPart,
     check_position,
     is_stateful_loader,
     keeps_loaded_aside,
+    reads_a_device,
 )
 from .values import DictPart, Part, StatefulPart, TensorPart, tensors_in
 from .wrappers import can_be_hooked, check_says_state, is_like_optimizer, unwrapped
@@ -240,7 +242,7 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
         check_says_state(
             name, value, "register what it is made of, or give it a state_dict() without arguments"
         )
-        return StatefulPart(name, value)
+        return ScalerPart(name, value) if reads_a_device(value) else StatefulPart(name, value)
     advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
     if value is None:
         advice = "leave it out"

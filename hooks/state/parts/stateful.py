@@ -1,4 +1,4 @@
-"""Loaders and datasets with a state of their own: torchdata's `StatefulDataLoader`, `datasets.IterableDataset`.
+"""Objects whose `state_dict` cannot be called at every boundary as it is: loaders, datasets, gradient scalers on a device.
 
 torchdata's loader is asked for its state only while it iterates.
 A loader that has not begun would begin when asked. Its workers start, and it draws a seed from torch's generator,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ....providers.errors import StateError
@@ -78,6 +79,44 @@ class StreamPart(StatefulPart):
     def put_back(self, tree: Any) -> None:
         super().put_back(tree)
         self.value._state_dict = freeze(tree)
+
+
+class ScalerPart(StatefulPart):
+    """A `GradScaler`, whose `state_dict` reads two numbers from the device.
+
+    Read at each boundary, they would have training wait there for all kernels of the step. So a boundary copies them on
+    the device, and a save, which waits for the device anyway, reads the copies.
+    """
+
+    def at_boundary(self) -> None:
+        scaler = self.value
+        scale, growth = scaler._scale, scaler._growth_tracker
+        if scale is None or scale.is_cpu:  # it makes them at its first use
+            super().at_boundary()
+            return
+        state = {
+            "scale": scale,
+            "growth_factor": scaler.get_growth_factor(),
+            "backoff_factor": scaler.get_backoff_factor(),
+            "growth_interval": scaler.get_growth_interval(),
+            "_growth_tracker": growth,
+        }
+        self._frozen = freeze(state, self.devices)
+
+    def tree(self) -> Any:
+        tree = self._frozen
+        if not isinstance(tree, dict):
+            return tree
+        return {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in tree.items()}
+
+
+def reads_a_device(value: object) -> bool:
+    """Return whether the value is a `GradScaler` of torch's own state, in use."""
+    return (
+        isinstance(value, torch.amp.GradScaler)
+        and type(value).state_dict is torch.amp.GradScaler.state_dict
+        and value.is_enabled()
+    )
 
 
 def _has_shuffle_buffer(dataset: object) -> bool:
