@@ -159,6 +159,7 @@ class Guard:
             world=self._world,
             incarnation="" if self._channel is None else self._channel.incarnation,
             lossy=lossy,
+            copies=self._schedule.interval < math.inf,
             stage=self._stage,
             history=self._history,
             suspicion=self._losses.why,

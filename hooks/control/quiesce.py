@@ -104,7 +104,7 @@ class Quiescence:
         if decision is not None and step != decision.step:
             # A notice of this machine has shut the gate again at another step; that notice's call is on its way.
             raise Abandoned(f"the ranks agreed on step {decision.step}, but training is held at step {step}")
-        self._state.fence.wait(job.scope.pause)
+        self._arrive(job)
         if at_boundary:
             self._state.look_again()
         if job.preemption is not None:
@@ -124,6 +124,24 @@ class Quiescence:
             return patience if seconds is None else min(seconds, patience)
 
         return self._gate.wait_steady(left, lambda: job.scope.abandoned or self._ending())
+
+    def _arrive(self, job: SaveRequest) -> None:
+        """Wait until the devices have come to the boundary at which training is held.
+
+        Raises:
+            Abandoned: the save is out of time or was called off. Or training stands still, and so does a device, in a step
+                before that boundary: the host had launched further steps.
+        """
+        until = job.scope.now() + _PATIENCE
+
+        def pause(seconds: float) -> None:
+            job.scope.pause(seconds)
+            if _is_stall(job) and job.scope.now() >= until:
+                raise Abandoned(
+                    "a device stands in a step before the last guard.step(): the host had launched further steps"
+                )
+
+        self._state.fence.wait(pause)
 
     def refuse(self, job: SaveRequest) -> None:
         """Answer the other ranks that this rank has no state yet; then nothing is saved."""

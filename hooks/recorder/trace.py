@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
+from ..state.device import capturing
 from . import checksums
 from .plan import Place
 
@@ -61,8 +62,8 @@ class Trace:
         """Install the hooks. They stay until the process ends."""
         hooks_of_modules.register_module_forward_pre_hook(_uncompiled(self._before_forward))
         hooks_of_modules.register_module_forward_hook(_uncompiled(self._after_forward), always_call=True)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_pre_hook(_uncompiled(self._before_step))
+        register_optimizer_step_post_hook(_uncompiled(self._after_step))
         self._wrap(torch.autograd, "backward", self._backward)
         self._wrap(torch, "save", self._save)
         if "safetensors.torch" in sys.modules:
@@ -89,8 +90,11 @@ class Trace:
             self._entries.append((what, whose, value, checksums.of_generators()))
 
     def _here(self) -> bool:
-        """Report whether this is the training thread. The pid counts too: a forked worker has the same thread id."""
-        return threading.get_ident() == self._thread and os.getpid() == self._pid
+        """Report whether this is the training thread, and not at the capture of a CUDA graph, where no value can be read.
+
+        The pid counts too: a forked worker has the same thread id.
+        """
+        return threading.get_ident() == self._thread and os.getpid() == self._pid and not capturing()
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(owner, name)

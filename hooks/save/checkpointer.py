@@ -56,12 +56,14 @@ class Checkpointer:
         world: int = 1,
         incarnation: str = "",
         lossy: bool = False,
+        copies: bool = False,
         stage: Stage | None = None,
         history: AttemptHistory | None = None,
         suspicion: Callable[[int, bool], str] = lambda step, still: "",
     ) -> None:
         self._store = store
         self._lossy = lossy
+        self._copies = copies
         self._run_id = run_id
         self.attempt = attempt
         self._clock = clock
@@ -152,6 +154,8 @@ class Checkpointer:
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. The plan holds until one of them changes.
 
+        The host memory for the copies of background checkpoints is taken meanwhile, beside training.
+
         Raises:
             StateError: the state cannot be saved.
             CheckpointError: there is no memory for the buffers.
@@ -159,9 +163,12 @@ class Checkpointer:
         state_tensors = state.collect().state_tensors
         self._writer.rehearse(state_tensors, lossy=self._lossy)
         self._write_plan = self._writer.plans.of(state_tensors)
+        if self._copies and self._stager is None:
+            self._snapshot.prepare_beside(state_tensors)
 
     def close(self) -> None:
         """End the writer's threads. The saving thread calls this after its last save."""
+        self._snapshot.close()
         if self._stager is not None:
             self._stager.writer.close()
         self._writer.close()

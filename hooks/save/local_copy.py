@@ -5,15 +5,14 @@ is shut while the disk writes. Then the workers read the objects back into their
 They check each byte on the way against the CRCs of the first write.
 
 `Snapshot` copies the state to host memory, from which a background checkpoint is written while training goes on.
-`available_memory` returns how much host memory a copy may take.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -24,8 +23,8 @@ from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name, parse_object_name
 from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.local_stage import Stage
-from ..state.device import SideStreams, host_tensor
-from ..state.host_buffer import HostBuffer
+from ..state.device import SideStreams, host_memory
+from ..state.host_buffer import HostBuffer, available_memory
 from ..state.memory_access import copyable
 from ..state.tensor_item import StateTensor
 from .cancel_scope import Abandoned, CancelScope
@@ -237,6 +236,10 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
 
 #: Bytes that are copied between two checks whether the save may go on.
 _PIECE = 64 * 2**20
+#: Bytes to whose multiples the copies begin: those of a cache line.
+_ALIGNED = 64
+#: Seconds between two looks whether the memory is there; and for its last piece, once nobody wants it any more.
+_LOOK, _LAST = 0.05, 2.0
 #: Host memory in bytes that the copy must leave free.
 _LEAVE_FREE = 512 * 2**20
 
@@ -245,9 +248,43 @@ class Snapshot:
     """The copy of the state in host memory. The saving thread uses it. It keeps its memory and reuses it."""
 
     def __init__(self) -> None:
+        #: The copies, by name.
         self._held: dict[str, torch.Tensor] = {}
         self._streams = SideStreams()
         self.available = available_memory
+        #: Takes the memory beside training, if it was asked to.
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def prepare_beside(self, state_tensors: tuple[StateTensor, ...]) -> None:
+        """Take the memory for copies of these tensors on a thread of its own. Returns at once.
+
+        The first background checkpoint would take it while training stands still: 1.9 s for 3.6 GB (measured on an H200).
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._prepare, args=(state_tensors,), name="spotguard-memory", daemon=True
+            )
+            self._thread.start()
+
+    def _prepare(self, state_tensors: tuple[StateTensor, ...]) -> None:
+        try:
+            self._hold(state_tensors, self._check_open)
+        except Exception as error:  # noqa: BLE001 - no memory, say: the first background checkpoint reports it
+            log.debug("the memory of background checkpoints is not taken yet: %s", error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Abandoned("the guard was closed")
+
+    def close(self) -> None:
+        """End the thread. The saving thread calls this after its last save.
+
+        A thread that is in the driver when the interpreter ends would abort the process.
+        """
+        self._closed = True
+        if self._thread is not None:
+            self._thread.join(_LAST)
 
     def take(self, state_tensors: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
         """Copy the state tensors as they stand. Return them with their tensors in host memory.
@@ -256,34 +293,45 @@ class Snapshot:
             Abandoned: the save was called off.
             CheckpointError: the host memory cannot hold them.
         """
-        self._check_memory(state_tensors)
-        wanted: dict[str, torch.Tensor] = {}
-        for state_tensor in state_tensors:
-            copy = self._held.get(state_tensor.name)
-            if (
-                copy is None
-                or copy.shape != state_tensor.tensor.shape
-                or copy.dtype != state_tensor.tensor.dtype
-            ):
-                copy = host_tensor(state_tensor.tensor)
-            wanted[state_tensor.name] = copy
-        self._held = (
-            wanted  # this frees the copies of tensors that have left the state, before the copying begins
-        )
+        while self._thread is not None and self._thread.is_alive():
+            scope.pause(_LOOK)
+        self._hold(state_tensors, scope.check)
         for state_tensor in state_tensors:
             with torch.no_grad(), self._streams.on(state_tensor.tensor.device):
-                for into, part in _pieces(copyable(wanted[state_tensor.name]), copyable(state_tensor.tensor)):
+                into = copyable(self._held[state_tensor.name])
+                for target, part in _pieces(into, copyable(state_tensor.tensor)):
                     scope.check()
-                    into.copy_(part, non_blocking=True)
+                    target.copy_(part, non_blocking=True)
         self._streams.finish()
         return tuple(
-            replace(state_tensor, tensor=wanted[state_tensor.name], still=True)
+            replace(state_tensor, tensor=self._held[state_tensor.name], still=True)
             for state_tensor in state_tensors
         )
 
-    def _check_memory(self, state_tensors: tuple[StateTensor, ...]) -> None:
-        own = sum(tensor.nbytes for tensor in self._held.values())
-        need = sum(state_tensor.tensor.nbytes for state_tensor in state_tensors) - own
+    def _hold(self, state_tensors: tuple[StateTensor, ...], look: Callable[[], object]) -> None:
+        """Take the memory for copies of these tensors, and let go of other copies.
+
+        Args:
+            look: called before each block. If it raises, the rest is not taken.
+        """
+        missing = [each for each in state_tensors if not _fits(self._held.get(each.name), each.tensor)]
+        kept = {each.name for each in state_tensors} - {each.name for each in missing}
+        freed = sum(copy.nbytes for name, copy in self._held.items() if name not in kept)
+        self._check_memory(sum(each.tensor.nbytes for each in missing) - freed)
+        self._held = {name: copy for name, copy in self._held.items() if name in kept}
+        for block in _blocks(missing):
+            size = sum(map(_room, block)) or 1
+            pinned = any(each.tensor.is_cuda for each in block)
+            # What is not contiguous is copied in one piece.
+            segment = _PIECE if all(each.tensor.is_contiguous() for each in block) else size
+            memory = host_memory(size, pinned=pinned, segment=segment, look=look)
+            start = 0
+            for each in block:
+                copy = memory[start : start + each.tensor.nbytes]
+                self._held[each.name] = copy.view(each.tensor.dtype).view(each.tensor.shape)
+                start += _room(each)
+
+    def _check_memory(self, need: int) -> None:
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
             raise CheckpointError(
                 f"a background checkpoint needs {need >> 20} MiB of host memory for its copy, but "
@@ -292,44 +340,31 @@ class Snapshot:
             )
 
 
+def _room(state_tensor: StateTensor) -> int:
+    return -(-state_tensor.tensor.nbytes // _ALIGNED) * _ALIGNED
+
+
+def _blocks(state_tensors: Sequence[StateTensor]) -> Iterator[list[StateTensor]]:
+    """Yield the tensors whose copies share a block of memory. A copy does not reach over two blocks."""
+    block: list[StateTensor] = []
+    size = 0
+    for each in state_tensors:
+        size += _room(each)
+        if block and size > _PIECE:
+            yield block
+            block, size = [], _room(each)
+        block.append(each)
+    if block:
+        yield block
+
+
+def _fits(copy: torch.Tensor | None, tensor: torch.Tensor) -> bool:
+    return copy is not None and copy.shape == tensor.shape and copy.dtype == tensor.dtype
+
+
 def _pieces(into: torch.Tensor, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if tensor.nbytes <= _PIECE or not tensor.is_contiguous():
         yield into, tensor
         return
     count = _PIECE // tensor.itemsize
     yield from zip(into.reshape(-1).split(count), tensor.reshape(-1).split(count), strict=True)
-
-
-# --- available memory ---
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-def available_memory(meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS) -> int:
-    """Return the bytes that this process can take without swapping or being killed.
-
-    This is the machine's number, or the container's if that is less. MemAvailable is that of the whole machine. In a pod
-    of 32 GiB on a machine of 512 GiB, a copy that fits the machine would get training killed. (docs.kernel.org: proc.rst,
-    cgroup-v2.rst "memory.max", cgroup-v1/memory.rst.)
-    """
-    facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    free = int(facts["MemAvailable"].split()[0]) * 1024
-    for limit, used, stat, reclaimable in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        try:
-            most = (cgroups / limit).read_text().strip()
-            if most.isdigit():
-                counts = dict(line.split() for line in (cgroups / stat).read_text().splitlines())
-                left = int(most) - int((cgroups / used).read_text()) + int(counts.get(reclaimable, 0))
-                free = min(free, max(0, left))
-        except OSError:
-            continue  # no such limit here: the machine's number counts
-    return free

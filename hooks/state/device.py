@@ -13,12 +13,19 @@ events is refused (`unordered`): no call would report when its bytes have arrive
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import mmap
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Protocol
 
 import torch
+
+log = logging.getLogger("spotguard")
 
 #: Seconds between two queries of an event. A host-side wait for an event could not be cancelled.
 _POLL = 0.0005
@@ -200,10 +207,15 @@ class DeviceProbes:
     def differ(self) -> bool:
         """Return whether the bytes differ from those at the mark.
 
-        This waits for the calling thread's stream; any thread may call it.
+        The bytes are compared on the host. A comparison on the device is a kernel, and a device that hangs in a kernel of
+        training's may not begin another: a save then waited 52 s, until training's kernel ended (seen on an H200). Copies
+        wait for the calling thread's stream only. Any thread may call this.
         """
         pairs = zip(self._probes, self._seen, strict=False)
-        return any(not torch.equal(torch.cat(probes), seen) for probes, seen in pairs)
+        return any(
+            not torch.equal(torch.cat([probe.cpu() for probe in probes]), seen.cpu())
+            for probes, seen in pairs
+        )
 
 
 def _middle(tensor: torch.Tensor) -> torch.Tensor:
@@ -241,6 +253,33 @@ def _under(stream: _Stream) -> Iterator[None]:
         torch.accelerator.set_stream(here)
 
 
+def capturing() -> bool:
+    """Return whether the calling thread captures a CUDA graph. What it launches then runs later, and again at each replay."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+_thread = threading.local()
+#: `CU_STREAM_CAPTURE_MODE_RELAXED` of the CUDA driver.
+_RELAXED = 2
+
+
+def work_beside_captures() -> None:
+    """Let the calling thread, one of ours, use CUDA while another thread captures a graph.
+
+    A capture in torch's default mode ("global") forbids other threads to allocate, to pin, and to query events, and fails if
+    one does. A thread that has chosen the relaxed mode for itself is left out (CUDA driver API,
+    `cuThreadExchangeStreamCaptureMode`).
+    """
+    if getattr(_thread, "relaxed", False) or torch.version.cuda is None:
+        return
+    _thread.relaxed = True
+    try:
+        mode = ctypes.c_int(_RELAXED)
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    except (OSError, AttributeError) as error:
+        log.debug("a save during the capture of a CUDA graph would end that capture: %s", error)
+
+
 class SideStreams:
     """One stream of our own for each device that a save copies from. Only one thread at a time may use it."""
 
@@ -260,6 +299,7 @@ class SideStreams:
         if device.type in _HOST:
             yield
             return
+        work_beside_captures()
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = self._new(device)
@@ -279,6 +319,51 @@ def host_tensor(like: torch.Tensor) -> torch.Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
 
 
+def host_memory(nbytes: int, *, pinned: bool, segment: int, look: Callable[[], object] = int) -> torch.Tensor:
+    """Return host memory for copies of tensors, as bytes, each page touched.
+
+    Torch's own pinned memory takes the next power of two for each tensor: up to twice the bytes of the state, for which
+    nobody has planned. So the pages come from the kernel, and the driver pins them as they are.
+
+    Args:
+        nbytes: bytes; at least one.
+        pinned: pin the memory for CUDA devices. If the driver refuses, the memory is not pinned, and copies take longer.
+        segment: the most bytes that are pinned in one go, a multiple of a page. No copy may reach over two segments.
+        look: called before each segment. If it raises, the memory is given back.
+    """
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(pages, dtype=torch.uint8)
+    address = memory.data_ptr()
+    pins: list[int] = []
+    weakref.finalize(memory.untyped_storage(), _unpin, pins, pages).atexit = False
+    for start in range(0, nbytes, segment):
+        look()
+        size = min(segment, nbytes - start)
+        ctypes.memset(
+            address + start, 0, size
+        )  # without the GIL, and in no team of threads beside training's
+        if pinned:
+            work_beside_captures()
+            runtime: Any = torch.cuda.cudart()
+            if refused := int(runtime.cudaHostRegister(address + start, size, _PORTABLE)):
+                log.debug("the driver does not pin %d bytes of host memory: error %d", size, refused)
+                pinned = False
+            else:
+                pins.append(address + start)
+    return memory
+
+
+def _unpin(pins: list[int], pages: mmap.mmap) -> None:
+    """Unpin memory that no tensor uses any more. `pages` keeps it mapped until then."""
+    runtime: Any = torch.cuda.cudart() if pins else None
+    for address in pins:
+        runtime.cudaHostUnregister(address)
+
+
+#: `cudaHostRegisterPortable` of the CUDA runtime: pinned for all devices.
+_PORTABLE = 1
+
+
 class OwnStreams:
     """Streams for the calling thread alone. On the default streams it would wait for the kernels of all threads."""
 
@@ -294,5 +379,6 @@ class OwnStreams:
         """Give the calling thread its own stream on each of these devices. Always call this on the same thread."""
         for device in devices:
             if device not in self._given:
+                work_beside_captures()
                 self._backend(device).set_stream(self._new(device))
                 self._given.add(device)

@@ -14,6 +14,7 @@ import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
+from pathlib import Path
 
 import torch
 
@@ -135,6 +136,11 @@ class HostBuffer:
             move(self._address + start, source.data_ptr(), end - start)
             return
         into, source = self._bytes[start:end], copyable(source)
+        if not (source.is_cpu or lazy or source.is_contiguous()) and _is_dense(source):
+            # channels_last, or a transposed matrix. The host puts the elements in order: on the device that takes memory and a
+            # kernel, and a device that is full, or hangs, gives neither.
+            lying = source.as_strided((source.numel(),), (1,)).cpu()
+            source = lying.as_strided(source.shape, source.stride(), 0)
         if lazy:
             source = source.resolve_conj().resolve_neg()
         if not source.is_contiguous() and start % source.itemsize:
@@ -148,6 +154,17 @@ class HostBuffer:
 def _plain(tensor: torch.Tensor) -> bool:
     """Return whether the bytes lie in host memory, unchanged and in the order of the elements."""
     return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements lie side by side in memory, each once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 #: Bytes below which a copy holds the GIL. Copying this much takes 10 µs; getting the GIL back from a training thread in pure
@@ -186,3 +203,38 @@ def box(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) 
         if offset or size != tensor.shape[dim]:
             tensor = tensor.narrow(dim, offset, size)
     return tensor
+
+
+# --- available memory ---
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_memory(meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS) -> int:
+    """Return the bytes that this process can take without swapping or being killed.
+
+    This is the machine's number, or the container's if that is less. MemAvailable is that of the whole machine. In a pod
+    of 32 GiB on a machine of 512 GiB, a copy that fits the machine would get training killed. (docs.kernel.org: proc.rst,
+    cgroup-v2.rst "memory.max", cgroup-v1/memory.rst.)
+    """
+    facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(facts["MemAvailable"].split()[0]) * 1024
+    for limit, used, stat, reclaimable in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            most = (cgroups / limit).read_text().strip()
+            if most.isdigit():
+                counts = dict(line.split() for line in (cgroups / stat).read_text().splitlines())
+                left = int(most) - int((cgroups / used).read_text()) + int(counts.get(reclaimable, 0))
+                free = min(free, max(0, left))
+        except OSError:
+            continue  # no such limit here: the machine's number counts
+    return free

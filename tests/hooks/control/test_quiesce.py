@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.notice import alarm_of
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest
+from spotguard.hooks.state.device import Fence
 from tests.fakes.clock import ManualClock
 
 
@@ -106,3 +108,51 @@ def test_a_step_that_hangs_is_not_waited_for_longer_than_ranks_are(
     assert gate.waits == pytest.approx([waits])
     if others is not None:
         assert len(others.failures) == (kind == protocol.STALL)
+
+
+class Standing:
+    """A gate whose training thread stands at a boundary."""
+
+    def close(self, *_: object, awaited: bool = False) -> GateRule:
+        return GateRule(completed=4)
+
+    def wait_steady(self, left: Callable[[], float], give_up: Callable[[], bool]) -> int:
+        return 4
+
+
+class Passing(ManualClock):
+    """Time passes, by a second, where a thread waits."""
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        self.advance(1.0)
+        return event.is_set()
+
+
+class NeverThere:
+    """An event of a device that hangs before it."""
+
+    def query(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [(protocol.STALL, 10.0), ("terminate", 15.0)])
+def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
+    kind: str, seconds: float
+) -> None:
+    """The host had launched more steps. A machine that goes has its whole window for the device to come there."""
+    import torch
+
+    clock = Passing()
+    fence = Fence(lambda device, held: NeverThere())
+    fence.cover([torch.device("cuda", 0)])
+    fence.record()
+    gate: Any = Standing()
+    state: Any = type("State", (), {"fence": fence})
+    nothing: Any = None
+    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, kind, "spotguard"), clock.monotonic())
+    begun = clock.monotonic()
+    job = SaveRequest("emergency", CancelScope(clock, begun + 15.0), notice)
+    why = "a device stands in a step before" if kind == protocol.STALL else "out of time"
+    with pytest.raises(Abandoned, match=why):
+        Quiescence(gate, state, nothing, lambda: False).stand(job, False)
+    assert clock.monotonic() - begun == pytest.approx(seconds, abs=1.0)

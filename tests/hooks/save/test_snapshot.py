@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope  # noqa: E402 - after the skip
-from spotguard.hooks.save.local_copy import Snapshot, available_memory  # noqa: E402
+from spotguard.hooks.save.local_copy import Snapshot  # noqa: E402
+from spotguard.hooks.state.host_buffer import available_memory  # noqa: E402
 from spotguard.hooks.state.tensor_item import StateTensor, Tier  # noqa: E402
 from spotguard.providers.errors import CheckpointError  # noqa: E402
 from tests.fakes.clock import ManualClock  # noqa: E402
@@ -86,3 +88,49 @@ def test_a_notice_ends_it_before_the_next_tensor() -> None:
     called_off.abandon("a notice came")
     with pytest.raises(Abandoned, match="a notice came"):
         Snapshot().take(state_tensors(), called_off)
+
+
+def test_its_memory_is_taken_beside_training(tmp_path: Path) -> None:
+    """The first copy then goes where the memory is, however full the host has become."""
+    snapshot = within(tmp_path, 1000, 400)
+    live = state_tensors()
+    snapshot.prepare_beside(live)
+    assert snapshot._thread is not None
+    snapshot._thread.join()
+    (tmp_path / "memory.current").write_text(f"{1000 * MIB}\n")
+    copies = snapshot.take(live, scope())
+    assert all(torch.equal(copy.tensor, each.tensor) for copy, each in zip(copies, live, strict=True))
+
+
+def test_a_host_without_memory_is_left_alone_until_the_first_copy(tmp_path: Path) -> None:
+    snapshot = within(tmp_path, 1000, 600)
+    snapshot.prepare_beside(state_tensors())
+    assert snapshot._thread is not None
+    snapshot._thread.join()
+    assert snapshot._held == {}
+    with pytest.raises(CheckpointError, match="needs 4 MiB"):
+        snapshot.take(state_tensors(), scope())
+
+
+def test_a_closed_snapshot_takes_no_more_memory() -> None:
+    snapshot = Snapshot()
+    snapshot.close()
+    snapshot.prepare_beside(state_tensors())
+    assert snapshot._thread is not None
+    snapshot._thread.join()
+    assert snapshot._held == {}
+
+
+def test_copies_of_many_shapes_lie_apart() -> None:
+    """Small ones share a block, a large one has its own; also numbers, and tensors without an element."""
+    shapes = [(3,), (), (0, 4), (5, 7), (2**25,), (1,), (9, 1000, 1000), (2,)]
+    live = tuple(
+        StateTensor(f"model/{i}", torch.full(shape, float(i)).to(torch.bfloat16 if i % 2 else torch.float32))
+        for i, shape in enumerate(shapes)
+    )
+    snapshot = Snapshot()
+    copies = snapshot.take(live, scope())
+    assert all(torch.equal(copy.tensor, each.tensor) for copy, each in zip(copies, live, strict=True))
+    assert [copy.tensor.dtype for copy in copies] == [each.tensor.dtype for each in live]
+    starts = sorted((copy.tensor.data_ptr(), copy.tensor.nbytes) for copy in copies if copy.tensor.nbytes)
+    assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(starts))

@@ -57,6 +57,39 @@ def test_what_is_rounded_on_the_way_is_what_torch_rounds(how: str, start: int) -
     assert bytes(frame.view(0, frame.size)) == bytes(start) + wanted + b"\0"
 
 
+class OnDevice(torch.Tensor):
+    """A tensor on the host that says it is on a device, and refuses kernels."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        assert func not in (torch.Tensor.contiguous, torch.Tensor.clone), "a kernel of the device"
+        if func is torch.Tensor.cpu:
+            return args[0].as_subclass(torch.Tensor).clone()
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+@cases("start", [0, 8, 13])
+@cases("how", ["channels_last", "turned", "reversed", "part", "one wide"])
+def test_permuted_elements_of_a_device_are_put_in_order_on_the_host(how: str, start: int) -> None:
+    """A device that is full, or hangs in a kernel, gives neither memory nor a kernel for it."""
+    flat = torch.arange(120, dtype=torch.float32).view(2, 3, 4, 5)
+    source = {
+        "channels_last": lambda: flat.contiguous(memory_format=torch.channels_last),
+        "turned": lambda: flat.mT,
+        "reversed": lambda: flat.permute(3, 2, 1, 0),
+        "part": lambda: flat.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3)[:, 1:],
+        "one wide": lambda: flat[:1].contiguous(memory_format=torch.channels_last),
+    }[how]()
+    wanted = as_bytes(source.contiguous()).numpy().tobytes()
+    frame = HostBuffer(start + len(wanted) + 1)
+    assert frame.copy_in(source.as_subclass(OnDevice), start) == zlib.crc32(wanted)
+    assert bytes(frame.view(0, frame.size)) == bytes(start) + wanted + b"\0"
+
+
 @pytest.mark.parametrize("how", ["whole", "turned", "reversed"])
 def test_rounding_takes_a_mib_beside_the_frame(how: str) -> None:
     """Twelve threads with a copy of their whole object each would take as much again as their frames."""

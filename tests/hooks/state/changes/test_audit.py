@@ -47,7 +47,7 @@ def timed(nbytes: int, patch: pytest.MonkeyPatch) -> Audited:
     """A state whose checksums take 8 GB/s on its clock, and read nothing."""
     job = Audited(torch.empty(nbytes, dtype=torch.uint8))
 
-    def read(here: object, start: int, stop: int) -> int:
+    def read(here: object, start: int, stop: int, *, on_host: bool = False) -> int:
         job.clock.advance((stop - start) / 8e9)
         return 0
 
