@@ -40,6 +40,7 @@ NAMES = (
     "listing",
     "losses",
     "ways",
+    "gpu",
 )
 
 

@@ -40,21 +40,23 @@ def measure(scale: Scale) -> Iterator[Row]:
                 for way in saves:
                     place = Path(folder) / way.replace(" ", "-")
                     place.mkdir()
-                    saved[way] += _run("save", way, place, mib, times)
+                    saved[way] += run_way("save", way, place, mib, times)
                     for by in (by for by, wrote in LOADS.items() if wrote == way):
-                        loaded[by] += _run("load", by, place, mib, 1)
+                        loaded[by] += run_way("load", by, place, mib, 1)
         where = "in memory (tmpfs)" if str(target) == "/dev/shm" else "on disk"
-        yield from _rows(f"save {where}", saved, [way for way in saves if "fsync" in way])
-        yield from _rows(f"restore {where}", loaded, [way for way in loads if way != "spotguard"])
+        yield from rate_rows(f"save {where}", saved, [way for way in saves if "fsync" in way])
+        yield from rate_rows(f"restore {where}", loaded, [way for way in loads if way != "spotguard"])
 
 
-def _run(verb: str, way: str, folder: Path, mib: int, times: int) -> list[dict[str, float]]:
-    words = ["-m", "benchmarks.saving", verb, way, str(folder), str(mib), str(times)]
+def run_way(
+    verb: str, way: str, folder: Path, mib: int, times: int, device: str = "cpu"
+) -> list[dict[str, float]]:
+    words = ["-m", "benchmarks.saving", verb, way, str(folder), str(mib), str(times), device]
     with child(words, cwd=folder, answers=True) as process:
         return [json.loads(line) for line in lines(process)]
 
 
-def _rows(what: str, found: Found, peers: list[str]) -> Iterator[Row]:
+def rate_rows(what: str, found: Found, peers: list[str]) -> Iterator[Row]:
     rates = {
         way: tuple(each["bytes"] / each["seconds"] / 1e9 for each in times) for way, times in found.items()
     }

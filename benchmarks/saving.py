@@ -1,4 +1,4 @@
-"""One way to save or load, in a process of its own: `python -m benchmarks.saving save|load WAY FOLDER MIB TIMES`.
+"""One way to save or load, in a process of its own: `python -m benchmarks.saving save|load WAY FOLDER MIB TIMES [DEVICE]`.
 
 Prints one JSON object for each time: seconds, CPU seconds, and the most host memory that it took beyond the state.
 """
@@ -32,10 +32,12 @@ LAYER_MIB = 48  # a weight of 16 MiB and its two moments
 class Trained:
     """A model with AdamW: a third of the bytes are weights, the rest are moments."""
 
-    def __init__(self, mib: int, *, stepped: bool) -> None:
+    def __init__(self, mib: int, *, stepped: bool, device: str = "cpu") -> None:
         torch.manual_seed(0)
         layers = max(1, mib // LAYER_MIB)
-        self.model = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH, bias=False) for _ in range(layers))
+        self.model = nn.ModuleList(
+            nn.Linear(WIDTH, 4 * WIDTH, bias=False, device=device) for _ in range(layers)
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         if stepped:
             for parameter in self.model.parameters():
@@ -116,9 +118,11 @@ def resident(name: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
 
-def main(verb: str, way: str, folder: Path, mib: int, times: int) -> None:
+def main(verb: str, way: str, folder: Path, mib: int, times: int, device: str = "cpu") -> None:
     warnings.simplefilter("ignore")  # DCP's, about being alone
-    trained = Trained(mib, stepped=verb == "save")
+    trained = Trained(mib, stepped=verb == "save", device=device)
+    arrived: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    arrived()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew: proc(5)
     before = resident("VmRSS")
     # What a load makes of an empty optimizer is the state itself, not more.
@@ -127,6 +131,7 @@ def main(verb: str, way: str, folder: Path, mib: int, times: int) -> None:
     for number in range(times):
         started, used = time.perf_counter(), time.process_time()
         call()
+        arrived()
         spent, used = time.perf_counter() - started, time.process_time() - used
         extra = max(0, resident("VmHWM") - allowed) / 2**20
         print(json.dumps({"seconds": spent, "cpu": used, "extra": extra, "bytes": trained.nbytes}))
@@ -147,4 +152,4 @@ def _forget(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), *sys.argv[6:])
