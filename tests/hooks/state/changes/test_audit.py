@@ -313,6 +313,21 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_device")
+def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison would be computed at each replay, with what is there by then."""
+    table = torch.zeros(1000)
+    job = Audited(table)
+    job.audit.turn(1.0)
+    job.audit._fence.devices = (torch.device("cuda", 0),)
+    monkeypatch.setattr(audits, "capturing", lambda: True)
+    table[0] = 1
+    assert job.audit.look() == ""
+    monkeypatch.setattr(audits, "capturing", lambda: False)
+    assert job.audit.look() == ""
+    assert (job.audit._slice, job.audit._later, job.said) == ([], [], [])
+
+
+@pytest.mark.usefixtures("as_on_a_device")
 def test_who_saves_waits_for_what_a_device_compares_and_who_trains_does_not() -> None:
     table = torch.zeros(1000)
     job = Audited(table)
