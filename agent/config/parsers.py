@@ -77,9 +77,7 @@ def recover(origin: str, text: str) -> Mapping[str, RecoveryRule]:
         if word not in set(RecoveryAction) or (colon and word == RecoveryAction.STOP):
             refuse(origin, text, f"restart, restart:N, leave, leave:N or stop behind {kind}=, not {rest!r}")
         if word == RecoveryAction.BACK and kind != "nan":
-            refuse(
-                origin, text, f"back behind nan= only, which skips data that made values wrong, not {pair!r}"
-            )
+            refuse(origin, text, f"back behind nan= only, as in nan=back, not {pair!r}")
         if colon and not (number.isdecimal() and 0 < int(number) < 10**9):
             refuse(origin, text, f"a whole number from 1 up behind {kind}={word}:, not {number!r}")
         rules[kind] = RecoveryRule(RecoveryAction(word), int(number) if colon else BUDGET)

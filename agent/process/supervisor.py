@@ -26,7 +26,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ...hooks.ipc.failure_classes import RULES, SKIP_STEPS, rules_text
+from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_text
 from ..actions import Launch
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
@@ -169,7 +169,7 @@ class Supervisor:
 
     def hint(self, launch: Launch) -> None:
         """Set what the next `start` is to know: behind which failure it comes, what `--recover` did so far, and what to skip."""
-        hints = {LAST_FAILURE: launch.failure, RULES: rules_text(launch.rules), SKIP_STEPS: launch.skip}
+        hints = {LAST_FAILURE: launch.failure, RECOVERED: rules_text(launch.rules), SKIP_STEPS: launch.skip}
         for name, value in hints.items():
             self._env.pop(name, None)
             if value:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: The variable in which a command finds what `--recover` does for each class, and how often it has, as `rules_text` writes it.
-RULES = "SPOTGUARD_FAILURES"
+RECOVERED = "SPOTGUARD_FAILURES"
 #: The variable in which it finds the run, and behind a colon the first step behind the data that made values wrong
 #: (`--recover nan=back`).
 SKIP_STEPS = "SPOTGUARD_SKIP_STEPS"

@@ -24,6 +24,10 @@ PEER = "peer"
 STALL = "stall"
 #: Kinds of notices of a job that stands still: that one, and the one that ends it, so that it starts again.
 STANDSTILL = frozenset({STALL, "restart"})
+#: Phases of training that have a usual length: those of every step, and the rarer ones. Beside them a position has "save", and
+#: "" before training.
+STEP_PHASES = ("data", "forward", "backward", "optimizer", "collective")
+PHASES = (*STEP_PHASES, "evaluation", "other")
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 #: Kind of the notice that a rank makes of the error that ends it.

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from .messages import PHASES, STEP_PHASES
+
 #: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
 LEAST, TIMES = 60.0, 5.0
 #: The number of times that a phase must have passed, in all attempts together, and in this one: what compiles, or fills a buffer,
@@ -17,9 +19,6 @@ LEAST, TIMES = 60.0, 5.0
 ENOUGH, ENOUGH_HERE = 20, 5
 #: The longest pause that counts while nothing is usual yet, in seconds: a first step may compile for minutes.
 _LONGEST = 1800.0
-#: Phases that every step passes. The script's own work between them, and evaluations, are rarer.
-_OF_A_STEP = ("data", "forward", "backward", "optimizer", "collective")
-_PHASES = (*_OF_A_STEP, "evaluation", "other")
 #: Two moments of the last progress that differ by less are one: they are reckoned from ages.
 _SAME = 0.5
 #: No count that is real is larger.
@@ -51,7 +50,7 @@ class PhaseTimes:
             now: monotonic seconds.
         """
         moved_at = now - still
-        if moved_at > self._moved_at + _SAME and self._phase in _PHASES:
+        if moved_at > self._moved_at + _SAME and self._phase in PHASES:
             # No more than the limit: a stall makes the next limit five times as long, not a hundred times.
             limit = self._limit(self._phase)
             stood = min(max(0.0, self._looked_at - self._moved_at), _LONGEST if limit < 0 else limit)
@@ -60,7 +59,7 @@ class PhaseTimes:
                 self._longest_later[self._phase] = max(stood, self._longest_later.get(self._phase, 0.0))
             self._here[self._phase] += 1
         if step > self._step >= 0:
-            self._here.update(dict.fromkeys(_OF_A_STEP, step - self._step))
+            self._here.update(dict.fromkeys(STEP_PHASES, step - self._step))
         self._phase, self._moved_at, self._step, self._looked_at = phase, moved_at, step, now
         return self._limit(phase)
 
@@ -78,7 +77,7 @@ class PhaseTimes:
                 self._here[phase] + self._earlier.get(phase, 0),
                 round(self._longest_later.get(phase, 0.0), 1),
             ]
-            for phase in _PHASES
+            for phase in PHASES
             if self._here[phase] or phase in self._earlier
         }
 
@@ -87,7 +86,7 @@ class PhaseTimes:
         if not isinstance(told, Mapping):
             return
         self._here.clear()  # a restore in one process: the checkpoint has them
-        for phase in _PHASES:
+        for phase in PHASES:
             match told.get(phase):
                 case [int(passed), float() | int() as longest] if 0 < passed <= _LARGEST and longest >= 0:
                     self._earlier[phase] = passed

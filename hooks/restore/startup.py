@@ -28,7 +28,14 @@ from ..consensus.agree_on import of_all, of_the_first
 from ..consensus.channel import Channel
 from ..consensus.shared_names import refuse_namesakes
 from ..consensus.topology import booted, machine_names, this_machine
-from ..ipc.failure_classes import CLASSES, LEAVES_FOR_STALL, RULES, counts_of, larger_counts, rules_of_text
+from ..ipc.failure_classes import (
+    CLASSES,
+    LEAVES_FOR_STALL,
+    RECOVERED,
+    counts_of,
+    larger_counts,
+    rules_of_text,
+)
 from ..state.state import State
 from .collective import restore_together, see_the_same
 from .in_flight import SavesInFlight
@@ -57,7 +64,7 @@ class Startup:
         #: What `--recover` does for each class, and how often it has, as this machine's agent told. Another run of the same command
         #: has its own failures.
         own = os.environ.get("SPOTGUARD_RUN_ID") == run_id
-        self._rules = rules_of_text(os.environ.get(RULES, "")) if own else {}
+        self._rules = rules_of_text(os.environ.get(RECOVERED, "")) if own else {}
         #: How often each class of failure has ended this run, by all agents and the store. Empty if no agent has a rule.
         self.failures: dict[str, int] = {}
         #: The first step behind the data that made values wrong; 0 for none.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ..state import RecoveryAction, RecoveryRule
 
 _NOT_FINITE = (
-    "the same data would make the values wrong again, so the command is not started again: --recover nan=back skips that data, "
-    "nan=restart tries once more"
+    "the same data would make the values wrong again, so the command is not started again: --recover nan=back starts it before "
+    "that data, for a script that leaves out guard.skip_steps, and nan=restart tries once more"
 )
 
 

@@ -10,13 +10,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ....hooks.ipc.protocol import Position
+from ....hooks.ipc.protocol import PHASES, Position
 from ....providers.text import TEXT, clip
 from ...events import MachineSeen
 
 #: Seconds for which a silent machine's network may take to heal, before its run is ended.
 HEALING = 60.0
-_PHASES = ("data", "forward", "backward", "optimizer", "collective", "evaluation", "other", "save", "")
 #: Phases in which spotguard, or a checkpoint of the script, makes training wait.
 _EXCUSED = ("", "save")
 #: Two moments of the last progress that differ by less are one: they are reckoned from ages.
@@ -125,7 +124,7 @@ class _RankProgress:
         self.held = self.stopped = False
         self.silent_from = self.looked_at = self.heard_at = now
         self.moved_at = now - position.still if position.still >= 0 else math.inf
-        self.phase = position.phase if position.phase in _PHASES else "other"
+        self.phase = position.phase if position.phase in (*PHASES, *_EXCUSED) else "other"
         self.where, self.usual = clip(position.where, TEXT), position.limit
 
     def look(self, now: float, *, runs: bool) -> None:

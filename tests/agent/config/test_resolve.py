@@ -180,7 +180,7 @@ def test_the_service_has_no_command_to_end() -> None:
         (
             "recover",
             "gpu=back",
-            "back behind nan= only, which skips data that made values wrong, not 'gpu=back'",
+            "back behind nan= only, as in nan=back, not 'gpu=back'",
         ),
         ("recover", "gpu=leave:x", "a whole number from 1 up behind gpu=leave:, not 'x'"),
         ("recover", "stall=restart:0", "a whole number from 1 up behind stall=restart:, not '0'"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spotguard.hooks.checkpoint.format.keys import attempt_key, failure_key, outcome_key
-from spotguard.hooks.ipc.failure_classes import RULES
+from spotguard.hooks.ipc.failure_classes import RECOVERED
 from spotguard.hooks.restore.startup import earlier_failures
 from tests.fakes.noticed import trained
 from tests.fakes.store import FakeStore
@@ -26,7 +26,7 @@ def fails(store: FakeStore, error: Exception | None = None) -> dict[str, int]:
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv("SPOTGUARD_RUN_ID", "run")
-    monkeypatch.setenv(RULES, "program=leave:0")
+    monkeypatch.setenv(RECOVERED, "program=leave:0")
     return monkeypatch
 
 
@@ -41,13 +41,13 @@ def test_each_attempt_adds_the_end_of_the_one_before() -> None:
 
 def test_an_agent_that_starts_its_command_again_counts_by_itself(rules: pytest.MonkeyPatch) -> None:
     """torchrun may have started the ranks again, which takes none of the times."""
-    rules.setenv(RULES, "program=restart:0")
+    rules.setenv(RECOVERED, "program=restart:0")
     store = FakeStore()
     fails(store, ValueError("first"))
     assert fails(store, ValueError("second")) == {"program": 0}
-    rules.setenv(RULES, "program=restart:1")
+    rules.setenv(RECOVERED, "program=restart:1")
     assert fails(store) == {"program": 1}
-    rules.setenv(RULES, "program=restart:0")
+    rules.setenv(RECOVERED, "program=restart:0")
     assert fails(store) == {"program": 1}, "an agent on another machine"
 
 
@@ -55,9 +55,9 @@ def test_the_larger_count_is_the_right_one(rules: pytest.MonkeyPatch) -> None:
     """An agent knows deaths that left no record, and the store what ran under other agents."""
     store = FakeStore()
     fails(store, ValueError("first"))
-    rules.setenv(RULES, "killed=restart:3,program=leave:0")
+    rules.setenv(RECOVERED, "killed=restart:3,program=leave:0")
     assert fails(store) == {"killed": 3, "program": 1}
-    rules.setenv(RULES, "killed=restart:0,program=leave:0")
+    rules.setenv(RECOVERED, "killed=restart:0,program=leave:0")
     assert fails(store) == {"killed": 3, "program": 1}
 
 
@@ -70,7 +70,7 @@ def test_a_second_restore_counts_nothing_twice() -> None:
 
 
 def test_an_attempt_that_left_its_machine_stood_still(rules: pytest.MonkeyPatch) -> None:
-    rules.setenv(RULES, "stall=leave:0")
+    rules.setenv(RECOVERED, "stall=leave:0")
     store = FakeStore()
     fails(store)
     store.objects[outcome_key("run", 1, 1)] = json.dumps({"notice": {"ids": ["leave-stall-12.5"]}}).encode()
@@ -78,7 +78,7 @@ def test_an_attempt_that_left_its_machine_stood_still(rules: pytest.MonkeyPatch)
 
 
 def test_an_error_of_all_ranks_is_one_failure_and_one_that_follows_is_none(rules: pytest.MonkeyPatch) -> None:
-    rules.setenv(RULES, "disk-full=leave:0,peer-lost=leave:0")
+    rules.setenv(RECOVERED, "disk-full=leave:0,peer-lost=leave:0")
     store = FakeStore()
     fails(store)
     for rank, kind in enumerate(("peer-lost", "disk-full", "disk-full")):
@@ -117,7 +117,7 @@ def test_another_run_of_the_command_has_its_own_failures(rules: pytest.MonkeyPat
 
 
 def test_without_a_rule_nothing_is_asked_for(rules: pytest.MonkeyPatch) -> None:
-    rules.delenv(RULES)
+    rules.delenv(RECOVERED)
     store = FakeStore()
     fails(store, ValueError("first"))
     store.calls.clear()

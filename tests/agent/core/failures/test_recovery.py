@@ -79,7 +79,7 @@ def test_values_that_are_not_finite_start_nothing_again_by_themselves() -> None:
     story = job("network=restart", max_restarts=9)
     fails(story, "nan")
     assert (starts(story), story.code) == (1, 1)
-    assert any("--recover nan=back skips that data" in each.text for each in story.all(Log))
+    assert any("--recover nan=back starts it before that data" in each.text for each in story.all(Log))
 
 
 def skips(story: Story) -> list[str]:
