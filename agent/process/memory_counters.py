@@ -12,21 +12,13 @@ from pathlib import Path
 from ..core.failures.memory import MemoryReading
 
 _ROOT, _PROC = Path("/sys/fs/cgroup"), Path("/proc")
-#: By version: the files with the counter of kills, the limit and the use in bytes, and the share of files in the use.
+#: By version: the files with the counter of kills and the use in bytes, and the share of files in the use.
 _FILES = {
-    2: (
-        "memory.events",
-        "memory.max",
-        "memory.current",
-        ("active_file", "inactive_file", "slab_reclaimable"),
-    ),
-    1: (
-        "memory.oom_control",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_active_file", "total_inactive_file"),
-    ),
+    2: ("memory.events", "memory.current", ("active_file", "inactive_file", "slab_reclaimable")),
+    1: ("memory.oom_control", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
 }
+#: By version: the limit beyond which the kernel kills, and the one beyond which it only slows a group down, until it stands.
+_LIMITS = {2: ("memory.max", "memory.high"), 1: ("memory.limit_in_bytes",)}
 #: v1's number for "no limit" is 2**63, rounded down to a page.
 _NO_LIMIT = 2**60
 
@@ -54,8 +46,8 @@ class MemoryCounters:
         return 0
 
     def limit(self) -> int:
-        """Return the lowest memory limit of the cgroups in bytes; 0 if there is none."""
-        return min((limit for _, _, limit in self._limited()), default=0)
+        """Return the lowest limit of the cgroups in bytes, beyond which the kernel kills; 0 if there is none."""
+        return min((limit for _, _, limit in self._limited(1)), default=0)
 
     def reading(self) -> MemoryReading | None:
         """Return the use of what is fullest, the machine or a cgroup with a limit; None if nothing can be read."""
@@ -63,8 +55,8 @@ class MemoryCounters:
         return max(found, key=lambda each: each.used / each.limit, default=None)
 
     def _of_cgroups(self) -> Iterable[MemoryReading]:
-        for version, folder, limit in self._limited():
-            _, _, use, files = _FILES[version]
+        for version, folder, limit in self._limited(2):
+            _, use, files = _FILES[version]
             current, stat = _text(folder / use).strip(), numbers_in(folder / "memory.stat")
             if current.isdigit():
                 used = max(0, int(current) - sum(stat.get(name, 0) for name in files))
@@ -80,11 +72,17 @@ class MemoryCounters:
             used = max(0, total - available - reserved)
             yield MemoryReading("this machine", used * 1024, total * 1024, pressure)
 
-    def _limited(self) -> Iterable[tuple[int, Path, int]]:
+    def _limited(self, limits: int) -> Iterable[tuple[int, Path, int]]:
+        """Yield version, folder and the lowest limit of each group that has one.
+
+        Args:
+            limits: 1 for the limit alone beyond which the kernel kills; 2 for also that beyond which it slows down.
+        """
         for version, folder in self._groups:
-            text = _text(folder / _FILES[version][1]).strip()
-            if text.isdigit() and 0 < int(text) < _NO_LIMIT:
-                yield version, folder, int(text)
+            texts = (_text(folder / name).strip() for name in _LIMITS[version][:limits])
+            found = [int(text) for text in texts if text.isdigit() and 0 < int(text) < _NO_LIMIT]
+            if found:
+                yield version, folder, min(found)
 
 
 def cgroups(controller: str, root: Path = _ROOT, proc: Path = _PROC) -> Iterable[tuple[int, Path]]:

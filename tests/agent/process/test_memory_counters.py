@@ -64,6 +64,15 @@ def test_the_tightest_of_several_limits_counts(tmp_path: Path) -> None:
     assert found.limit == 800
 
 
+@pytest.mark.parametrize(("most", "limit"), [("max\n", 0), ("1000\n", 1000)])
+def test_a_limit_that_only_slows_down_fills_up_too(most: str, limit: int, tmp_path: Path) -> None:
+    """The kernel does not kill there: such a limit is no cause of a kill."""
+    files = {**V2, "cgroup/job/memory.max": most, "cgroup/job/memory.high": "700\n"}
+    read = counters(tmp_path, "0::/job\n", files)
+    assert read.limit() == limit
+    assert read.reading() == MemoryReading("this job's cgroup", 600, 700, 0.125)
+
+
 @pytest.mark.parametrize("limit", ["max\n", "9223372036854771712\n"])
 def test_without_a_limit_the_machine_is_read(limit: str, tmp_path: Path) -> None:
     read = counters(tmp_path, "0::/job\n", {**V2, "cgroup/job/memory.max": limit})
