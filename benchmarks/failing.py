@@ -1,18 +1,21 @@
-"""Three training scripts in which `benchmarks.failures` provokes failures: `failing.py plain|accumulating|ranks`.
+"""Three training scripts in which `benchmarks.failures` provokes failures: `failing.py plain|accumulating|ranks [PAUSE]`.
 
 They differ in what a failure meets: the kind of dataset, evaluation, accumulation, two ranks of DDP, and how a value that is
-not finite is found.
+not finite is found. Below a launcher, the first two train by DDP as well.
+PAUSE: seconds behind each step of the optimizer.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import spotguard
@@ -28,7 +31,8 @@ class Endless(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def small() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    return DistributedDataParallel(model) if dist.is_initialized() else model
 
 
 def finite() -> DataLoader[tuple[torch.Tensor, ...]]:
@@ -80,8 +84,7 @@ def accumulating() -> None:
 
 def ranks() -> None:
     """Two ranks of DDP, which clip their gradients and refuse those that are not finite."""
-    dist.init_process_group("gloo")
-    model = DistributedDataParallel(small())
+    model = small()
     optimizer = torch.optim.AdamW(model.parameters())
     guard = spotguard.register(model=model, optimizer=optimizer)
     batches = iter(finite())
@@ -90,10 +93,15 @@ def ranks() -> None:
         loss_of(model, *next(batches)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
         optimizer.step()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    if pause := float("".join(sys.argv[2:]) or 0):
+        register_optimizer_step_post_hook(lambda *_: time.sleep(pause))
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("gloo")
     {"plain": plain, "accumulating": accumulating, "ranks": ranks}[sys.argv[1]]()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -115,7 +115,8 @@ def register(
     if simulated:
         from .recorder import simulated_failure
 
-        simulated_failure.begin(guard.view.rank, guard.view.completed)
+        world = 1 if channel is None else channel.world
+        simulated_failure.begin(guard.view.rank, world, guard.view.completed)
     return guard
 
 

@@ -362,7 +362,7 @@ _ALWAYS: dict[type[Any], _Handler] = {
     Closed: lambda m, e: m._answers.closed(e),
     Asked: lambda m, e: m._delivery.asked(e),
     MachineSeen: lambda m, e: m._answers.machine(e),
-    ProcessSeen: lambda m, e: m._stalls.looked(e.session, m._turn.now, runs=e.runs),
+    ProcessSeen: lambda m, e: m._answers.process(e),
     Watching: lambda m, e: m._sessions.watching.add(e.session),
     Launched: Machine._launched,
     Verified: lambda m, e: m.verification.ended(e),

@@ -16,7 +16,7 @@ from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
 from ..actions import FollowMachines, Incident, Tell
-from ..events import Closed, Heard, MachineSeen, Opened
+from ..events import Closed, Heard, MachineSeen, Opened, ProcessSeen
 from ..outcome import Outcome, as_level
 from .command import Command, CommandGroup
 from .delivery import Delivery
@@ -347,6 +347,11 @@ class Answers:
         for line in self._stalls.machine(event, self._turn.now):
             self._turn.log(line, logging.WARNING)
 
+    def process(self, event: ProcessSeen) -> None:
+        """Take in whether the process of a session that sends nothing may run."""
+        if line := self._stalls.looked(event.session, self._turn.now, runs=event.runs):
+            self._turn.log(line, logging.WARNING)
+
     def _position(self, session: Session, message: protocol.Position) -> None:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
             at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
@@ -354,7 +359,8 @@ class Answers:
             self._turn.do(Incident("training", {"run_id": session.run_id, "rank": session.rank}))
         session.stands(message, self._turn.now)
         self._failures.heard(session, message)
-        self._stalls.hear(session, message, self._turn.now)
+        if line := self._stalls.hear(session, message, self._turn.now):
+            self._turn.log(line)
 
     def _about_a_notice(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 #: Environment variable with the plan.
@@ -26,6 +27,8 @@ class FailurePlan:
     times: int
     #: Directory for the marks of what has happened, which outlives the process.
     folder: str
+    #: Seconds for which it lasts, if its class is one of `LASTING`.
+    seconds: float = 30.0
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -33,6 +36,28 @@ class FailurePlan:
     @classmethod
     def of(cls, env: Mapping[str, str]) -> FailurePlan:
         return cls(**json.loads(env[VARIABLE]))
+
+    def time(self, number: int) -> Path:
+        """The mark of one time, from the moment at which it begins. It holds the pid of the process."""
+        return Path(self.folder, f"time-{number}")
+
+    def disturbed(self, number: int) -> Path:
+        """The mark that `spotguard simulate` has acted, such as cut the network."""
+        return Path(self.folder, f"disturbed-{number}")
+
+    @property
+    def reached(self) -> Path:
+        """The mark that the step is reached: a loader's worker has no steps of its own."""
+        return Path(self.folder, "reached")
+
+    @property
+    def kernel_log(self) -> Path:
+        """The file in place of the kernel's log. A program cannot write lines of the kernel's own into that."""
+        return Path(self.folder, "kernel-log")
+
+    def rank_is(self, where: Literal["here", "elsewhere"]) -> Path:
+        """The mark of a job whose rank is among the processes of this machine, or of one whose other ranks are."""
+        return Path(self.folder, where)
 
 
 #: The classes that can be provoked, with the place at which each arises by default.
@@ -48,4 +73,16 @@ KINDS: dict[str, FailurePlace] = {
     "program": "forward",
     "killed": "forward",
     "stall": "forward",
+    "stopped": "forward",
+    "cut": "forward",
+    "memory-kill": "forward",
+    "gpu-lost": "forward",
+    "gpu-memory-error": "forward",
+    "gpu-throttled": "optimizer",
 }
+#: Those with lines in the kernel's log. The names are those of the alerts' rules.
+IN_KERNEL_LOG = frozenset({"memory-kill", "gpu-lost", "gpu-memory-error"})
+#: Those that NVML reports, too.
+OF_NVML = frozenset({"gpu-lost", "gpu-memory-error", "gpu-throttled"})
+#: Those that last for some seconds.
+LASTING = OF_NVML | {"stopped", "cut"}

@@ -7,10 +7,12 @@ pass or in an optimizer's step, each of which torch lets a hook see.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +22,23 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
-from .failure_plan import FailurePlan
+from .failure_plan import IN_KERNEL_LOG, OF_NVML, FailurePlan
+
+#: Seconds by which each step of a GPU with lower clocks takes longer.
+_SLOWER = 1.0
+#: The kernel's lines of each class, in the words of Linux (mm/oom_kill.c) and of NVIDIA's driver ("Xid Errors").
+_LINES = {
+    "memory-kill": (
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task=python,pid={pid},uid=0",
+        "Out of memory: Killed process {pid} (python) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB (simulated)",
+    ),
+    "gpu-lost": (
+        "NVRM: Xid (PCI:0000:00:00): 79, pid={pid}, name=python, GPU has fallen off the bus. (simulated)",
+    ),
+    "gpu-memory-error": (
+        "NVRM: Xid (PCI:0000:00:00): 94, pid={pid}, name=python, Contained ECC error. (simulated)",
+    ),
+}
 
 
 class SimulatedFailure:
@@ -34,8 +52,7 @@ class SimulatedFailure:
 
     def __init__(self, plan: FailurePlan, rank: int, completed: Callable[[], int]) -> None:
         self._plan, self._rank, self._completed = plan, rank, completed
-        #: Exists once the step is reached: a loader's worker has no steps of its own.
-        self._reached = Path(plan.folder, "reached")
+        self._slow_until = -math.inf
         self._kept: list[torch.Tensor] = []
 
     def begin(self) -> None:
@@ -60,47 +77,67 @@ class SimulatedFailure:
             result.register_hook(lambda _: self._pass())
 
     def _note(self) -> None:
-        if self._completed() >= self._plan.step and not self._reached.exists():
-            with contextlib.suppress(OSError):  # as in `_takes`
-                self._reached.touch()
+        if self._completed() >= self._plan.step and not self._plan.reached.exists():
+            with contextlib.suppress(OSError):  # as in `_take`
+                self._plan.reached.touch()
 
     def _around(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def fetched(fetcher: Any, indices: Any) -> Any:
             batch = before(fetcher, indices)
             worker = get_worker_info() is not None
-            if self._reached.exists() and (worker or self._plan.kind != "loader-worker") and self._takes():
+            if not self._plan.reached.exists() or (self._plan.kind == "loader-worker" and not worker):
+                return batch
+            if (number := self._take()) is not None:
                 if self._plan.kind == "nan":
                     return _poisoned(batch)
-                self._fail()
+                self._fail(number)
             return batch
 
         return fetched
 
     def _pass(self) -> None:
-        if self._completed() >= self._plan.step and self._takes():
-            self._fail()
+        if time.monotonic() < self._slow_until:
+            time.sleep(_SLOWER)
+        elif self._completed() >= self._plan.step and (number := self._take()) is not None:
+            self._fail(number)
 
-    def _takes(self) -> bool:
-        """Take one of the times, unless all are taken by this process or earlier ones."""
+    def _take(self) -> int | None:
+        """Take one of the times, and return its number; None if all are taken by this process or earlier ones."""
         for number in range(self._plan.times):
             try:
-                os.close(os.open(Path(self._plan.folder, f"time-{number}"), os.O_CREAT | os.O_EXCL))
+                mark = os.open(self._plan.time(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
             except FileExistsError:
                 continue
             except OSError:
-                return False  # the command has ended, and this process, which it left behind, is not to fail
-            return True
-        return False
+                return None  # the command has ended, and this process, which it left behind, is not to fail
+            os.write(mark, b"%d" % os.getpid())
+            os.close(mark)
+            return number
+        return None
 
-    def _fail(self) -> None:
-        if self._plan.kind in ("killed", "loader-worker"):
+    def _fail(self, number: int) -> None:
+        plan = self._plan
+        if plan.kind in IN_KERNEL_LOG:
+            with open(plan.kernel_log, "a") as log:
+                log.writelines(f"3,1,1,-;{line.format(pid=os.getpid())}\n" for line in _LINES[plan.kind])
+        if plan.kind in ("killed", "loader-worker", "memory-kill"):
             os.kill(os.getpid(), signal.SIGKILL)
-        elif self._plan.kind == "stall":
+        elif plan.kind == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)  # `spotguard simulate` continues it
+        elif plan.kind == "cut":
+            while Path(plan.folder).exists() and not plan.disturbed(number).exists():
+                time.sleep(0.01)  # so that this step's collective meets the cut
+        elif plan.kind == "gpu-throttled":
+            self._slow_until = time.monotonic() + plan.seconds
+        elif plan.kind == "stall":
             threading.Event().wait()
-        elif self._plan.kind == "host-memory":
+        elif plan.kind == "host-memory":
             while True:  # until the cgroup's limit ends it
                 self._kept.append(torch.ones(1 << 22))
-        _RAISERS[self._plan.kind]()
+        else:
+            if plan.kind in OF_NVML:
+                time.sleep(plan.seconds)  # a driver in trouble answers late
+            _RAISERS[plan.kind]()
 
 
 def _poisoned(batch: Any) -> Any:
@@ -141,6 +178,14 @@ def _gpu() -> NoReturn:
     raise RuntimeError("CUDA error: an illegal memory access was encountered (simulated)")
 
 
+def _lost() -> NoReturn:
+    raise RuntimeError("CUDA error: unspecified launch failure (simulated)")
+
+
+def _uncorrectable() -> NoReturn:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered (simulated)")
+
+
 def _program() -> NoReturn:
     raise RuntimeError("simulated: an error of the program")
 
@@ -155,11 +200,17 @@ _RAISERS: dict[str, Callable[[], NoReturn]] = {
     "disk-full": _disk_full,
     "network": _network,
     "gpu": _gpu,
+    "gpu-lost": _lost,
+    "gpu-memory-error": _uncorrectable,
     "program": _program,
     "nan": _nan,
 }
 
 
-def begin(rank: int, completed: Callable[[], int]) -> None:
+def begin(rank: int, world: int, completed: Callable[[], int]) -> None:
     """Let the failure happen that the environment asks for."""
-    SimulatedFailure(FailurePlan.of(os.environ), rank, completed).begin()
+    plan = FailurePlan.of(os.environ)
+    if plan.rank < world:
+        with contextlib.suppress(OSError):  # as in `_take`
+            plan.rank_is("here" if rank == plan.rank else "elsewhere").touch()
+    SimulatedFailure(plan, rank, completed).begin()

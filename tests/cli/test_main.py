@@ -139,6 +139,14 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
             "data arises in data only; leave --in out",
         ),
         (
+            ["simulate", "failure", "data", "--for", "5", "--", "true"],
+            "--for '5': data has no duration; leave --for out",
+        ),
+        (
+            ["simulate", "failure", "stopped", "--for", "long", "--", "true"],
+            "--for 'long': expected seconds from 0 up",
+        ),
+        (
             ["simulate", "failure", "stall", "--in", "sleep", "--", "true"],
             "expected data, forward, backward or optimizer",
         ),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from spotguard.hooks.ipc.failure_classes import CLASSES
-from spotguard.hooks.recorder.failure_plan import KINDS
+from spotguard.hooks.recorder.failure_plan import KINDS, LASTING
 from tests.e2e.harness import Machine
-from tests.e2e.processes import Running
+from tests.e2e.processes import Running, eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
-FITTING = str(Path(__file__).parent / "programs" / "fitting.py")
+PROGRAMS = Path(__file__).parent / "programs"
+FITTING = str(PROGRAMS / "fitting.py")
 
 
 def simulated(machine: Machine, kind: str, *more: str, options: str = "--every off") -> Running:
@@ -23,7 +26,13 @@ def simulated(machine: Machine, kind: str, *more: str, options: str = "--every o
     return machine.spotguard("simulate", "failure", kind, *command, TMPDIR=str(machine.runtime))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stall"])
+def whole(machine: Machine) -> list[int]:
+    """The steps of the checkpoints that several ranks have committed."""
+    markers = machine.store.glob("job-simulated/checkpoints/*/COMMIT.json")
+    return [int(marker.parent.name[:9]) for marker in markers]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - LASTING - {"stall", "memory-kill"}))
 def test_a_failure_is_named_and_saved_as_its_class_is(machine: Machine, kind: str) -> None:
     if kind == "host-memory":
         machine.limit_memory(640 << 20)
@@ -48,6 +57,63 @@ def test_a_stall_is_committed_wherever_it_stands(machine: Machine, place: str) -
     run.err.until("starting the command again: training stood still, restart 1 of 3 for stall")
     run.err.until(f"continues at step {step} of run job-simulated")
     assert run.ended() == 0
+
+
+def test_one_stopped_rank_of_two_is_named_and_no_stall(machine: Machine) -> None:
+    """The limit is 3 s, and the stop lasts for 25: were it counted, it would be a stall."""
+    run = [sys.executable, "-m", "spotguard", "run", "--run-id", "job", "--store", machine.url]
+    options = ["--provider", "none", "--every", "off", "--stall-first", "3", "--recover", "stall=stop"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    plan = ("--rank", "1", "--at-step", "5", "--for", "25", "--")
+    job = [*launcher, str(PROGRAMS / "erring.py"), "40", "none", "5"]
+    words = ("simulate", "failure", "stopped", *plan, *run, *options, "--", *job)
+    simulates = machine.spotguard(*words, TMPDIR=str(machine.runtime))
+    simulates.err.until(r"^spotguard: stopped begins, for 25 s$")
+    stopped = simulates.err.until(r"WARNING: rank 1 \(pid (\d+)\) is stopped by a signal")
+    assert whole(machine) == []
+    simulates.err.until(r"^spotguard: stopped is over$")
+    simulates.err.until(rf"rank 1 \(pid {stopped[1]}\) runs again, ")
+    assert simulates.ended() == 0
+    assert "stands still" not in simulates.err.text
+    assert whole(machine) == [40]  # the script's own
+
+
+def test_a_kill_for_memory_has_the_kernel_s_word_in_alert_and_record(machine: Machine) -> None:
+    run = simulated(machine, "memory-kill", options="--every off --on-failure cat")
+    run.err.until("WARNING: alert memory-kill: the kernel killed a process for memory: oom-kill:")
+    assert run.ended() == 137
+    (path,) = machine.store.glob("job-simulated/failures/*.json")
+    record = json.loads(path.read_text())
+    assert (record["kind"], record["confidence"], record["by"]) == ("host-memory", "high", "agent")
+    assert any("Out of memory: Killed process" in each for each in record["evidence"])
+    assert machine.committed("job-simulated") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "alerts"),
+    [
+        ("gpu-lost", ("gpu-error: .* Xid 79 ", "gpu-lost: GPU 0 does not answer")),
+        ("gpu-memory-error", ("gpu-error: .* Xid 94 ", "gpu-memory-error: GPU 0 has memory errors")),
+        ("gpu-throttled", ("gpu-throttled: GPU 0 is slowed down: heat",)),
+    ],
+)
+def test_a_gpu_in_trouble_fires_the_alerts_of_its_kind(
+    machine: Machine, kind: str, alerts: tuple[str, ...]
+) -> None:
+    rules = machine.folder / "rules.toml"
+    rules.write_text('[rule.gpu-throttled]\nfor = "1s"\n')
+    run = simulated(machine, kind, "--for", "25", options=f"--every off --rules {rules}")
+    for alert in alerts:  # in any order
+        eventually(lambda said=alert: re.search(f"alert {said}", run.err.text), f"no alert {alert}")  # type: ignore[misc]
+    if kind == "gpu-throttled":
+        assert run.ended() == 0
+        assert [step for _, step, _ in machine.committed("job-simulated")] == [40]
+        return
+    run.err.until("ERROR: training failed: .*the GPU or its driver reports an error")
+    assert run.ended() == 1
+    assert machine.committed("job-simulated") == []  # its memory may be wrong
+    (path,) = machine.store.glob("job-simulated/failures/*.json")
+    assert json.loads(path.read_text())["kind"] == "gpu"
 
 
 def test_a_failure_that_did_not_happen_is_said(machine: Machine) -> None:

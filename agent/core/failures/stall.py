@@ -108,6 +108,10 @@ class _RankProgress:
     #: The last look found that it may run; or that it is stopped.
     held: bool = False
     stopped: bool = False
+    #: The log has said that it is stopped.
+    told_stopped: bool = False
+    #: The moment at which the last stop of a rank of its run ended: it may have waited for that one until then.
+    excused_until: float = -math.inf
     #: The longest silence of a process that might run, in seconds, if it ended by itself.
     longest_hold: float = 0.0
     phase: str = ""
@@ -117,7 +121,10 @@ class _RankProgress:
     #: Seconds without progress that are a stall in its phase; negative while too little is known of it.
     usual: float = -1.0
 
-    def hear(self, position: Position, now: float, first: float) -> None:
+    def hear(self, position: Position, now: float, first: float) -> str:
+        """Take in a position; return a line for the log if its process was stopped, else ""."""
+        line = f"{self.session.who} runs again, {now - self.heard_at:.0f} s after its last word"
+        line, self.told_stopped = line if self.told_stopped else "", False
         if self.held:
             silence = min(now - self.silent_from, self.limit(first))
             self.longest_hold = max(silence, self.longest_hold)
@@ -126,21 +133,30 @@ class _RankProgress:
         self.moved_at = now - position.still if position.still >= 0 else math.inf
         self.phase = position.phase if position.phase in (*PHASES, *_EXCUSED) else "other"
         self.where, self.usual = clip(position.where, TEXT), position.limit
+        return line
 
-    def look(self, now: float, *, runs: bool) -> None:
-        """Take in whether its process may run, although it sends nothing.
+    def look(self, now: float, *, runs: bool) -> str:
+        """Take in whether its process may run, although it sends nothing; return a line for the log, or "".
 
         A stop begins the limit anew, once it is seen twice: our own look at the stacks stops a process for a moment. So does a
         time in which this agent did not look, because it was stopped itself.
         """
-        if (self.stopped and not runs) or now - self.looked_at > 2 * OLD:
+        stays = self.stopped and not runs
+        if stays or now - self.looked_at > 2 * OLD:
             self.silent_from = now
         self.looked_at, self.held, self.stopped = now, runs, not runs
+        if not stays or self.told_stopped:
+            return ""
+        self.told_stopped = True
+        return (
+            f"{self.session.who} is stopped by a signal, a tracer or a frozen cgroup, or is ending: run {self.session.run_id} waits "
+            f"for it. This is no stall, and nothing is saved; kill -CONT {self.session.pid} continues what a signal has stopped"
+        )
 
     @property
     def stands_from(self) -> float:
         """Monotonic seconds from which on it has shown no progress. A process that sends nothing may have moved until then."""
-        return max(self.moved_at, self.silent_from) if self.held else self.moved_at
+        return max(self.moved_at, self.excused_until, self.silent_from if self.held else -math.inf)
 
     @property
     def trains(self) -> bool:
@@ -198,11 +214,15 @@ class StallWatch:
                 lines.append(f"machine {seen.name} of run {run[1]} is heard again after {now - before:.0f} s")
         return lines
 
-    def hear(self, session: Rank, position: Position, now: float) -> None:
-        """Take in the position of a session."""
-        if self._first is not None:
-            seen = self._seen.setdefault(session.number, _RankProgress(session, now))
-            seen.hear(position, now, self._first)
+    def hear(self, session: Rank, position: Position, now: float) -> str:
+        """Take in the position of a session; return a line for the log, or ""."""
+        if self._first is None:
+            return ""
+        seen = self._seen.setdefault(session.number, _RankProgress(session, now))
+        if seen.stopped:
+            for each in self._runs().get(session.run, ()):
+                each.excused_until = now
+        return seen.hear(position, now, self._first)
 
     def unheard(self, now: float) -> Iterator[Rank]:
         """Yield each session that sends nothing, and that is to be looked at now: its process may be stopped."""
@@ -215,10 +235,10 @@ class StallWatch:
         """Monotonic seconds at which `unheard` has something although no event comes."""
         return (each.looked_at + OLD for each in self._looks())
 
-    def looked(self, number: int, now: float, *, runs: bool) -> None:
-        """Take in whether the process of a session that sends nothing may run."""
-        if (seen := self._seen.get(number)) is not None and now - seen.heard_at >= OLD:
-            seen.look(now, runs=runs)
+    def looked(self, number: int, now: float, *, runs: bool) -> str:
+        """Take in whether the process of a session that sends nothing may run; return a line for the log, or ""."""
+        seen = self._seen.get(number)
+        return "" if seen is None or now - seen.heard_at < OLD else seen.look(now, runs=runs)
 
     def forget(self, number: int) -> None:
         """Forget a session whose connection has ended, and its run with the last one."""

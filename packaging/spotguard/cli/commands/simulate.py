@@ -8,15 +8,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 from spotguard.agent.config import parsers
 from spotguard.agent.process.memory_counters import MemoryCounters
 from spotguard.agent.process.program import find
-from spotguard.hooks.recorder.failure_plan import KINDS, PLACES, VARIABLE, FailurePlan
+from spotguard.alerts import kernel_log
+from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, LASTING, PLACES, VARIABLE, FailurePlan
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator import cli
+
+from ..network_cut import NetworkCut
 
 DESCRIPTION = """\
 Serve a metadata service on loopback that behaves like the cloud's own, its faults included, and issues
@@ -39,6 +43,8 @@ possible. What follows shows that your job is saved, and started again as you ex
 NOT_HAPPENED = 4
 #: Places at which a class can arise, where it is not its own alone.
 _MOVABLE = ("stall", "program", "killed")
+#: Seconds between two looks whether the failure has begun.
+_LOOK = 0.01
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     failure.add_argument("--at-step", metavar="N", help="fail after this many completed steps [10]")
     failure.add_argument("--rank", metavar="N", help="fail in this rank of the job [0]")
     failure.add_argument("--times", metavar="N", help="fail this often, in all starts together [1]")
+    failure.add_argument(
+        "--for",
+        dest="seconds",
+        metavar="SECONDS",
+        help="let stopped, cut or gpu-… last so long [30]",
+    )
     failure.add_argument(
         "--in", dest="place", metavar="PLACE", help="let it arise in data, forward, backward or optimizer"
     )
@@ -76,6 +88,8 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     place = KINDS[kind] if arguments.place is None else parsers.one_of(*PLACES)("--in", arguments.place)
     if place != KINDS[kind] and kind not in _MOVABLE:
         raise UsageError(f"--in {place!r}: {kind} arises in {KINDS[kind]} only; leave --in out")
+    if arguments.seconds is not None and kind not in LASTING:
+        raise UsageError(f"--for {arguments.seconds!r}: {kind} has no duration; leave --for out")
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if kind == "host-memory" and not 0 < MemoryCounters().limit() < 0.9 * machine:
         raise UsageError(
@@ -83,17 +97,34 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
             "below the machine's memory"
         )
     find(command[0], os.environ)  # a clear error, if there is no such command
-    with tempfile.TemporaryDirectory(prefix="spotguard-simulated-") as folder:
+    seconds = "30" if arguments.seconds is None else arguments.seconds
+    with ExitStack() as held:
         plan = FailurePlan(
             kind,
             _number("--at-step", arguments.at_step, 10),
             _number("--rank", arguments.rank, 0),
             place,  # type: ignore[arg-type]
             _number("--times", arguments.times, 1, least=1),
-            folder,
+            held.enter_context(tempfile.TemporaryDirectory(prefix="spotguard-simulated-")),
+            parsers.seconds("--for", seconds),
         )
-        code = _call(command, {**os.environ, VARIABLE: plan.encode()})
-        if Path(folder, "time-0").exists():
+        env = {**os.environ, VARIABLE: plan.encode()}
+        if kind in IN_KERNEL_LOG:
+            plan.kernel_log.touch()
+            env[kernel_log.VARIABLE] = str(plan.kernel_log)
+        if kind == "stopped":
+            held.enter_context(_Outside(plan, _stopped))
+        elif kind == "cut":
+            cut = held.enter_context(NetworkCut())
+            held.enter_context(_Outside(plan, cut.during))
+            command = cut.inside(command)
+        # At a prompt, the agent stops with its command, so that the shell's job is stopped, and so would this process be.
+        code = _call(command, env, apart=kind == "stopped")
+        if plan.time(0).exists():
+            return code
+        if plan.rank_is("elsewhere").exists() and not plan.rank_is("here").exists():
+            where = f"rank {plan.rank} trains on another machine, so {kind} is for that one"
+            print(f"spotguard: {where}", file=sys.stderr)
             return code
     print(
         f"spotguard: {kind} did not happen, so nothing is shown: rank {plan.rank} did not come to step {plan.step}, or its "
@@ -101,6 +132,56 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
         file=sys.stderr,
     )
     return code or NOT_HAPPENED
+
+
+class _Outside(threading.Thread):
+    """The part of a failure that no process can do to itself: disturb it for the plan's seconds, each time. A context manager.
+
+    Args:
+        plan: the plan.
+        disturb: returns a context manager, in which the process with this pid is disturbed.
+    """
+
+    def __init__(self, plan: FailurePlan, disturb: Callable[[int], AbstractContextManager[None]]) -> None:
+        super().__init__(daemon=True)
+        self._plan, self._disturb, self._over = plan, disturb, threading.Event()
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        for number in range(self._plan.times):
+            while not (mark := self._plan.time(number)).exists() or not (pid := mark.read_text()):
+                if self._over.wait(_LOOK):
+                    return
+            with self._disturb(int(pid)):
+                self._say(f"begins, for {self._plan.seconds:g} s")
+                self._plan.disturbed(number).touch()
+                self._over.wait(self._plan.seconds)
+            self._say("is over")
+
+    def _say(self, what: str) -> None:
+        print(f"spotguard: {self._plan.kind} {what}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    """Continue the process behind a stop. Its pidfd names no process that comes after it."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:  # it is gone already
+        yield
+        return
+    try:
+        yield
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+    finally:
+        os.close(process)
 
 
 def _needed(plan: FailurePlan) -> str:
@@ -120,10 +201,10 @@ def _number(flag: str, text: str | None, default: int, least: int = 0) -> int:
     return default if text is None else parsers.at_least(least)(flag, text)
 
 
-def _call(command: Sequence[str], env: dict[str, str]) -> int:
+def _call(command: Sequence[str], env: dict[str, str], *, apart: bool) -> int:
     """Run the command to its end and return its exit code.
 
-    SIGTERM and SIGHUP go on to it. The keyboard's signals reach it anyway.
+    SIGTERM and SIGHUP go on to it. The keyboard's signals reach it anyway, unless it runs apart from the terminal.
     """
     children: list[subprocess.Popen[bytes]] = []
 
@@ -134,7 +215,7 @@ def _call(command: Sequence[str], env: dict[str, str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, pass_on)
     for signum in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(signum, lambda *_: None)
-    children.append(subprocess.Popen(command, env=env))
+        signal.signal(signum, pass_on if apart else lambda *_: None)
+    children.append(subprocess.Popen(command, env=env, start_new_session=apart))
     code = children[0].wait()
     return code if code >= 0 else 128 - code

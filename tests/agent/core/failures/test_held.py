@@ -12,6 +12,7 @@ from spotguard.agent.actions import Incident, Launch, Log, LookAtProcess, ReadSt
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.failures.stall import OLD, SILENT
 from spotguard.agent.events import MachineSeen
+from spotguard.hooks.ipc.phase_times import LEAST
 from spotguard.hooks.ipc.protocol import STALL, Preempt, Resume, WatchMachines
 from tests.agent.core.failures.test_stall import Run
 from tests.fakes.story import START
@@ -113,6 +114,35 @@ def test_a_process_that_stays_stopped_is_no_stall() -> None:
     assert run.told == []
 
 
+def test_the_log_names_a_process_that_is_stopped_and_tells_when_it_runs_again() -> None:
+    run = HeldRun(2)
+    run.story.may_run = False
+    run.holds(2 * OLD - 2)
+    assert run.warnings == []
+    run.holds(20 * OLD)
+    assert run.warnings == [
+        "rank 1 (pid 502) is stopped by a signal, a tracer or a frozen cgroup, or is ending: run run waits for it. This is no "
+        "stall, and nothing is saved; kill -CONT 502 continues what a signal has stopped"
+    ]
+    run.comes_back()
+    run.comes_back()
+    again = [each.text for each in run.story.all(Log) if "runs again" in each.text]
+    assert again == ["rank 1 (pid 502) runs again, 218 s after its last word"]
+
+
+def test_ranks_that_waited_for_a_stopped_one_have_their_limit_anew() -> None:
+    """It runs again, and has ended before they tell that they moved."""
+    run = HeldRun(2)
+    run.story.may_run = False
+    run.holds(5 * FIRST)
+    run.comes_back()
+    run.story.closes(run.ranks[1])
+    run.holds(LEAST - 2)
+    assert run.incidents == []
+    run.holds(FIRST)
+    assert run.incidents == ["stall"]
+
+
 def test_a_moment_in_which_its_stacks_are_read_is_no_stop() -> None:
     """py-spy stops a process that it reads."""
     run = HeldRun()
@@ -122,6 +152,7 @@ def test_a_moment_in_which_its_stacks_are_read_is_no_stop() -> None:
     run.story.may_run = True
     run.holds(2 * FIRST)
     assert run.incidents == ["stall"]
+    assert "is stopped" not in " ".join(run.warnings)
 
 
 def test_a_rank_that_moves_excuses_one_that_sends_nothing() -> None:
