@@ -347,7 +347,7 @@ class Delivery:
         now = self._turn.now
         notice = Notice(
             # Unique for ever: a training process may outlive an agent, and must not mistake this drill for an old one.
-            id=f"drill-{now:.6f}",
+            id=f"drill-{now:.6f}-{event.session}",
             kind=NoticeKind.DRILL,
             source="spotguard drill",
             deadline=now + event.window,
