@@ -14,10 +14,11 @@ The other assumptions:
 - The seconds in which a job is down are those that were measured on the rack for that kind, whose four machines import torch on two
   cores. Reading the state again takes its bytes by the link's rate, and 15 % more; a save takes its bytes, and a commit. A job's own
   start, such as a compilation, takes the seconds that each row names.
-- Both ways make the same background checkpoints, at the interval that Daly gives for the true mean time between interruptions.
-- With spotguard, the end of an error or a stall commits the step. An error of the GPU does not, nor the death of the first rank, whose
-  process serves the job's store: those lose what was trained since the newest background checkpoint. So does the death of another rank,
-  if that checkpoint is at most 100 steps of half a second older: it has that rank's extras (`--extras-worth`).
+- Both ways make background checkpoints at the interval that Daly gives: without spotguard for the true mean time between
+  interruptions, and with it for that between errors of a GPU and deaths. It computes the interval from ends that lose training.
+- With spotguard, the end of an error or a stall commits the step. An error of the GPU does not, and loses what was trained since the
+  newest background checkpoint. So does a death, if that checkpoint is at most 100 steps of half a second older: it has the dead
+  rank's extras (`--extras-worth`).
 - At a notice of 120 s, spotguard saves and leaves. The rest of the window is queueing. A job without it trains on until the machine
   goes.
 - Without spotguard, every interruption loses what was trained since the newest checkpoint. A hang, and a machine that is gone without a
@@ -65,6 +66,10 @@ OWN = ("host-memory", "loader-worker", "data", "disk-full", "killed", "stall")
 TIMEOUT = 600.0
 #: Kinds by which a process or its machine dies without a word, and those that a job alone hears of by a time-out.
 _DEATHS, _SILENT = frozenset({"killed", "host-memory", LOST}), frozenset({"stall", LOST})
+#: The share of failures that may lose training: half are the job's own, the others have their shares.
+_LOSING = 0.5 * sum(kind in _DEATHS for kind in OWN) / len(OWN) + 0.5 * (SHARES["gpu"] + SHARES[LOST]) / sum(
+    SHARES.values()
+)
 #: As in `replay`: bytes that are copied in a second, seconds of a commit, and the share by which an upload slows training.
 _COPY, _COMMIT, _SLOWER = 4e9, 0.1, 0.02
 #: Seconds of training that the extras of a dead rank are worth.
@@ -105,15 +110,17 @@ class JobReplay:
         start: float,
         apart: float,
     ) -> None:
-        self._machines, self._costs = machines, costs
+        self._costs = costs
         #: Of hardware, and as many of the job itself.
         self._rate = 2 * HARDWARE * machines
         self._upload = job.nbytes / job.rate + _COMMIT
         self._again = _RESTORE * job.nbytes / job.rate + start
-        cost = lost_training(job.nbytes / _COPY, self._upload, 1.0, 1 - _SLOWER)
-        self._interval = best_interval(self._upload, cost, 1.0 / (1.0 / apart + self._rate))
-        #: Seconds of training in a second between interruptions.
-        self._speed = 1.0 - cost / (self._interval + self._upload)
+        #: By way: seconds between two background checkpoints, and seconds of training in a second between interruptions.
+        self._interval, self._speed = {}, {}
+        for guarded, loses in ((True, self._rate * _LOSING), (False, 1.0 / apart + self._rate)):
+            cost = lost_training(job.nbytes / _COPY, self._upload, 1.0, 1 - _SLOWER)
+            self._interval[guarded] = best_interval(self._upload, cost, 1.0 / loses)
+            self._speed[guarded] = 1.0 - cost / (self._interval[guarded] + self._upload)
 
     def lived(self, spells: Sequence[float], dice: Random, *, guarded: bool) -> LifeTime:
         """Return the time of these spells, in seconds each."""
@@ -134,26 +141,23 @@ class JobReplay:
             if fails >= end:
                 if guarded:
                     saved = self._upload if trained else 0.0
-                    return LifeTime(end + saved, useful + trained * self._speed)
-                return LifeTime(end, useful + self._checkpointed(trained) * self._speed)
+                    return LifeTime(end + saved, useful + trained * self._speed[guarded])
+                return LifeTime(end, useful + self._checkpointed(trained, guarded) * self._speed[guarded])
             kind = self._kind(dice)
-            keeps = guarded and self._commits(kind, dice)
-            checkpointed = self._checkpointed(trained)
+            keeps = guarded and kind != "gpu"
+            checkpointed = self._checkpointed(trained, guarded)
             if kind in _DEATHS and trained - checkpointed <= _EXTRAS:
                 keeps = False
-            useful += (trained if keeps else checkpointed) * self._speed
+            useful += (trained if keeps else checkpointed) * self._speed[guarded]
             now = fails + self._down(kind, dice, guarded)
             if kind != CUT or not guarded:  # a cut that heals ends no process
                 now += self._again
             now += self._upload if keeps else 0.0
 
-    def _checkpointed(self, trained: float) -> float:
+    def _checkpointed(self, trained: float, guarded: bool) -> float:
         """The part of what was trained since the last start that the newest background checkpoint has."""
-        each = self._interval + self._upload
+        each = self._interval[guarded] + self._upload
         return max(0.0, (trained // each) * each - self._upload)
-
-    def _commits(self, kind: str, dice: Random) -> bool:
-        return kind != "gpu" and not (kind in _DEATHS and dice.random() < 1.0 / self._machines)
 
     def _kind(self, dice: Random) -> str:
         if dice.random() < 0.5:
