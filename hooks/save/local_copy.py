@@ -294,7 +294,8 @@ class Snapshot:
             CheckpointError: the host memory cannot hold them.
         """
         while self._thread is not None and self._thread.is_alive():
-            scope.pause(_LOOK)
+            scope.check()
+            self._thread.join(_LOOK)
         self._hold(state_tensors, scope.check)
         for state_tensor in state_tensors:
             with torch.no_grad(), self._streams.on(state_tensor.tensor.device):
