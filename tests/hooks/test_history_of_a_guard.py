@@ -60,7 +60,7 @@ def copy_takes(guard: Guard, clock: ManualClock, seconds: float) -> None:
         clock.advance(seconds)
         return copy(*given)
 
-    snapshot.take = take  # type: ignore[method-assign]
+    snapshot.take = take  # type: ignore[assignment,method-assign]
 
 
 def steps(guard: Guard, job: Job, clock: ManualClock, seconds: float, count: int = 1) -> None:
