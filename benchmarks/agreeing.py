@@ -35,7 +35,7 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
     channel.listen(lambda epoch, call, standing: heard.put(epoch))
     for turn in range(_WARM + rounds):
-        channel.gather(b"", _PATIENCE)
+        channel.meetings.gather(b"", _PATIENCE)
         began = time.monotonic()
         if index == 0:
             channel.call(BackgroundEvent(), lambda: _PATIENCE)
@@ -44,7 +44,7 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
         )
         if decision.step != turn:
             raise RuntimeError(f"rank {index} was told {decision}")
-        ends = [float(each) for each in channel.gather(str(time.monotonic()).encode(), _PATIENCE)]
+        ends = [float(each) for each in channel.meetings.gather(str(time.monotonic()).encode(), _PATIENCE)]
         if index == 0 and turn >= _WARM:
             print(json.dumps(max(ends) - began), flush=True)
     channel.close()
