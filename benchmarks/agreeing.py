@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import BackgroundEvent
+from spotguard.hooks.consensus.process_group import BesideStore
 from spotguard.hooks.consensus.store import JobStore
 from spotguard.hooks.consensus.vote import Vote
 from spotguard.providers.clock import SystemClock
@@ -30,7 +31,13 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
     """One rank's life; the first one prints."""
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     channel = Channel.join(
-        cast(JobStore, store), index, ranks, "here", SystemClock(), meet=lambda _: b"agreeing"
+        cast(JobStore, store),
+        index,
+        ranks,
+        "here",
+        SystemClock(),
+        meet=lambda _: b"agreeing",
+        second=BesideStore(store),
     )
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
     channel.listen(lambda epoch, call, standing: heard.put(epoch))

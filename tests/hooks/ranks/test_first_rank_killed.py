@@ -60,7 +60,7 @@ def noticed(
         ("set offer/2", False),
         ("set offer/2", True),
         (OBJECT, False),
-        *few_fast([("claim call/2", False), ("claim call/2", True), (OBJECT, True), (MANIFEST, False)], 1),
+        *few_fast([("hear call/2$", False), ("hear call/2$", True), (OBJECT, True), (MANIFEST, False)], 1),
     ],
 )
 def test_replicas_save_without_the_rank_that_served_the_store(
