@@ -69,12 +69,11 @@ def beats(keys: Keys, ranks: Sequence[int]) -> Saying[dict[int, int]]:
     return counts
 
 
-def leave(keys: Keys) -> Saying[bool]:
-    """Report that this rank has stopped listening, and return whether it is the last."""
-    if (yield Add(f"{keys.incarnation}/left")) != keys.world:
-        return False
-    yield Set(((_all_left(keys), "1"),))
-    return bool((yield Has((_all_left(keys),))))
+def leave(keys: Keys) -> Saying[None]:
+    """Report that this rank has stopped listening."""
+    if (yield Add(f"{keys.incarnation}/left")) == keys.world:
+        yield Set(((_all_left(keys), "1"),))
+        yield Has((_all_left(keys),))
 
 
 def wait_left(keys: Keys) -> Saying[Waited]:

@@ -174,17 +174,12 @@ class Channel:
             self._hosted += [keeper] * (self.rank == host)
             return
         if self.rank == 0:
-            why = (
-                f"rank {reached.index(b'')} cannot reach {place}"
-                if place
-                else f"rank {host} cannot serve one"
-            )
-            log.info(
-                "if this process is lost, the other ranks save nothing: there is no second store, because %s",
-                why,
-            )
-        for line in keeper.connections if keeper is not None else ():
-            line.close(_JOIN / 10)
+            missing = reached.index(b"")
+            why = f"rank {missing} cannot reach {place}" if place else f"rank {host} cannot serve one"
+            lost = "if this process is lost, the other ranks save nothing"
+            log.info("%s: there is no second store, because %s", lost, why)
+        if keeper is not None:
+            keeper.end(_JOIN / 10)
 
     def _reach(self, second: SecondStore, place: str) -> Keeper | None:
         if (store := second.reach(place)) is None:
@@ -195,6 +190,7 @@ class Channel:
                 line.say(c10d.nothing(), within(self._clock, _MEET / 2))
         except StoreSilent as why:
             log.debug("the second store at %s: %s", place, why)
+            keeper.end(_JOIN / 10)
             return None
         return keeper
 
@@ -366,21 +362,18 @@ class Channel:
         for keeper in self._keepers:
             try:
                 keeper.stop(self.rank, within(self._clock, _JOIN), _JOIN)
-                last = keeper.caller.say(barrier.leave(keeper.keys), within(self._clock, _JOIN))
-                if not last and keeper in self._hosted:
-                    keeper.caller.say(
-                        barrier.wait_left(keeper.keys),
-                        within(self._clock, patience + _JOIN),
-                        late(self._clock, patience),
-                    )
+                keeper.caller.say(barrier.leave(keeper.keys), within(self._clock, _JOIN))
             except StoreSilent as why:
                 log.debug("this rank could not announce its end: %s", why)
-        # A thread that hangs in the store is left behind.
-        for line in (
-            self.meetings.connection,
-            *(line for keeper in self._keepers for line in keeper.connections),
-        ):
-            line.close(_JOIN / 10)
+        for keeper in self._hosted:  # after this rank has left every store: another host may wait for it
+            try:
+                wait, seconds = barrier.wait_left(keeper.keys), within(self._clock, patience + _JOIN)
+                keeper.caller.say(wait, seconds, late(self._clock, patience))
+            except StoreSilent as why:
+                log.debug("this rank could not wait for the others' end: %s", why)
+        self.meetings.connection.close(_JOIN / 10)
+        for keeper in self._keepers:
+            keeper.end(_JOIN / 10)
 
     def forget(self) -> None:
         """Mark this process as a forked child, which must not use the parent's threads and connections."""

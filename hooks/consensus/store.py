@@ -339,6 +339,15 @@ class Keeper:
         self.caller.say(_wake(self.keys, rank, self.heard + 1), left)
         self._mailbox.close(join)
 
+    def end(self, join: float) -> None:
+        """End the threads. One that hangs in the store is left behind.
+
+        Args:
+            join: seconds for each thread to end.
+        """
+        for connection in self.connections:
+            connection.close(join)
+
     def _listen(
         self, store: JobStore, rank: int, hear: Callable[[Hear], None], gone: Callable[[Exception], None]
     ) -> None:
