@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import BackgroundEvent
+from spotguard.hooks.consensus.process_group import BesideStore
 from spotguard.hooks.consensus.store import JobStore
 from spotguard.hooks.consensus.vote import Vote
 from spotguard.providers.clock import SystemClock
@@ -30,12 +31,18 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
     """One rank's life; the first one prints."""
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     channel = Channel.join(
-        cast(JobStore, store), index, ranks, "here", SystemClock(), meet=lambda _: b"agreeing"
+        cast(JobStore, store),
+        index,
+        ranks,
+        "here",
+        SystemClock(),
+        meet=lambda _: b"agreeing",
+        second=BesideStore(store),
     )
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
     channel.listen(lambda epoch, call, standing: heard.put(epoch))
     for turn in range(_WARM + rounds):
-        channel.gather(b"", _PATIENCE)
+        channel.meetings.gather(b"", _PATIENCE)
         began = time.monotonic()
         if index == 0:
             channel.call(BackgroundEvent(), lambda: _PATIENCE)
@@ -44,7 +51,7 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
         )
         if decision.step != turn:
             raise RuntimeError(f"rank {index} was told {decision}")
-        ends = [float(each) for each in channel.gather(str(time.monotonic()).encode(), _PATIENCE)]
+        ends = [float(each) for each in channel.meetings.gather(str(time.monotonic()).encode(), _PATIENCE)]
         if index == 0 and turn >= _WARM:
             print(json.dumps(max(ends) - began), flush=True)
     channel.close()

@@ -210,7 +210,7 @@ class Guard:
         )
         self._saver.start()
         if self._coordinator is not None:
-            self._coordinator.channel.look = self._gate.look
+            self._coordinator.channel.meetings.look = self._gate.look
             self._coordinator.begin(
                 self._saver, self._checkpointer, self._state, self._report, self._agent.heartbeat
             )

@@ -7,6 +7,7 @@ the only witness.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,14 @@ from typing import Any
 from ...providers.errors import CheckpointError, NotFoundError, StoreError
 from ...providers.stores.base import BlobStore
 from .format.codec import decode_attempt, encode_attempt
-from .format.keys import CheckpointName, attempt_key, attempts_prefix, checkpoints_prefix, parse_attempt
+from .format.keys import (
+    CheckpointName,
+    attempt_key,
+    attempts_prefix,
+    checkpoints_prefix,
+    parse_attempt,
+    side_key,
+)
 from .format.manifest import AttemptRecord
 
 #: Simultaneous starts beyond this number mean that the store gives false answers.
@@ -62,6 +70,34 @@ def _reads(store: BlobStore, key: str, data: memoryview, timeout: float | None) 
         return store.get(key, timeout=timeout) == data
     except NotFoundError:
         return False  # removed since: the number is spent, like any other
+
+
+def claim_step(
+    store: BlobStore,
+    run_id: str,
+    name: CheckpointName,
+    *,
+    incarnation: str,
+    side: int,
+    timeout: float | None = None,
+) -> bool:
+    """Claim a step for a save that lacks ranks, and return whether this side of the job has it.
+
+    A cut network parts a job, and each side counts the other as dead. With replicated state both could save this step, each
+    without the other's extras. The store of blobs is the one place that both sides write to, so the first claim there holds. The
+    same side may claim a step any number of times.
+
+    Args:
+        side: the store in which this side agrees: 0 for the job's own, 1 for the second one.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    key = side_key(run_id, name.attempt, name.step)
+    data = json.dumps({"incarnation": incarnation, "side": side}).encode()
+    return store.put_if_absent(key, memoryview(data), timeout=timeout) or _reads(
+        store, key, memoryview(data), timeout
+    )
 
 
 def attempt_starts(

@@ -49,7 +49,7 @@ def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
     error: Exception | None = None
     if channel.rank == 0:
         mine, error = _tried(ask)
-    answer = json.loads(channel.tell(mine, PATIENCE))
+    answer = json.loads(channel.meetings.tell(mine, PATIENCE))
     if error is not None:
         raise error
     if "error" in answer:
@@ -64,7 +64,7 @@ def of_all(channel: Channel, ask: Callable[[], object]) -> list[Any]:
     If it fails on one rank, that rank raises the original exception. The others raise the error that it has sent.
     """
     mine, error = _tried(ask)
-    answers = [json.loads(each) for each in channel.gather(mine, PATIENCE)]
+    answers = [json.loads(each) for each in channel.meetings.gather(mine, PATIENCE)]
     if error is not None:
         raise error
     for rank, theirs in enumerate(answers):

@@ -6,10 +6,18 @@ Each meeting has a number, since no key is ever written twice. All ranks hold th
 
 from __future__ import annotations
 
+import itertools
+import logging
+import threading
 from binascii import hexlify, unhexlify
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from ...providers.clock import Clock
 from .protocol import Add, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
+from .store import JobStore, StoreConnection, StoreSilent, late, within
+
+log = logging.getLogger("spotguard")
 
 
 def tell(keys: Keys, number: int, value: bytes | None) -> Saying[bytes | None]:
@@ -61,12 +69,11 @@ def beats(keys: Keys, ranks: Sequence[int]) -> Saying[dict[int, int]]:
     return counts
 
 
-def leave(keys: Keys) -> Saying[bool]:
-    """Report that this rank has stopped listening, and return whether it is the last."""
-    if (yield Add(f"{keys.incarnation}/left")) != keys.world:
-        return False
-    yield Set(((_all_left(keys), "1"),))
-    return bool((yield Has((_all_left(keys),))))
+def leave(keys: Keys) -> Saying[None]:
+    """Report that this rank has stopped listening."""
+    if (yield Add(f"{keys.incarnation}/left")) == keys.world:
+        yield Set(((_all_left(keys), "1"),))
+        yield Has((_all_left(keys),))
 
 
 def wait_left(keys: Keys) -> Saying[Waited]:
@@ -103,3 +110,127 @@ def _text(value: bytes) -> str:
 def _values(answer: object) -> list[bytes]:
     assert isinstance(answer, tuple)
     return [unhexlify(each) for each in answer]
+
+
+# --- the thread and the deadlines around them ---
+
+#: Most seconds between two polls of the store in a long meeting; and seconds between two beats of a rank that comes later.
+_GLANCE, _BEAT = 1.0, 5.0
+#: Factor on `silence`: within that time the store must answer a rank that waits for others' beats.
+_ANSWERED = 10
+#: Seconds for the store to answer a question.
+_ASKED = 60.0
+
+
+class Meetings:
+    """The meetings of one rank, and the connection by which it holds them.
+
+    Args:
+        store: the job's own store.
+        keys: the keys of this job.
+        rank: this rank.
+        clock: the time.
+    """
+
+    def __init__(self, store: JobStore, keys: Keys, rank: int, clock: Clock) -> None:
+        self.rank, self.world = rank, keys.world
+        self.connection = StoreConnection("spotguard-meeting", store, clock, longest=_GLANCE)
+        #: Called again and again while this rank waits for others; it raises if the wait must end.
+        self.look: Callable[[], None] = lambda: None
+        self._keys = keys
+        self._clock = clock
+        self._tellings, self._gatherings = itertools.count(1), itertools.count(1)
+
+    def tell(self, value: bytes | None, patience: float) -> bytes:
+        """Return the first rank's value on all ranks. The training threads of all ranks call it, in the same order.
+
+        Args:
+            value: the value, on the first rank; other ranks pass None.
+            patience: seconds until it must be there.
+
+        Raises:
+            StoreSilent: the value has not come.
+        """
+        saying = tell(self._keys, next(self._tellings), value if self.rank == 0 else None)
+        delivered = self.connection.say(saying, self._together(patience), late(self._clock, patience))
+        if delivered is None:
+            raise StoreSilent(
+                f"rank 0 of {self.world} has not sent what all ranks wait for within {patience:.0f} s"
+            )
+        return delivered
+
+    def gather(self, value: bytes, patience: float, *, silence: float | None = None) -> list[bytes]:
+        """Return the values of all ranks, in the order of ranks. The training threads of all ranks call it, in the same order.
+
+        Args:
+            value: this rank's value.
+            patience: seconds until all values must be there.
+            silence: seconds without a beat (`beating`) after which this rank no longer waits for another one. None: it waits
+                until `patience` ends.
+
+        Raises:
+            StoreSilent: not all values have come.
+        """
+        number, left = next(self._gatherings), within(self._clock, patience)
+        seen: dict[int, int] = {}
+        while True:
+            answered, last = (patience, patience) if silence is None else (_ANSWERED * silence, silence)
+            saying = gather(self._keys, self.rank, number, value)
+            values = self.connection.say(saying, self._together(answered), late(self._clock, last))
+            if not isinstance(values, tuple):
+                return values
+            if silence is None or left() < silence:
+                raise StoreSilent(
+                    f"rank {values[0]} of {self.world} has not arrived where all ranks wait for it within "
+                    f"{patience:.0f} s"
+                )
+            beats = self.beats(values)
+            if still := [rank for rank in values if beats[rank] == seen.get(rank)]:
+                raise StoreSilent(
+                    f"rank {still[0]} of {self.world} has shown no sign of life for {silence:.0f} s while "
+                    "all ranks wait for it"
+                )
+            seen = beats
+
+    def beats(self, ranks: Sequence[int]) -> dict[int, int]:
+        """Return the number of beats of each of these ranks."""
+        return self.connection.say(beats(self._keys, ranks), within(self._clock, _ASKED))
+
+    def beat(self) -> None:
+        """Send one beat, a sign that this rank lives. Do not call it while this rank is in a meeting.
+
+        Raises:
+            StoreSilent: the store does not answer.
+        """
+        self.connection.say(beat(self._keys, self.rank), within(self._clock, _BEAT))
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Have a thread send beats inside the `with` block, which may take hours while the other ranks wait."""
+        done = threading.Event()
+
+        def run() -> None:
+            while not done.is_set():
+                try:
+                    self.beat()
+                except StoreSilent as why:  # this rank's next meeting raises it as well
+                    log.debug("this rank could not send a sign of life: %s", why)
+                self._clock.wait(done, _BEAT)
+
+        thread = threading.Thread(target=run, name="spotguard-beats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _together(self, seconds: float) -> Callable[[], float]:
+        """Return the function of `within` for the training thread, which also calls `look`."""
+        left = within(self._clock, seconds)
+
+        def looked() -> float:
+            self.look()
+            return left()
+
+        return looked

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import Any, cast
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from .channel import Channel
 from .store import JobStore
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+log = logging.getLogger("spotguard")
+
+#: Seconds in which a rank must reach the second store. A firewall that drops packets costs every start as much.
+_REACHED = 5.0
 
 
 def join(machine: str, clock: Clock) -> Channel | None:
@@ -48,6 +59,7 @@ def join(machine: str, clock: Clock) -> Channel | None:
         clock,
         meet=_meet,
         hosts=rank == 0 and _hosted(store),
+        second=None if (tcp := _over_tcp(store)) is None else BesideStore(tcp),
     )
 
 
@@ -65,7 +77,7 @@ def _check_connections(store: object) -> None:
     Raises:
         UsageError: this torch is too old for jobs of several ranks.
     """
-    if not hasattr(store, "clone") and not _is_in_memory(store):
+    if not hasattr(store, "clone") and _over_tcp(store) is not None:
         from torch import __version__
 
         raise UsageError(
@@ -74,12 +86,13 @@ def _check_connections(store: object) -> None:
         )
 
 
-def _is_in_memory(store: object) -> bool:
+def _over_tcp(store: object) -> TCPStore | None:
+    """Return the store below its prefixes; None if it is in memory or in a file."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return not isinstance(store, TCPStore)
+    return store if isinstance(store, TCPStore) else None
 
 
 def _hosted(store: object) -> bool:
@@ -88,4 +101,68 @@ def _hosted(store: object) -> bool:
     It does, unless its launcher serves the store and has set the variable for that
     (`torch.distributed.rendezvous._torchelastic_use_agent_store`).
     """
-    return not _is_in_memory(store) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    return _over_tcp(store) is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+
+
+class BesideStore:
+    """The second store of a job whose own store is over TCP; implements `channel.SecondStore`.
+
+    It listens at the address by which its process reaches the job's own store, because the other ranks are there, too.
+
+    Args:
+        first: the job's own store.
+    """
+
+    def __init__(self, first: TCPStore) -> None:
+        self._first = first
+        self._served: TCPStore | None = None
+
+    def serve(self) -> str:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        try:
+            address = _own_address(self._first.host, self._first.port)
+            # A socket of ours, because torch's own would listen at all addresses.
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listening = socket.create_server((address, 0), family=family)
+            port = listening.getsockname()[1]
+            self._served = TCPStore(
+                address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+        except (OSError, RuntimeError) as error:
+            log.debug("no second store: %s", error)
+            return ""
+        return f"{address} {port}"
+
+    def reach(self, place: str) -> JobStore | None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        if self._served is not None:
+            return cast(JobStore, self._served)
+        address, port = place.split()
+        try:
+            # Tried before torch does, which writes many lines to standard error if it fails.
+            socket.create_connection((address, int(port)), _REACHED).close()
+            store = TCPStore(
+                address,
+                int(port),
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=_REACHED),
+            )
+        except (OSError, RuntimeError) as error:
+            log.debug("no second store at %s: %s", place, error)
+            return None
+        return cast(JobStore, store)
+
+
+def _own_address(host: str, port: int) -> str:
+    """Return the address of this machine from which it reaches another one. Nothing is sent.
+
+    Raises:
+        OSError: there is none.
+    """
+    family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(at)
+        return str(probe.getsockname()[0])

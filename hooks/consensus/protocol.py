@@ -10,6 +10,10 @@ rank may have written anything, and any rank may have died.
   bell alone.
 * **The decision** of an epoch is claimed too. The rank with the last vote decides, from all votes. A rank that runs out of time
   decides from the votes that are there. Every other rank obeys the first decision, and so does a rank whose claim came second.
+* **The second store** lives in another process than the first, with a log of its own. Its entries have higher numbers than all
+  entries of the first. Any rank may write there, when the first store does not answer. *A rank that reads an entry there has left
+  the first store*: it reads no entry and gives no vote there any more. So each epoch has one store and one decision, and a rank's
+  votes only go forward. A wrong suspicion costs nothing, because all ranks that can read the second store leave together.
 """
 
 from __future__ import annotations
@@ -29,12 +33,17 @@ class Keys:
 
     incarnation: str
     world: int
+    #: The number before the first entry of this store's log.
+    before: int = 0
 
     def call(self, epoch: int) -> str:
         return f"{self.incarnation}/call/{epoch}"
 
     def bell(self, rank: int, epoch: int) -> str:
         return f"{self.incarnation}/bell/{rank}/{epoch}"
+
+    def again(self, name: str) -> str:
+        return f"{self.incarnation}/again/{name}"
 
     def offer(self, epoch: int, rank: int) -> str:
         return f"{self.incarnation}/offer/{epoch}/{rank}"
@@ -54,12 +63,12 @@ def call(keys: Keys, entry: str, heard: int) -> Saying[int]:
 
     Args:
         entry: the text of the entry, which no other entry may have.
-        heard: number of an entry that is known to be in the log; 0: none is known.
+        heard: number of an entry that is known to be in the log; `keys.before`: none is known.
 
     Returns:
         The entry's number.
     """
-    if heard:
+    if heard > keys.before:
         yield keys.ring(heard)
     while True:
         heard += 1
@@ -71,16 +80,33 @@ def call(keys: Keys, entry: str, heard: int) -> Saying[int]:
             return heard
 
 
+def call_again(keys: Keys, name: str, entry: str, heard: int) -> Saying[None]:
+    """Add an entry that any rank may add, unless another one adds it. If that one dies, the wait for it ends, and this one adds it.
+
+    A thousand ranks find at once that the first store is gone. As many entries would cost seconds.
+
+    Args:
+        name: name of the entry, the same on all ranks.
+    """
+    added = f"{keys.again(name)}/added"
+    claimed = yield Claim(keys.again(name), entry)
+    if claimed != entry.encode() and (yield Wait((added,))) is Waited.THERE:
+        return
+    yield from call(keys, entry, heard)
+    yield Set(((added, "1"),))
+    yield Has((added,))
+
+
 def listen(keys: Keys, rank: int) -> Saying[None]:
     """Deliver entry after entry. Returns when a wait ends without its key."""
-    epoch = 0
+    epoch = keys.before
     while True:
         epoch += 1
         if (yield Wait((keys.bell(rank, epoch),))) is not Waited.THERE:
             return
         yield Hear(epoch, _one((yield Get((keys.call(epoch),)))))
         # No rank rings the bell before this one again: entry e + 1 is there, and the rank that claims e + 2 rings for e + 1.
-        if epoch > 1:
+        if epoch > keys.before + 1:
             yield Drop((keys.bell(rank, epoch - 1),))
 
 

@@ -239,7 +239,7 @@ def gather_holdings(
     mine = holding(state)
     card = {"parts": sorted(mine.parts), "groups": sorted(mine.groups), "alone": mine.alone}
     card |= {"heartbeat": heartbeat}
-    cards = [json.loads(each) for each in channel.gather(json.dumps(card).encode(), _PATIENCE)]
+    cards = [json.loads(each) for each in channel.meetings.gather(json.dumps(card).encode(), _PATIENCE)]
     found = [
         ReplicationInfo(frozenset(each["parts"]), frozenset(map(tuple, each["groups"])), bool(each["alone"]))
         for each in cards

@@ -54,6 +54,8 @@ _LATE = 10.0
 _CALLING = 0.3
 #: Seconds that any other call may take.
 _PATIENCE = 10.0
+#: Seconds that must be left for a save that begins again without the rank that served the job's store.
+_WORTH = 1.0
 
 
 class Coordinator:
@@ -86,6 +88,8 @@ class Coordinator:
         self.distrusted = ""
         #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
         self.speaks = self.first
+        #: The job state by the log of the first store, when this rank lost or left that store.
+        self._left: JobState | None = None
         #: Ranks whose save has failed, with the reason, by the epoch of the call that asked for the save.
         self._failed: dict[int, dict[int, str]] = {}
 
@@ -109,6 +113,7 @@ class Coordinator:
         self._cards, heartbeats = gather_holdings(self.channel, state, heartbeat)
         self._machines = machines_to_watch(self.channel.machines, self.channel.rank, heartbeats)
         self._callers.begin()
+        self.channel.recall = self._recall
         self.channel.listen(self._hear)
 
     def close(self) -> None:
@@ -133,7 +138,7 @@ class Coordinator:
 
     @property
     def lost(self) -> bool:
-        return self.channel.lost
+        return self.channel.orphaned
 
     def counts(self, epoch: int) -> bool:
         # The state of this rank's mailbox, which may be about to read a newer call.
@@ -200,7 +205,7 @@ class Coordinator:
 
     def background(self, why: str) -> bool:
         """Call for a checkpoint beside training. Returns at once; False if this rank cannot call, or has called already."""
-        if not self._saver.idle or self.lost:
+        if not self._saver.idle or self.channel.lost:
             return False  # the others would wait for an offer of this rank, which makes none
         with self._lock:
             if self._asking:
@@ -269,6 +274,61 @@ class Coordinator:
 
         # All ranks read a notice and its withdrawal in the order in which this rank called them.
         self._callers.give(run, until)
+
+    def _recall(self, standing: JobState, unheard: list[LogEvent]) -> bool:
+        """Call again, in the second store, what the first one takes with it; implements `Channel.recall`.
+
+        A save that is decided needs no store: it ends as it would. A background save is not called again, as no training goes on.
+        """
+        for call in unheard:
+            self._call(call, _PATIENCE, lambda why: log.debug("the other ranks never read a call: %s", why))
+        wanted = standing.wanted
+        with self._lock:
+            self._left = standing
+            if wanted is not None and self._gone():
+                self._failed.setdefault(wanted.epoch, {}).update(self._gone())
+        if wanted is None or wanted.cause != "notice" or self.channel.decided >= wanted.epoch:
+            return False
+        self._call_again(
+            standing, lambda why: log.debug("this rank could not call again for a notice: %s", why)
+        )
+        return True
+
+    def _gone(self) -> dict[int, str]:
+        """Return the rank that is gone with the job's own store, and why nothing more comes from it."""
+        host = self.channel.host if self.channel.orphaned else None
+        return {} if host is None else {host: "its process is gone, and the job's store with it"}
+
+    def call_again(self, job: SaveRequest) -> bool:
+        with self._lock:
+            standing = self._left
+        left, preemption = job.scope.left(), job.preemption
+        if preemption is None or not self._gone() or self.channel.lost or self.channel.side(job.epoch):
+            return False
+        if standing is None or not standing.counts(job.epoch) or (left is not None and left < _WORTH):
+            return False
+        self._call_again(
+            standing, lambda why: self._saver.in_turn(lambda: self._nothing_newer(preemption, why))
+        )
+        return True
+
+    def _call_again(self, standing: JobState, unheard: Callable[[str], None]) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            ends = [self._until.get(each.machine, now) - _LATE for each in standing.notices]
+
+        def run() -> None:
+            for notice, end in zip(standing.notices, ends, strict=True):
+                now = self._clock.monotonic()
+                until = now + _PATIENCE
+                called = replace(notice, seconds_left=max(0.0, end - now))
+                try:
+                    self.channel.call_again(called, lambda: max(0.0, until - self._clock.monotonic()))  # noqa: B023
+                except SpotguardError as why:
+                    unheard(str(why))
+                    return
+
+        self._callers.give(run, now)  # a call before this one may wait for a silent store
 
     def _nothing_newer(self, preemption: PreemptionNotice, why: str) -> None:
         """Report the newest checkpoint to the agent: this rank can call the others no more.
@@ -439,6 +499,7 @@ class Coordinator:
         with self._lock:
             self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
             failed = self._failed.setdefault(job.epoch, {})
+            failed.update(self._gone())
             # Only of machines that go: `_until` also holds machines whose notice was withdrawn.
             times = [until for machine, until in self._until.items() if machine in going]
         return SaveSpec(
@@ -446,6 +507,7 @@ class Coordinator:
             job.epoch,
             RankRoles(job.departing, decision.whole_each, absent),
             speaks=self.speaks,
+            side=self.channel.side(job.epoch),
             weights=_WEIGHTS[decision.level],
             departing_until=max(times, default=self._clock.monotonic() + STAYS),
             failed=failed,

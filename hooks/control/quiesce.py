@@ -200,7 +200,7 @@ class JobCoordinator(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the job's store is gone: this rank neither reaches the others nor reads their calls."""
+        """Whether the job's own store is gone, so that the first rank calls for no more saves by hand."""
         ...
 
     def counts(self, epoch: int) -> bool:
@@ -239,6 +239,10 @@ class JobCoordinator(Protocol):
 
     def failed(self, job: SaveRequest, why: str) -> None:
         """Report that this rank's part of a save will not come, so that the other ranks need not wait for it."""
+        ...
+
+    def call_again(self, job: SaveRequest) -> bool:
+        """Call again for a notice whose save lacks the rank that is gone with the job's own store; whether that is worth it."""
         ...
 
     def by_hand(self, step: int) -> None:

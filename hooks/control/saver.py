@@ -21,6 +21,7 @@ from ..consensus.vote import it_stands
 from ..ipc import interpreter_lock
 from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
+from ..save.commit.publish import IncompleteError
 from ..save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from ..state.device import OwnStreams
 from ..state.state import State
@@ -153,6 +154,12 @@ class Saver(SaveRequests):
         if job.preemption is not None and job.saved is None and not job.superseded:
             self._checkpointer.look_back()
             self._has_it(job)
+            if (
+                self.committed is None
+                and isinstance(error, IncompleteError)
+                and self._coordinator is not None
+            ):
+                job.superseded = self._coordinator.call_again(job)
         last = self._checkpointer.last
         if job.saved is not None and isinstance(error, AlreadyComplete):
             job.saved = replace(job.saved, why=str(error))

@@ -52,7 +52,7 @@ _LAST_WORD = 5.0
 def cannot_begin(channel: Channel, error: Exception) -> None:
     """Send the error to the other ranks, which raise it in `see_the_same`, and close the channel."""
     with suppress(StoreSilent):  # the job's store does not answer, so the error reaches no rank
-        channel.gather(json.dumps(as_verdict(as_our_error(error))).encode(), _LAST_WORD)
+        channel.meetings.gather(json.dumps(as_verdict(as_our_error(error))).encode(), _LAST_WORD)
     channel.close()
 
 
@@ -137,7 +137,7 @@ def _shelf(channel: Channel, store: BlobStore) -> Iterator[ManifestCache]:
     keeper = channel.machines.index(channel.machines[channel.rank])
     alone = channel.machines.count(channel.machines[channel.rank]) == 1
     with own_folder() if keeper == channel.rank and not alone else nullcontext("") as own:
-        folders = [each.decode() for each in channel.gather(own.encode(), PATIENCE)]
+        folders = [each.decode() for each in channel.meetings.gather(own.encode(), PATIENCE)]
         folder = Path(folders[keeper]) if folders[keeper] else None
         yield ManifestCache(store, keeps=keeper == channel.rank, folder=folder)
 
@@ -164,7 +164,7 @@ def _try(
 
     def filled() -> WholeCheckpoint:
         trial.filled = True
-        with trial.channel.beating():
+        with trial.channel.meetings.beating():
             fill(store, whole, state, restoring, rank)
         return whole
 
@@ -284,7 +284,7 @@ class _Trial:
             mine = as_verdict(own)
         if self.filled:  # this rank must not train on it before all ranks have reported success
             self.state.poisoned = f"whether the other ranks restored {self.name} is not known"
-        verdicts = self.channel.gather(json.dumps(mine).encode(), patience, silence=silence)
+        verdicts = self.channel.meetings.gather(json.dumps(mine).encode(), patience, silence=silence)
         for rank, raw in enumerate(verdicts):
             verdict = json.loads(raw)
             if "error" not in verdict:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ...providers.clock import Clock
+from ...providers.errors import CheckpointError
+from ..checkpoint.attempts import claim_step
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level, RankManifest, lacks, named, reason_of, suspicion
 from ..checkpoint.history import AttemptHistory
@@ -149,13 +151,41 @@ class Committer:
 
         The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost. If an
         absent rank's losses made the last commit suspect, they make this one so, too.
+
+        Without these manifests the checkpoint never counts. So this is where two sides of a cut network meet.
+
+        Raises:
+            CheckpointError: the other side saves this step.
         """
+        if save.agreed.speaks and save.agreed.roles.absent:
+            self._claim(save, manifest.checkpoint, writer)
         for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
             why = reason_of(self._last[1], rank)
             empty = replace(
                 manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={}, suspect=why
             )
             put_own(writer.uploads, empty, save.scope)
+
+    def _claim(self, save: SaveContext, name: CheckpointName, writer: ShardWriter) -> None:
+        claimed = False
+
+        def claim(left: float | None) -> None:
+            nonlocal claimed
+            claimed = claim_step(
+                writer.uploads.store,
+                self._run_id,
+                name,
+                incarnation=self._incarnation,
+                side=save.agreed.side,
+                timeout=left,
+            )
+
+        writer.uploads.ask(claim, save.scope)
+        if not claimed:
+            raise CheckpointError(
+                f"{save.agreed.why}; {named(sorted(save.agreed.roles.absent))} cannot be reached, and may live: ranks there "
+                f"save step {name.step}, so it is not saved here"
+            )
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
         departing, until = save.agreed.roles.departing, save.agreed.departing_until

@@ -160,6 +160,8 @@ class SaveSpec:
     parked: bool = False
     #: This rank puts the manifests of the absent ranks: it is the first of the present ranks.
     speaks: bool = False
+    #: The store in which the ranks agreed: 0 for the job's own, 1 for the second one. A cut network has ranks on both sides.
+    side: int = 0
     #: Whether the weights are committed by themselves before the moments, and how.
     weights: Weights = "with the rest"
     #: Monotonic seconds after which nothing more comes from the ranks whose machine goes.

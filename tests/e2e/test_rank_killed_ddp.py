@@ -19,17 +19,17 @@ KILLED = str(Path(__file__).parent / "programs" / "killed.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 #: Steps of the program, the one behind which rank 1 dies, and what is said of that.
 STEPS, DIES = 6, 4
-LATE = "no answer in time from rank 1 of 2"
+LATE = "no answer in time from rank {} of 2"
 
 
 def life(machine: Machine, *words: int, options: str = "") -> Running:
     return machine.run(f"--every off {options}", *TORCHRUN, KILLED, *map(str, words))
 
 
-def crashed(machine: Machine, saved: int) -> dict[str, Any]:
+def crashed(machine: Machine, saved: int, victim: int = 1) -> dict[str, Any]:
     """One line in the log and one record beside the socket, which is returned; it agrees with the one in the store."""
     pytest.importorskip("torch")
-    run = life(machine, STEPS, saved, DIES)
+    run = life(machine, STEPS, saved, DIES, victim)
     line = run.err.until(r"WARNING: (launcher notice from SIGTERM: seen with .*)$")[1]
     assert run.ended() == 1  # torchrun's own
     assert run.err.to_the_end().count("launcher notice from SIGTERM: seen with") == 1
@@ -54,7 +54,7 @@ def test_the_others_save_what_a_dead_rank_had_too_and_the_next_start_says_what_i
 ) -> None:
     outcome = crashed(machine, 2)
     assert outcome["level"] == "partial-extras"
-    assert outcome["less"].startswith(f"{LATE}: its extras are missing")
+    assert outcome["less"].startswith(f"{LATE.format(1)}: its extras are missing")
     assert f" COMMITTED as partial-extras after {outcome['committed']:.2f} s " in outcome["line"]
     assert listed(machine) == [(DIES, "partial-extras", [1]), (2, "full", [])]
 
@@ -67,11 +67,24 @@ def test_the_others_save_what_a_dead_rank_had_too_and_the_next_start_says_what_i
     assert "rank 1 was gone when the other ranks saved: its own rng is lost" in errors
 
 
+@pytest.mark.slow
+def test_the_first_rank_is_lost_as_any_other_is(machine: Machine) -> None:
+    """It served the job's store."""
+    outcome = crashed(machine, 2, victim=0)
+    assert outcome["level"] == "partial-extras"
+    assert outcome["less"].startswith(f"{LATE.format(0)}: its extras are missing")
+    assert listed(machine) == [(DIES, "partial-extras", [0]), (2, "full", [])]
+    again = life(machine, STEPS, options="--extras-worth 1")
+    said = {again.out.until("^(rank [01] at step .*)$")[1] for _ in range(2)}
+    assert said == {f"rank {rank} at step {DIES}: whose 1, drawn {DIES}" for rank in range(2)}
+    assert again.ended() == 0
+
+
 @pytest.mark.soak  # `tests/hooks/ranks` has it without launcher and agent
 def test_a_complete_checkpoint_of_the_same_step_stands(machine: Machine) -> None:
     """Nothing is saved, and the outcome says so."""
     outcome = crashed(machine, DIES)
-    stands = f"{LATE}, and the complete checkpoint of step {DIES} is as new"
+    stands = f"{LATE.format(1)}, and the complete checkpoint of step {DIES} is as new"
     assert (outcome["level"], outcome["less"]) == ("full", stands)
     assert stands in outcome["line"]
     assert listed(machine) == [(DIES, "full", [])]

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from spotguard.hooks.checkpoint.catalog import whole_checkpoints
+from spotguard.hooks.checkpoint.format.manifest import LEVELS
+from spotguard.providers.stores.factory import open_store
 from tests.e2e.machines import Rack, address
 from tests.e2e.processes import Running, eventually
 
@@ -48,6 +51,37 @@ def test_the_job_of_a_machine_that_falls_silent_is_saved_and_the_machine_is_name
     assert int(saved[1]) >= 20
     assert first.running
     assert not second.running
+
+
+def complete(rack: Rack) -> list[tuple[int, tuple[int, ...]]]:
+    """The steps of all complete checkpoints, and the ranks that each lacks."""
+    found = whole_checkpoints(open_store(rack.store.as_uri()), "job", levels=LEVELS)
+    return sorted((each.name.step, each.missing) for each in found)
+
+
+def test_the_job_whose_first_machine_falls_silent_is_saved_by_the_other(rack: Rack) -> None:
+    """It served the job's store, and the rendezvous."""
+    first, second = trains(rack)
+    rack.nodes[0].take()
+    second.err.until("training stands still: machine node1 is silent; rank 1")
+    saved = second.err.until(r"rank 1 \(pid \d+\): committed step (\d+)")
+    assert complete(rack) == [(int(saved[1]), (0,))]
+    assert second.running
+    assert not first.running
+
+
+def test_of_two_sides_of_a_cut_network_one_saves_a_step(rack: Rack) -> None:
+    """Each holds all of the state, takes the other for dead, and reaches the store of blobs."""
+    runs = trains(rack)
+    rack.nodes[0].cut()
+    ends = [
+        run.err.until(r"(COMMITTED as partial-extras|may live: ranks there save step \d+)")[1] for run in runs
+    ]
+    steps = complete(rack)
+    assert (
+        len({step for step, _ in steps}) == len(steps) == sum(end.startswith("COMMITTED") for end in ends) > 0
+    )
+    assert all(missing in ((0,), (1,)) for _, missing in steps)
 
 
 def test_a_short_cut_of_the_network_is_told_and_nothing_is_saved(rack: Rack) -> None:

@@ -112,6 +112,11 @@ def failures_prefix(run_id: str, attempt: int) -> str:
     return f"{run_id}/failures/{attempt:04d}-"
 
 
+def side_key(run_id: str, attempt: int, step: int) -> str:
+    """Return the key of the record that says which side of the job saves a step without the ranks that it cannot reach."""
+    return f"{run_id}/sides/{attempt:04d}-{step:09d}.json"
+
+
 def end_key(run_id: str, attempt: int) -> str:
     """Return the key for the record of an end of the attempt that neither a notice nor an error brought. Only people read it."""
     return f"{run_id}/ends/{attempt:04d}.json"

@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from spotguard.hooks.checkpoint.attempts import claim_attempt, newest_attempt, newest_claim
+from spotguard.hooks.checkpoint.attempts import claim_attempt, claim_step, newest_attempt, newest_claim
 from spotguard.hooks.checkpoint.format.codec import decode_attempt, encode_manifest
-from spotguard.hooks.checkpoint.format.keys import MARKER, attempt_key, manifest_name
+from spotguard.hooks.checkpoint.format.keys import (
+    MARKER,
+    CheckpointName,
+    attempt_key,
+    manifest_name,
+    side_key,
+)
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import mark_alone, put_manifest, put_marker
 from spotguard.providers.errors import CheckpointError, UnavailableError
@@ -185,3 +191,28 @@ def test_foreign_files_among_the_attempts_count_for_nothing() -> None:
     for name in ("README", "9.json", "00000009.json", "0009.json.bak", "deep/0009.json"):
         store.put(f"run/attempts/{name}", memoryview(b"x"))
     assert claim_attempt(store, "run", {}) == 1
+
+
+def test_of_two_sides_that_claim_a_step_at_once_one_has_it() -> None:
+    """Each by three ranks. The side that has it has it again and again; the next step is another matter."""
+    store, start = FakeStore(), threading.Barrier(6)
+    name = CheckpointName(2, 40, 6)
+    got: list[tuple[int, bool]] = []
+
+    def claim(side: int) -> None:
+        start.wait()
+        got.append((side, claim_step(store, "run", name, incarnation="n", side=side)))
+
+    ranks = [threading.Thread(target=claim, args=(number % 2,)) for number in range(6)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    (has,) = {side for side, claimed in got if claimed}
+    assert sorted(got) == sorted([(has, True)] * 3 + [(1 - has, False)] * 3)
+    later = CheckpointName(2, 40, 2_000_000_003)
+    assert claim_step(store, "run", later, incarnation="n", side=has)
+    assert not claim_step(store, "run", later, incarnation="n", side=1 - has)
+    assert claim_step(store, "run", CheckpointName(2, 41, 6), incarnation="n", side=1 - has)
+    assert set(store.objects) == {side_key("run", 2, 40), side_key("run", 2, 41)}
+    assert newest_attempt(store, "run") == 0  # a claim is no attempt

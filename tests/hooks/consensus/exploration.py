@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from spotguard.hooks.consensus.events import BoundaryEvent
+from spotguard.hooks.consensus.channel import SECOND
+from spotguard.hooks.consensus.events import BoundaryEvent, LogEvent, NoticeEvent
 from spotguard.hooks.consensus.protocol import Answer, Claim, Get, Keys, Set, Wait, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.control.gate_rule import Shut
@@ -24,6 +25,7 @@ from tests.hooks.consensus.worlds import (
     Rank,
     Scene,
     World,
+    away,
     changed,
     has,
     may,
@@ -31,6 +33,9 @@ from tests.hooks.consensus.worlds import (
     place_of,
     placed,
     standing_after,
+    standing_at,
+    standing_now,
+    standing_of,
     told_to_leave,
 )
 
@@ -84,6 +89,7 @@ class Exploration:
             or scene.mortal
             or scene.cut
             or scene.restoring
+            or scene.second
         ):
             return world
         ranks = Counter(rank._replace(saying=self._says(rank)) for rank in world.ranks)
@@ -110,6 +116,11 @@ class Exploration:
         if world.called < len(scene.calls):
             call = scene.calls[world.called]
             yield f"called: {call}", world._replace(log=(*world.log, call), called=world.called + 1)
+            if scene.second:
+                yield (
+                    f"called in the second store: {call}",
+                    world._replace(second=(*world.second, call), called=world.called + 1, troubled=True),
+                )
         end = self._committed(world)
         for index, rank in enumerate(world.ranks):
             if rank.phase == "gone":
@@ -119,10 +130,7 @@ class Exploration:
             yield from ((f"{index}: {name}", after) for name, after in self._of_rank(world, index, rank))
             if not world.troubled:
                 if index in scene.mortal:
-                    yield (
-                        f"{index}: dies",
-                        changed(world, index, rank._replace(phase="gone"))._replace(troubled=True),
-                    )
+                    yield f"{index}: dies", self._dies(world, index)
                 if index in scene.cut and not rank.cut:
                     yield (
                         f"{index}: loses the store",
@@ -130,8 +138,13 @@ class Exploration:
                     )
 
     def _of_rank(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        if rank.heard < len(world.log) and not rank.cut:
+        if rank.heard < len(world.log) and not rank.cut and not rank.heard_second:
             yield "hears", changed(world, index, rank._replace(heard=rank.heard + 1))
+        if rank.heard_second < len(world.second):
+            following = rank._replace(heard_second=rank.heard_second + 1)
+            yield "hears in the second store", changed(world, index, following)
+        if again := self._unanswered(world, rank):
+            yield "calls again", world._replace(second=(*world.second, again))
         if rank.restoring:
             yield "restored", changed(world, index, rank._replace(restoring=False))
         elif not rank.left:
@@ -144,6 +157,26 @@ class Exploration:
             yield "obeys", changed(world, index, self._obey(world, index, rank))
         if rank.phase == "obeying" and place_of(rank).steady():
             yield from self._save(world, index, rank)
+
+    def _dies(self, world: World, index: int) -> World:
+        gone = changed(world, index, world.ranks[index]._replace(phase="gone"))._replace(troubled=True)
+        if index != self.scene.host:
+            return gone
+        return gone._replace(ranks=tuple(rank._replace(cut=True) for rank in gone.ranks))
+
+    def _unanswered(self, world: World, rank: Rank) -> LogEvent | None:
+        """A notice that a rank without the first store calls again: its save was not decided, as far as the rank knows."""
+        if not self.scene.second or not (rank.cut or rank.heard_second):
+            return None
+        standing = standing_after(world.log[: rank.heard])
+        if (
+            standing.wanted is None
+            or standing.wanted.cause != "notice"
+            or rank.decided >= standing.wanted.epoch
+        ):
+            return None
+        there = {each.id for each in world.second if isinstance(each, NoticeEvent)}
+        return next((each for each in standing.notices if each.id not in there), None)
 
     # --- training ---
 
@@ -191,8 +224,7 @@ class Exploration:
 
     def _take_up(self, world: World, index: int, rank: Rank) -> Rank:
         """What was heard, by a saver that is not in the middle of agreeing."""
-        standing = standing_after(world.log[: rank.heard])
-        wanted = standing.wanted
+        wanted = standing_of(world, rank).wanted
         if wanted is None:
             place = place_of(rank)
             place.close(Shut.OPEN)
@@ -224,11 +256,11 @@ class Exploration:
         return placed(rank, place)._replace(phase="agreeing", epoch=epoch, saying=saying, decision=None)
 
     def _at_boundary(self, world: World, index: int, epoch: int) -> bool:
-        wanted = standing_after(world.log[:epoch]).wanted
+        wanted = standing_at(world, epoch).wanted
         return index in self.scene.boundary_only or (wanted is not None and wanted.boundary)
 
     def _agree(self, world: World, index: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        if rank.cut:
+        if away(rank):
             yield (
                 "gives up the store",
                 changed(world, index, self._returned(rank, Decision(rank.epoch, None))),
@@ -237,7 +269,7 @@ class Exploration:
         assert rank.saying is not None
         operation = self.sayings.pending[rank.saying]
         if isinstance(operation, Wait):
-            if not standing_after(world.log[: rank.heard]).counts(rank.epoch):
+            if not standing_of(world, rank).counts(rank.epoch):
                 yield from self._go_on(world, index, rank, Waited.OVER)
             if index in self.scene.hasty:
                 yield from self._go_on(world._replace(troubled=True), index, rank, Waited.LATE)
@@ -269,7 +301,9 @@ class Exploration:
     def _go_on(self, world: World, index: int, rank: Rank, answer: Answer) -> Iterator[tuple[str, World]]:
         assert rank.saying is not None
         known, said = self.sayings.answer(rank.saying, answer)
-        after = self._returned(rank, said) if known is None else rank._replace(saying=known)
+        after = rank._replace(saying=known)
+        if known is None:
+            after = self._returned(rank, said)._replace(decided=rank.decided if said is None else rank.epoch)
         word = type(self.sayings.pending[rank.saying]).__name__.lower()
         yield f"{word}: {answer!r}", changed(world, index, after)
 
@@ -300,13 +334,21 @@ class Exploration:
             place.close(Shut.OPEN)
         saved = changed(world, index, placed(rank, place)._replace(phase="saved"))
         yield "saves", saved._replace(saved=world.saved | {(rank.epoch, decision)})
+        if away(rank):
+            return  # what is called of it in the second log means nothing there
         if index in self.scene.moving and not world.moved and place.shut is not Shut.AT_BOUNDARY:
             moved = changed(world, index, rank._replace(phase="ended"))
-            yield "has moved", moved._replace(log=(*world.log, BoundaryEvent(rank.epoch)), moved=True)
+            if rank.epoch > SECOND:
+                yield (
+                    "has moved",
+                    moved._replace(second=(*world.second, BoundaryEvent(rank.epoch)), moved=True),
+                )
+            else:
+                yield "has moved", moved._replace(log=(*world.log, BoundaryEvent(rank.epoch)), moved=True)
 
     def _beside(self, world: World, epoch: int) -> bool:
         """Training goes on once the state is copied."""
-        wanted = standing_after(world.log[:epoch]).wanted
+        wanted = standing_at(world, epoch).wanted
         return wanted is not None and wanted.cause == "background"
 
     # --- what nobody else can see is done at once ---
@@ -327,11 +369,11 @@ class Exploration:
                     self._arrived(world.ranks[other]) >= here for other in self.partners[index]
                 ):
                     return changed(world, index, rank._replace(at=rank.at + 1))
-            if rank.phase == "agreeing" and not rank.cut and self._quiet(world, rank):
+            if rank.phase == "agreeing" and not away(rank) and self._quiet(world, rank):
                 ((_, after),) = self._say(world, index, rank)
                 return after
-            if rank.phase not in ("agreeing", "read") and not rank.cut:
-                wanted = standing_after(world.log[: rank.heard]).wanted
+            if rank.phase not in ("agreeing", "read") and (not rank.cut or rank.heard_second):
+                wanted = standing_of(world, rank).wanted
                 if (0 if wanted is None else wanted.epoch) != rank.epoch:
                     return changed(world, index, self._take_up(world, index, rank))
         return None
@@ -340,7 +382,7 @@ class Exploration:
 
     def _check_change(self, world: World, index: int, rank: Rank) -> None:
         """Nobody who takes part in a save goes on while another has saved and is parked."""
-        standing = standing_after(world.log)
+        standing = standing_now(world)
         for epoch, decision in world.saved:
             if not standing.counts(epoch) or self._beside(world, epoch) or index not in decision.ranks:
                 continue
@@ -349,14 +391,20 @@ class Exploration:
                 raise self.fail(world, f"rank {index} goes on, and others have saved {decision}", "changes")
 
     def _check_end(self, world: World) -> None:
-        standing = standing_after(world.log)
+        standing = standing_now(world)
         alive = [(index, rank) for index, rank in enumerate(world.ranks) if rank.phase != "gone"]
         for index, rank in alive:
-            if rank.cut:
+            if rank.phase == "agreeing":
+                raise self.fail(world, f"rank {index} waits for ever")
+            if self._unanswered(world, rank) is not None:
+                raise self.fail(world, f"rank {index} has not called again")
+            if rank.heard_second != len(world.second):
+                raise self.fail(world, f"rank {index} has not heard all of the second log")
+            if rank.cut and not world.second:
                 continue
             if rank.leaving and not rank.left:
                 raise self.fail(world, f"rank {index} waits for one that has left")
-            if rank.heard != len(world.log):
+            if rank.heard != len(world.log) and not world.second:
                 raise self.fail(world, f"rank {index} has not heard all")
             if rank.phase in ("agreeing", "decided", "read"):
                 raise self.fail(world, f"rank {index} waits for ever")

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.consensus.channel import Channel
+from spotguard.hooks.consensus.channel import Channel, Hearer
 from spotguard.hooks.consensus.events import VERSION, BackgroundEvent, LogEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.store import JobStore, StoreSilent
@@ -58,10 +58,14 @@ class Rank:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.heard: list[tuple[int, LogEvent, JobState]] = []
+        #: Called before it hears.
+        self.before: Hearer | None = None
         self._changed = threading.Condition()
         channel.listen(self._hear)
 
     def _hear(self, epoch: int, call: LogEvent, standing: JobState) -> None:
+        if self.before is not None:
+            self.before(epoch, call, standing)
         with self._changed:
             self.heard.append((epoch, call, standing))
             self._changed.notify_all()
@@ -135,7 +139,7 @@ def test_all_ranks_hear_the_same_calls_and_obey_one_decision(stores: list[Any]) 
         assert ranks[0].agree(1, 9).step is None  # twice is not asked for
         told = together(
             *(
-                lambda r=r: r.channel.tell(b"\x00\xff" if r.channel.rank == 0 else None, PATIENCE)
+                lambda r=r: r.channel.meetings.tell(b"\x00\xff" if r.channel.rank == 0 else None, PATIENCE)
                 for r in ranks
             )
         )
@@ -143,7 +147,10 @@ def test_all_ranks_hear_the_same_calls_and_obey_one_decision(stores: list[Any]) 
         for turn in range(4):
             values = [bytes([turn, rank]) for rank in range(3)]
             gathered = together(
-                *(lambda r=r, v=v: r.channel.gather(v, PATIENCE) for r, v in zip(ranks, values, strict=True))
+                *(
+                    lambda r=r, v=v: r.channel.meetings.gather(v, PATIENCE)
+                    for r, v in zip(ranks, values, strict=True)
+                )
             )
             assert gathered == [values] * 3
     assert not any(rank.channel.lost for rank in ranks)
@@ -220,9 +227,9 @@ def test_who_does_not_come_to_a_meeting_is_named() -> None:
     """By all that wait for it."""
     with a_job(over_tcp()) as ranks:
         with pytest.raises(StoreSilent, match="rank 0 of 3"):
-            ranks[1].channel.tell(None, 1.0)
+            ranks[1].channel.meetings.tell(None, 1.0)
         with pytest.raises(StoreSilent, match="rank 0 of 3"):
-            ranks[1].channel.gather(b"", 1.0)
+            ranks[1].channel.meetings.gather(b"", 1.0)
 
 
 def test_a_mistake_in_whoever_hears_does_not_stop_the_hearing(caplog: pytest.LogCaptureFixture) -> None:
@@ -282,7 +289,7 @@ def test_who_hosts_the_store_goes_last() -> None:
 
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
-    first._caller._thread.join(0.3)
+    first._keepers[0].caller._thread.join(0.3)
     assert not ended.is_set()
     second.close()
     assert ended.wait(PATIENCE)
@@ -318,10 +325,10 @@ def test_a_host_that_stands_still_and_then_goes_holds_nobody(
     assert decision.step is None
     assert "store" in decision.why
     with pytest.raises(StoreSilent):
-        ranks[1].channel.tell(None, 0.2)
+        ranks[1].channel.meetings.tell(None, 0.2)
     os.kill(host.pid, signal.SIGKILL)
     host.wait(PATIENCE)
-    assert ranks[0].channel._mailbox.close(PATIENCE)
+    assert ranks[0].channel._keepers[0]._mailbox.close(PATIENCE)
     assert ranks[0].channel.lost
     with pytest.raises(StoreSilent, match="does not answer"):
         ranks[0].channel.call(NOTICE, within(PATIENCE))

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from spotguard.hooks.consensus import protocol
+from spotguard.hooks.consensus.channel import SECOND
 from spotguard.hooks.consensus.events import BackgroundEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.protocol import Claim, Keys, Saying, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, read_decision
-from tests.hooks.consensus.exploration import explore
+from tests.hooks.consensus.exploration import Exploration, explore
 from tests.hooks.consensus.sayings import Violation
 from tests.hooks.consensus.worlds import Scene
 
@@ -74,10 +75,26 @@ SCENES = {
     "a death among replicas": Scene(2, BACK, hasty=PAIR, mortal=PAIR, replicas=True),
     "a death beside training": Scene(2, (BackgroundEvent(),), hasty=PAIR, mortal=PAIR),
     "a store that goes silent": Scene(2, ONE, hasty=PAIR, cut=PAIR, replicas=True),
+    # with a second store
+    "a first store that does not answer each caller": Scene(2, ONE, second=True),
+    "a withdrawal comes by either store": Scene(2, BACK, second=True),
+    "one loses the first store": Scene(2, ONE, cut=PAIR, second=True, hasty=PAIR),
+    "the first store goes with its rank": Scene(
+        2, ONE, mortal=frozenset({0}), host=0, second=True, hasty=PAIR, replicas=True
+    ),
 }
 
 #: Minutes, each of them.
 LARGE = {
+    "three replicas, and the first store goes with its rank": Scene(
+        3, ONE, mortal=frozenset({0}), host=0, second=True, hasty=frozenset({1, 2}), replicas=True
+    ),
+    "two notices, and the first store goes with its rank": Scene(
+        2, TWO, mortal=frozenset({0}), host=0, second=True, hasty=PAIR, replicas=True
+    ),
+    "the second of two notices comes by either store": Scene(2, TWO, second=True),
+    "three ranks, and one loses the first store": Scene(3, ONE, cut=frozenset({1, 2}), second=True),
+    "beside training, then a notice, by either store": Scene(2, BESIDE, second=True),
     "four ranks, two machines": Scene(4, TWO),
     "four ranks, withdrawn": Scene(4, BACK),
     "three ranks, beside training, then a notice": Scene(3, BESIDE),
@@ -107,6 +124,15 @@ def test_in_every_order_all_ranks_save_one_step(name: str) -> None:
 def test_in_every_order_of_many_ranks_and_calls(name: str) -> None:
     """The same, where the orders are hundreds of thousands."""
     assert explore(LARGE[name]) > 1000
+
+
+def test_replicas_come_to_save_in_the_second_store() -> None:
+    """The explored orders are not only those in which nothing comes of it."""
+    exploration = Exploration(SCENES["the first store goes with its rank"])
+    exploration.run()
+    saved = {saved for world in exploration.came_from for saved in world.saved}
+    in_second = {decision.ranks for epoch, decision in saved if epoch > SECOND}
+    assert {(1,), (0, 1)} <= in_second
 
 
 # --- the exploration can fail --------------------------------------------------------------------------------
@@ -142,6 +168,10 @@ HASTY = SCENES["replicas, out of time"]
         ),
         pytest.param(Scene(2, ONE, reads_first=True), id="the position is read before the gate is shut"),
         pytest.param(replace(HASTY, overwrites=True), id="a decision overwrites the one before"),
+        pytest.param(
+            replace(SCENES["one loses the first store"], replicas=True, overwrites=True),
+            id="a decision in the second store overwrites the one before",
+        ),
         pytest.param(Scene(2, ONE, stays_shut=True), id="who is behind is not let through"),
         pytest.param(
             Scene(2, ONE, state_tensors=True, boundary_only=frozenset({1}), ends_here=lambda place: True),

@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from spotguard.hooks.consensus import protocol
+from spotguard.hooks.consensus.channel import SECOND
 from spotguard.hooks.consensus.events import LogEvent
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.protocol import Keys, Saying
@@ -44,6 +45,11 @@ class Scene:
     mortal: frozenset[int] = frozenset()
     #: One of these may lose the store, at any moment.
     cut: frozenset[int] = frozenset()
+    #: There is a second store. A call may come there at any moment, as if the first one did not answer its caller; who loses
+    #: the first one calls again there.
+    second: bool = False
+    #: The one whose death takes the first store from all.
+    host: int = -1
     #: Inside `restore`, at first.
     restoring: frozenset[int] = frozenset()
     #: One of these may find that its state has moved while it was read between boundaries.
@@ -72,6 +78,10 @@ class Rank(NamedTuple):
     #: Which act of its step training has come to.
     at: int = 0
     heard: int = 0
+    #: Of the second store's log. Who has heard anything there has left the first.
+    heard_second: int = 0
+    #: The newest call whose decision it has read.
+    decided: int = 0
     #: "idle", "read" (broken), "agreeing", "decided", "obeying", "saved", "ended", "gone" (dead), with the epoch.
     phase: str = "idle"
     epoch: int = 0
@@ -88,6 +98,8 @@ class Rank(NamedTuple):
 class World(NamedTuple):
     ranks: tuple[Rank, ...]
     log: tuple[LogEvent, ...] = ()
+    #: The second store's log.
+    second: tuple[LogEvent, ...] = ()
     #: Scripted calls that were made.
     called: int = 0
     store: frozenset[tuple[str, object]] = frozenset()
@@ -101,6 +113,33 @@ class World(NamedTuple):
 @cache
 def standing_after(log: tuple[LogEvent, ...]) -> JobState:
     return standing_after(log[:-1]).after(log[-1]) if log else JobState()
+
+
+@cache
+def standing_in_second(log: tuple[LogEvent, ...]) -> JobState:
+    return standing_in_second(log[:-1]).after(log[-1]) if log else JobState(SECOND)
+
+
+def standing_at(world: World, epoch: int) -> JobState:
+    """After this entry, in whichever log it is."""
+    if epoch > SECOND:
+        return standing_in_second(world.second[: epoch - SECOND])
+    return standing_after(world.log[:epoch])
+
+
+def standing_of(world: World, rank: Rank) -> JobState:
+    """As this rank has it."""
+    return standing_at(world, SECOND + rank.heard_second if rank.heard_second else rank.heard)
+
+
+def standing_now(world: World) -> JobState:
+    """As it is in the end: the second log is newer, once there is anything in it."""
+    return standing_at(world, SECOND + len(world.second) if world.second else len(world.log))
+
+
+def away(rank: Rank) -> bool:
+    """Whether the store of the save that it agrees on is none of its own any more."""
+    return rank.epoch <= SECOND and (rank.cut or rank.heard_second > 0)
 
 
 @cache

@@ -72,6 +72,9 @@ class Left:
     def failed(self, job: SaveRequest, why: str) -> None:
         self.failures.append((job.epoch, why))
 
+    def call_again(self, job: SaveRequest) -> bool:
+        return False
+
     def by_hand(self, step: int) -> None: ...
 
     def over(self, id: str, why: str) -> None: ...

@@ -296,9 +296,9 @@ def meeting(clock: ManualClock) -> Iterator[list[Channel]]:
 def test_a_rank_that_dies_while_it_reads_holds_the_others_for_a_minute_and_not_for_hours() -> None:
     clock = ManualClock()
     with meeting(clock) as (first, second), ThreadPoolExecutor(1) as pool:
-        second.beat()
+        second.meetings.beat()
         began = clock.monotonic()
-        asked = pool.submit(first.gather, b"read", 7200.0, silence=30.0)
+        asked = pool.submit(first.meetings.gather, b"read", 7200.0, silence=30.0)
         while not asked.done():
             clock.advance(1.0)
             wait([asked], 0.005)
@@ -312,13 +312,13 @@ def test_a_rank_that_dies_while_it_reads_holds_the_others_for_a_minute_and_not_f
 def test_a_rank_that_reads_for_long_is_waited_for() -> None:
     clock = ManualClock()
     with meeting(clock) as (first, second), ThreadPoolExecutor(2) as pool:
-        asked = pool.submit(first.gather, b"read", 7200.0, silence=30.0)
+        asked = pool.submit(first.meetings.gather, b"read", 7200.0, silence=30.0)
         for _ in range(60):
-            second.beat()
+            second.meetings.beat()
             clock.advance(5.0)
             wait([asked], 0.005)
         assert not asked.done()
-        told = pool.submit(second.gather, b"too", 7200.0, silence=30.0)
+        told = pool.submit(second.meetings.gather, b"too", 7200.0, silence=30.0)
         while not (asked.done() and told.done()):
             clock.advance(1.0)
             wait([asked, told], 0.005)
@@ -331,13 +331,13 @@ def test_who_reads_shows_it_again_and_again() -> None:
 
         def shown(least: int) -> bool:
             deadline = monotonic() + PATIENCE
-            while first.beats((1,))[1] < least and monotonic() < deadline:
+            while first.meetings.beats((1,))[1] < least and monotonic() < deadline:
                 clock.advance(1.0)  # again and again: nobody knows when it waits
-            return first.beats((1,))[1] >= least
+            return first.meetings.beats((1,))[1] >= least
 
-        with second.beating():
+        with second.meetings.beating():
             assert shown(1)
             assert shown(2)
-        seen = first.beats((1,))
+        seen = first.meetings.beats((1,))
         clock.advance(10.0)
-        assert first.beats((1,)) == seen
+        assert first.meetings.beats((1,)) == seen

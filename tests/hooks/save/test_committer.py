@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from spotguard.hooks.checkpoint.attempts import claim_step
 from spotguard.hooks.checkpoint.catalog import whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import decode_marker
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
@@ -21,6 +22,7 @@ from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.request import SaveContext, SaveSpec
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state import State
+from spotguard.providers.errors import CheckpointError
 from tests.fakes.clock import Hurried
 from tests.fakes.store import FakeStore
 
@@ -96,3 +98,34 @@ def test_what_lacks_moments_and_extras_is_of_the_lower_level_and_its_marker_of_i
     assert (whole.level, whole.missing) == (level, (1,))
     key = checkpoint_prefix("run", NAME) + MARKER
     assert decode_marker(store.get(key), key).format == version
+
+
+def test_what_the_other_side_of_a_cut_network_saves_is_not_saved_here() -> None:
+    """No manifest of an absent rank is put, so nothing here ever counts, and nothing is marked."""
+    store = FakeStore()
+    state = State({"notes": {"a": 1}}, lambda buffer: None, rank=0, world=2)
+    state.at_boundary()
+    assert claim_step(store, "run", NAME, incarnation="nonce", side=1)
+    agreed = SaveSpec(40, 3, RankRoles(absent=frozenset({1})), speaks=True, why="no answer from rank 1")
+    save = SaveContext(
+        state,
+        state.collect(),
+        agreed,
+        iter([6]),
+        "emergency",
+        CancelScope(Hurried(), None),
+        None,
+        in_place=True,
+    )
+    committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
+    with closing(ShardWriter(store, "run", 0, 2)) as writer:
+        write_progress = WriteProgress(writer.plans.of(save.collected.state_tensors), roles=agreed.roles)
+        written = writer.write(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
+        with pytest.raises(CheckpointError, match=r"rank 1 cannot be reached, and may live: .* step 40"):
+            committer.commit(save, NAME, "full", written, writer)
+        own = replace(save, agreed=replace(agreed, side=1))
+        assert not [*whole_checkpoints(store, "run", levels=LEVELS)]
+        assert not [key for key in store.objects if key.endswith((MARKER, manifest_name(1, 2)))]
+        committer.commit(own, NAME, "full", written, writer)
+    (whole,) = whole_checkpoints(store, "run", levels=LEVELS)
+    assert whole.missing == (1,)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from spotguard.hooks.consensus.process_group import BesideStore
 from spotguard.hooks.consensus.store import JobStore
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
@@ -122,6 +123,18 @@ class FatedChannel:
 
     def multi_set(self, keys: list[str], values: list[str], /) -> None:
         self._fates.call(f"set {_short(*keys)}", lambda: self._store.multi_set(keys, values))
+
+
+class FatedSecond(BesideStore):
+    """The maker of the second store, whose calls have the same names: its numbers are the second log's."""
+
+    def __init__(self, first: Any, fates: Fates) -> None:
+        super().__init__(first)
+        self._fates = fates
+
+    def reach(self, place: str) -> JobStore | None:
+        store = super().reach(place)
+        return None if store is None else FatedChannel(store, self._fates)
 
 
 def _short(*keys: str) -> str:

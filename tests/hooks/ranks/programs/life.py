@@ -18,13 +18,14 @@ from torch import nn
 
 import spotguard
 from spotguard.hooks.consensus.channel import Channel
+from spotguard.hooks.consensus.process_group import _over_tcp
 from spotguard.hooks.consensus.store import JobStore
 from spotguard.hooks.consensus.topology import this_machine
 from spotguard.hooks.guard import Guard
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.several import Model, share_of, whole
-from tests.hooks.ranks.programs.fates import FatedChannel, FatedStore, Fates
+from tests.hooks.ranks.programs.fates import FatedChannel, FatedSecond, FatedStore, Fates
 from tests.hooks.ranks.programs.happenings import BESIDE, PATIENCE, happen, until
 from tests.hooks.ranks.programs.trainings import TRAININGS
 from tests.hooks.ranks.programs.ways import WAYS
@@ -115,7 +116,14 @@ class Life:
         job = FatedChannel(cast(JobStore, dist.distributed_c10d._get_default_store()), self.fates)
         hosts = self.rank == 0 and not self.scenario["hosted"]
         channel = Channel.join(
-            job, self.rank, self.world, machine.encode(), clock, meet=self._meet, hosts=hosts
+            job,
+            self.rank,
+            self.world,
+            machine.encode(),
+            clock,
+            meet=self._meet,
+            hosts=hosts,
+            second=FatedSecond(_over_tcp(dist.distributed_c10d._get_default_store()), self.fates),
         )
         return Guard(FatedStore(open_store(url), self.fates), run, state, clock, channel)
 

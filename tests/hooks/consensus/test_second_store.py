@@ -1,0 +1,356 @@
+"""The job's own store goes, stands still, or is cut off from some ranks: the ranks agree through the second one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from spotguard.hooks.consensus import protocol
+from spotguard.hooks.consensus.channel import SECOND, Channel, second_rank
+from spotguard.hooks.consensus.events import BoundaryEvent, LogEvent, NoticeEvent
+from spotguard.hooks.consensus.job_state import JobState
+from spotguard.hooks.consensus.process_group import BesideStore
+from spotguard.hooks.consensus.store import JobStore, StoreSilent
+from spotguard.hooks.consensus.vote import Decision, Vote, ranges
+from spotguard.providers.clock import SystemClock
+from tests.hooks.consensus.test_channel import HOST, NOTICE, PATIENCE, Rank, together, within
+
+pytestmark = pytest.mark.torch
+
+#: All of the state is on each rank.
+ALL = ranges((0, 1, 2))
+OTHER = NoticeEvent("b", "interruption", "aws", 30.0, "m1", 120.0)
+
+
+class Host:
+    """A process that serves the job's own store, as a first rank's does."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def dies(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
+
+
+class Away:
+    """A rank's way to a store that breaks, though the store and the others' ways stand."""
+
+    def __init__(self, store: Any, cut: threading.Event | None = None) -> None:
+        self._store = store
+        self.cut = cut or threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.cut.is_set():
+            raise RuntimeError("Connection reset by peer")
+        return getattr(self._store, name)
+
+    def clone(self) -> Away:
+        return Away(self._store.clone(), self.cut)
+
+    def wait(self, keys: list[str], timeout: Any) -> None:
+        while not self.cut.is_set():
+            if self._store.check(keys):
+                return
+            self.cut.wait(0.01)
+        raise RuntimeError("Connection reset by peer")
+
+
+class Job:
+    """Three ranks on two machines; each calls again, in the second store, what the first one takes with it."""
+
+    def __init__(self, host: Host, cut: int | None = None, **how: Any) -> None:
+        self.host = host
+        stores: list[Any] = [TCPStore("127.0.0.1", host.port) for _ in range(3)]
+        makers = [how.get("maker", BesideStore)(store) for store in stores]
+        self.cut = threading.Event()
+        if cut is not None:
+            stores[cut] = Away(stores[cut], self.cut)
+        self.channels = together(*(lambda r=r: self._join(r, stores[r], makers[r]) for r in range(3)))
+        self.recalled = ThreadPoolExecutor(8)
+        for channel in self.channels:
+            channel.recall = lambda standing, unheard, channel=channel: self._recall(  # type: ignore[misc]
+                channel, standing, unheard
+            )
+        self.ranks = [Rank(channel) for channel in self.channels]
+
+    @staticmethod
+    def _join(rank: int, store: JobStore, maker: BesideStore) -> Channel:
+        return Channel.join(
+            store, rank, 3, f"m{rank // 2}", SystemClock(), meet=lambda _: b"life", second=maker
+        )
+
+    def _recall(self, channel: Channel, standing: JobState, unheard: list[LogEvent]) -> bool:
+        wanted = standing.wanted
+        for each in unheard:
+            self.recalled.submit(channel.call, each, within(PATIENCE))
+        if wanted is None or channel.decided >= wanted.epoch:
+            return False
+        for notice in standing.notices:
+            self.recalled.submit(channel.call_again, notice, within(PATIENCE))
+        return True
+
+    def called(self) -> int:
+        """A notice that all ranks read in the first store's log; its epoch."""
+        epoch = self.channels[0].call(NOTICE, within(PATIENCE))
+        for rank in self.ranks:
+            rank.hears(1)
+        return epoch
+
+    def agree(
+        self, epoch: int, steps: tuple[int, ...], *, among: tuple[int, ...] = (0, 1, 2)
+    ) -> list[Decision]:
+        ranks = [self.ranks[rank] for rank in among]
+        seconds = PATIENCE if len(among) == 3 else 1.0
+        return together(
+            *(
+                lambda r=r, s=s: r.agree(epoch, s, seconds, covers=ALL)
+                for r, s in zip(ranks, steps, strict=True)
+            )
+        )
+
+    def close(self) -> None:
+        together(*(lambda c=c: c.close(0.1) for c in self.channels))
+        self.recalled.shutdown()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.dies()
+
+
+@contextmanager
+def a_job(host: Host, cut: int | None = None, **how: Any) -> Iterator[Job]:
+    before = set(threading.enumerate())
+    job = Job(host, cut, **how)
+    try:
+        yield job
+    finally:
+        job.close()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("spotguard"):
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), thread
+
+
+def until(there: Callable[[], bool]) -> None:
+    nothing, left = threading.Event(), within(PATIENCE)
+    while not there():
+        assert left(), "it did not come"
+        nothing.wait(0.01)
+
+
+def test_the_second_store_is_on_another_machine_if_there_is_one() -> None:
+    assert second_rank(["a", "a", "b", "c"]) == 2
+    assert second_rank(["a", "a", "a"]) == 1
+
+
+def test_ranks_whose_store_has_gone_call_and_agree_in_the_second_one(host: Host) -> None:
+    """Its numbers are above all of the first, and its job state begins anew."""
+    with a_job(host) as job:
+        assert {each.step for each in job.agree(job.called(), (4, 5, 5))} == {5}
+        host.dies()
+        assert job.channels[2].call(OTHER, within(PATIENCE)) == SECOND + 1
+        assert [rank.hears(2) for rank in job.ranks] == [[NOTICE, OTHER]] * 3
+        assert [each.standing.notices for each in job.channels] == [(OTHER,)] * 3
+        assert {each.step for each in job.agree(SECOND + 1, (5, 5, 5))} == {5}
+        assert not any(each.lost for each in job.channels)
+        assert [each.side(SECOND + 1) for each in job.channels] == [1, 1, 1]
+
+
+def test_replicas_save_without_the_rank_that_served_the_store(host: Host) -> None:
+    """It is one that has not voted, as any other."""
+    with a_job(host) as job:
+        host.dies()
+        epoch = job.channels[1].call(NOTICE, within(PATIENCE))
+        for rank in job.ranks[1:]:
+            rank.hears(1)
+        decided = job.agree(epoch, (7, 7), among=(1, 2))
+        assert decided[0] == decided[1]
+        assert (decided[0].step, decided[0].ranks) == (7, (1, 2))
+        late = job.ranks[0].agree(epoch, 7, covers=ALL)
+        assert late == decided[0]  # and no other decision, though it lives
+
+
+def test_a_notice_whose_votes_went_with_the_store_is_called_again_once(host: Host) -> None:
+    """Three ranks find out at once. Nobody reports that nothing is saved: a later call has replaced it."""
+    with a_job(host) as job:
+        epoch = job.called()
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(job.ranks[rank].agree, epoch, 3) for rank in (0, 1)]
+            host.dies()
+            decided = [each.result(PATIENCE) for each in waiting]
+        assert {each.why for each in decided} == {"a later call has replaced this save"}
+        for rank in job.ranks:
+            rank.hears(2)
+        assert {each.step for each in job.agree(SECOND + 1, (3, 3, 3))} == {3}
+        assert [rank.heard[1:] for rank in job.ranks] == [
+            [(SECOND + 1, NOTICE, each.standing)] for each in job.channels
+        ]
+
+
+def test_a_decided_save_is_not_called_again(host: Host) -> None:
+    """It needs no store any more."""
+    with a_job(host) as job:
+        job.agree(job.called(), (4, 4, 4))
+        host.dies()
+        for channel in job.channels:
+            assert channel._keepers[0]._mailbox.close(PATIENCE)
+        job.recalled.shutdown()
+        assert [len(rank.heard) for rank in job.ranks] == [1, 1, 1]
+        assert [channel.standing.epoch for channel in job.channels] == [1, 1, 1]
+
+
+def test_a_store_that_stands_still_is_left_by_all_ranks_and_what_it_says_later_counts_for_nobody(
+    host: Host,
+) -> None:
+    with a_job(host) as job:
+        with host.stopped():
+            assert job.channels[0].call(NOTICE, within(PATIENCE)) == SECOND + 1
+            for rank in job.ranks:
+                rank.hears(1)
+        first = job.channels[1]._keepers[0]
+        assert first.caller.say(protocol.call(first.keys, "late", 0), within(PATIENCE)) >= 1
+        for channel in job.channels:
+            until(lambda channel=channel: channel._keepers[0].heard >= 1)  # type: ignore[misc]
+        assert {each.step for each in job.agree(SECOND + 1, (2, 2, 2))} == {2}
+        assert [[epoch for epoch, _, _ in rank.heard] for rank in job.ranks] == [[SECOND + 1]] * 3
+        assert job.channels[1].agree(1, Vote(1, 2), within(PATIENCE), lambda: False).step is None
+
+
+def test_all_ranks_follow_the_one_that_is_cut_off_from_the_first_store(host: Host) -> None:
+    """A save that waits for its vote in the first store ends, and nobody votes there any more."""
+    with a_job(host, cut=2) as job:
+        epoch = job.called()
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(job.ranks[rank].agree, epoch, 3) for rank in (0, 1)]
+            job.cut.set()
+            decided = [each.result(PATIENCE) for each in waiting]
+        assert [each.step for each in decided] == [None, None]
+        for rank in job.ranks:
+            rank.hears(2)
+        assert {each.step for each in job.agree(SECOND + 1, (3, 3, 3))} == {3}
+        assert job.channels[0].call(OTHER, within(PATIENCE)) == SECOND + 2
+
+
+def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again(host: Host) -> None:
+    """It had not read it there itself."""
+    with a_job(host) as job:
+        first = job.channels[0]
+        heard, goes_on = threading.Event(), threading.Event()
+
+        def held(epoch: int, call: LogEvent, standing: JobState) -> None:
+            heard.set()
+            assert goes_on.wait(PATIENCE)
+
+        job.ranks[0].before = held  # its first store's mailbox reads nothing more
+        job.channels[1].call(NOTICE, within(PATIENCE))
+        assert heard.wait(PATIENCE)
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(first.call, OTHER, within(PATIENCE))
+            until(lambda: bool(first._keepers[0].store.check([first._keys.call(2)])))
+            job.channels[1]._keepers[0].gone = True  # as it seems to that one
+            third = replace(OTHER, id="c")
+            assert job.channels[1].call(third, within(PATIENCE)) == SECOND + 1
+            until(lambda: first._keepers[1].store.check([first._keys.bell(0, SECOND + 1)]))
+            job.ranks[0].before = None
+            goes_on.set()
+            written.result(PATIENCE)
+        for rank in job.ranks:
+            until(lambda rank=rank: {"b", "c"} <= {n.id for n in rank.channel.standing.notices})  # type: ignore[misc]
+        assert {each.standing for each in job.channels} == {job.channels[0].standing}
+        assert job.channels[0].standing.epoch > SECOND
+
+
+def test_a_boundary_of_a_save_that_was_called_for_in_the_first_store_cannot_be_called_in_the_second(
+    host: Host,
+) -> None:
+    """It would mean nothing there, and its caller would wait for what nobody does."""
+    with a_job(host) as job:
+        epoch = job.called()
+        job.agree(epoch, (4, 4, 4))
+        host.dies()
+        with pytest.raises(StoreSilent):
+            job.channels[1].call(BoundaryEvent(epoch), within(PATIENCE))
+        assert job.channels[1].standing.epoch == epoch
+
+
+def test_the_loss_of_the_second_store_changes_nothing(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    with a_job(host) as job:
+        for channel in job.channels:
+            channel._keepers[1].gone = True
+        assert job.channels[1].call(NOTICE, within(PATIENCE)) == 1
+        for rank in job.ranks:
+            rank.hears(1)
+        assert {each.step for each in job.agree(1, (2, 2, 2))} == {2}
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+class Unreachable(BesideStore):
+    """A firewall before one rank."""
+
+    count = 0
+
+    def reach(self, place: str) -> JobStore | None:
+        if self._served is not None:
+            return super().reach(place)
+        Unreachable.count += 1
+        return super().reach("127.0.0.1 1" if Unreachable.count == 1 else place)
+
+
+def test_no_rank_uses_a_second_store_that_one_cannot_reach(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All have the job's own store alone, and the first rank says so once."""
+    caplog.set_level(logging.INFO, "spotguard")
+    Unreachable.count = 0
+    with a_job(host, maker=Unreachable) as job:
+        assert [len(channel._keepers) for channel in job.channels] == [1, 1, 1]
+        host.dies()
+        with pytest.raises(StoreSilent):
+            job.channels[2].call(NOTICE, within(1.0))
+        assert {each.lost for each in job.channels if each._keepers[0]._mailbox.close(PATIENCE)} == {True}
+    said = [each.getMessage() for each in caplog.records if "there is no second store" in each.getMessage()]
+    assert len(said) == 1
+    assert "cannot reach 127.0.0.1 " in said[0]
+
+
+def test_the_second_store_listens_where_its_process_reaches_the_first_and_nowhere_else(host: Host) -> None:
+    made = BesideStore(TCPStore("127.0.0.1", host.port))
+    address, port = made.serve().split()
+    assert address == "127.0.0.1"
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", int(port)), 1.0):
+        pass
+    assert made.reach(f"{address} {port}") is not None
+    assert BesideStore(TCPStore("127.0.0.1", host.port)).reach(f"{address} {port}") is not None
