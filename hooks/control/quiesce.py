@@ -137,9 +137,10 @@ class Quiescence:
         def pause(seconds: float) -> None:
             job.scope.pause(seconds)
             if _is_stall(job) and job.scope.now() >= until:
-                raise Abandoned(
-                    "a device stands in a step before the last guard.step(): the host had launched further steps"
-                )
+                why = "a device stands in a step before the last guard.step(): the host had launched further steps"
+                if self._coordinator is not None:
+                    self._coordinator.failed(job, why)  # the others would wait for this rank's part
+                raise Abandoned(why)
 
         self._state.fence.wait(pause)
 

@@ -154,7 +154,7 @@ class Checkpointer:
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. The plan holds until one of them changes.
 
-        The host memory for the copies of background checkpoints is taken meanwhile, beside training.
+        For a GPU's state, the host memory of background checkpoints is taken beside training from now on.
 
         Raises:
             StateError: the state cannot be saved.
@@ -164,7 +164,7 @@ class Checkpointer:
         self._writer.rehearse(state_tensors, lossy=self._lossy)
         self._write_plan = self._writer.plans.of(state_tensors)
         if self._copies and self._stager is None:
-            self._snapshot.prepare_beside(state_tensors)
+            self._snapshot.prepare(state_tensors)
 
     def close(self) -> None:
         """End the writer's threads. The saving thread calls this after its last save."""

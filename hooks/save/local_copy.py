@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -238,44 +239,66 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
 _PIECE = 64 * 2**20
 #: Bytes to whose multiples the copies begin: those of a cache line.
 _ALIGNED = 64
-#: Seconds between two looks whether the memory is there; and for its last piece, once nobody wants it any more.
-_LOOK, _LAST = 0.05, 2.0
+#: Seconds between two checks whether the memory is there; and for the last block, once nobody wants it any more.
+_POLL, _LAST = 0.05, 2.0
 #: Host memory in bytes that the copy must leave free.
 _LEAVE_FREE = 512 * 2**20
 
 
+class Block(NamedTuple):
+    """Copies that share memory, by name. The memory stays as long as one of them is used, so they are kept or dropped together."""
+
+    nbytes: int
+    copies: dict[str, torch.Tensor]
+
+
 class Snapshot:
-    """The copy of the state in host memory. The saving thread uses it. It keeps its memory and reuses it."""
+    """The copy of the state in host memory. The saving thread uses it. It keeps its memory and reuses it.
+
+    A thread of its own takes the memory: the driver may need seconds for it, and a notice must not wait for them.
+    """
 
     def __init__(self) -> None:
-        #: The copies, by name.
-        self._held: dict[str, torch.Tensor] = {}
+        self._blocks: list[Block] = []
         self._streams = SideStreams()
         self.available = available_memory
-        #: Takes the memory beside training, if it was asked to.
         self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        #: The driver has pinned all memory so far.
+        self._pinned = True
         self._closed = False
 
-    def prepare_beside(self, state_tensors: tuple[StateTensor, ...]) -> None:
-        """Take the memory for copies of these tensors on a thread of its own. Returns at once.
+    def prepare(self, state_tensors: tuple[StateTensor, ...]) -> None:
+        """Begin to take the memory for copies of a GPU's state. Returns at once.
 
         The first background checkpoint would take it while training stands still: 1.9 s for 3.6 GB (measured on an H200).
         """
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._prepare, args=(state_tensors,), name="spotguard-memory", daemon=True
-            )
-            self._thread.start()
+        busy = self._thread is not None and self._thread.is_alive()
+        if not busy and any(each.tensor.is_cuda for each in self._missing(state_tensors)):
+            self._begin(state_tensors)
 
-    def _prepare(self, state_tensors: tuple[StateTensor, ...]) -> None:
-        try:
-            self._hold(state_tensors, self._check_open)
-        except Exception as error:  # noqa: BLE001 - no memory, say: the first background checkpoint reports it
-            log.debug("the memory of background checkpoints is not taken yet: %s", error)
+    def take(self, state_tensors: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
+        """Copy the state tensors as they stand. Return them with their tensors in host memory.
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Abandoned("the guard was closed")
+        Raises:
+            Abandoned: the save was called off.
+            CheckpointError: the host memory cannot hold them.
+        """
+        scope.check()
+        self._end(scope)
+        if self._missing(state_tensors):
+            self._begin(state_tensors)
+            self._end(scope)
+        if self._error is not None:
+            raise self._error
+        copies = {name: copy for block in self._blocks for name, copy in block.copies.items()}
+        for each in state_tensors:
+            with torch.no_grad(), self._streams.on(each.tensor.device):
+                for into, part in _pieces(copyable(copies[each.name]), copyable(each.tensor)):
+                    scope.check()
+                    into.copy_(part, non_blocking=True)
+        self._streams.finish()
+        return tuple(replace(each, tensor=copies[each.name], still=True) for each in state_tensors)
 
     def close(self) -> None:
         """End the thread. The saving thread calls this after its last save.
@@ -286,51 +309,58 @@ class Snapshot:
         if self._thread is not None:
             self._thread.join(_LAST)
 
-    def take(self, state_tensors: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
-        """Copy the state tensors as they stand. Return them with their tensors in host memory.
-
-        Raises:
-            Abandoned: the save was called off.
-            CheckpointError: the host memory cannot hold them.
-        """
-        while self._thread is not None and self._thread.is_alive():
-            scope.check()
-            self._thread.join(_LOOK)
-        self._hold(state_tensors, scope.check)
-        for state_tensor in state_tensors:
-            with torch.no_grad(), self._streams.on(state_tensor.tensor.device):
-                into = copyable(self._held[state_tensor.name])
-                for target, part in _pieces(into, copyable(state_tensor.tensor)):
-                    scope.check()
-                    target.copy_(part, non_blocking=True)
-        self._streams.finish()
-        return tuple(
-            replace(state_tensor, tensor=self._held[state_tensor.name], still=True)
-            for state_tensor in state_tensors
+    def _begin(self, state_tensors: tuple[StateTensor, ...]) -> None:
+        self._thread = threading.Thread(
+            target=self._hold, args=(state_tensors,), name="spotguard-memory", daemon=True
         )
+        self._thread.start()
 
-    def _hold(self, state_tensors: tuple[StateTensor, ...], look: Callable[[], object]) -> None:
-        """Take the memory for copies of these tensors, and let go of other copies.
+    def _end(self, scope: CancelScope) -> None:
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(_POLL)
+            scope.check()
 
-        Args:
-            look: called before each block. If it raises, the rest is not taken.
-        """
-        missing = [each for each in state_tensors if not _fits(self._held.get(each.name), each.tensor)]
-        kept = {each.name for each in state_tensors} - {each.name for each in missing}
-        freed = sum(copy.nbytes for name, copy in self._held.items() if name not in kept)
-        self._check_memory(sum(each.tensor.nbytes for each in missing) - freed)
-        self._held = {name: copy for name, copy in self._held.items() if name in kept}
-        for block in _blocks(missing):
-            size = sum(map(_room, block)) or 1
-            pinned = any(each.tensor.is_cuda for each in block)
-            # What is not contiguous is copied in one piece.
-            segment = _PIECE if all(each.tensor.is_contiguous() for each in block) else size
-            memory = host_memory(size, pinned=pinned, segment=segment, look=look)
-            start = 0
-            for each in block:
-                copy = memory[start : start + each.tensor.nbytes]
-                self._held[each.name] = copy.view(each.tensor.dtype).view(each.tensor.shape)
-                start += _room(each)
+    def _hold(self, state_tensors: tuple[StateTensor, ...]) -> None:
+        """Take the memory for copies of these tensors, and let go of other copies. On the thread."""
+        try:
+            missing = self._missing(state_tensors)
+            there = {each.name for each in state_tensors} - {each.name for each in missing}
+            kept = [block for block in self._blocks if block.copies.keys() <= there]
+            freed = sum(block.nbytes for block in self._blocks) - sum(block.nbytes for block in kept)
+            blocks = [*_grouped(missing)]
+            self._check_memory(_size(missing) - freed)
+            self._blocks = kept
+            for block in blocks:
+                if self._closed:
+                    raise Abandoned("the guard was closed")
+                self._check_memory(_size(block))
+                self._blocks.append(self._block(block))
+            self._error = None
+        except Exception as error:  # noqa: BLE001 - whoever takes a copy raises it
+            self._error = error
+
+    def _missing(self, state_tensors: tuple[StateTensor, ...]) -> list[StateTensor]:
+        """Return the tensors without a copy of their form in a block that is kept."""
+        wanted = {each.name: (each.tensor.shape, each.tensor.dtype) for each in state_tensors}
+        held = {
+            name
+            for block in self._blocks
+            if all(wanted.get(name) == (copy.shape, copy.dtype) for name, copy in block.copies.items())
+            for name in block.copies
+        }
+        return [each for each in state_tensors if each.name not in held]
+
+    def _block(self, state_tensors: Sequence[StateTensor]) -> Block:
+        devices = [each.tensor.device for each in state_tensors if each.tensor.is_cuda]
+        nbytes = _size(state_tensors) or 1
+        memory, pinned = host_memory(nbytes, devices[0] if devices and self._pinned else None)
+        self._pinned = pinned or not devices
+        copies, start = {}, 0
+        for each in state_tensors:
+            copy = memory[start : start + each.tensor.nbytes]
+            copies[each.name] = copy.view(each.tensor.dtype).view(each.tensor.shape)
+            start += _room(each)
+        return Block(nbytes, copies)
 
     def _check_memory(self, need: int) -> None:
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
@@ -345,8 +375,12 @@ def _room(state_tensor: StateTensor) -> int:
     return -(-state_tensor.tensor.nbytes // _ALIGNED) * _ALIGNED
 
 
-def _blocks(state_tensors: Sequence[StateTensor]) -> Iterator[list[StateTensor]]:
-    """Yield the tensors whose copies share a block of memory. A copy does not reach over two blocks."""
+def _size(state_tensors: Sequence[StateTensor]) -> int:
+    return sum(map(_room, state_tensors))
+
+
+def _grouped(state_tensors: Sequence[StateTensor]) -> Iterator[list[StateTensor]]:
+    """Yield the tensors whose copies share a block."""
     block: list[StateTensor] = []
     size = 0
     for each in state_tensors:
@@ -357,10 +391,6 @@ def _blocks(state_tensors: Sequence[StateTensor]) -> Iterator[list[StateTensor]]
         block.append(each)
     if block:
         yield block
-
-
-def _fits(copy: torch.Tensor | None, tensor: torch.Tensor) -> bool:
-    return copy is not None and copy.shape == tensor.shape and copy.dtype == tensor.dtype
 
 
 def _pieces(into: torch.Tensor, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -272,12 +273,14 @@ def work_beside_captures() -> None:
     """
     if getattr(_thread, "relaxed", False) or torch.version.cuda is None:
         return
-    _thread.relaxed = True
+    mode = ctypes.c_int(_RELAXED)
     try:
-        mode = ctypes.c_int(_RELAXED)
-        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    except (OSError, AttributeError) as error:
+        error: object = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    except (OSError, AttributeError) as missing:
+        error = missing
+    if error:
         log.debug("a save during the capture of a CUDA graph would end that capture: %s", error)
+    _thread.relaxed = True
 
 
 class SideStreams:
@@ -319,49 +322,47 @@ def host_tensor(like: torch.Tensor) -> torch.Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
 
 
-def host_memory(nbytes: int, *, pinned: bool, segment: int, look: Callable[[], object] = int) -> torch.Tensor:
-    """Return host memory for copies of tensors, as bytes, each page touched.
+#: `cudaHostRegisterPortable` of the CUDA runtime: pinned for all devices.
+_PORTABLE = 1
+
+
+def host_memory(nbytes: int, device: torch.device | None) -> tuple[torch.Tensor, bool]:
+    """Return host memory for copies of tensors as bytes, each page touched, and whether it is pinned.
 
     Torch's own pinned memory takes the next power of two for each tensor: up to twice the bytes of the state, for which
-    nobody has planned. So the pages come from the kernel, and the driver pins them as they are.
+    nobody has planned. So the pages come from the kernel, and the driver pins them as they are. Call this on a thread that
+    ends afterwards: the runtime keeps the error of a refused pin for the thread's next kernel.
 
     Args:
         nbytes: bytes; at least one.
-        pinned: pin the memory for CUDA devices. If the driver refuses, the memory is not pinned, and copies take longer.
-        segment: the most bytes that are pinned in one go, a multiple of a page. No copy may reach over two segments.
-        look: called before each segment. If it raises, the memory is given back.
+        device: the CUDA device whose process pins the memory, for all devices; None for memory that is not pinned. Another
+            device would get a context of this process, of hundreds of MB.
     """
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A fork would copy pinned pages at once (138 ms for 256 MiB), and each later write of this process would copy others.
+    pages.madvise(mmap.MADV_DONTFORK)
     memory = torch.frombuffer(pages, dtype=torch.uint8)
-    address = memory.data_ptr()
-    pins: list[int] = []
-    weakref.finalize(memory.untyped_storage(), _unpin, pins, pages).atexit = False
-    for start in range(0, nbytes, segment):
-        look()
-        size = min(segment, nbytes - start)
-        ctypes.memset(
-            address + start, 0, size
-        )  # without the GIL, and in no team of threads beside training's
-        if pinned:
-            work_beside_captures()
-            runtime: Any = torch.cuda.cudart()
-            if refused := int(runtime.cudaHostRegister(address + start, size, _PORTABLE)):
-                log.debug("the driver does not pin %d bytes of host memory: error %d", size, refused)
-                pinned = False
-            else:
-                pins.append(address + start)
-    return memory
+    # Without the GIL, and without a team of threads beside training's.
+    ctypes.memset(memory.data_ptr(), 0, nbytes)
+    if device is None:
+        return memory, False
+    work_beside_captures()
+    with torch.cuda.device(device):
+        runtime: Any = torch.cuda.cudart()
+        if refused := int(runtime.cudaHostRegister(memory.data_ptr(), nbytes, _PORTABLE)):
+            log.debug("the driver does not pin %d bytes of host memory: error %d", nbytes, refused)
+            return memory, False
+    unpin = weakref.finalize(memory.untyped_storage(), _unpin, os.getpid(), device, memory.data_ptr(), pages)
+    unpin.atexit = False
+    return memory, True
 
 
-def _unpin(pins: list[int], pages: mmap.mmap) -> None:
+def _unpin(pid: int, device: torch.device, address: int, pages: mmap.mmap) -> None:
     """Unpin memory that no tensor uses any more. `pages` keeps it mapped until then."""
-    runtime: Any = torch.cuda.cudart() if pins else None
-    for address in pins:
-        runtime.cudaHostUnregister(address)
-
-
-#: `cudaHostRegisterPortable` of the CUDA runtime: pinned for all devices.
-_PORTABLE = 1
+    if os.getpid() == pid:  # a forked child has neither the memory nor CUDA
+        with torch.cuda.device(device):
+            runtime: Any = torch.cuda.cudart()
+            runtime.cudaHostUnregister(address)
 
 
 class OwnStreams:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -137,10 +138,11 @@ class HostBuffer:
             return
         into, source = self._bytes[start:end], copyable(source)
         if not (source.is_cpu or lazy or source.is_contiguous()) and _is_dense(source):
-            # channels_last, or a transposed matrix. The host puts the elements in order: on the device that takes memory and a
-            # kernel, and a device that is full, or hangs, gives neither.
-            lying = source.as_strided((source.numel(),), (1,)).cpu()
-            source = lying.as_strided(source.shape, source.stride(), 0)
+            # channels_last, or a whole transposed matrix. The host puts the elements in order: on the device that takes memory
+            # and a kernel, and a device that is full, or hangs, gives neither.
+            into.copy_(as_bytes(source.as_strided((source.numel(),), (1,))))
+            _put_in_order(into.numpy(), source)
+            return
         if lazy:
             source = source.resolve_conj().resolve_neg()
         if not source.is_contiguous() and start % source.itemsize:
@@ -154,6 +156,19 @@ class HostBuffer:
 def _plain(tensor: torch.Tensor) -> bool:
     """Return whether the bytes lie in host memory, unchanged and in the order of the elements."""
     return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _put_in_order(memory: Any, source: torch.Tensor) -> None:
+    """Put the elements of `source`, which are in `memory` in their order on the device, into row-major order.
+
+    By NumPy, because torch's copy would start a team of threads in each worker.
+    """
+    import numpy as np
+
+    strides = [stride * source.itemsize for stride in source.stride()]
+    elements = np.dtype((np.void, source.itemsize))
+    there = np.lib.stride_tricks.as_strided(memory.copy().view(elements), tuple(source.shape), strides)
+    np.copyto(memory.view(elements).reshape(tuple(source.shape)), there)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -33,7 +33,8 @@ def test_copies_events_and_pinned_memory_of_other_threads_do_not_end_a_capture()
     def save() -> None:
         streams = SideStreams()
         while not over.is_set():
-            memory = host_memory(SIZE, pinned=True, segment=SIZE)
+            memory, pinned = host_memory(SIZE, source.device)
+            assert pinned
             with streams.on(source.device):
                 memory.copy_(source, non_blocking=True)
             streams.finish()

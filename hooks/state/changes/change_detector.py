@@ -103,7 +103,10 @@ class ChangeDetector:
         return near or far
 
     def broken(self) -> str:
-        """Return what changed since the mark; "" if nothing did. Any thread may call it; it takes some µs."""
+        """Return what changed since the mark; "" if nothing did. Any thread may call it.
+
+        It takes some µs, and on a device a copy of some bytes of each probe.
+        """
         if sum(map(_version, self._versioned)) != self._versions:
             return "a tensor was changed in place after guard.step()"
         if not self.stands():

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from ....providers.errors import StateError
 from .loaders import ResumableLoader
-from .values import StatefulPart, freeze, prove
+from .values import StatefulPart, freeze, freeze_of, prove
 
 
 def is_stateful_loader(value: object) -> bool:
@@ -101,7 +101,7 @@ class ScalerPart(StatefulPart):
             "growth_interval": scaler.get_growth_interval(),
             "_growth_tracker": growth,
         }
-        self._frozen = freeze(state, self.devices)
+        self._frozen = freeze_of(self.name, state, self.devices)
 
     def tree(self) -> Any:
         tree = self._frozen
@@ -115,6 +115,7 @@ def reads_a_device(value: object) -> bool:
     return (
         isinstance(value, torch.amp.GradScaler)
         and type(value).state_dict is torch.amp.GradScaler.state_dict
+        and type(value).get_scale is torch.amp.GradScaler.get_scale
         and value.is_enabled()
     )
 

@@ -114,10 +114,10 @@ class Standing:
     """A gate whose training thread stands at a boundary."""
 
     def close(self, *_: object, awaited: bool = False) -> GateRule:
-        return GateRule(completed=4)
+        return GateRule(completed=5)
 
     def wait_steady(self, left: Callable[[], float], give_up: Callable[[], bool]) -> int:
-        return 4
+        return 5
 
 
 class Passing(ManualClock):
@@ -135,9 +135,10 @@ class NeverThere:
         return False
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("kind", "seconds"), [(protocol.STALL, 10.0), ("terminate", 15.0)])
 def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
-    kind: str, seconds: float
+    kind: str, seconds: float, ranks: int
 ) -> None:
     """The host had launched more steps. A machine that goes has its whole window for the device to come there."""
     import torch
@@ -153,6 +154,9 @@ def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
     begun = clock.monotonic()
     job = SaveRequest("emergency", CancelScope(clock, begun + 15.0), notice)
     why = "a device stands in a step before" if kind == protocol.STALL else "out of time"
+    others: Any = Ahead() if ranks > 1 else None
     with pytest.raises(Abandoned, match=why):
-        Quiescence(gate, state, nothing, lambda: False).stand(job, False)
+        Quiescence(gate, state, nothing, lambda: False, others).stand(job, False)
     assert clock.monotonic() - begun == pytest.approx(seconds, abs=1.0)
+    if others is not None:
+        assert len(others.failures) == (kind == protocol.STALL)
