@@ -245,7 +245,7 @@ _POLL, _LAST = 0.05, 2.0
 _LEAVE_FREE = 512 * 2**20
 
 
-class Block(NamedTuple):
+class CopyBlock(NamedTuple):
     """Copies that share memory, by name. The memory stays as long as one of them is used, so they are kept or dropped together."""
 
     nbytes: int
@@ -259,7 +259,7 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
+        self._blocks: list[CopyBlock] = []
         self._streams = SideStreams()
         self.available = available_memory
         self._thread: threading.Thread | None = None
@@ -350,7 +350,7 @@ class Snapshot:
         }
         return [each for each in state_tensors if each.name not in held]
 
-    def _block(self, state_tensors: Sequence[StateTensor]) -> Block:
+    def _block(self, state_tensors: Sequence[StateTensor]) -> CopyBlock:
         devices = [each.tensor.device for each in state_tensors if each.tensor.is_cuda]
         nbytes = _size(state_tensors) or 1
         memory, pinned = host_memory(nbytes, devices[0] if devices and self._pinned else None)
@@ -360,7 +360,7 @@ class Snapshot:
             copy = memory[start : start + each.tensor.nbytes]
             copies[each.name] = copy.view(each.tensor.dtype).view(each.tensor.shape)
             start += _room(each)
-        return Block(nbytes, copies)
+        return CopyBlock(nbytes, copies)
 
     def _check_memory(self, need: int) -> None:
         if need > 0 and (free := self.available()) < need + _LEAVE_FREE:
