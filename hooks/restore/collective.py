@@ -25,15 +25,25 @@ from ...providers.errors import (
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import ReadableStore, WholeCheckpoint, examine, scan
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from ..checkpoint.ranking import EXTRAS_WORTH
 from ..consensus.agree_on import PATIENCE, as_our_error, as_verdict, error_of, of_all, of_the_first
 from ..consensus.channel import Channel
 from ..consensus.store import StoreSilent
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
-from .in_flight import SavesInFlight
 from .manifest_cache import ManifestCache, own_folder
-from .restore import LOOKS, Restored, candidates, fill, fit, let_go, none_left, refused_all, said_of
+from .restore import (
+    LOOKS,
+    NEWEST,
+    CheckpointChoice,
+    Restored,
+    candidates,
+    fill,
+    fit,
+    let_go,
+    none_left,
+    refused_all,
+    said_of,
+)
 
 log = logging.getLogger("spotguard")
 
@@ -81,13 +91,10 @@ def restore_together(
     store: BlobStore,
     run_id: str,
     state: State,
+    choice: CheckpointChoice = NEWEST,
     *,
-    step: int | None,
     must: bool,
-    extras_worth: int = EXTRAS_WORTH,
     anew: bool = False,
-    in_flight: SavesInFlight | None = None,
-    good_first: bool = False,
 ) -> Restored:
     """Load one checkpoint on all ranks at once, by the rules of `restore.restore`. If one rank raises, all of them do.
 
@@ -99,7 +106,7 @@ def restore_together(
     """
     failed, refused, damages = "", "", DamagedCheckpoints(store, run_id, allowed=anew)
     with _shelf(channel, store) as shelf:
-        pick = _Pick(shelf, run_id, step, damages, extras_worth, in_flight, good_first)
+        pick = _Pick(shelf, run_id, choice, damages)
         while True:
             picked = of_the_first(channel, pick.next)
             if picked == _AGAIN:
@@ -110,12 +117,12 @@ def restore_together(
                 if refused:
                     raise StateError(refused_all(refused))
                 if (
-                    step is None
+                    choice.step is None
                     and not must
                     and of_the_first(channel, lambda: int(damages.forgiven(state.poisoned)))
                 ):
                     return Restored(0, None)
-                return none_left(store, run_id, step, must, failed)
+                return none_left(store, run_id, choice.step, must, failed)
             pairs = (each.split("=") for each in stand_ins)
             trial = _Trial(channel, state, name, {int(rank): int(other) for rank, other in pairs})
             whole = _try(trial, store, shelf, run_id, pick.whole)
@@ -181,14 +188,10 @@ class _Pick:
         self,
         store: ReadableStore,
         run_id: str,
-        step: int | None,
+        choice: CheckpointChoice,
         damages: DamagedCheckpoints,
-        extras_worth: int,
-        in_flight: SavesInFlight | None,
-        good_first: bool,
     ) -> None:
-        self._store, self._run_id, self._step, self._good_first = store, run_id, step, good_first
-        self._damages, self._extras_worth, self._in_flight = damages, extras_worth, in_flight
+        self._store, self._run_id, self._choice, self._damages = store, run_id, choice, damages
         self._looks = 0
         self._tried: set[CheckpointName] = set()
         self._gone: list[CheckpointName] = []
@@ -203,16 +206,7 @@ class _Pick:
         if self._found is None:
             self._gone = []
             self._looks += 1
-            self._found = candidates(
-                self._store,
-                self._run_id,
-                self._step,
-                self._gone,
-                self._damages,
-                self._extras_worth,
-                self._in_flight,
-                self._good_first,
-            )
+            self._found = candidates(self._store, self._run_id, self._choice, self._gone, self._damages)
         for whole in self._found:
             if whole.name not in self._tried:
                 self._tried.add(whole.name)

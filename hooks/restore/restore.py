@@ -20,6 +20,7 @@ from ...providers.errors import (
 )
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import (
+    CheckpointFolder,
     CheckpointGone,
     PartialCheckpoint,
     ReadableStore,
@@ -64,32 +65,58 @@ class Restored:
     staged: WholeCheckpoint | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointChoice:
+    """Which checkpoints a restore tries, and in which order.
+
+    Attributes:
+        step: completed steps of the checkpoint to load; None for the newest. The others count only without it.
+        extras_worth: steps that a dead rank's extras are worth, as in `worth_it`.
+        in_flight: the saves to wait for, before the newest checkpoint is chosen.
+        good_first: whether a checkpoint that is suspect is loaded only if there is no other.
+    """
+
+    step: int | None = None
+    extras_worth: int = EXTRAS_WORTH
+    in_flight: SavesInFlight | None = None
+    good_first: bool = False
+
+    def wait(self, folders: list[CheckpointFolder]) -> bool:
+        """Wait for the saves in flight. Return whether there was one, so that the checkpoints have to be listed again."""
+        return self.step is None and self.in_flight is not None and self.in_flight.wait(folders)
+
+    def order(self, newest_first: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
+        """Return complete checkpoints, newest first, in the order to try them in."""
+        if self.step is not None:
+            return newest_first
+        found = worth_it(newest_first, self.extras_worth)
+        return _good_first(found) if self.good_first else found
+
+
+#: The newest checkpoint.
+NEWEST = CheckpointChoice()
+
+
 def restore(
     store: BlobStore,
     run_id: str,
     state: State,
+    choice: CheckpointChoice = NEWEST,
     *,
-    step: int | None = None,
     must: bool = False,
     stage: Stage | None = None,
-    extras_worth: int = EXTRAS_WORTH,
     anew: bool = False,
-    in_flight: SavesInFlight | None = None,
-    good_first: bool = False,
 ) -> Restored:
-    """Load the newest complete checkpoint of a run, or that of `step`.
+    """Load the first good one of the chosen checkpoints of a run.
 
     Args:
         store: the store with the run's checkpoints.
         run_id: name of the run.
         state: the registered state to fill.
-        step: completed steps of the checkpoint to load. Default: the newest.
+        choice: which checkpoints to try.
         must: whether a run without a checkpoint is an error instead of a fresh start.
         stage: this run's stage on this machine, if it has one.
-        extras_worth: steps that a dead rank's extras are worth, as in `worth_it`.
         anew: whether `--begin-anew` was passed.
-        in_flight: the saves to wait for, before the newest checkpoint is chosen.
-        good_first: whether a checkpoint that is suspect is loaded only if there is no other.
 
     Raises:
         NewerFormatError: this version cannot read the newest checkpoint, which may be good.
@@ -104,12 +131,7 @@ def restore(
     tried: set[tuple[type[WholeCheckpoint], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):
         gone: list[CheckpointName] = []
-        for whole in _in_order(
-            _near_and_far(store, run_id, step, stage, gone, damages, in_flight),
-            step,
-            extras_worth,
-            good_first,
-        ):
+        for whole in choice.order(_near_and_far(store, run_id, choice, stage, gone, damages)):
             if gone and look < LOOKS:
                 break  # perhaps pruned for a newer one, so older ones may be gone as well: list again
             if (key := (type(whole), whole.name)) in tried:
@@ -149,9 +171,9 @@ def restore(
         failed = failed or f"checkpoint {gone[0]} disappeared while spotguard read it"
     if refused is not None:
         raise StateError(refused_all(str(refused))) from refused.__cause__
-    if step is None and not must and damages.forgiven(state.poisoned):
+    if choice.step is None and not must and damages.forgiven(state.poisoned):
         return Restored(0, None)
-    return none_left(store, run_id, step, must, failed)
+    return none_left(store, run_id, choice.step, must, failed)
 
 
 def none_left(store: BlobStore, run_id: str, step: int | None, must: bool, failed: str) -> Restored:
@@ -227,46 +249,33 @@ def _found(store: BlobStore, whole: WholeCheckpoint, near: bool) -> Restored:
 def candidates(
     store: ReadableStore,
     run_id: str,
-    step: int | None,
+    choice: CheckpointChoice,
     gone: list[CheckpointName],
     damages: DamagedCheckpoints,
-    extras_worth: int = EXTRAS_WORTH,
-    in_flight: SavesInFlight | None = None,
-    good_first: bool = False,
 ) -> Iterator[WholeCheckpoint]:
     """Yield the checkpoints to try, in order.
 
     Args:
+        choice: which checkpoints to try.
         gone: receives the names that went away before they could be examined.
         damages: receives the checkpoints that the examination finds damaged.
-        in_flight: the saves to wait for, if `step` is None.
     """
-    found = _all(store, run_id, step, gone, damages, in_flight)
-    return _in_order(found if step is not None else damages.sound(found), step, extras_worth, good_first)
+    found = _all(store, run_id, choice, gone, damages)
+    return choice.order(found if choice.step is not None else damages.sound(found))
 
 
 def _near_and_far(
     store: BlobStore,
     run_id: str,
-    step: int | None,
+    choice: CheckpointChoice,
     stage: Stage | None,
     gone: list[CheckpointName],
     damages: DamagedCheckpoints,
-    in_flight: SavesInFlight | None,
 ) -> Iterator[WholeCheckpoint]:
-    """Yield the checkpoints of the store and of this machine's stage, in the order to try them in."""
-    found = _all(store, run_id, step, gone, damages, in_flight)
-    found = found if step is not None else damages.sound(found)
-    return found if stage is None else newest_first(stage.wholes(store, step=step), found)
-
-
-def _in_order(
-    found: Iterator[WholeCheckpoint], step: int | None, extras_worth: int, good_first: bool
-) -> Iterator[WholeCheckpoint]:
-    if step is not None:
-        return found
-    found = worth_it(found, extras_worth)
-    return _good_first(found) if good_first else found
+    """Yield the checkpoints of the store and of this machine's stage, newest first."""
+    found = _all(store, run_id, choice, gone, damages)
+    found = found if choice.step is not None else damages.sound(found)
+    return found if stage is None else newest_first(stage.wholes(store, step=choice.step), found)
 
 
 def _good_first(found: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
@@ -282,10 +291,9 @@ def _good_first(found: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
 def _all(
     store: ReadableStore,
     run_id: str,
-    step: int | None = None,
+    choice: CheckpointChoice = NEWEST,
     gone: list[CheckpointName] | None = None,
     damages: DamagedCheckpoints | None = None,
-    in_flight: SavesInFlight | None = None,
 ) -> Iterator[WholeCheckpoint]:
     """Yield the complete checkpoints of every level, newest first."""
 
@@ -296,10 +304,8 @@ def _all(
             damages.add(name, str(error))
         passed_over(run_id, name, error)
 
-    waits = in_flight is not None and step is None
-    waited = in_flight.wait if in_flight is not None and waits else lambda folders: False
     return whole_checkpoints(
-        store, run_id, step=step, levels=LEVELS, indexed=True, skipped=skipped, waited=waited
+        store, run_id, step=choice.step, levels=LEVELS, indexed=True, skipped=skipped, waited=choice.wait
     )
 
 

@@ -39,7 +39,7 @@ from ..ipc.failure_classes import (
 from ..state.state import State
 from .collective import restore_together, see_the_same
 from .in_flight import SavesInFlight
-from .restore import Restored, restore, say_what_stays_behind
+from .restore import CheckpointChoice, Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
 
 _T = TypeVar("_T", int, str)
@@ -138,31 +138,16 @@ class Startup:
         other = run_id != self._run_id
         if other:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
-        in_flight = SavesInFlight(store, run_id, self._clock)
-        if self._channel is not None:
-            return restore_together(
-                self._channel,
-                store,
-                run_id,
-                state,
-                step=step,
-                must=other,
-                extras_worth=self._extras_worth,
-                anew=self._anew,
-                in_flight=in_flight,
-                good_first=self.skip_until > 0,
-            )
-        return restore(
-            store,
-            run_id,
-            state,
-            step=step,
-            must=other,
-            stage=None if other else self.stage,
-            extras_worth=self._extras_worth,
-            anew=self._anew,
-            in_flight=in_flight,
+        choice = CheckpointChoice(
+            step,
+            self._extras_worth,
+            SavesInFlight(store, run_id, self._clock),
             good_first=self.skip_until > 0,
+        )
+        if self._channel is not None:
+            return restore_together(self._channel, store, run_id, state, choice, must=other, anew=self._anew)
+        return restore(
+            store, run_id, state, choice, must=other, stage=None if other else self.stage, anew=self._anew
         )
 
     def _ask(self, what: Callable[[], _T]) -> _T:

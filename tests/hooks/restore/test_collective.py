@@ -25,6 +25,7 @@ from spotguard.hooks.consensus.store import JobStore, StoreSilent
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.collective import cannot_begin, restore_together, see_the_same
 from spotguard.hooks.restore.in_flight import SavesInFlight
+from spotguard.hooks.restore.restore import CheckpointChoice
 from spotguard.hooks.restore.startup import Startup
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
@@ -99,7 +100,9 @@ def restored(
         here = state(rank, -1, Fussy(0, refuses if rank == 2 else ()))
         channel = Channel.join(met, rank, WORLD, machines[rank], SystemClock(), meet=lambda _: b"life")
         try:
-            done = restore_together(channel, store, "run", here, step=None, must=False, in_flight=in_flight)
+            done = restore_together(
+                channel, store, "run", here, CheckpointChoice(in_flight=in_flight), must=False
+            )
             here.at_boundary()
             return done.step, here.parts[0].tree()["a"].tolist()
         except SpotguardError as error:

@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.retention import Keep
-from spotguard.hooks.restore.restore import restore
+from spotguard.hooks.restore.restore import CheckpointChoice, restore
 from spotguard.hooks.restore.verify import verify
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
@@ -119,7 +119,7 @@ class Saving:
         seed(99)
         state = State(fresh.values, lambda buffer: None)
         try:
-            done = restore(store, "run", state, step=step)
+            done = restore(store, "run", state, CheckpointChoice(step))
         finally:
             state.close()
         return fresh, done.step
