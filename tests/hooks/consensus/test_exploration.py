@@ -89,11 +89,7 @@ LARGE = {
     "three replicas, and the first store goes with its rank": Scene(
         3, ONE, mortal=frozenset({0}), host=0, second=True, hasty=frozenset({1, 2}), replicas=True
     ),
-    "two notices, and the first store goes with its rank": Scene(
-        2, TWO, mortal=frozenset({0}), host=0, second=True, hasty=PAIR, replicas=True
-    ),
     "the second of two notices comes by either store": Scene(2, TWO, second=True),
-    "three ranks, and one loses the first store": Scene(3, ONE, cut=frozenset({1, 2}), second=True),
     "beside training, then a notice, by either store": Scene(2, BESIDE, second=True),
     "four ranks, two machines": Scene(4, TWO),
     "four ranks, withdrawn": Scene(4, BACK),
