@@ -15,7 +15,8 @@ The other assumptions:
   cores. Reading the state again takes its bytes by the link's rate, and 15 % more; a save takes its bytes, and a commit. A job's own
   start, such as a compilation, takes the seconds that each row names.
 - Both ways make background checkpoints at the interval that Daly gives: without spotguard for the true mean time between
-  interruptions, and with it for that between errors of a GPU and deaths. It computes the interval from ends that lose training.
+  interruptions, and with it as spotguard estimates the time between ends that lose training (`schedule.mean_between`), from twenty
+  attempts. Those are errors of a GPU and deaths.
 - With spotguard, the end of an error or a stall commits the step. An error of the GPU does not, and loses what was trained since the
   newest background checkpoint. So does a death, if that checkpoint is at most 100 steps of half a second older: it has the dead
   rank's extras (`--extras-worth`).
@@ -33,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from spotguard.hooks.save.plan.schedule import best_interval, lost_training
+from spotguard.hooks.save.plan.schedule import PRIOR, best_interval, lost_training
 
 from .interruptions import CUT, LOST, PREEMPTION, WINDOW, InterruptionCost
 from .replay import STEP, Job
@@ -66,6 +67,8 @@ OWN = ("host-memory", "loader-worker", "data", "disk-full", "killed", "stall")
 TIMEOUT = 600.0
 #: Kinds by which a process or its machine dies without a word, and those that a job alone hears of by a time-out.
 _DEATHS, _SILENT = frozenset({"killed", "host-memory", LOST}), frozenset({"stall", LOST})
+#: The newest attempts, from which spotguard estimates the time between losses.
+ATTEMPTS = 20
 #: The share of failures that may lose training: half are the job's own, the others have their shares.
 _LOSING = 0.5 * sum(kind in _DEATHS for kind in OWN) / len(OWN) + 0.5 * (SHARES["gpu"] + SHARES[LOST]) / sum(
     SHARES.values()
@@ -117,9 +120,12 @@ class JobReplay:
         self._again = _RESTORE * job.nbytes / job.rate + start
         #: By way: seconds between two background checkpoints, and seconds of training in a second between interruptions.
         self._interval, self._speed = {}, {}
-        for guarded, loses in ((True, self._rate * _LOSING), (False, 1.0 / apart + self._rate)):
+        interruptions = 1.0 / apart + self._rate
+        lived = ATTEMPTS / interruptions
+        estimated = (PRIOR + lived) / (1.0 + lived * self._rate * _LOSING)
+        for guarded, mean in ((True, estimated), (False, 1.0 / interruptions)):
             cost = lost_training(job.nbytes / _COPY, self._upload, 1.0, 1 - _SLOWER)
-            self._interval[guarded] = best_interval(self._upload, cost, 1.0 / loses)
+            self._interval[guarded] = best_interval(self._upload, cost, mean)
             self._speed[guarded] = 1.0 - cost / (self._interval[guarded] + self._upload)
 
     def lived(self, spells: Sequence[float], dice: Random, *, guarded: bool) -> LifeTime:
