@@ -165,7 +165,9 @@ class _Outside(threading.Thread):
             self._say("is over")
 
     def _say(self, what: str) -> None:
-        print(f"spotguard: {self._plan.kind} {what}", file=sys.stderr, flush=True)
+        # At once, or a line of the command may come between the text and its end.
+        sys.stderr.write(f"spotguard: {self._plan.kind} {what}\n")
+        sys.stderr.flush()
 
 
 @contextmanager
