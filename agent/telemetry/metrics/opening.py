@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from ....providers.clock import Clock
@@ -25,7 +24,7 @@ def reader(
 ) -> Callable[[], Scrape]:
     """Return the function that a scrape calls on its own thread: it returns the newest snapshot and the time."""
     facts = MetricsFacts(
-        _version(),
+        "" if options.metrics_port is None else _version(),  # only Prometheus asks; reading it takes 0.5 MiB
         "agent" if service else "run",
         run_id,
         expected_window(cloud_of(options.provider), options.window),
@@ -80,6 +79,8 @@ def _library(port: int) -> None:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("spotguard")
     except metadata.PackageNotFoundError:  # a checkout that is not installed
