@@ -5,7 +5,6 @@ Peers save and load the same state. The ceiling of a save is the copy of the sam
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +14,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import spotguard
 from spotguard.hooks.guard import Guard
 
-from .environment import environment
 from .rate import Found, rate_rows, run_way
 from .resnet import ResNet50Shapes
 from .rows import Row, Unable
 from .scale import Scale
+from .step import guarded
 from .timing import microseconds
 
 SAVES = ("spotguard", "torch.save", "DCP", "DCP, 2 threads")
@@ -93,11 +91,11 @@ def _training(scale: Scale) -> Iterator[Row]:
 
         spend(200, guard.step)  # behind the early boundaries, which are audited more
         beside()
-        plain, guarded, lost, lasted = [], [], [], []
+        plain, marked, lost, lasted = [], [], [], []
         for _ in range(times):
             plain.append(spend(steps, lambda: None) / steps)
             guard.step()
-            guarded.append(spend(steps, guard.step) / steps)
+            marked.append(spend(steps, guard.step) / steps)
             count, seconds = beside()
             lasted.append(seconds)
             lost.append(seconds - spend(count, guard.step))
@@ -106,7 +104,7 @@ def _training(scale: Scale) -> Iterator[Row]:
     yield Row(
         "  the same with guard.step()",
         "ms",
-        tuple(each * 1e3 for each in guarded),
+        tuple(each * 1e3 for each in marked),
         peer=sorted(plain)[len(plain) // 2] * 1e3,
         peer_name="plain",
     )
@@ -144,20 +142,9 @@ def _rates(scale: Scale) -> Iterator[Row]:
 
 @contextmanager
 def _guarded(run_id: str, model: nn.Module) -> Iterator[tuple[Guard, torch.optim.Optimizer]]:
-    """A guard behind its early boundaries, with no background checkpoints but those that are asked for."""
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    folder = Path(tempfile.mkdtemp(prefix="sg-gpu-", dir="/dev/shm"))
-    with environment(SPOTGUARD_EVERY="3600", SPOTGUARD_KEEP="2", SPOTGUARD_SOCKET=""):
-        store = (folder / "store").as_uri()
-        guard = spotguard.register(store, run_id=run_id, model=model, optimizer=optimizer)
-    try:
-        guard.restore()
-        for _ in range(6):
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
-            guard.step()
-        yield guard, optimizer
-    finally:
-        guard.close()
-        shutil.rmtree(folder)
+    """A guard whose background checkpoints are those that are asked for, to memory, and the optimizer that it found."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sg-gpu-", dir="/dev/shm") as folder,
+        guarded(model, Path(folder), run_id, fused=True, every="3600") as guard,
+    ):
+        yield guard, guard._state._optimizers[0].optimizer

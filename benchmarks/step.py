@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         "µs",
         microseconds(_nothing, loops=loops, times=times),
     )
-    with _guarded(nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]), scale, "mlp") as guard:
+    with guarded(nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]), scale.folder, "mlp") as guard:
         state = guard._state
         whole = microseconds(guard.step, loops=loops, times=times)
         parts = {part.name: microseconds(part.at_boundary, loops=loops, times=times) for part in state.parts}
@@ -48,7 +49,7 @@ def measure(scale: Scale) -> Iterator[Row]:
     yield Row("guard.step(), the same with python, numpy and torch RNG", "µs", whole, figure=50.0)
     for name, values in parts.items():
         yield Row(f"  of which {name}", "µs", values)
-    with _guarded(ResNet50Shapes(), scale, "resnet") as guard:
+    with guarded(ResNet50Shapes(), scale.folder, "resnet") as guard:
         state = guard._state
         yield Row(
             "guard.step(), ResNet-50: 161 parameters, 159 buffers, all RNG",
@@ -68,12 +69,14 @@ def _nothing() -> None:
 
 
 @contextmanager
-def _guarded(model: nn.Module, scale: Scale, name: str) -> Iterator[Guard]:
+def guarded(
+    model: nn.Module, folder: Path, name: str, *, fused: bool = False, every: str = "off"
+) -> Iterator[Guard]:
     """A guard in the state that most of its life is: optimizer state made, all early boundaries behind it."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    # Without an agent, and without background checkpoints: nothing is pending, ever.
-    with environment(SPOTGUARD_EVERY="off", SPOTGUARD_SOCKET=""):
-        store = (scale.folder / "store").as_uri()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    # Without an agent, and without background checkpoints but those that are asked for: nothing is pending.
+    with environment(SPOTGUARD_EVERY=every, SPOTGUARD_KEEP="2", SPOTGUARD_SOCKET=""):
+        store = (folder / "store").as_uri()
         guard = spotguard.register(store, run_id=f"step-{name}", model=model, optimizer=optimizer)
     try:
         guard.restore()

@@ -195,6 +195,18 @@ def attention(steps: int) -> None:
         optimizer.step()
 
 
+def of_several(model: nn.Module, steps: int) -> None:
+    """The loop of a job of ranks."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    guard = spotguard.register(model=model, optimizer=optimizer)
+    for _ in guard.steps(steps):
+        optimizer.zero_grad()
+        loss_of(model, random_batch()).backward()
+        optimizer.step()
+    guard.close()
+    torch.distributed.destroy_process_group()
+
+
 def sharded(steps: int, *, offload: bool = False) -> None:
     """FSDP2 over NCCL: `torchrun` starts it."""
     import torch.distributed as dist
@@ -206,14 +218,7 @@ def sharded(steps: int, *, offload: bool = False) -> None:
     for each in model.children():
         fully_shard(each, offload_policy=policy)
     fully_shard(model, offload_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    guard = spotguard.register(model=model, optimizer=optimizer)
-    for _ in guard.steps(steps):
-        optimizer.zero_grad()
-        loss_of(model, random_batch()).backward()
-        optimizer.step()
-    guard.close()
-    dist.destroy_process_group()
+    of_several(model, steps)
 
 
 def replicated(steps: int) -> None:
@@ -222,14 +227,7 @@ def replicated(steps: int) -> None:
 
     dist.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(perceptron())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    guard = spotguard.register(model=model, optimizer=optimizer)
-    for _ in guard.steps(steps):
-        optimizer.zero_grad()
-        loss_of(model, random_batch()).backward()
-        optimizer.step()
-    guard.close()
-    dist.destroy_process_group()
+    of_several(model, steps)
 
 
 CASES: dict[str, Callable[[int], None]] = {
