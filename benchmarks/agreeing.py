@@ -37,7 +37,7 @@ def rank(index: int, ranks: int, port: int, rounds: int) -> None:
         "here",
         SystemClock(),
         meet=lambda _: b"agreeing",
-        second=BesideStore(store),
+        second=BesideStore(store, ranks),
     )
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
     channel.listen(lambda epoch, call, standing: heard.put(epoch))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ...providers.clock import Clock
-from .protocol import Add, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
+from .protocol import Add, Claim, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
 from .store import JobStore, StoreConnection, StoreSilent, late, within
 
 log = logging.getLogger("spotguard")
@@ -52,6 +52,25 @@ def gather(keys: Keys, rank: int, number: int, value: bytes) -> Saying[list[byte
     # Every rank in this meeting has all values of the meeting before the last, so no rank asks for those again.
     yield Drop((_gathered(keys, number - 2, rank),))
     return values
+
+
+def check(keys: Keys, rank: int, number: int, able: bool) -> Saying[int | None]:
+    """Return a rank that is not able to do something; -1 if all ranks are; None if not all have come in time.
+
+    Few operations, as each rank needs one bit of the others' answers, and not all of them.
+    """
+    unable, all_came = f"{keys.incarnation}/unable/{number}", f"{keys.incarnation}/checked/{number}"
+    if not able:
+        yield Claim(unable, str(rank))
+    if (yield Add(f"{all_came}/count")) == keys.world:
+        yield Claim(unable, "-1")
+        yield Set(((all_came, "1"),))
+        yield Has((all_came,))
+    elif (yield Wait((all_came,))) is not Waited.THERE:
+        return None
+    answer = yield Get((unable,))
+    assert isinstance(answer, tuple)
+    return int(answer[0])
 
 
 def beat(keys: Keys, rank: int) -> Saying[None]:
@@ -139,23 +158,24 @@ class Meetings:
         self.look: Callable[[], None] = lambda: None
         self._keys = keys
         self._clock = clock
-        self._tellings, self._gatherings = itertools.count(1), itertools.count(1)
+        self._tellings, self._gatherings, self._checks = (itertools.count(1) for _ in range(3))
 
-    def tell(self, value: bytes | None, patience: float) -> bytes:
-        """Return the first rank's value on all ranks. The training threads of all ranks call it, in the same order.
+    def tell(self, value: bytes | None, patience: float, *, of: int = 0) -> bytes:
+        """Return one rank's value on all ranks. The training threads of all ranks call it, in the same order.
 
         Args:
-            value: the value, on the first rank; other ranks pass None.
+            value: the value, on the rank that sends it; other ranks pass None.
             patience: seconds until it must be there.
+            of: the rank that sends it.
 
         Raises:
             StoreSilent: the value has not come.
         """
-        saying = tell(self._keys, next(self._tellings), value if self.rank == 0 else None)
+        saying = tell(self._keys, next(self._tellings), value if self.rank == of else None)
         delivered = self.connection.say(saying, self._together(patience), late(self._clock, patience))
         if delivered is None:
             raise StoreSilent(
-                f"rank 0 of {self.world} has not sent what all ranks wait for within {patience:.0f} s"
+                f"rank {of} of {self.world} has not sent what all ranks wait for within {patience:.0f} s"
             )
         return delivered
 
@@ -191,6 +211,24 @@ class Meetings:
                     "all ranks wait for it"
                 )
             seen = beats
+
+    def check(self, able: bool, patience: float) -> int:
+        """Return a rank that is not able to do something; -1 if all are. All ranks call it, in the same order.
+
+        Args:
+            able: whether this rank is.
+            patience: seconds until all ranks must have come.
+
+        Raises:
+            StoreSilent: not all ranks have come.
+        """
+        saying = check(self._keys, self.rank, next(self._checks), able)
+        unable = self.connection.say(saying, self._together(patience), late(self._clock, patience))
+        if unable is None:
+            raise StoreSilent(
+                f"some of the {self.world} ranks have not arrived where all wait for them within {patience:.0f} s"
+            )
+        return unable
 
     def beats(self, ranks: Sequence[int]) -> dict[int, int]:
         """Return the number of beats of each of these ranks."""

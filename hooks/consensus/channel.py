@@ -16,9 +16,18 @@ from ...providers.errors import SpotguardError, UsageError
 from ..ipc import typed_json
 from . import barrier, events, protocol
 from . import store as c10d
-from .events import VERSION, BackgroundEvent, BoundaryEvent, LogEvent, NoticeEvent
+from .events import (
+    VERSION,
+    BackgroundEvent,
+    CarriedEvent,
+    LogEvent,
+    NoticeEvent,
+    RevoteEvent,
+    UnknownEvent,
+    WithdrawnEvent,
+)
 from .job_state import JobState
-from .protocol import Hear, Keys, Waited
+from .protocol import Hear, Keys, Saying, Waited
 from .store import JobStore, Keeper, StoreSilent, late, within
 from .vote import Decision, Vote
 
@@ -38,6 +47,10 @@ _TRIED, _TRIED_SHARE = 3.0, 0.3
 _CALLED_AGAIN = 2.0
 #: Seconds between two looks for it.
 _LOOK = 0.01
+#: Seconds in which a rank must reach the second store. A firewall that drops packets costs every start as much.
+_REACHED = 10.0
+#: Seconds for which a rank waits for an entry that another one adds for all.
+_ADDED = 2.0
 #: Seconds for a connection's thread to end, and for each operation at the close.
 _JOIN = 2.0
 
@@ -52,6 +65,29 @@ class SecondStore(Protocol):
     def reach(self, place: str) -> JobStore | None:
         """Return a connection to the served store; None if this rank cannot reach it. All ranks call it."""
         ...
+
+
+class _Found:
+    """A connection that a thread makes and another one takes, unless that one has waited long enough: then it is ended."""
+
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        self._lock = threading.Lock()
+        self._keeper: Keeper | None = None
+        self._taken = False
+
+    def put(self, keeper: Keeper | None) -> None:
+        with self._lock:
+            self._keeper = None if self._taken else keeper
+            late = keeper if self._taken else None
+        self.there.set()
+        if late is not None:
+            late.end(_JOIN / 10)
+
+    def take(self) -> Keeper | None:
+        with self._lock:
+            self._taken = True
+            return self._keeper
 
 
 def second_rank(machines: Sequence[str]) -> int:
@@ -94,13 +130,20 @@ class Channel:
         self.meetings = barrier.Meetings(store, self._keys, rank, clock)
         #: The newest epoch that this rank has voted in.
         self._offered = 0
-        #: Guards `_at`, `standing` and `_unheard`: each keeper has a thread that reads its log.
+        #: Guards what follows, and `_at` and `standing`: each keeper has a thread that reads its log.
         self._lock = threading.Lock()
         #: This rank's own events in the log of the first store, by number, until it has read them there.
         self._unheard: dict[int, LogEvent] = {}
-        #: Called when the first store is gone, silent or left, with the job state by its log and this rank's own events that are
-        #: lost with it. It calls again what counts, and returns whether a save comes of that. It must not block.
-        self.recall: Callable[[JobState, list[LogEvent]], bool] = lambda standing, unheard: False
+        #: Monotonic seconds until which each notice in the first store's log has time.
+        self._ends: dict[str, float] = {}
+        #: Number of entries of the first store whose sum this rank has carried into the second one.
+        self._carried = -1
+        #: The newest epoch of the first store for which this rank has called for other votes.
+        self._revoted = 0
+        #: Number of entries that this rank had read in the first store when it left.
+        self.left_at = 0
+        #: Called once if the first store is gone. It must not block.
+        self.orphan: Callable[[], None] = lambda: None
         #: This rank is closing, and receives no more events.
         self._leaving = False
         #: This is a forked child: threads and connections are the parent's.
@@ -166,15 +209,14 @@ class Channel:
         """Connect all ranks to a second store. If one of them cannot, no rank uses it, and the job has its own store alone."""
         host = second_rank(self.machines)
         served = second.serve() if self.rank == host else ""
-        place = self.meetings.gather(served.encode(), _MEET)[host].decode()
+        place = self.meetings.tell(served.encode() if self.rank == host else None, _MEET, of=host).decode()
         keeper = self._reach(second, place) if place else None
-        reached = self.meetings.gather(b"1" if keeper else b"", _MEET)
-        if keeper is not None and all(reached):
+        missing = self.meetings.check(keeper is not None, _MEET)
+        if keeper is not None and missing < 0:
             self._keepers.append(keeper)
             self._hosted += [keeper] * (self.rank == host)
             return
         if self.rank == 0:
-            missing = reached.index(b"")
             why = f"rank {missing} cannot reach {place}" if place else f"rank {host} cannot serve one"
             lost = "if this process is lost, the other ranks save nothing"
             log.info("%s: there is no second store, because %s", lost, why)
@@ -182,17 +224,25 @@ class Channel:
             keeper.end(_JOIN / 10)
 
     def _reach(self, second: SecondStore, place: str) -> Keeper | None:
-        if (store := second.reach(place)) is None:
-            return None
-        keeper = Keeper(store, replace(self._keys, before=SECOND), self._clock, "-2")
-        try:
-            for line in keeper.connections:
-                line.say(c10d.nothing(), within(self._clock, _MEET / 2))
-        except StoreSilent as why:
-            log.debug("the second store at %s: %s", place, why)
-            keeper.end(_JOIN / 10)
-            return None
-        return keeper
+        """Connect to the second store, on a thread: c10d waits without end for an endpoint that accepts and never answers."""
+        left, found = within(self._clock, _REACHED), _Found()
+
+        def run() -> None:
+            keeper = None
+            if (store := second.reach(place)) is not None:
+                keeper = Keeper(store, replace(self._keys, before=SECOND), self._clock, "-2")
+                try:
+                    for line in keeper.connections:
+                        line.say(c10d.nothing(), left)
+                except StoreSilent as why:
+                    log.debug("the second store at %s: %s", place, why)
+                    keeper.end(_JOIN / 10)
+                    keeper = None
+            found.put(keeper)
+
+        threading.Thread(target=run, name="spotguard-reach", daemon=True).start()
+        self._clock.wait(found.there, left())
+        return found.take()
 
     # --- calls ---
 
@@ -224,30 +274,49 @@ class Channel:
         if isinstance(call, BackgroundEvent):
             call = replace(call, heard=self.standing.epoch)
         why = StoreSilent("the job's store is gone")
-        for keeper, seconds in self._turns(call, left):
+        for keeper, seconds in self._turns(left):
+            self._carry_before(keeper)
             entry = events.encode(call, self.rank, next(self._numbers))
             try:
                 number = keeper.caller.say(protocol.call(keeper.keys, entry, keeper.heard), seconds)
             except StoreSilent as error:
                 why = error
                 continue
-            with self._lock:
-                if self._keepers.index(keeper) >= self._at:
-                    if keeper is not self._keepers[-1] and self.standing.epoch < number:
-                        self._unheard[number] = call
-                    return number
-            # Other ranks have left that store meanwhile, and this one with them: nobody reads the entry.
+            if self._is_read(keeper, number, call, seconds):
+                return number
+            # The others have left that store, or it has gone or fallen silent since: nobody may ever read the entry.
         raise why
 
-    def _turns(
-        self, call: LogEvent, left: Callable[[], float | None]
-    ) -> Iterator[tuple[Keeper, Callable[[], float | None]]]:
+    def _is_read(self, keeper: Keeper, number: int, call: LogEvent, left: Callable[[], float | None]) -> bool:
+        """Return whether all ranks will read an entry: this rank reads it, or carries it into the second store.
+
+        A store may take an entry and go, or fall silent, before anyone has read it.
+        """
+        last = self._keepers[-1]
+        with self._lock:
+            if keeper is last:
+                return True
+            if self._at or keeper.gone:
+                return False
+            if self.standing.epoch >= number:
+                return True
+            self._unheard[number] = call
+        if last.gone:
+            return True
+        never = threading.Event()
+        for pause in c10d.pauses():
+            seconds = left()
+            if number not in self._unheard or self._leaving:
+                return True
+            if seconds is not None and seconds <= 0:
+                break
+            self._clock.wait(never, pause)
+        with self._lock:
+            return self._unheard.pop(number, None) is None
+
+    def _turns(self, left: Callable[[], float | None]) -> Iterator[tuple[Keeper, Callable[[], float | None]]]:
         """Yield the stores to call in, one after the other, with the time that each has."""
         first, *behind = self._keepers[self._at :]
-        if isinstance(call, BoundaryEvent):  # means nothing in another log than that of its save
-            if first is self._keeper_of(call.epoch):
-                yield first, left
-            return
         if not behind or behind[0].gone:
             yield first, left
             return
@@ -260,16 +329,52 @@ class Channel:
         if not first.gone:
             yield first, left
 
-    def call_again(self, notice: NoticeEvent, left: Callable[[], float]) -> None:
-        """Send a notice that this rank has read in the first store's log to all ranks, by the second store.
+    def revote(self, epoch: int, left: Callable[[], float]) -> None:
+        """Have all ranks vote again, in the second store, on a save that was called for in the first one.
 
         Raises:
             StoreSilent: the second store is gone, too, or has not answered in time.
         """
         *_, keeper = self._keepers
-        entry = events.encode(notice, self.rank, next(self._numbers))
-        saying = protocol.call_again(keeper.keys, notice.id, entry, keeper.heard)
-        keeper.caller.say(saying, left, late(self._clock, left() / 2))
+        self._carry_before(keeper)
+        keeper.caller.say(
+            self._once(RevoteEvent(epoch), f"revote/{epoch}"), left, late(self._clock, left() / 2)
+        )
+
+    def _once(self, call: LogEvent, name: str) -> Saying[None]:
+        """Return the operations that add an entry to the second store's log, unless another rank adds it under this name."""
+        *_, keeper = self._keepers
+        entry = events.encode(call, self.rank, next(self._numbers))
+        return protocol.call_once(keeper.keys, name, entry, keeper.heard)
+
+    def _carry_before(self, keeper: Keeper) -> None:
+        """Carry the job state into the second store before this rank writes there."""
+        if keeper is self._keepers[0]:
+            return
+        with self._lock:
+            if not self._at:
+                self._carry()
+
+    def _carry(self) -> None:
+        """Have the second store's log contain what the first one's does, as this rank knows it; under the lock.
+
+        That is the job state, and this rank's own events that it has not read there. The connection's thread writes them, in order
+        and before all calls of this rank that come later.
+        """
+        *before, keeper = self._keepers
+        if not before or keeper.gone:
+            return
+        if self.standing.epoch > self._carried:
+            self._carried, now = self.standing.epoch, self._clock.monotonic()
+            carried = self.standing.carry(lambda notice: max(0.0, self._ends[notice.id] - now))
+            saying = self._once(carried, f"carried/{carried.heard}")
+            keeper.caller.begin(saying, late(self._clock, _ADDED))
+        for number, call in self._unheard.items():
+            if isinstance(call, (NoticeEvent, WithdrawnEvent)):
+                call = replace(call, was=number)
+            entry = events.encode(call, self.rank, next(self._numbers))
+            keeper.caller.begin(protocol.call(keeper.keys, entry, keeper.heard), lambda: None)
+        self._unheard.clear()
 
     def agree(
         self, epoch: int, offer: Vote, left: Callable[[], float | None], over: Callable[[], bool]
@@ -303,16 +408,18 @@ class Channel:
             seconds = left()
             return Waited.LATE if seconds is not None and seconds <= kept else None
 
-        keeper = self._keeper_of(epoch)
+        keeper = self._keepers[self.side(epoch)]
         try:
+            if keeper is not self._keepers[self._at]:
+                raise StoreSilent("the ranks have left the store in which this save was called for")
             decision = keeper.agreement.say(
                 protocol.agree(keeper.keys, epoch, offer),
                 # A silent store keeps no rank that the others have called to the second one.
-                lambda: 0.0 if self._superseded(epoch) and keeper is not self._keepers[self._at] else left(),
+                lambda: left() if keeper is self._keepers[self._at] else 0.0,
                 waiting,
             )
         except StoreSilent as why:
-            if self._is_called_again(epoch, keeper, total, over):
+            if self._is_replaced(epoch, total, over):
                 return Decision(epoch, None, "a later call has replaced this save")
             return Decision(epoch, None, str(why))
         if decision is None:
@@ -320,11 +427,13 @@ class Channel:
         self.decided = epoch
         return decision
 
-    def _is_called_again(
-        self, epoch: int, keeper: Keeper, total: float | None, over: Callable[[], bool]
-    ) -> bool:
+    def _is_replaced(self, epoch: int, total: float | None, over: Callable[[], bool]) -> bool:
         """Return whether a call in the second store has replaced a save whose store did not answer."""
-        if keeper is self._keepers[-1] or self._keepers[-1].gone or not self._recall():
+        if self.side(epoch) or len(self._keepers) == 1 or self._keepers[-1].gone:
+            return self._superseded(epoch)
+        self._carry_before(self._keepers[-1])
+        wanted = self.standing.wanted
+        if not self._is_behind(self.standing) and (wanted is None or wanted.cause != "notice"):
             return self._superseded(epoch)
         seconds = within(self._clock, _CALLED_AGAIN if total is None else min(_CALLED_AGAIN, total))
         never = threading.Event()
@@ -332,18 +441,23 @@ class Channel:
             self._clock.wait(never, _LOOK)
         return self._superseded(epoch)
 
+    def counts(self, epoch: int) -> bool:
+        """Return whether a save is the one that counts, as far as this rank has read. A newer call may be about to come.
+
+        A state that another rank has carried into the second store, with less in it than this rank has read in the first, ends no
+        save of the first one: this rank's own follows.
+        """
+        standing = self.standing
+        if self._is_behind(standing) and not self.side(epoch):
+            return True
+        return standing.epoch < epoch or standing.counts(epoch)
+
+    def _is_behind(self, standing: JobState) -> bool:
+        return standing.carried is not None and standing.carried < self.left_at
+
     def side(self, epoch: int) -> int:
         """Return the place of the store in whose log this number is: 0 for the job's own, 1 for the second one."""
         return int(epoch > SECOND)
-
-    def _keeper_of(self, epoch: int) -> Keeper:
-        return self._keepers[self.side(epoch)]
-
-    def _recall(self) -> bool:
-        with self._lock:
-            standing, unheard = self.standing, [*self._unheard.values()]
-            self._unheard.clear()
-        return self.recall(standing, unheard)
 
     # --- the end ---
 
@@ -385,24 +499,40 @@ class Channel:
         with self._lock:
             if at < self._at:
                 return  # the ranks have left this store
-            left = self.standing if at > self._at else None
-            unheard = [*self._unheard.values()] if left is not None else []
-            if left is not None:
-                self._unheard.clear()
-                self._at = at
-            self._unheard.pop(heard.epoch, None)
             call = events.decode(heard.raw)
-            before = self.standing if left is None else JobState(self._keepers[at].keys.before)
+            before = self.standing
+            if at > self._at:
+                self._leave(at, call)
+                before = JobState(self._keepers[at].keys.before)
+            if before.includes(call):
+                call = UnknownEvent("it was carried from the first store")
             standing = before.after(call)
+            self._keep(call)
             try:
                 hear(heard.epoch, call, standing)
             except Exception:  # a bug of spotguard must not end the only thread that receives events
                 log.exception("internal error; please report it [SG704]")
             # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
             self.standing = standing
-        if left is not None:
-            log.info("the ranks agree through the second store now")
-            self.recall(left, unheard)
+            self._unheard.pop(heard.epoch, None)
+            if standing.wanted is not None and standing.undecided(max(self.decided, self._revoted)):
+                self._revoted = standing.wanted.epoch
+                saying = self._once(RevoteEvent(self._revoted), f"revote/{self._revoted}")
+                self._keepers[at].caller.begin(saying, late(self._clock, _ADDED))
+
+    def _leave(self, at: int, call: LogEvent) -> None:
+        """Leave the first store for good, because an entry has come in the second one; under the lock."""
+        if isinstance(call, CarriedEvent) and call.heard >= self.standing.epoch:
+            self._carried = max(self._carried, call.heard)  # nothing is to be added
+        self._carry()
+        self._at, self.left_at = at, self.standing.epoch
+        log.info("the ranks agree through the second store now")
+
+    def _keep(self, call: LogEvent) -> None:
+        """Note how long a notice has time: it may have to be carried into the second store."""
+        known = {each.id for each in self.standing.notices}
+        if isinstance(call, NoticeEvent) and not self._at and call.id not in known:
+            self._ends[call.id] = self._clock.monotonic() + call.seconds_left
 
     def _gone(self, at: int, why: Exception) -> None:
         if not isinstance(why, StoreSilent):
@@ -416,9 +546,9 @@ class Channel:
             log.info("the job's store is gone, and the ranks agree through a second one: %s", why)
         else:
             log.debug("the store that this rank does not need is gone: %s", why)
-        if at == self._at and not self.lost:
-            self._recall()
+        if at == 0 and not self.lost:
+            self._carry_before(self._keepers[-1])
+            self.orphan()
 
     def _superseded(self, epoch: int) -> bool:
-        standing = self.standing
-        return standing.epoch >= epoch and not standing.counts(epoch)
+        return not self.counts(epoch)

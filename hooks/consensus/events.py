@@ -11,7 +11,7 @@ from ..ipc import typed_json
 
 #: Increase this number when a value on the wire, or the order of messages, changes meaning. Ranks of different
 #: versions refuse each other when they meet.
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class NoticeEvent:
     #: Seconds of the notice's whole warning.
     window: float
     drill: bool = False
+    #: In the second store's log: the number that this entry had in the first one. 0: it is called here for the first time.
+    was: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class WithdrawnEvent:
     """A notice is void, or its drill is over."""
 
     id: str
+    #: As for `NoticeEvent`.
+    was: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,27 @@ class FailedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class CarriedEvent:
+    """The job state by the first store's log, which the sender has left or leaves: an entry of the second store's log."""
+
+    #: Number of entries that the sender has read in the first store.
+    heard: int
+    #: The notices that stand after them, with the seconds that are left now.
+    notices: tuple[NoticeEvent, ...] = ()
+    #: The save that counts after them: its number, cause and kind. 0: there is none.
+    epoch: int = 0
+    cause: str = ""
+    boundary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RevoteEvent:
+    """All ranks vote again on the save of `epoch`: its votes are lost to a rank, or one of its ranks is."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnknownEvent:
     """An entry that this version cannot read. Nothing is saved for it."""
 
@@ -82,7 +107,15 @@ class UnknownEvent:
 
 
 LogEvent = (
-    NoticeEvent | WithdrawnEvent | BackgroundEvent | ManualEvent | BoundaryEvent | FailedEvent | UnknownEvent
+    NoticeEvent
+    | WithdrawnEvent
+    | BackgroundEvent
+    | ManualEvent
+    | BoundaryEvent
+    | FailedEvent
+    | CarriedEvent
+    | RevoteEvent
+    | UnknownEvent
 )
 
 #: Event classes by their name on the wire.
@@ -93,6 +126,8 @@ _KINDS: dict[str, type[LogEvent]] = {
     "manual": ManualEvent,
     "at-boundary": BoundaryEvent,
     "failed": FailedEvent,
+    "carried": CarriedEvent,
+    "revote": RevoteEvent,
 }
 _WORDS = {cls: word for word, cls in _KINDS.items()}
 
@@ -123,4 +158,9 @@ def _decode(body: dict[str, Any]) -> LogEvent:
     cls = _KINDS.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ProtocolError(f"call {str(name)[:40]!r} is unknown to this version")
+    if cls is CarriedEvent:
+        notices = body.get("notices")
+        if not isinstance(notices, list) or not all(isinstance(each, dict) for each in notices):
+            raise ProtocolError(f"notices must be a list of objects, not {str(notices)[:40]!r}")
+        body = {**body, "notices": tuple(typed_json.build(NoticeEvent, each) for each in notices)}
     return typed_json.build(cls, body)

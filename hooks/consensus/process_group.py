@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
+#: Files that a process which serves the second store keeps free for training, and the connections of each rank to it.
+_SPARE_FILES, _CONNECTIONS = 512, 4
 #: Seconds in which a rank must reach the second store. A firewall that drops packets costs every start as much.
 _REACHED = 5.0
 
@@ -59,7 +62,7 @@ def join(machine: str, clock: Clock) -> Channel | None:
         clock,
         meet=_meet,
         hosts=rank == 0 and _hosted(store),
-        second=None if (tcp := _over_tcp(store)) is None else BesideStore(tcp),
+        second=None if (tcp := _over_tcp(store)) is None else BesideStore(tcp, world_size),
     )
 
 
@@ -111,20 +114,25 @@ class BesideStore:
 
     Args:
         first: the job's own store.
+        world: number of ranks.
     """
 
-    def __init__(self, first: TCPStore) -> None:
+    def __init__(self, first: TCPStore, world: int) -> None:
         self._first = first
+        self._world = world
         self._served: TCPStore | None = None
 
     def serve(self) -> str:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        if why := _too_few_files(_CONNECTIONS * self._world + _SPARE_FILES):
+            log.debug("no second store: %s", why)
+            return ""
         try:
             address = _own_address(self._first.host, self._first.port)
             # A socket of ours, because torch's own would listen at all addresses.
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            listening = socket.create_server((address, 0), family=family)
+            listening = socket.create_server((address, 0), family=family, backlog=self._world)
             port = listening.getsockname()[1]
             self._served = TCPStore(
                 address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
@@ -154,6 +162,23 @@ class BesideStore:
             log.debug("no second store at %s: %s", place, error)
             return None
         return cast(JobStore, store)
+
+
+def _too_few_files(needed: int) -> str:
+    """Have this process open as many files as needed, and return why it may not; "" if it may.
+
+    Training opens files long after the ranks have connected, and would fail there.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return ""
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return f"this process may open {hard} files, and the connections of all ranks need {needed}"
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (OSError, ValueError) as error:
+        return f"this process may open {soft} files, and not {needed}: {error}"
+    return ""
 
 
 def _own_address(host: str, port: int) -> str:

@@ -14,6 +14,8 @@ rank may have written anything, and any rank may have died.
   entries of the first. Any rank may write there, when the first store does not answer. *A rank that reads an entry there has left
   the first store*: it reads no entry and gives no vote there any more. So each epoch has one store and one decision, and a rank's
   votes only go forward. A wrong suspicion costs nothing, because all ranks that can read the second store leave together.
+* **Leaving.** *A rank that leaves the first store, or writes into the second one, first carries its job state there*, unless the
+  second log has as much of the first already. So no notice is lost, and no withdrawn one comes back (`job_state`).
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Keys:
     def bell(self, rank: int, epoch: int) -> str:
         return f"{self.incarnation}/bell/{rank}/{epoch}"
 
-    def again(self, name: str) -> str:
-        return f"{self.incarnation}/again/{name}"
+    def once(self, name: str) -> str:
+        return f"{self.incarnation}/once/{name}"
 
     def offer(self, epoch: int, rank: int) -> str:
         return f"{self.incarnation}/offer/{epoch}/{rank}"
@@ -80,16 +82,16 @@ def call(keys: Keys, entry: str, heard: int) -> Saying[int]:
             return heard
 
 
-def call_again(keys: Keys, name: str, entry: str, heard: int) -> Saying[None]:
+def call_once(keys: Keys, name: str, entry: str, heard: int) -> Saying[None]:
     """Add an entry that any rank may add, unless another one adds it. If that one dies, the wait for it ends, and this one adds it.
 
-    A thousand ranks find at once that the first store is gone. As many entries would cost seconds.
+    A thousand ranks leave the first store at once. As many entries would cost seconds.
 
     Args:
         name: name of the entry, the same on all ranks.
     """
-    added = f"{keys.again(name)}/added"
-    claimed = yield Claim(keys.again(name), entry)
+    added = f"{keys.once(name)}/added"
+    claimed = yield Claim(keys.once(name), entry)
     if claimed != entry.encode() and (yield Wait((added,))) is Waited.THERE:
         return
     yield from call(keys, entry, heard)

@@ -188,6 +188,20 @@ class StoreConnection:
             raise errand.error
         return errand.result
 
+    def begin(self, saying: Saying[object], waiting: Callable[[], Waited | None]) -> None:
+        """Have the thread run all operations of a generator, after those given before. No thread waits for it.
+
+        Args:
+            saying: as for `say`.
+            waiting: as for `say`.
+        """
+        never = threading.Event()
+
+        def job(store: JobStore) -> None:
+            self._say(store, saying, waiting, never)
+
+        self.give(job)
+
     def give(self, job: Callable[[JobStore], None]) -> None:
         """Have the thread run a job with the connection. No thread waits for it, and an exception from it is lost."""
         self._give(job, threading.Event())
@@ -313,11 +327,9 @@ class Keeper:
         #: Number of the last entry that this rank has read here.
         self.heard = keys.before
         self._leaving = False
-        self._mailbox, self.caller = (
-            StoreConnection(f"spotguard-{name}{which}", store, clock) for name in ("mailbox", "caller")
-        )
-        self.agreement = StoreConnection(
-            f"spotguard-agreement{which}", store, clock, first=first_pause(keys.world)
+        self._mailbox, self.caller, self.agreement = (
+            StoreConnection(f"spotguard-{name}{which}", store, clock, first=first_pause(keys.world))
+            for name in ("mailbox", "caller", "agreement")
         )
         self.connections = [self._mailbox, self.caller, self.agreement]
 

@@ -21,10 +21,12 @@ from ..consensus.channel import Channel
 from ..consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
+    CarriedEvent,
     FailedEvent,
     LogEvent,
     ManualEvent,
     NoticeEvent,
+    RevoteEvent,
     WithdrawnEvent,
 )
 from ..consensus.job_state import JobState
@@ -88,10 +90,11 @@ class Coordinator:
         self.distrusted = ""
         #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
         self.speaks = self.first
-        #: The job state by the log of the first store, when this rank lost or left that store.
-        self._left: JobState | None = None
         #: Ranks whose save has failed, with the reason, by the epoch of the call that asked for the save.
         self._failed: dict[int, dict[int, str]] = {}
+        #: This rank's own such reports. Ranks that have left the first store have not read those that were made there.
+        #: By whether a save has failed; the other one is that this rank's values may be wrong.
+        self._reported: dict[bool, FailedEvent] = {}
 
     def begin(
         self,
@@ -113,7 +116,7 @@ class Coordinator:
         self._cards, heartbeats = gather_holdings(self.channel, state, heartbeat)
         self._machines = machines_to_watch(self.channel.machines, self.channel.rank, heartbeats)
         self._callers.begin()
-        self.channel.recall = self._recall
+        self.channel.orphan = self._orphaned
         self.channel.listen(self._hear)
 
     def close(self) -> None:
@@ -141,9 +144,7 @@ class Coordinator:
         return self.channel.orphaned
 
     def counts(self, epoch: int) -> bool:
-        # The state of this rank's mailbox, which may be about to read a newer call.
-        standing = self.channel.standing
-        return standing.epoch < epoch or standing.counts(epoch)
+        return self.channel.counts(epoch)
 
     @property
     def first(self) -> bool:
@@ -232,7 +233,10 @@ class Coordinator:
         with self._lock:
             if self._failed.get(job.epoch):
                 return  # one failed rank is enough to end all ranks' saves
-        call = FailedEvent(job.epoch, self.channel.rank, why)
+        self._report_failed(FailedEvent(job.epoch, self.channel.rank, why))
+
+    def _report_failed(self, call: FailedEvent) -> None:
+        self._reported[bool(call.epoch)] = call
         self._call(
             call,
             _PATIENCE,
@@ -242,10 +246,9 @@ class Coordinator:
     def distrust(self, why: str) -> None:
         """Have no rank save for the errors that follow from this rank's. Returns once the others can read it."""
         until = self._clock.monotonic() + _PATIENCE
+        call = self._reported[False] = FailedEvent(0, self.channel.rank, why)
         try:
-            self.channel.call(
-                FailedEvent(0, self.channel.rank, why), lambda: max(0.0, until - self._clock.monotonic())
-            )
+            self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
         except SpotguardError as error:
             log.debug("no other rank learned that %s: %s", why, error)
 
@@ -275,60 +278,39 @@ class Coordinator:
         # All ranks read a notice and its withdrawal in the order in which this rank called them.
         self._callers.give(run, until)
 
-    def _recall(self, standing: JobState, unheard: list[LogEvent]) -> bool:
-        """Call again, in the second store, what the first one takes with it; implements `Channel.recall`.
-
-        A save that is decided needs no store: it ends as it would. A background save is not called again, as no training goes on.
-        """
-        for call in unheard:
-            self._call(call, _PATIENCE, lambda why: log.debug("the other ranks never read a call: %s", why))
-        wanted = standing.wanted
-        with self._lock:
-            self._left = standing
-            if wanted is not None and self._gone():
+    def _orphaned(self) -> None:
+        """Have a save that is under way not wait for the rank that is gone with the job's own store."""
+        wanted = self.channel.standing.wanted
+        if wanted is not None and not self.channel.side(wanted.epoch):
+            with self._lock:
                 self._failed.setdefault(wanted.epoch, {}).update(self._gone())
-        if wanted is None or wanted.cause != "notice" or self.channel.decided >= wanted.epoch:
-            return False
-        self._call_again(
-            standing, lambda why: log.debug("this rank could not call again for a notice: %s", why)
-        )
-        return True
 
     def _gone(self) -> dict[int, str]:
-        """Return the rank that is gone with the job's own store, and why nothing more comes from it."""
+        """Return the rank that is gone with the job's own store, and why nothing more comes from it.
+
+        This is a guess, because only this rank's connection may have broken. A rank that votes in the second store lives.
+        """
         host = self.channel.host if self.channel.orphaned else None
         return {} if host is None else {host: "its process is gone, and the job's store with it"}
 
     def call_again(self, job: SaveRequest) -> bool:
-        with self._lock:
-            standing = self._left
         left, preemption = job.scope.left(), job.preemption
         if preemption is None or not self._gone() or self.channel.lost or self.channel.side(job.epoch):
             return False
-        if standing is None or not standing.counts(job.epoch) or (left is not None and left < _WORTH):
+        if not self.channel.standing.counts(job.epoch) or (left is not None and left < _WORTH):
             return False
-        self._call_again(
-            standing, lambda why: self._saver.in_turn(lambda: self._nothing_newer(preemption, why))
-        )
-        return True
-
-    def _call_again(self, standing: JobState, unheard: Callable[[str], None]) -> None:
         now = self._clock.monotonic()
-        with self._lock:
-            ends = [self._until.get(each.machine, now) - _LATE for each in standing.notices]
 
         def run() -> None:
-            for notice, end in zip(standing.notices, ends, strict=True):
-                now = self._clock.monotonic()
-                until = now + _PATIENCE
-                called = replace(notice, seconds_left=max(0.0, end - now))
-                try:
-                    self.channel.call_again(called, lambda: max(0.0, until - self._clock.monotonic()))  # noqa: B023
-                except SpotguardError as why:
-                    unheard(str(why))
-                    return
+            until = self._clock.monotonic() + _PATIENCE
+            try:
+                self.channel.revote(job.epoch, lambda: max(0.0, until - self._clock.monotonic()))
+            except SpotguardError as error:
+                why = str(error)
+                self._saver.in_turn(lambda: self._nothing_newer(preemption, why))
 
         self._callers.give(run, now)  # a call before this one may wait for a silent store
+        return True
 
     def _nothing_newer(self, preemption: PreemptionNotice, why: str) -> None:
         """Report the newest checkpoint to the agent: this rank can call the others no more.
@@ -350,14 +332,11 @@ class Coordinator:
             case NoticeEvent():
                 self._noticed(epoch, call, standing)
             case WithdrawnEvent(id=id):
-                with self._lock:
-                    # Even if another rank of this machine called the withdrawal: the next notice with this id begins anew.
-                    self._own.pop(self._as_here(id), None)
-                    self._called.discard(self._as_here(id))
-                    foreign = self._foreign.pop(id, None) is not None and self._agent_knows
-                if foreign:
-                    self._send(protocol.PeerCancelled(id))
-                self._let_go(self._as_here(id))
+                self._void(id)
+            case CarriedEvent():
+                self._moved(epoch, call, standing)
+            case RevoteEvent():
+                self._wanted(epoch, standing)
             case BackgroundEvent() | BoundaryEvent():
                 self._asking = False
                 if isinstance(call, BackgroundEvent) and call.anew:
@@ -372,6 +351,34 @@ class Coordinator:
             case ManualEvent(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
+
+    def _void(self, id: str) -> None:
+        with self._lock:
+            # Even if another rank of this machine called the withdrawal: the next notice with this id begins anew.
+            self._own.pop(self._as_here(id), None)
+            self._called.discard(self._as_here(id))
+            foreign = self._foreign.pop(id, None) is not None and self._agent_knows
+        if foreign:
+            self._send(protocol.PeerCancelled(id))
+        self._let_go(self._as_here(id))
+
+    def _moved(self, epoch: int, call: CarriedEvent, standing: JobState) -> None:
+        """Take up a job state that a rank has carried into the second store.
+
+        If that rank had read less in the first store than this one, a longer one follows, and only a call for votes counts here.
+        """
+        before = self.channel.standing
+        known, there = ({each.id for each in state.notices} for state in (before, standing))
+        longer = call.heard >= self.channel.left_at
+        for id in known - there if longer else ():
+            self._void(id)
+        for notice in standing.notices:
+            if notice.id not in known and (longer or standing.counts(epoch)):
+                self._noticed(epoch, notice, standing)
+        self._wanted(epoch, standing)
+        if before.carried is None:  # these ranks' reports may be in the first store alone
+            for report in [*self._reported.values()]:
+                self._report_failed(report)
 
     def _let_go(self, id: str) -> None:
         release = partial(self._saver.release, id, "the notice was withdrawn, or the drill is over")
@@ -434,12 +441,12 @@ class Coordinator:
         if knows:
             self._send(called)
 
-    def _wanted(self, epoch: int, standing: JobState, why: str) -> None:
+    def _wanted(self, epoch: int, standing: JobState, why: str = "") -> None:
         wanted = standing.wanted
         if wanted is None or wanted.epoch != epoch:
             return
         if wanted.cause == "notice":
-            self._saver.again(epoch, self._departing(standing))
+            self._saver.again(epoch, self._departing(standing), at_boundary=wanted.boundary)
         elif wanted.cause == "background":
             self._saver.background(epoch, at_boundary=wanted.boundary)
         else:
@@ -499,7 +506,8 @@ class Coordinator:
         with self._lock:
             self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
             failed = self._failed.setdefault(job.epoch, {})
-            failed.update(self._gone())
+            if not self.channel.side(job.epoch):
+                failed.update(self._gone())
             # Only of machines that go: `_until` also holds machines whose notice was withdrawn.
             times = [until for machine, until in self._until.items() if machine in going]
         return SaveSpec(

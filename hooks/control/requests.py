@@ -192,10 +192,16 @@ class SaveRequests:
         """Queue a call for the saver thread. Returns at once."""
         self._jobs.put(what)
 
-    def again(self, epoch: int, departing: frozenset[int]) -> None:
-        """Save once more, at a boundary, with all ranks: a rank's state moved while it was read for a notice."""
+    def again(self, epoch: int, departing: frozenset[int], *, at_boundary: bool) -> None:
+        """Save once more with all ranks for the notice that holds this process.
+
+        Args:
+            epoch: as for `emergency`.
+            departing: as for `emergency`.
+            at_boundary: save at a parked boundary only: a rank's state moved while it was read.
+        """
         if (preemption := self._alarm) is not None:
-            self.emergency(preemption, epoch, at_boundary=True, departing=departing)
+            self.emergency(preemption, epoch, at_boundary=at_boundary, departing=departing)
 
     def fail_by_hand(self, why: str) -> None:
         """Fail the save by hand: a rank's state moved while it was read.

@@ -13,10 +13,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from spotguard.hooks.consensus.channel import SECOND
-from spotguard.hooks.consensus.events import BoundaryEvent, LogEvent, NoticeEvent
+from spotguard.hooks.consensus.events import (
+    BoundaryEvent,
+    CarriedEvent,
+    LogEvent,
+    NoticeEvent,
+    RevoteEvent,
+    WithdrawnEvent,
+)
 from spotguard.hooks.consensus.protocol import Answer, Claim, Get, Keys, Set, Wait, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.control.gate_rule import Shut
@@ -34,6 +42,7 @@ from tests.hooks.consensus.worlds import (
     placed,
     standing_after,
     standing_at,
+    standing_in_second,
     standing_now,
     standing_of,
     told_to_leave,
@@ -115,12 +124,16 @@ class Exploration:
         scene = self.scene
         if world.called < len(scene.calls):
             call = scene.calls[world.called]
-            yield f"called: {call}", world._replace(log=(*world.log, call), called=world.called + 1)
-            if scene.second:
-                yield (
-                    f"called in the second store: {call}",
-                    world._replace(second=(*world.second, call), called=world.called + 1, troubled=True),
-                )
+            last = len(world.ranks) - 1
+            if not scene.second or (self._in_first(world.ranks[-1]) and self._may_call(world, last, call)):
+                yield f"called: {call}", world._replace(log=(*world.log, call), called=world.called + 1)
+            for index, rank in enumerate(world.ranks) if scene.second else ():
+                if rank.phase != "gone" and self._may_call(world, index, call):
+                    second = (*world.second, *self._carries(world, index), call)
+                    yield (
+                        f"{index}: calls in the second store: {call}",
+                        world._replace(second=second, called=world.called + 1, troubled=True),
+                    )
         end = self._committed(world)
         for index, rank in enumerate(world.ranks):
             if rank.phase == "gone":
@@ -143,8 +156,11 @@ class Exploration:
         if rank.heard_second < len(world.second):
             following = rank._replace(heard_second=rank.heard_second + 1)
             yield "hears in the second store", changed(world, index, following)
-        if again := self._unanswered(world, rank):
-            yield "calls again", world._replace(second=(*world.second, again))
+        if self.scene.second and not self._in_first(rank):
+            if carried := self._carries(world, index):
+                yield "carries what it knows", world._replace(second=(*world.second, *carried))
+            if again := self._asks_again(world, rank):
+                yield "asks for other votes", world._replace(second=(*world.second, again))
         if rank.restoring:
             yield "restored", changed(world, index, rank._replace(restoring=False))
         elif not rank.left:
@@ -164,19 +180,44 @@ class Exploration:
             return gone
         return gone._replace(ranks=tuple(rank._replace(cut=True) for rank in gone.ranks))
 
-    def _unanswered(self, world: World, rank: Rank) -> LogEvent | None:
-        """A notice that a rank without the first store calls again: its save was not decided, as far as the rank knows."""
-        if not self.scene.second or not (rank.cut or rank.heard_second):
+    def _may_call(self, world: World, index: int, call: LogEvent) -> bool:
+        """Nobody withdraws a notice that it does not know of."""
+        rank = world.ranks[index]
+        read = (*world.log[: rank.heard], *world.second[: rank.heard_second])
+        known = (*read, *world.log) if index == len(world.ranks) - 1 else read
+        return not isinstance(call, WithdrawnEvent) or any(
+            isinstance(each, NoticeEvent) and each.id == call.id for each in known
+        )
+
+    def _in_first(self, rank: Rank) -> bool:
+        return rank.phase != "gone" and not rank.cut and not rank.heard_second
+
+    def _carries(self, world: World, index: int) -> tuple[LogEvent, ...]:
+        """What a rank writes into the second store before anything else. The last rank makes all calls in the first one, and what it
+        has not read of them there it calls again."""
+        rank = world.ranks[index]
+        if not self.scene.carries:
+            return ()
+        there = standing_in_second(world.second).carried
+        entries: tuple[LogEvent, ...] = ()
+        if there is None or (there < rank.heard and not self._covered(world, rank)):
+            entries = (standing_after(world.log[: rank.heard]).carry(lambda notice: notice.seconds_left),)
+        if index == len(world.ranks) - 1:
+            for number, each in enumerate(world.log[rank.heard :], rank.heard + 1):
+                again = replace(each, was=number) if isinstance(each, (NoticeEvent, WithdrawnEvent)) else each
+                entries += (again,) if again not in world.second else ()
+        return entries
+
+    def _covered(self, world: World, rank: Rank) -> bool:
+        """Whether an entry of the second log, read or not, has as much of the first log as this rank."""
+        return any(isinstance(each, CarriedEvent) and each.heard >= rank.heard for each in world.second)
+
+    def _asks_again(self, world: World, rank: Rank) -> LogEvent | None:
+        standing = standing_of(world, rank)
+        if standing.wanted is None or not standing.undecided(rank.decided):
             return None
-        standing = standing_after(world.log[: rank.heard])
-        if (
-            standing.wanted is None
-            or standing.wanted.cause != "notice"
-            or rank.decided >= standing.wanted.epoch
-        ):
-            return None
-        there = {each.id for each in world.second if isinstance(each, NoticeEvent)}
-        return next((each for each in standing.notices if each.id not in there), None)
+        again = RevoteEvent(standing.wanted.epoch)
+        return None if again in world.second else again
 
     # --- training ---
 
@@ -334,15 +375,11 @@ class Exploration:
             place.close(Shut.OPEN)
         saved = changed(world, index, placed(rank, place)._replace(phase="saved"))
         yield "saves", saved._replace(saved=world.saved | {(rank.epoch, decision)})
-        if away(rank):
-            return  # what is called of it in the second log means nothing there
         if index in self.scene.moving and not world.moved and place.shut is not Shut.AT_BOUNDARY:
             moved = changed(world, index, rank._replace(phase="ended"))
-            if rank.epoch > SECOND:
-                yield (
-                    "has moved",
-                    moved._replace(second=(*world.second, BoundaryEvent(rank.epoch)), moved=True),
-                )
+            if rank.epoch > SECOND or away(rank):
+                second = (*world.second, *self._carries(world, index), BoundaryEvent(rank.epoch))
+                yield "has moved", moved._replace(second=second, moved=True)
             else:
                 yield "has moved", moved._replace(log=(*world.log, BoundaryEvent(rank.epoch)), moved=True)
 
@@ -392,12 +429,12 @@ class Exploration:
 
     def _check_end(self, world: World) -> None:
         standing = standing_now(world)
+        if self.scene.second:
+            self._check_notices(world)
         alive = [(index, rank) for index, rank in enumerate(world.ranks) if rank.phase != "gone"]
         for index, rank in alive:
             if rank.phase == "agreeing":
                 raise self.fail(world, f"rank {index} waits for ever")
-            if self._unanswered(world, rank) is not None:
-                raise self.fail(world, f"rank {index} has not called again")
             if rank.heard_second != len(world.second):
                 raise self.fail(world, f"rank {index} has not heard all of the second log")
             if rank.cut and not world.second:
@@ -428,6 +465,16 @@ class Exploration:
             for _, rank in alive
         ):
             self._check_others(world, alive)
+
+    def _check_notices(self, world: World) -> None:
+        """A notice that was called stands, and one whose withdrawal was called does not, by whichever store."""
+        called: dict[str, bool] = {}
+        for call in self.scene.calls[: world.called]:
+            if isinstance(call, (NoticeEvent, WithdrawnEvent)):
+                called[call.id] = isinstance(call, NoticeEvent)
+        stand = {id for id, stands in called.items() if stands}
+        if (found := {each.id for each in standing_now(world).notices}) != stand:
+            raise self.fail(world, f"the notices {found} stand, and {stand} were called")
 
     def _check_others(self, world: World, alive: list[tuple[int, Rank]]) -> None:
         """Where one has saved, all that are named have, unless one of them has died or lost the store."""

@@ -75,6 +75,16 @@ class Rank:
             assert self._changed.wait_for(lambda: len(self.heard) >= count, PATIENCE)
             return [call for _, call, _ in self.heard]
 
+    def until(self, epoch: int) -> list[tuple[int, LogEvent]]:
+        """All that it has heard, once this entry is among it and counts."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(each >= epoch for each, _, _ in self.heard), PATIENCE)
+        left = within(PATIENCE)
+        while self.channel.standing.epoch < epoch:
+            assert left(), self.heard
+        with self._changed:
+            return [(each, call) for each, call, _ in self.heard]
+
     def agree(self, epoch: int, step: int | None, seconds: float = PATIENCE, **offer: Any) -> Decision:
         offered = Vote(self.channel.rank, step, **offer)
         return self.channel.agree(epoch, offered, within(seconds), lambda: False)

@@ -10,10 +10,12 @@ from spotguard.hooks.consensus import events
 from spotguard.hooks.consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
+    CarriedEvent,
     FailedEvent,
     LogEvent,
     ManualEvent,
     NoticeEvent,
+    RevoteEvent,
     UnknownEvent,
     WithdrawnEvent,
 )
@@ -32,6 +34,11 @@ NOTICE = NoticeEvent("i-1", "interruption", "aws", 119.5, "m0", 120.0)
         ManualEvent(7),
         BoundaryEvent(3, "a buffer moved"),
         FailedEvent(3, 1, "denied"),
+        CarriedEvent(
+            4, (NOTICE, NoticeEvent("b", "drill", "you", 30.0, "m1", 30.0, was=3)), 2, "notice", True
+        ),
+        CarriedEvent(0),
+        RevoteEvent(2),
     ],
 )
 def test_what_is_called_is_heard(call: LogEvent) -> None:
@@ -58,6 +65,9 @@ def test_no_two_entries_are_the_same() -> None:
         b'{"call": "manual", "step": true}',
         b'{"call": "manual", "step": 1.5}',
         b'{"call": "withdrawn", "id": 3}',
+        b'{"call": "carried", "heard": 1}',
+        b'{"call": "carried", "heard": 1, "notices": [3]}',
+        b'{"call": "carried", "heard": 1, "notices": [{"id": "a"}]}',
         json.dumps(
             {"call": "notice", **typed_json.decode(events.encode(NOTICE, 0, 0)), "window": 1e999}
         ).encode(),

@@ -77,8 +77,8 @@ SCENES = {
     "a store that goes silent": Scene(2, ONE, hasty=PAIR, cut=PAIR, replicas=True),
     # with a second store
     "a first store that does not answer each caller": Scene(2, ONE, second=True),
-    "a withdrawal comes by either store": Scene(2, BACK, second=True),
-    "one loses the first store": Scene(2, ONE, cut=PAIR, second=True, hasty=PAIR),
+    "a withdrawal comes by either store": Scene(2, BACK, second=True, steps=0),
+    "one loses the first store": Scene(2, ONE, cut=PAIR, second=True, hasty=PAIR, steps=0),
     "the first store goes with its rank": Scene(
         2, ONE, mortal=frozenset({0}), host=0, second=True, hasty=PAIR, replicas=True
     ),
@@ -89,7 +89,11 @@ LARGE = {
     "three replicas, and the first store goes with its rank": Scene(
         3, ONE, mortal=frozenset({0}), host=0, second=True, hasty=frozenset({1, 2}), replicas=True
     ),
-    "the second of two notices comes by either store": Scene(2, TWO, second=True),
+    "a withdrawal, and the first store goes with its rank": Scene(
+        2, BACK, mortal=frozenset({0}), host=0, second=True, hasty=frozenset({1}), replicas=True, steps=0
+    ),
+    "the second of two notices comes by either store": Scene(2, TWO, second=True, steps=0),
+    "one loses the first store, and they train": Scene(2, ONE, cut=PAIR, second=True, hasty=PAIR),
     "beside training, then a notice, by either store": Scene(2, BESIDE, second=True),
     "four ranks, two machines": Scene(4, TWO),
     "four ranks, withdrawn": Scene(4, BACK),
@@ -167,6 +171,10 @@ HASTY = SCENES["replicas, out of time"]
         pytest.param(
             replace(SCENES["one loses the first store"], replicas=True, overwrites=True),
             id="a decision in the second store overwrites the one before",
+        ),
+        pytest.param(
+            Scene(2, TWO, second=True, carries=False),
+            id="the second log begins with nothing",
         ),
         pytest.param(Scene(2, ONE, stays_shut=True), id="who is behind is not let through"),
         pytest.param(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from spotguard.hooks.consensus.channel import SECOND
 from spotguard.hooks.consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
+    CarriedEvent,
     FailedEvent,
     LogEvent,
     ManualEvent,
     NoticeEvent,
+    RevoteEvent,
     UnknownEvent,
     WithdrawnEvent,
 )
@@ -126,3 +131,65 @@ def test_what_cannot_be_read_only_counts() -> None:
     """The numbers of the log stay those of all ranks."""
     standing = after(notice("a"), UnknownEvent("?"), FailedEvent(1, 0), notice("b", "m1"))
     assert standing.wanted == WantedSave(4, "notice")
+
+
+# --- the second store's log, which begins with what a rank has read in the first ---
+
+
+def carried(*calls: LogEvent) -> CarriedEvent:
+    return after(*calls).carry(lambda each: each.seconds_left)
+
+
+def second(*calls: LogEvent) -> JobState:
+    standing = JobState(SECOND)
+    for call in calls:
+        standing = standing.after(call)
+    return standing
+
+
+def test_what_counts_in_the_first_log_counts_in_the_second() -> None:
+    standing = second(carried(notice("a")))
+    assert standing.notices == (notice("a"),)
+    assert standing.wanted == WantedSave(1, "notice")
+    assert standing.undecided(0)
+    assert not standing.undecided(1)
+    assert second(carried(notice("a")), FailedEvent(1, 0)).counts(1)
+    assert second(carried(notice("a")), RevoteEvent(1), RevoteEvent(1)).counts(SECOND + 2)
+    assert second(carried(notice("a")), BoundaryEvent(1)).wanted == WantedSave(SECOND + 2, "notice", True)
+
+
+def test_the_longer_of_two_states_holds_and_its_new_save_is_voted_on_by_all() -> None:
+    short, long = carried(notice("a")), carried(notice("a"), notice("b", "m1"))
+    assert second(short, long).departing == second(long, short).departing == {"m0", "m1"}
+    assert second(short, long).counts(SECOND + 2)
+    assert second(long, short).counts(2)
+    assert second(carried(), short).counts(SECOND + 2)
+
+
+def test_what_was_withdrawn_in_either_log_does_not_come_back() -> None:
+    short, long = carried(notice("a")), carried(notice("a"), FailedEvent(1, 0))
+    for calls in [(short, WithdrawnEvent("a"), long), (carried(), WithdrawnEvent("a"), long)]:
+        assert second(*calls).notices == ()
+        assert second(*calls).wanted is None
+    over = carried(notice("a"), WithdrawnEvent("a"))
+    assert second(short, over).notices == second(over, short).notices == ()
+    assert second(short, over).wanted is None
+
+
+def test_an_entry_that_was_carried_is_not_read_a_second_time() -> None:
+    """Its caller did not know that another rank had read it."""
+    again = replace(notice("a"), was=1)
+    assert second(carried(notice("a")), WithdrawnEvent("a"), again).notices == ()
+    assert second(carried(), again).counts(SECOND + 2)
+
+
+def test_a_notice_of_the_second_log_stands_whatever_is_carried_later() -> None:
+    standing = second(carried(), notice("b", "m1"), carried(notice("a"), WithdrawnEvent("a")))
+    assert standing.departing == {"m1"}
+    assert standing.counts(SECOND + 2)
+
+
+def test_a_save_beside_training_is_neither_lost_nor_voted_on_again() -> None:
+    standing = second(carried(BackgroundEvent()))
+    assert standing.counts(1)
+    assert not standing.undecided(0)

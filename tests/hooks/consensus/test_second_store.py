@@ -21,10 +21,18 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from spotguard.hooks.consensus import channel as channel_module
 from spotguard.hooks.consensus import protocol
 from spotguard.hooks.consensus.channel import SECOND, Channel, second_rank
-from spotguard.hooks.consensus.events import BoundaryEvent, LogEvent, NoticeEvent
-from spotguard.hooks.consensus.job_state import JobState
+from spotguard.hooks.consensus.events import (
+    BoundaryEvent,
+    CarriedEvent,
+    LogEvent,
+    NoticeEvent,
+    RevoteEvent,
+    WithdrawnEvent,
+)
+from spotguard.hooks.consensus.job_state import JobState, WantedSave
 from spotguard.hooks.consensus.process_group import BesideStore
 from spotguard.hooks.consensus.store import JobStore, StoreSilent
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
@@ -86,21 +94,16 @@ class Away:
 
 
 class Job:
-    """Three ranks on two machines; each calls again, in the second store, what the first one takes with it."""
+    """Three ranks on two machines."""
 
     def __init__(self, host: Host, cut: int | None = None, **how: Any) -> None:
         self.host = host
         stores: list[Any] = [TCPStore("127.0.0.1", host.port) for _ in range(3)]
-        makers = [how.get("maker", BesideStore)(store) for store in stores]
+        makers = [how.get("maker", BesideStore)(store, 3) for store in stores]
         self.cut = threading.Event()
         if cut is not None:
             stores[cut] = Away(stores[cut], self.cut)
         self.channels = together(*(lambda r=r: self._join(r, stores[r], makers[r]) for r in range(3)))
-        self.recalled = ThreadPoolExecutor(8)
-        for channel in self.channels:
-            channel.recall = lambda standing, unheard, channel=channel: self._recall(  # type: ignore[misc]
-                channel, standing, unheard
-            )
         self.ranks = [Rank(channel) for channel in self.channels]
 
     @staticmethod
@@ -108,16 +111,6 @@ class Job:
         return Channel.join(
             store, rank, 3, f"m{rank // 2}", SystemClock(), meet=lambda _: b"life", second=maker
         )
-
-    def _recall(self, channel: Channel, standing: JobState, unheard: list[LogEvent]) -> bool:
-        wanted = standing.wanted
-        for each in unheard:
-            self.recalled.submit(channel.call, each, within(PATIENCE))
-        if wanted is None or channel.decided >= wanted.epoch:
-            return False
-        for notice in standing.notices:
-            self.recalled.submit(channel.call_again, notice, within(PATIENCE))
-        return True
 
     def called(self) -> int:
         """A notice that all ranks read in the first store's log; its epoch."""
@@ -140,7 +133,6 @@ class Job:
 
     def close(self) -> None:
         together(*(lambda c=c: c.close(0.1) for c in self.channels))
-        self.recalled.shutdown()
 
 
 @pytest.fixture
@@ -177,16 +169,21 @@ def test_the_second_store_is_on_another_machine_if_there_is_one() -> None:
 
 
 def test_ranks_whose_store_has_gone_call_and_agree_in_the_second_one(host: Host) -> None:
-    """Its numbers are above all of the first, and its job state begins anew."""
+    """Its numbers are above all of the first. A notice that all have saved for stands on."""
     with a_job(host) as job:
         assert {each.step for each in job.agree(job.called(), (4, 5, 5))} == {5}
         host.dies()
-        assert job.channels[2].call(OTHER, within(PATIENCE)) == SECOND + 1
-        assert [rank.hears(2) for rank in job.ranks] == [[NOTICE, OTHER]] * 3
-        assert [each.standing.notices for each in job.channels] == [(OTHER,)] * 3
-        assert {each.step for each in job.agree(SECOND + 1, (5, 5, 5))} == {5}
+        epoch = job.channels[2].call(OTHER, within(PATIENCE))
+        assert epoch > SECOND
+        for rank in job.ranks:
+            assert [each for _, each in rank.until(epoch) if not isinstance(each, CarriedEvent)] == [
+                NOTICE,
+                OTHER,
+            ]
+        assert [each.standing.departing for each in job.channels] == [{"m0", "m1"}] * 3
+        assert {each.step for each in job.agree(epoch, (5, 5, 5))} == {5}
         assert not any(each.lost for each in job.channels)
-        assert [each.side(SECOND + 1) for each in job.channels] == [1, 1, 1]
+        assert [each.side(epoch) for each in job.channels] == [1, 1, 1]
 
 
 def test_replicas_save_without_the_rank_that_served_the_store(host: Host) -> None:
@@ -213,23 +210,22 @@ def test_a_notice_whose_votes_went_with_the_store_is_called_again_once(host: Hos
             decided = [each.result(PATIENCE) for each in waiting]
         assert {each.why for each in decided} == {"a later call has replaced this save"}
         for rank in job.ranks:
-            rank.hears(2)
-        assert {each.step for each in job.agree(SECOND + 1, (3, 3, 3))} == {3}
-        assert [rank.heard[1:] for rank in job.ranks] == [
-            [(SECOND + 1, NOTICE, each.standing)] for each in job.channels
-        ]
+            heard = rank.until(SECOND + 2)
+            assert [type(each) for _, each in heard] == [NoticeEvent, CarriedEvent, RevoteEvent]
+        assert {each.step for each in job.agree(SECOND + 2, (3, 3, 3))} == {3}
 
 
-def test_a_decided_save_is_not_called_again(host: Host) -> None:
-    """It needs no store any more."""
+def test_a_decided_save_goes_on_though_its_store_is_gone(host: Host) -> None:
+    """It needs no store any more, and nobody votes again."""
     with a_job(host) as job:
         job.agree(job.called(), (4, 4, 4))
         host.dies()
         for channel in job.channels:
             assert channel._keepers[0]._mailbox.close(PATIENCE)
-        job.recalled.shutdown()
-        assert [len(rank.heard) for rank in job.ranks] == [1, 1, 1]
-        assert [channel.standing.epoch for channel in job.channels] == [1, 1, 1]
+        for rank in job.ranks:
+            assert [type(each) for _, each in rank.until(SECOND + 1)] == [NoticeEvent, CarriedEvent]
+        assert [channel.standing.counts(1) for channel in job.channels] == [True] * 3
+        assert [channel.standing.epoch for channel in job.channels] == [SECOND + 1] * 3
 
 
 def test_a_store_that_stands_still_is_left_by_all_ranks_and_what_it_says_later_counts_for_nobody(
@@ -237,15 +233,15 @@ def test_a_store_that_stands_still_is_left_by_all_ranks_and_what_it_says_later_c
 ) -> None:
     with a_job(host) as job:
         with host.stopped():
-            assert job.channels[0].call(NOTICE, within(PATIENCE)) == SECOND + 1
+            assert job.channels[0].call(NOTICE, within(PATIENCE)) == SECOND + 2
             for rank in job.ranks:
-                rank.hears(1)
+                rank.until(SECOND + 2)
         first = job.channels[1]._keepers[0]
         assert first.caller.say(protocol.call(first.keys, "late", 0), within(PATIENCE)) >= 1
         for channel in job.channels:
             until(lambda channel=channel: channel._keepers[0].heard >= 1)  # type: ignore[misc]
-        assert {each.step for each in job.agree(SECOND + 1, (2, 2, 2))} == {2}
-        assert [[epoch for epoch, _, _ in rank.heard] for rank in job.ranks] == [[SECOND + 1]] * 3
+        assert {each.step for each in job.agree(SECOND + 2, (2, 2, 2))} == {2}
+        assert [[epoch for epoch, _, _ in rank.heard] for rank in job.ranks] == [[SECOND + 1, SECOND + 2]] * 3
         assert job.channels[1].agree(1, Vote(1, 2), within(PATIENCE), lambda: False).step is None
 
 
@@ -259,9 +255,9 @@ def test_all_ranks_follow_the_one_that_is_cut_off_from_the_first_store(host: Hos
             decided = [each.result(PATIENCE) for each in waiting]
         assert [each.step for each in decided] == [None, None]
         for rank in job.ranks:
-            rank.hears(2)
-        assert {each.step for each in job.agree(SECOND + 1, (3, 3, 3))} == {3}
-        assert job.channels[0].call(OTHER, within(PATIENCE)) == SECOND + 2
+            rank.until(SECOND + 2)
+        assert {each.step for each in job.agree(SECOND + 2, (3, 3, 3))} == {3}
+        assert job.channels[0].call(OTHER, within(PATIENCE)) == SECOND + 3
 
 
 def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again(host: Host) -> None:
@@ -282,28 +278,28 @@ def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again
             until(lambda: bool(first._keepers[0].store.check([first._keys.call(2)])))
             job.channels[1]._keepers[0].gone = True  # as it seems to that one
             third = replace(OTHER, id="c")
-            assert job.channels[1].call(third, within(PATIENCE)) == SECOND + 1
+            assert job.channels[1].call(third, within(PATIENCE)) > SECOND
             until(lambda: first._keepers[1].store.check([first._keys.bell(0, SECOND + 1)]))
             job.ranks[0].before = None
             goes_on.set()
             written.result(PATIENCE)
         for rank in job.ranks:
             until(lambda rank=rank: {"b", "c"} <= {n.id for n in rank.channel.standing.notices})  # type: ignore[misc]
-        assert {each.standing for each in job.channels} == {job.channels[0].standing}
+        until(lambda: len({each.standing for each in job.channels}) == 1)
         assert job.channels[0].standing.epoch > SECOND
 
 
-def test_a_boundary_of_a_save_that_was_called_for_in_the_first_store_cannot_be_called_in_the_second(
-    host: Host,
-) -> None:
-    """It would mean nothing there, and its caller would wait for what nobody does."""
+def test_a_state_that_has_moved_is_saved_again_though_the_store_of_its_save_is_gone(host: Host) -> None:
+    """The save counts in the second store, too."""
     with a_job(host) as job:
         epoch = job.called()
         job.agree(epoch, (4, 4, 4))
         host.dies()
-        with pytest.raises(StoreSilent):
-            job.channels[1].call(BoundaryEvent(epoch), within(PATIENCE))
-        assert job.channels[1].standing.epoch == epoch
+        again = job.channels[1].call(BoundaryEvent(epoch), within(PATIENCE))
+        for rank in job.ranks:
+            rank.until(again)
+            assert rank.channel.standing.wanted == WantedSave(again, "notice", boundary=True)
+        assert {each.step for each in job.agree(again, (5, 5, 5))} == {5}
 
 
 def test_the_loss_of_the_second_store_changes_nothing(host: Host, caplog: pytest.LogCaptureFixture) -> None:
@@ -347,10 +343,162 @@ def test_no_rank_uses_a_second_store_that_one_cannot_reach(
 
 
 def test_the_second_store_listens_where_its_process_reaches_the_first_and_nowhere_else(host: Host) -> None:
-    made = BesideStore(TCPStore("127.0.0.1", host.port))
+    made = BesideStore(TCPStore("127.0.0.1", host.port), 3)
     address, port = made.serve().split()
     assert address == "127.0.0.1"
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", int(port)), 1.0):
         pass
     assert made.reach(f"{address} {port}") is not None
-    assert BesideStore(TCPStore("127.0.0.1", host.port)).reach(f"{address} {port}") is not None
+    assert BesideStore(TCPStore("127.0.0.1", host.port), 3).reach(f"{address} {port}") is not None
+
+
+def types(heard: list[tuple[int, LogEvent]]) -> list[str]:
+    return [type(each).__name__ for _, each in heard if not isinstance(each, (CarriedEvent, RevoteEvent))]
+
+
+def test_a_notice_whose_withdrawal_comes_first_in_the_second_store_does_not_come_back(host: Host) -> None:
+    """Its votes were lost, so the ranks that leave the first store would have called for it again."""
+    with a_job(host) as job:
+        epoch = job.called()
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(job.ranks[rank].agree, epoch, 3) for rank in (0, 1)]
+            with host.stopped():
+                over = job.channels[2].call(WithdrawnEvent(NOTICE.id), within(PATIENCE))
+                assert [each.result(PATIENCE).step for each in waiting] == [None, None]
+            last = job.channels[1].call(OTHER, within(PATIENCE))
+        for rank in job.ranks:
+            assert types(rank.until(last)) == ["NoticeEvent", "WithdrawnEvent", "NoticeEvent"]
+            assert rank.channel.standing.notices == (OTHER,)
+        assert over > SECOND
+
+
+def test_a_withdrawal_that_only_its_caller_has_read_in_the_first_store_is_carried(host: Host) -> None:
+    with a_job(host) as job:
+        job.called()
+        goes_on = threading.Event()
+
+        def held(epoch: int, call: LogEvent, standing: JobState) -> None:
+            assert goes_on.wait(PATIENCE)
+
+        for rank in job.ranks[1:]:
+            rank.before = held
+        job.channels[0].call(WithdrawnEvent(NOTICE.id), within(PATIENCE))
+        assert job.ranks[0].hears(2)
+        with host.stopped():
+            with ThreadPoolExecutor(1) as pool:
+                called = pool.submit(job.channels[0].call, OTHER, within(PATIENCE))
+                epoch = called.result(PATIENCE)
+            goes_on.set()
+            for rank in job.ranks:
+                rank.until(epoch)
+                assert rank.channel.standing.notices == (OTHER,)
+
+
+def test_a_notice_that_only_some_ranks_have_read_in_the_first_store_stands_for_all_in_the_second(
+    host: Host,
+) -> None:
+    """The one that writes there first has not read it. It asks for the votes of all."""
+    with a_job(host) as job:
+        job.called()
+        with host.stopped():
+            job.channels[2].standing = JobState()  # as if it had read nothing
+            job.channels[2]._ends.clear()
+            job.channels[2].call(WithdrawnEvent("nothing"), within(PATIENCE))
+            for rank in job.ranks:
+                rank.until(SECOND + 3)
+                until(lambda rank=rank: rank.channel.standing.departing == {"m0"})  # type: ignore[misc]
+        (epoch,) = {each.standing.wanted.epoch for each in job.channels if each.standing.wanted is not None}
+        assert {each.step for each in job.agree(epoch, (3, 3, 3))} == {3}
+
+
+def test_a_machine_whose_save_was_decided_departs_in_the_second_store_too(host: Host) -> None:
+    """The next notice comes there because the first store stands still."""
+    with a_job(host) as job:
+        job.agree(job.called(), (4, 5, 5))
+        with host.stopped():
+            epoch = job.channels[2].call(OTHER, within(PATIENCE))
+            for rank in job.ranks:
+                rank.until(epoch)
+        for channel in job.channels:
+            assert channel.standing.departing == {"m0", "m1"}
+            assert channel.standing.notices[0].seconds_left < NOTICE.seconds_left
+
+
+def test_a_call_whose_store_dies_before_anyone_has_read_it_comes_by_the_second_one(host: Host) -> None:
+    with a_job(host) as job:
+        caller = job.channels[1]
+        first = caller._keepers[0]
+        say = first.caller.say
+
+        def answered(*args: Any, **how: Any) -> Any:
+            number = say(*args, **how)
+            host.dies()
+            until(lambda: first.gone)
+            return number
+
+        first.caller.say = answered  # type: ignore[method-assign]
+        assert caller.call(OTHER, within(PATIENCE)) > SECOND
+        for rank in job.ranks:
+            until(lambda rank=rank: OTHER.id in {each.id for each in rank.channel.standing.notices})  # type: ignore[misc]
+
+
+def test_a_call_that_a_store_has_taken_and_nobody_reads_comes_by_the_second_one(host: Host) -> None:
+    """The store stands still right after its answer."""
+    with a_job(host) as job:
+        first = job.channels[1]._keepers[0]
+        first.caller.say = lambda *_: 1  # type: ignore[method-assign, assignment]
+        assert job.channels[1].call(NOTICE, within(PATIENCE)) == SECOND + 2
+        del first.caller.say
+        for rank in job.ranks:
+            assert types(rank.until(SECOND + 2)) == ["NoticeEvent"]
+
+
+def test_a_rank_that_is_deaf_to_the_first_store_takes_all_with_it(host: Host) -> None:
+    """A notice that is called where it hears nothing would wait for its vote."""
+    with a_job(host, cut=2) as job:
+        job.cut.set()
+        for rank in job.ranks:
+            rank.until(SECOND + 1)
+        epoch = job.channels[0].call(NOTICE, within(PATIENCE))
+        for rank in job.ranks:
+            rank.until(epoch)
+        assert {each.step for each in job.agree(epoch, (3, 3, 3))} == {3}
+
+
+class Mute(BesideStore):
+    """A place that takes connections and never answers."""
+
+    def serve(self) -> str:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        return f"127.0.0.1 {self.listening.getsockname()[1]}"
+
+
+def test_a_second_store_that_takes_connections_and_never_answers_holds_up_no_rank(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "_REACHED", 1.0)
+    job = Job(host, maker=Mute)
+    try:
+        assert [len(channel._keepers) for channel in job.channels] == [1, 1, 1]
+        assert job.channels[0].call(NOTICE, within(PATIENCE)) == 1
+        for rank in job.ranks:
+            rank.hears(1)
+    finally:
+        job.close()
+
+
+def test_a_process_that_may_open_too_few_files_serves_no_second_store() -> None:
+    """Its training would find none left. Where it may, it raises its own limit."""
+    serve = """
+import resource, sys
+from torch.distributed import TCPStore
+from spotguard.hooks.consensus.process_group import BesideStore
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
+first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(bool(BesideStore(first, 200).serve()), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    for limit, answer in (("1311", "False 256"), ("1312", "True 1312")):
+        done = subprocess.run(
+            [sys.executable, "-c", serve, limit], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == answer

@@ -45,9 +45,10 @@ class Scene:
     mortal: frozenset[int] = frozenset()
     #: One of these may lose the store, at any moment.
     cut: frozenset[int] = frozenset()
-    #: There is a second store. A call may come there at any moment, as if the first one did not answer its caller; who loses
-    #: the first one calls again there.
+    #: There is a second store. A call may come there at any moment, as if the first one did not answer its caller.
     second: bool = False
+    #: Ranks carry what they know into the second store (broken: they do not).
+    carries: bool = True
     #: The one whose death takes the first store from all.
     host: int = -1
     #: Inside `restore`, at first.

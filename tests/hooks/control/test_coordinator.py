@@ -139,21 +139,42 @@ class End:
     heard: Heard
 
 
+class Beside:
+    """The maker of a second store in this process."""
+
+    def __init__(self) -> None:
+        self._store = HashStore()
+
+    def serve(self) -> str:
+        return "here"
+
+    def reach(self, place: str) -> Any:
+        return self._store
+
+
 @contextmanager
 def two(
-    clock: Clock, other: Clock | None = None, met: Any = None, store: BlobStore | None = None
+    clock: Clock,
+    other: Clock | None = None,
+    met: Any = None,
+    store: BlobStore | None = None,
+    *,
+    second: Beside | None = None,
 ) -> Iterator[list[End]]:
-    """On machines "a" and "b"."""
+    """On machines "a" and "b". The way of the first rank to the job's store is `met`; that of the other, if there is a second one."""
     met, store = met or HashStore(), store or FakeStore()
+    own = 0 if second is None else 1
 
     def join(rank: int) -> End:
         channel = Channel.join(
-            met if rank == 0 else getattr(met, "_store", met),
+            met if rank == own else getattr(met, "_store", met),
             rank,
             2,
             "ab"[rank],
             SystemClock(),
             meet=lambda _: b"life",
+            hosts=second is not None and rank == 0,
+            second=second,
         )
         time = other or clock if rank else clock
         ranks, heard = Coordinator(channel, time, _nobody), Heard()
@@ -463,3 +484,42 @@ def test_a_call_that_comes_while_a_rank_ends_is_answered() -> None:
         held.set()
         ending.result(PATIENCE)
         assert "no answer in time from rank 1 of 2" in first.heard.outcome()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the notice", "by the notice"])
+def test_a_first_rank_whose_store_one_rank_has_lost_is_waited_for_as_any_other(before: bool) -> None:
+    """One connection was reset. All leave that store, and the vote in the second one shows that the first rank lives."""
+    store = Cut(HashStore())
+    with two(SystemClock(), met=store, second=Beside()) as (first, second):
+        for end in (first, second):
+            end.saver.ready = True
+        store.cut = True
+        if before:
+            second.ranks.over("nothing", "")
+            until(lambda: first.ranks.channel.standing.carried is not None)
+        first.ranks.notice(Preempt("x", 30.0, 3.0, "terminate", "aws"))
+        assert [end.heard.outcome() for end in (first, second)] == ["committed"] * 2
+        assert second.ranks.channel.orphaned
+        (epoch,) = {end.ranks.channel.decided for end in (first, second)}
+        job = SaveRequest("emergency", CancelScope(SystemClock()), epoch=epoch)
+        agreed = second.ranks.agreed(job, Decision(epoch, 7, ranks=(0, 1)), 7)
+        assert not agreed.failed
+        whole = find_whole(first.store, "run")
+        assert whole is not None
+        assert (whole.name.step, whole.missing) == (7, ())
+        first.ranks.withdrawn("x", "it stays")
+        for end in (first, second):
+            until(lambda end=end: not end.saver.alarmed)  # type: ignore[misc]
+            assert end.ranks.channel.standing.notices == ()
+
+
+def test_a_save_that_has_failed_before_the_ranks_left_its_store_is_known_to_have_failed_in_the_second_one() -> (
+    None
+):
+    """One of them may not have read it in the first."""
+    store = Cut(HashStore())
+    with two(SystemClock(), met=store, second=Beside()) as (first, second):
+        job = SaveRequest("emergency", CancelScope(SystemClock()), epoch=5)
+        store.cut = True
+        first.ranks.failed(job, "its store refuses")  # by which the other one loses the store
+        until(lambda: second.ranks._failed.get(5) == {0: "its store refuses"})

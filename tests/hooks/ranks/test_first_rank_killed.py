@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 #: Seconds of the notice.
 WINDOW = 12.0
 #: Calls in the second store's log.
-SECOND_LOG = r"(call|offers?|decision|bell/\d+)/10{8}\d|again/"
+SECOND_LOG = r"(call|offers?|decision|bell/\d+)/10{8}\d|once/"
 #: Calls for a notice at step 4.
 OBJECT, MANIFEST = r"put .*/0*4-.*safetensors", r"put .*/0*4-.*-of-\d+\.json"
 

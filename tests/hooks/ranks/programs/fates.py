@@ -128,8 +128,8 @@ class FatedChannel:
 class FatedSecond(BesideStore):
     """The maker of the second store, whose calls have the same names: its numbers are the second log's."""
 
-    def __init__(self, first: Any, fates: Fates) -> None:
-        super().__init__(first)
+    def __init__(self, first: Any, world: int, fates: Fates) -> None:
+        super().__init__(first, world)
         self._fates = fates
 
     def reach(self, place: str) -> JobStore | None:

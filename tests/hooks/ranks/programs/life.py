@@ -123,7 +123,7 @@ class Life:
             clock,
             meet=self._meet,
             hosts=hosts,
-            second=FatedSecond(_over_tcp(dist.distributed_c10d._get_default_store()), self.fates),
+            second=FatedSecond(_over_tcp(dist.distributed_c10d._get_default_store()), self.world, self.fates),
         )
         return Guard(FatedStore(open_store(url), self.fates), run, state, clock, channel)
 
