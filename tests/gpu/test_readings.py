@@ -1,4 +1,4 @@
-"""What NVML and a reading of the helper of alerts give on a real GPU."""
+"""A reading of the helper of alerts on a real GPU, by NVML."""
 
 from __future__ import annotations
 

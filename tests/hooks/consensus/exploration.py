@@ -193,8 +193,8 @@ class Exploration:
         return rank.phase != "gone" and not rank.cut and not rank.heard_second
 
     def _carries(self, world: World, index: int) -> tuple[LogEvent, ...]:
-        """What a rank writes into the second store before anything else. The last rank makes all calls in the first one, and what it
-        has not read of them there it calls again."""
+        """The entries that a rank writes into the second store before all others. The last rank makes all calls in the first one, and
+        calls again those that it has not read there."""
         rank = world.ranks[index]
         if not self.scene.carries:
             return ()

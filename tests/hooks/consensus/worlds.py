@@ -79,7 +79,7 @@ class Rank(NamedTuple):
     #: Which act of its step training has come to.
     at: int = 0
     heard: int = 0
-    #: Of the second store's log. Who has heard anything there has left the first.
+    #: The same for the second store's log. A rank that has heard anything there has left the first.
     heard_second: int = 0
     #: The newest call whose decision it has read.
     decided: int = 0
