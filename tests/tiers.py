@@ -5,7 +5,7 @@ Most of the slow tier is marked here, by what a test needs: a real server's prog
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -31,6 +31,11 @@ def few_fast(rows: Iterable[Any], fast: int = 1) -> list[Any]:
     return [
         pytest.param(*row, marks=[pytest.mark.slow] * (number >= fast)) for number, row in enumerate(every)
     ]
+
+
+def with_nights(rows: Iterable[str], nights: Collection[str]) -> list[Any]:
+    """The rows for `parametrize`, those of the nights in the soak: the slow tier takes minutes as it is."""
+    return [pytest.param(row, marks=pytest.mark.soak) if row in nights else row for row in rows]
 
 
 def needs_a_server(item: pytest.Item) -> bool:

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +80,6 @@ def environment(name: str) -> Path:
     if not python.exists():
         pytest.skip(f"there is no .venv-{name}: scripts/framework-env {name}")
     return python
-
-
-def with_nights(cases: Iterable[str], nights: Collection[str]) -> list[Any]:
-    """The cases for `parametrize`, those of the nights in the soak: the slow tier takes minutes as it is."""
-    return [pytest.param(case, marks=pytest.mark.soak) if case in nights else case for case in cases]
 
 
 class Training:

@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences, with_nights
+from tests.integrations.frameworks import Training, differences
+from tests.tiers import with_nights
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences, environment, with_nights
+from tests.integrations.frameworks import Training, differences, environment
+from tests.tiers import with_nights
 
 # Ten lives of two ranks beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]

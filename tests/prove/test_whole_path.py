@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.prove.conftest import Prove
+from tests.tiers import with_nights
 
 pytest.importorskip("torch")
 
@@ -33,6 +34,11 @@ LISTED = {
     "counter": (1, "variable"),
     "pid": (3, "unseeded"),
     "thread": (3, "thread"),
+}
+
+#: Their lives are recorded, and `test_causes.py` judges the records in the fast tier. Each takes 25 s of a processor here.
+NIGHTS = frozenset(LISTED) - {"prefetch", "ema", "step_between", "thread"} | {
+    *("schedule", "logging", "generators", "carried", "teacher"),
 }
 
 EXACT = [
@@ -64,13 +70,15 @@ def test_a_seed_by_the_process_number(prove: Prove) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LISTED if name != "pid"])
+@pytest.mark.parametrize("name", with_nights((name for name in LISTED if name != "pid"), NIGHTS))
 def test_a_plant_is_found_with_its_cause(prove: Prove, name: str) -> None:
     check(prove, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXACT if name not in ("plain", "epochs")])
+@pytest.mark.parametrize(
+    "name", with_nights((name for name in EXACT if name not in ("plain", "epochs")), NIGHTS)
+)
 def test_an_exact_script_raises_no_alarm(prove: Prove, name: str) -> None:
     found = prove(f"exact_{name}", *SHORT)
     assert (found.code, found.causes, found.body["differences"]) == (0, [], []), found
