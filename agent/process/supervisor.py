@@ -38,6 +38,8 @@ logger = logging.getLogger("spotguard.agent")
 
 #: The variable that gives a command that starts again the class of the failure before, so that its script may avoid another one.
 LAST_FAILURE = "SPOTGUARD_LAST_FAILURE"
+#: The variable that gives it the number of loader workers to use: 0 behind the death of one. A script may have set it before.
+LOADER_WORKERS = "SPOTGUARD_LOADER_WORKERS"
 #: Signals by which a terminal stops a background group that reads from it or writes to it.
 _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
@@ -70,6 +72,7 @@ class Supervisor:
         """
         self._command = list(command)
         self._env = dict(env)
+        self._loader_workers = env.get(LOADER_WORKERS, "")
         self._post = post
         self._adopts = os.getpid() == 1 if adopts is None else adopts
         self._terminal = terminal()
@@ -168,8 +171,13 @@ class Supervisor:
         self._command = list(command)
 
     def hint(self, launch: Launch) -> None:
-        """Set what the next `start` is to know: behind which failure it comes, what `--recover` did so far, and what to skip."""
-        hints = {LAST_FAILURE: launch.failure, RECOVERED: rules_text(launch.rules), SKIP_STEPS: launch.skip}
+        """Set what the next `start` is to know: behind which failure it comes, what `--recover` did so far, and what to avoid."""
+        hints = {
+            LAST_FAILURE: launch.failure,
+            LOADER_WORKERS: "0" if launch.failure == "loader-worker" else self._loader_workers,
+            RECOVERED: rules_text(launch.rules),
+            SKIP_STEPS: launch.skip,
+        }
         for name, value in hints.items():
             self._env.pop(name, None)
             if value:

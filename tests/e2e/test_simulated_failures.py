@@ -128,3 +128,13 @@ def test_a_poisoned_batch_is_skipped(machine: Machine) -> None:
     run.err.until("starting the command again: it crashed with 1, back 1 of 3 for nan")
     run.err.until(r"values were not finite behind the data of the next \d+ steps")
     assert run.ended() == 0
+
+
+def test_a_script_that_reads_the_hint_loses_no_second_loader_worker(machine: Machine) -> None:
+    """The failure is due twice, but without workers none can die."""
+    run = simulated(
+        machine, "loader-worker", "--times", "2", options="--every off --recover loader-worker=restart"
+    )
+    run.err.until("starting the command again: it crashed with 1, restart 1 of 3 for loader-worker")
+    assert run.ended() == 0
+    assert len(re.findall("ERROR: training failed", run.err.text)) == 1

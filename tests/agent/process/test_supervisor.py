@@ -211,6 +211,18 @@ def test_a_command_that_starts_again_knows_the_failure_before(stand: Stand) -> N
     ]
 
 
+def test_a_command_that_starts_again_behind_a_dead_loader_worker_is_to_use_none(stand: Stand) -> None:
+    """A number that the user has set holds at every other start."""
+    told = 'import os; os.write(int(os.environ["REPORT"]), f"{os.environ.get(\'SPOTGUARD_LOADER_WORKERS\')}\\n".encode())'
+    for own, otherwise in (({}, "None"), ({"SPOTGUARD_LOADER_WORKERS": "8"}, "8")):
+        supervisor = stand.supervise(sys.executable, "-c", told, env={**os.environ, **own})
+        for launch in (Launch(), Launch(failure="loader-worker"), Launch(failure="network")):
+            supervisor.hint(launch)
+            supervisor.start()
+            stand.ended()
+        assert [stand.report.next() for _ in range(3)] == [otherwise, "0", otherwise]
+
+
 def test_a_running_command_is_not_started_again(stand: Stand) -> None:
     supervisor = stand.supervise("sleep", "1000")
     pid = supervisor.start()
