@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
+from ..ipc.protocol import STANDSTILL
 from .events import (
     BackgroundEvent,
     BoundaryEvent,
@@ -183,11 +184,14 @@ class JobState:
 
         A further notice for a departing machine is kept and asks for nothing. The departing machines stay the same, and so does the
         work of each rank. An earlier deadline is known to that machine itself. The first notice that is no drill, after drills,
-        asks for a save: the drill's ranks may have ended their work, one by one.
+        asks for a save: the drill's ranks may have ended their work, one by one. A stall that a second machine sees joins the
+        first one's save, because no machine goes.
         """
         if any(each.id == notice.id for each in self.notices):
             return self
-        same = [each for each in self.notices if each.machine == notice.machine]
+        same = [
+            each for each in self.notices if each.machine == notice.machine or _is_one_stall(each, notice)
+        ]
         on = replace(self, notices=(*self.notices, notice))
         if same and (notice.drill or any(not each.drill for each in same)):
             return on
@@ -203,3 +207,7 @@ class JobState:
         if len(rest) == len(self.notices):
             return self
         return replace(self, notices=rest, wanted=self.wanted if rest else None)
+
+
+def _is_one_stall(one: NoticeEvent, other: NoticeEvent) -> bool:
+    return one.kind in STANDSTILL and other.kind in STANDSTILL

@@ -75,6 +75,18 @@ def test_a_notice_after_a_drill_is_in_earnest() -> None:
     assert standing.wanted == WantedSave(2, "notice")
 
 
+def test_a_stall_that_two_machines_see_is_one_save_and_its_restart_another() -> None:
+    """No machine goes, so no rank's part changes. What ends training is in earnest, and again two machines see it."""
+    stalls = [replace(notice(m, m, drill=True), kind="stall") for m in ("m0", "m1")]
+    standing = after(*stalls)
+    assert standing.wanted == WantedSave(1, "notice")
+    assert [each.id for each in standing.notices] == ["m0", "m1"]
+    assert standing.after(WithdrawnEvent("m0")).wanted == WantedSave(1, "notice")
+    ends = [replace(notice(f"r{m}", m), kind="restart") for m in ("m0", "m1")]
+    assert after(*stalls, *ends).wanted == WantedSave(3, "notice")
+    assert after(*stalls, notice("a", "m1")).wanted == WantedSave(3, "notice")
+
+
 def test_withdrawn_training_goes_on() -> None:
     """Only when no notice is left; what nobody has heard of cannot be withdrawn."""
     both = after(notice("a"), notice("b", "m1"))

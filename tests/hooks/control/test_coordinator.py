@@ -454,6 +454,31 @@ def test_another_machines_stall_stays_one_when_this_machines_agent_answers(
         assert [each.stall for each in found] == [stands, stands]
 
 
+def test_a_stall_that_both_machines_see_is_saved_once_and_each_agent_is_answered() -> None:
+    """The other machine's alarm comes while both ranks write for the first one's."""
+    store, called = FakeStore(), threading.Event()
+
+    def held(request: Request) -> None:
+        if request.verb == "put" and request.key.endswith(".json"):
+            assert called.wait(PATIENCE)
+
+    with two(SystemClock(), store=CalledStore(store, held)) as ends:
+        for end in ends:
+            end.state.collect()
+            end.saver.ready = True
+        ends[0].ranks.notice(Preempt("x", 600.0, 60.0, "stall", "spotguard", drill=True))
+        assert [end.heard.words.get(timeout=PATIENCE) for end in ends] == ["begun"] * 2
+        ends[1].ranks.notice(Preempt("y", 600.0, 60.0, "stall", "spotguard", drill=True))
+        until(lambda: all(len(end.saver.preemption.ids) == 2 for end in ends if end.saver.preemption))
+        called.set()
+        assert [end.heard.words.get(timeout=PATIENCE) for end in ends] == ["committed"] * 2
+        for end, id in zip(ends, "xy", strict=True):
+            end.ranks.withdrawn(id, "the drill is over")
+        until(lambda: not any(end.saver.alarmed for end in ends))
+        assert all(end.heard.words.empty() for end in ends)
+    assert len([key for key in store.objects if key.endswith("COMMIT.json")]) == 1
+
+
 def test_a_save_that_a_later_call_takes_over_does_not_answer_for_it() -> None:
     """This step is committed here. Another rank may not know, and saves it again for that call: with this one's part."""
     with two(ManualClock()) as (first, _):
