@@ -29,7 +29,7 @@ from .ipc.paths import SERVICE_SOCKET, is_socket, path_of
 from .ipc.server import Server
 from .loop import Agent, Watches
 from .process import proctree, torchrun
-from .process.memory_counters import MemoryCounters
+from .process.memory.counters import MemoryCounters
 from .process.signals import Signals
 from .process.stack_reader import StackReader
 from .process.supervisor import Supervisor

@@ -222,6 +222,8 @@ class CommandEnded:
     #: How many processes of this cgroup the kernel has killed for memory meanwhile, and the cgroup's limit in bytes, if any were.
     memory_kills: int = 0
     memory_limit: int = 0
+    #: Pids of the processes that the kernel's log names as killed for memory meanwhile.
+    killed_for_memory: frozenset[int] = frozenset()
 
 
 Event = (

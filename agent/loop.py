@@ -63,7 +63,7 @@ from .ipc.heartbeats import Heartbeats
 from .ipc.process_stat import may_run
 from .ipc.server import Server
 from .process import torchrun
-from .process.memory_counters import MemoryCounters
+from .process.memory.counters import MemoryCounters
 from .process.signals import DECIDED
 from .process.stack_reader import StackReader
 from .process.supervisor import CommandError, Supervisor

@@ -1,4 +1,4 @@
 """The guarded command: `program` finds it, `supervisor` starts and ends it, `terminal` hands it the terminal.
 
-`proctree` finds the processes that the command left behind.
+`proctree` finds the processes that the command left behind, and `memory` whether the kernel killed one.
 """

@@ -30,7 +30,7 @@ from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_text
 from ..actions import Launch
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
-from .memory_counters import MemoryCounters
+from .memory.kills import MemoryKills
 from .program import CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
@@ -83,9 +83,7 @@ class Supervisor:
         #: Another agent, which was killed, started the command.
         self._adopted = False
         self._early: list[int] = []
-        #: Processes of this cgroup that had been killed for memory before the command began.
-        self._memory_kills = 0
-        self._memory = MemoryCounters()
+        self._memory_kills = MemoryKills()
         self._reaper: threading.Thread | None = None
 
     def start(self) -> int:
@@ -102,7 +100,7 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._pid = self._spawn()
         self._returncode, self._asked_to_end, self._adopted = None, False, False
-        self._memory_kills = self._memory.kills()
+        self._memory_kills.begin()
         if self._terminal is not None and not feeds_a_pipe():
             self._terminal.give(self._pid)
         self._reaper = threading.Thread(
@@ -211,6 +209,8 @@ class Supervisor:
     def close(self) -> None:
         """Take the terminal back and reap. A command that still runs stays: only the machine decides to end it."""
         self._release()
+        if not self._pid:
+            self._memory_kills.close()
         if self._terminal is not None and not self._pid:  # else the reaper still uses the terminal
             self._terminal.close()
             self._terminal = None
@@ -288,9 +288,10 @@ class Supervisor:
                 self._stop_with_it(pid, seen.si_status)
 
     def _ended(self, pid: int, returncode: int) -> CommandEnded:
-        if returncode and (killed := self._memory.kills() - self._memory_kills) > 0:
-            return CommandEnded(pid, returncode, killed, self._memory.limit())
-        return CommandEnded(pid, returncode)
+        if not returncode:
+            return CommandEnded(pid, returncode)
+        kills, pids = self._memory_kills.count(), self._memory_kills.pids()
+        return CommandEnded(pid, returncode, kills, self._memory_kills.limit() if kills else 0, pids)
 
     def _stop_with_it(self, group: int, signum: int) -> None:
         """Stop the agent with its stopped command, so that the shell sees a stopped job. Continue a command without a shell."""

@@ -89,6 +89,16 @@ def test_a_kill_for_memory_has_the_kernel_s_word_in_alert_and_record(machine: Ma
     assert machine.committed("job-simulated") == []
 
 
+def test_a_kill_for_memory_that_only_the_log_tells_follows_the_rule_of_its_class(machine: Machine) -> None:
+    """Without a helper of alerts, too."""
+    run = simulated(machine, "memory-kill", options="--every off --recover host-memory=restart,killed=stop")
+    run.err.until(
+        "ERROR: training failed: .*the machine is out of memory: the kernel killed a process of this job"
+    )
+    run.err.until("starting the command again: it crashed with 137, restart 1 of 3 for host-memory")
+    assert run.ended() == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "alerts"),
     [

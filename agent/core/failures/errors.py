@@ -171,7 +171,9 @@ class FailureLog:
     def _cause(self, command: CommandEnded) -> FailureCause | None:
         first = self._first()
         kind = "" if first is None else first[1].kind
-        if command.memory_kills and (first is None or kind == "loader-worker" or _class_of(kind).follows):
+        if (command.memory_kills or self._is_named(command)) and (
+            first is None or kind == "loader-worker" or _class_of(kind).follows
+        ):
             return self._of_memory(command)
         if first is not None and not (self._silent and _class_of(kind).follows):
             return cause_of(*first)
@@ -187,13 +189,20 @@ class FailureLog:
             return FailureCause("killed", text, silence, dead)
         return None
 
+    def _is_named(self, command: CommandEnded) -> bool:
+        """Return whether the kernel's log names the command, or a process that died without a word."""
+        pids = {command.pid, *(session.pid for session in self._silent)}
+        return not pids.isdisjoint(command.killed_for_memory)
+
     def _of_memory(self, command: CommandEnded) -> FailureCause:
         limit = f", whose limit is {amount(command.memory_limit)}" if command.memory_limit else ""
         number = command.memory_kills
-        killed = f"the kernel killed {number} process{'' if number == 1 else 'es'} of this job{limit}"
-        dead = self._silent or [session for session, _ in self._errors]
+        killed = f"the kernel killed {number or 'a'} process{'' if number <= 1 else 'es'} of this job{limit}"
+        named = [session for session in self._silent if session.pid in command.killed_for_memory]
+        dead = named or self._silent or [session for session, _ in self._errors]
         told = (
-            "the kernel's counter of kills for memory rose",
+            *("the kernel's counter of kills for memory rose",) * bool(number),
+            *("the kernel's log names its process",) * self._is_named(command),
             *("its process died without a word",) * bool(self._silent),
         )
         known = _class_of("host-memory")

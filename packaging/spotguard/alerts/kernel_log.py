@@ -1,8 +1,4 @@
-"""The kernel's log: lines about GPUs, memory, disks and processors that explain a failure.
-
-`/dev/kmsg` gives one record for each read (Documentation/ABI/testing/dev-kmsg), from the place to which the reader has moved. It
-needs root, CAP_SYSLOG, or `kernel.dmesg_restrict = 0`; without that, nothing is read.
-"""
+"""The kernel's log: lines about GPUs, memory, disks and processors that explain a failure."""
 
 from __future__ import annotations
 
@@ -14,11 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..agent.process.memory.kills import DEFAULT, KILL, line_of_kernel, open_log
 from ..providers.text import TEXT, clip
 
-#: The variable that names another file or FIFO than the kernel's own, for tests.
-VARIABLE = "SPOTGUARD_KERNEL_LOG"
-DEFAULT = "/dev/kmsg"
 #: Xids after which the machine is to be left, and those that a program causes. NVIDIA's manual "Xid Errors", and the table in
 #: research of Llama 3's failures: 48, 63, 64, 94, 95 memory; 74 NVLink; 79 fallen off the bus. 13, 31, 43 of a program.
 _OF_MACHINE = frozenset({48, 63, 64, 74, 79, 94, 95, 119, 120})
@@ -40,10 +34,7 @@ _LINES = (
     ),
     (
         "oom",
-        re.compile(
-            r"(?:Memory cgroup out of memory|Out of memory(?: \([^)]*\))?): Killed process (?P<pid>\d{1,10})"
-            r"|oom-kill:.*\bpid=(?P<pid2>\d{1,10})"
-        ),
+        re.compile(KILL),
     ),
     (
         "machine-check",
@@ -63,11 +54,6 @@ _LINES = (
         ),
     ),
 )
-#: The header of a record: priority and facility in one number, then its number and time (dev-kmsg). Facility 0 is the kernel's
-#: own; anybody who may open the log may write lines of the others.
-_HEADER = re.compile(r"(?P<priority>\d+),\d+,\d+,[^;]*;")
-#: The device of the log: "mem", kmsg.
-_KMSG = os.makedev(1, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +113,10 @@ class KernelLog:
         self._rest = b""
         #: The newest findings, with the monotonic seconds at which they were read.
         self.kept: deque[tuple[float, KernelFinding]] = deque(maxlen=_KEPT)
-        #: Why nothing is read; "" if the log is open.
-        self.closed = ""
-        #: The open log; below 0 if it is not open.
-        self.fd = -1
+        #: The open log, below 0 if it is not open; and why nothing is read, "" if it is.
+        self.fd, self.closed = open_log(path)
         #: Whether it is a file in the log's place.
-        self.is_file = False
-        try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            what = os.fstat(self.fd)
-            self.is_file = stat.S_ISREG(what.st_mode)
-            if path == DEFAULT and not (stat.S_ISCHR(what.st_mode) and what.st_rdev == _KMSG):
-                self.close()  # a container's /dev may have anything under this name
-                self.closed = "it is not the kernel's log"
-            else:
-                os.lseek(self.fd, 0, os.SEEK_END)
-        except OSError as error:
-            if self.fd < 0:  # a FIFO has no end to move to
-                self.closed = error.strerror or str(error)
+        self.is_file = self.fd >= 0 and stat.S_ISREG(os.fstat(self.fd).st_mode)
 
     @property
     def poll_fd(self) -> int:
@@ -165,9 +137,7 @@ class KernelLog:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for raw in lines:
                 # A line that begins with a space continues the record: the kernel's key and value pairs.
-                line = raw.decode(errors="replace")
-                header = _HEADER.match(line)
-                found = finding_in(line[header.end() :]) if header and int(header["priority"]) < 8 else None
+                found = finding_in(line_of_kernel(raw))
                 if found is not None:
                     self.kept.append((now, found))
                     yield found

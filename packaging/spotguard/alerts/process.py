@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ..agent.config.options import FAILURE_FACTS
+from ..agent.process.memory.kills import DEFAULT, VARIABLE
 from ..agent.process.shell_command import ShellCommand
 from ..agent.telemetry import logs
 from ..providers.clock import Clock, SystemClock
@@ -30,7 +31,7 @@ from .evaluation import Alert, Evaluation
 from .failure_record import PATIENCE, RecordWriter, diagnosed, needs_record
 from .gpu import Gpus
 from .host import ClockSteps, CpuThrottle, Reading, disks, memory, pressure
-from .kernel_log import DEFAULT, VARIABLE, KernelLog
+from .kernel_log import KernelLog
 from .readings import ReadingSource, read_all
 from .receivers import Origin, Receiver, labels_of
 from .rules import default_rules, read_rules

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 from spotguard.agent.config import parsers
-from spotguard.agent.process.memory_counters import MemoryCounters
+from spotguard.agent.process.memory import kills
+from spotguard.agent.process.memory.counters import MemoryCounters
 from spotguard.agent.process.program import find
-from spotguard.alerts import kernel_log
 from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, LASTING, PLACES, VARIABLE, FailurePlan
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator import cli
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
         env = {**os.environ, VARIABLE: plan.encode()}
         if kind in IN_KERNEL_LOG:
             plan.kernel_log.touch()
-            env[kernel_log.VARIABLE] = str(plan.kernel_log)
+            env[kills.VARIABLE] = str(plan.kernel_log)
         if kind == "stopped":
             held.enter_context(_Outside(plan, _stopped))
         elif kind == "cut":

@@ -6,7 +6,7 @@ import os
 import resource
 from dataclasses import dataclass
 
-from spotguard.agent.process.memory_counters import MemoryCounters
+from spotguard.agent.process.memory.counters import MemoryCounters
 from spotguard.prove.processes import Processes
 from spotguard.providers.clock import Clock
 

@@ -67,6 +67,26 @@ def test_processes_that_the_kernel_killed_for_memory_explain_a_death(said: str |
     )
 
 
+def test_a_silent_death_that_the_kernel_s_log_names_is_one_for_memory() -> None:
+    """No cgroup has counted it: the machine's own memory was full."""
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=2) for rank in (0, 1))
+    story.closes(first)
+    story.closes(second)
+    story.on(CommandEnded(story.pid, 1, killed_for_memory=frozenset({502, 9})))
+    (cause,) = causes(story)
+    assert cause.startswith(
+        "rank 1 (pid 502): the machine is out of memory: the kernel killed a process of this job; "
+    )
+
+
+def test_a_kill_for_memory_of_a_foreign_process_explains_nothing() -> None:
+    story = Story()
+    story.closes(story.opens(story.pid))
+    story.on(CommandEnded(story.pid, -signal.SIGKILL, killed_for_memory=frozenset({9})))
+    assert "SIGKILL, and not by spotguard" in causes(story)[0]
+
+
 def test_an_error_of_its_own_outweighs_a_kill_for_memory() -> None:
     """A background process of the script may have been killed long before."""
     story = Story()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..core.failures.memory import MemoryReading
+from ...core.failures.memory import MemoryReading
 
 _ROOT, _PROC = Path("/sys/fs/cgroup"), Path("/proc")
 #: By version: the files with the counter of kills and the use in bytes, and the share of files in the use.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.core.failures.memory import MemoryReading
-from spotguard.agent.process.memory_counters import MemoryCounters
+from spotguard.agent.process.memory.counters import MemoryCounters
 
 V1 = {
     "cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
