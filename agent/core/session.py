@@ -166,6 +166,11 @@ class Sessions:
         elif session is not None:
             self.lost[event.session] = session
 
+    def beside(self, run: tuple[int, str]) -> list[str]:
+        """Return the names of the other runs that train here."""
+        others = {each.run_id for each in self.every() if each.run != run and each.store and not each.left}
+        return sorted(others)
+
     def every(self) -> Iterator[Session]:
         """Yield all sessions, with and without a socket."""
         yield from self.open.values()

@@ -268,6 +268,10 @@ class RestartPolicy:
         decision = self._after_stall = self._recovery.decide("stall")
         self._turn.log(f"training still stands: {stall.text()}: {decision.why}", logging.ERROR)
         cause = self._failures.stood(session, f"training stood still: {stall.text()}")
+        alone = decision.action is RecoveryAction.RESTART and self._turn.policy.launcher_restarts
+        if not alone and (others := self._sessions.beside(session.run)):
+            named = f"other runs of the command end with run {session.run_id}: {', '.join(others)}"
+            self._turn.log(named, logging.WARNING)
         if decision.action is not RecoveryAction.RESTART:
             self._turn.do(Incident("failure", cause.facts()))
         if decision.action is RecoveryAction.STOP:

@@ -393,6 +393,29 @@ def test_a_saved_training_that_stands_for_twice_its_limit_ends_and_starts_again(
     assert any("restart 1 of 2 for stall" in text for text in run.warnings)
 
 
+@pytest.mark.parametrize(
+    ("rules", "launcher", "ends"),
+    [
+        ("stall=restart", False, True),
+        ("stall=stop", False, True),
+        ("stall=leave", False, True),
+        ("stall=restart", True, False),
+    ],
+)
+def test_the_runs_that_end_with_a_stalled_one_are_named(rules: str, launcher: bool, ends: bool) -> None:
+    """They are below one command. A function of `on_notice` is no run, and a launcher's rank is killed alone."""
+    run = recovering(rules, launcher_restarts=launcher)
+    for pid, name, store in (
+        (601, "second", "file:///s"),
+        (602, "other", "file:///s"),
+        (603, "function", ""),
+    ):
+        run.story.says(run.story.opens(pid, run=name, store=store), Position(5))
+    stalls_for_good(run)
+    named = [text for text in run.warnings if "end with run" in text]
+    assert named == ["other runs of the command end with run run: other, second"] * ends
+
+
 def test_a_training_that_moves_again_is_not_ended() -> None:
     run = recovering("stall=restart")
     run.stands(LEAST + 2, "data", "collective")
