@@ -17,6 +17,7 @@ from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
 from ..actions import FollowMachines, Incident, Tell
 from ..events import Closed, Heard, MachineSeen, Opened, ProcessSeen
+from ..ipc.beats import place_of
 from ..outcome import Outcome, as_level
 from .command import Command, CommandGroup
 from .delivery import Delivery
@@ -238,16 +239,14 @@ def _machines(message: protocol.WatchMachines) -> dict[str, str]:
     """Return the machines that a rank names, with those left out that no agent can be at: any process may write to the socket."""
     found = {}
     for where, name in list(message.machines.items())[:_MACHINES]:
-        address, _, rest = where.partition(" ")
-        port, _, secret = rest.partition(" ")
+        address, _, place = where.partition(" ")
         try:
             at = ipaddress.IPv4Address(address)
         except ValueError:
             continue
         # No process here may have the agent ask a metadata service, or a program of its own machine.
         elsewhere = not (at.is_loopback or at.is_link_local or at.is_multicast or at.is_unspecified)
-        numbered = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
-        if elsewhere and numbered and secret.isascii() and secret.isalnum() and len(secret) <= 64:
+        if elsewhere and place_of(place) is not None:
             found[where] = clip(str(name), NAME)
     return found
 

@@ -11,6 +11,18 @@ from ..events import MachineSeen
 EVERY, MISSING = 1.0, 3
 
 
+def place_of(text: str) -> tuple[int, str] | None:
+    """Return the port and the secret of "PORT SECRET", at which an agent answers; None if it is no such place.
+
+    Any process may have written it.
+    """
+    port, _, secret = text.partition(" ")
+    numbered = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+    if not (numbered and secret.isascii() and secret.isalnum() and len(secret) <= 64):
+        return None
+    return int(port), secret
+
+
 @dataclass(slots=True)
 class Beats:
     """The answers of one machine's agent. Each method returns the news, and None if there is none."""

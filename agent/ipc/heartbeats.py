@@ -4,9 +4,9 @@ A machine that is taken, that has lost its network or whose kernel has died answ
 connections either. Its silence is all that the others can see. An agent that has ended is no silence: its kernel refuses the
 connection. Nothing listens before a job has ranks on several machines.
 
-Every frame is authenticated by the secret of the agent that is asked, and answers a question's random number. The ranks of the job
-exchange these secrets, which an agent makes anew whenever it starts. So only who belongs to a job there can have a machine taken
-for alive.
+Every frame is authenticated by the secret that the agent that is asked has for a run, and answers a question's random number. The
+ranks of the run exchange these secrets. So only who belongs to a job there can have a machine taken for alive. To an agent that
+starts again, the ranks bring the port and the secret that the other machines have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from ...providers.clock import Clock
 from ..events import Event, MachineSeen
-from .beats import EVERY, Beats
+from .beats import EVERY, Beats, place_of
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -36,6 +36,8 @@ _CALLERS = 512
 #: Seconds in which a caller has to ask its first question. The most links of an agent, each a descriptor. Seconds between two looks
 #: whether an agent that has ended is back.
 _HELLO, _LINKS, _BACK = 5.0, 256, 30.0
+#: Ports below are for servers of this machine, and no process may have the agent listen there.
+_FIRST_PORT = 1024
 #: Questions whose answer still counts.
 _OPEN = 5
 #: Seconds after which a connection without an answer is made anew: TCP repeats lost bytes more and more rarely.
@@ -52,6 +54,19 @@ def _frames(rest: bytearray) -> Iterator[tuple[bytes, bytes]]:
         number, code = bytes(rest[:_NUMBER]), bytes(rest[_NUMBER:_FRAME])
         del rest[:_FRAME]
         yield number, code
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a listener at this port, or at a free one if another program has it."""
+    try:
+        listener = socket.create_server(("", port), backlog=_CALLERS)
+    except OSError as error:
+        if not port:
+            raise
+        logger.warning("no heartbeats with the machines that know port %d: %s", port, error.strerror)
+        listener = socket.create_server(("", 0), backlog=_CALLERS)
+    listener.setblocking(False)
+    return listener
 
 
 @dataclass(slots=True)
@@ -78,7 +93,8 @@ class _Caller:
     """The connection of another machine's agent, or of a stranger until it has asked."""
 
     since: float
-    known: bool = False
+    #: The secret that it knows; "" before its first question.
+    secret: str = ""
     rest: bytearray = field(default_factory=bytearray)
 
 
@@ -95,7 +111,8 @@ class Heartbeats:
         self._post = post
         self._clock = clock
         self._every = every
-        self._secret = secrets.token_hex(16)
+        #: By user and run: the secret that its ranks know. Any thread replaces it as a whole.
+        self._secrets: Mapping[tuple[int, str], str] = {}
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._callers: dict[socket.socket, _Caller] = {}
@@ -112,20 +129,27 @@ class Heartbeats:
 
     # --- any thread ---
 
-    def open(self) -> str:
-        """Listen, if that has not begun, and return "PORT SECRET"; "" if this machine lets nobody listen."""
+    def open(self, run: tuple[int, str], before: str = "") -> str:
+        """Listen, if that has not begun, and return "PORT SECRET" for a run; "" if this machine lets nobody listen.
+
+        Args:
+            run: the user and the run.
+            before: what the agent before this one had returned, which the run's other machines have; "" if there was none.
+        """
+        port, secret = place_of(before) or (0, "")
         with self._lock:
             if self._closed:
                 return ""
             if self._listener is None:
                 try:
-                    self._listener = socket.create_server(("", 0), backlog=_CALLERS)
+                    self._listener = _listen(port if port >= _FIRST_PORT else 0)
                 except OSError as error:
                     logger.warning("no heartbeats with other machines: %s", error.strerror)
                     return ""
-                self._listener.setblocking(False)
                 self._begin()
-            return f"{self._listener.getsockname()[1]} {self._secret}"
+            if run not in self._secrets:
+                self._secrets = {**self._secrets, run: secret or secrets.token_hex(16)}
+            return f"{self._listener.getsockname()[1]} {self._secrets[run]}"
 
     def watch(self, run: tuple[int, str], machines: Mapping[str, str]) -> None:
         """Watch these machines for a run, instead of those before.
@@ -139,6 +163,8 @@ class Heartbeats:
                 return
             others = {each: theirs for each, theirs in self._wanted.items() if each != run}
             self._wanted = {**others, run: dict(machines)} if machines else others
+            if not machines:
+                self._secrets = {each: secret for each, secret in self._secrets.items() if each != run}
             self._begin()
 
     def close(self) -> None:
@@ -205,7 +231,7 @@ class Heartbeats:
             return
         sock.setblocking(False)
         if len(self._callers) >= _CALLERS:
-            strangers = (each for each, caller in self._callers.items() if not caller.known)
+            strangers = (each for each, caller in self._callers.items() if not caller.secret)
             if (stranger := next(strangers, None)) is None:
                 sock.close()
                 return
@@ -214,17 +240,19 @@ class Heartbeats:
         self._selector.register(sock, selectors.EVENT_READ, None)
 
     def _asked(self, sock: socket.socket) -> None:
-        """Answer the questions of another agent; hang up on a caller that does not know the secret."""
+        """Answer the questions of another agent; hang up on a caller that knows no run's secret."""
         caller = self._callers[sock]
         try:
             data = sock.recv(4 * _FRAME)
             caller.rest += data
             for number, code in _frames(caller.rest):
-                if not secrets.compare_digest(code, _code(self._secret, b"ask", number)):
+                known = {caller.secret} if caller.secret else {*self._secrets.values()}
+                knows = (each for each in known if secrets.compare_digest(code, _code(each, b"ask", number)))
+                if (secret := next(knows, None)) is None:
                     data = b""
                     break
-                caller.known = True
-                sock.send(number + _code(self._secret, b"answer", number))
+                caller.secret = secret
+                sock.send(number + _code(secret, b"answer", number))
         except BlockingIOError:
             return
         except OSError:
@@ -273,7 +301,7 @@ class Heartbeats:
             return
         self._ticked_at = now
         for sock, caller in [*self._callers.items()]:
-            if not caller.known and now - caller.since > _HELLO:
+            if not caller.secret and now - caller.since > _HELLO:
                 self._hang_up(sock)
         for link in self._links.values():
             if gap > 2 * self._every:  # this machine, or this agent, was stopped meanwhile

@@ -23,6 +23,7 @@ from ...hooks.ipc import protocol
 from ...hooks.ipc.protocol import Message, Role
 from ...providers.clock import WEEK, Clock
 from ...providers.errors import ProtocolError
+from ...providers.text import NAME, clip
 from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
 from .connection import Connection, DisconnectedPeers, Limits
 from .listener import listen
@@ -46,7 +47,7 @@ class Server:
         *,
         service: bool = False,
         lives: Callable[[str], object] = bool,
-        heartbeat: Callable[[], str] = str,
+        heartbeat: Callable[[tuple[int, str], str], str] = lambda run, before: "",
         limits: Limits | None = None,
     ) -> None:
         """Listen; `start` starts the thread.
@@ -58,7 +59,7 @@ class Server:
             service: whether this is the service's socket, which a group may use.
             lives: returns whether the process of a written record still lives.
             heartbeat: returns where this agent answers the heartbeats of other machines' agents; called for a process whose job
-                has such.
+                has such, with its user and run, and where the agent before this one answered.
             limits: the limits for peers.
 
         Raises:
@@ -332,13 +333,14 @@ class Server:
         # In this order, so that a session with its Welcome gets every later notice. (The loop's answer to Opened passes
         # through this thread, so that it still comes after the Welcome.)
         self._post(Opened(connection.number, connection.pid, connection.uid, message))
+        run = connection.uid, clip(message.run_id, NAME)
         welcome = protocol.Welcome(
             connection.number,
             os.getpid(),
             notice=self.departing,
             calls=True,
             failures=True,
-            heartbeat=self._heartbeat() if message.elsewhere else "",
+            heartbeat=self._heartbeat(run, message.heartbeat) if message.elsewhere else "",
         )
         self._say(connection, welcome)
 

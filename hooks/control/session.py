@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
@@ -58,7 +59,8 @@ class AgentSession:
         self._calls = False
         #: The agent knows what an error of training is.
         self._failures = False
-        #: Where the agent answers the heartbeats of other machines' agents; "" for nowhere.
+        #: Where the first agent answered the heartbeats of other machines' agents; "" for nowhere. The other machines know it, so
+        #: each later agent is told.
         self.heartbeat = ""
         self.client: SocketClient | None = None
 
@@ -75,7 +77,7 @@ class AgentSession:
             return
         client = self.client = SocketClient(
             socket,
-            hello=self._hello,
+            hello=lambda: replace(self._hello(), heartbeat=self.heartbeat),
             on_message=self.hear,
             position=lambda: self._position() if self._built.is_set() and not self._closed else None,
             on_lost=self._on_lost,
@@ -142,7 +144,8 @@ class AgentSession:
             self._lost()
 
     def _on_welcome(self, welcome: protocol.Welcome) -> None:
-        self._calls, self._failures, self.heartbeat = welcome.calls, welcome.failures, welcome.heartbeat
+        self._calls, self._failures = welcome.calls, welcome.failures
+        self.heartbeat = self.heartbeat or welcome.heartbeat
         if self._built.is_set() and not self._closed:
             self._welcomed(welcome.calls, welcome.heartbeat)
 

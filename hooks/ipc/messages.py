@@ -76,6 +76,9 @@ class Register(Message):
     checkpoints: bool = False
     #: Whether ranks of this job run on other machines, whose agents then exchange heartbeats with this one's.
     elsewhere: bool = False
+    #: "PORT SECRET" at which the other machines look for this machine's agent, as an agent before this one gave it;
+    #: "" if none did.
+    heartbeat: str = ""
 
 
 @_on_the_wire
@@ -299,7 +302,7 @@ class Welcome(Message):
     calls: bool = False
     #: Whether the agent understands `TrainingFailed`.
     failures: bool = False
-    #: "PORT SECRET" at which the agent answers the heartbeats of other machines' agents; "" if it answers none.
+    #: "PORT SECRET" at which the agent answers the heartbeats of the run's other machines; "" if it answers none.
     heartbeat: str = ""
 
 

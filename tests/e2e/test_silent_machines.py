@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +134,48 @@ def test_simulate_cuts_the_network_of_one_machine_and_the_shell_of_neither(rack:
         assert each.ended() == 0
     other.err.until("rank 1 trains on another machine, so cut is for that one")
     assert "cut begins" not in other.err.text
+
+
+def callers(agent: Running) -> list[str]:
+    """The connections of other machines' agents to this one."""
+    held = {os.readlink(each) for each in Path(f"/proc/{agent.pid}/fd").iterdir() if each.is_symlink()}
+    rows = [line.split() for line in Path(f"/proc/{agent.pid}/net/tcp").read_text().splitlines()[1:]]
+    own = [row for row in rows if f"socket:[{row[9]}]" in held]
+    ports = {row[1].split(":")[1] for row in own if row[3] == "0A"}
+    return [row[2] for row in own if row[3] == "01" and row[1].split(":")[1] in ports]
+
+
+def test_a_service_that_starts_again_is_watched_as_before(rack: Rack) -> None:
+    """Its ranks bring it what the other machines know of it."""
+    nodes = [rack.add(), rack.add()]
+    sockets = [str(node.folder / "agent.sock") for node in nodes]
+    agents = [
+        node.spotguard("agent", "--provider", "none", "--socket", path)
+        for node, path in zip(nodes, sockets, strict=True)
+    ]
+    for path in sockets:
+        eventually(Path(path).exists, "a service does not listen")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address(1)}:29400", "--rdzv-id=job"]
+    for node, path in zip(nodes, sockets, strict=True):
+        node.start(
+            *launcher,
+            *meeting,
+            ERRING,
+            "100000",
+            "paced",
+            "20",
+            SPOTGUARD_SOCKET=path,
+            SPOTGUARD_STORE=node.url,
+            SPOTGUARD_RUN_ID="job",
+            SPOTGUARD_EVERY="off",
+        )
+    eventually(lambda: callers(agents[1]), "no agent asks the second machine's")
+    agents[1].send(signal.SIGKILL)
+    agents[1].ended()
+    again = nodes[1].spotguard("agent", "--provider", "none", "--socket", sockets[1])
+    eventually(lambda: callers(again), "the first machine's agent does not find the new one")
+    assert "is silent" not in agents[0].err.text
+    nodes[1].take()
+    agents[0].err.until("machine node2 of run job is silent: no heartbeat for 3 s")
+    agents[0].err.until("training stands still: machine node2 is silent; rank 0")

@@ -28,11 +28,11 @@ class FakeAgent:
         self.hang_up()
         self._talk = Talk(self._listener.accept()[0], Role.NEW)
 
-    def welcome(self, *, notice: bool = False) -> Register:
+    def welcome(self, *, notice: bool = False, heartbeat: str = "") -> Register:
         """Take the next connection and let it in."""
         self.take()
         register = self.hear(Register)
-        self.say(Welcome(1, os.getpid(), notice=notice))
+        self.say(Welcome(1, os.getpid(), notice=notice, heartbeat=heartbeat))
         return register
 
     @property

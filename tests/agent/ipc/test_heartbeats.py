@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from spotguard.agent.events import Event, MachineSeen
-from spotguard.agent.ipc.heartbeats import Heartbeats
+from spotguard.agent.ipc.heartbeats import Heartbeats, _code
 from spotguard.providers.clock import SystemClock
 
 RUN = (1000, "job")
@@ -25,8 +25,8 @@ class Agent:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.heartbeats = Heartbeats(self.events.put, SystemClock(), EVERY)
 
-    def place(self) -> str:
-        return f"127.0.0.1 {self.heartbeats.open()}"
+    def place(self, run: tuple[int, str] = RUN, before: str = "") -> str:
+        return f"127.0.0.1 {self.heartbeats.open(run, before)}"
 
     def watch(self, place: str) -> None:
         self.heartbeats.watch(RUN, {place: "other"})
@@ -172,3 +172,52 @@ def test_a_run_that_is_over_is_watched_no_longer(agent: Callable[[], Agent]) -> 
 
 def test_nothing_listens_before_it_is_asked_for(agent: Callable[[], Agent]) -> None:
     assert agent().heartbeats._listener is None
+
+
+def test_an_agent_that_starts_again_is_heard_at_its_place(
+    agent: Callable[[], Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks bring it the port and the secret that the other machines have."""
+    monkeypatch.setattr("spotguard.agent.ipc.heartbeats._BACK", EVERY)
+    one, other, again = agent(), agent(), agent()
+    place = other.place()
+    one.watch(place)
+    assert one.next() == MachineSeen(RUNS, "other")
+    other.heartbeats.close()
+    assert one.next() == MachineSeen(RUNS, "other", ended=True)
+    assert again.place(before=place.removeprefix("127.0.0.1 ")) == place
+    assert one.next() == MachineSeen(RUNS, "other")
+
+
+def test_a_place_that_another_program_has_is_left_and_its_secret_kept(agent: Callable[[], Agent]) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        _, found, secret = agent().place(before=f"{port} 0123456789abcdef").split()
+    assert secret == "0123456789abcdef"
+    assert int(found) != port
+
+
+@pytest.mark.parametrize(
+    "before", ["80 0123456789abcdef", "99999 0123456789abcdef", "4242", "4242 a b", "\x00"]
+)
+def test_no_process_has_the_agent_listen_where_it_should_not(before: str, agent: Callable[[], Agent]) -> None:
+    _, port, secret = agent().place(before=before).split()
+    assert int(port) not in (80, 4242)
+    assert secret
+
+
+def test_each_run_has_a_secret_of_its_own(agent: Callable[[], Agent]) -> None:
+    """A run that is over takes its secret with it; the other one's is heard on."""
+    one, other = agent(), agent()
+    places = [other.place((1000, run)) for run in ("job", "second")]
+    assert len({*places}) == 2
+    assert places == [other.place((1000, run), "4242 anothersecret") for run in ("job", "second")]
+    other.heartbeats.watch((1000, "second"), {})
+    one.watch(places[0])
+    assert one.next() == MachineSeen(RUNS, "other")
+    _, port, secret = places[1].split()
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE) as late:
+        number = bytes(8)
+        late.sendall(number + _code(secret, b"ask", number))
+        assert late.recv(1) == b""
+    assert other.place((1000, "second")) not in places

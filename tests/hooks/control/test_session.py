@@ -8,11 +8,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from spotguard.hooks.control.callback import NoticeCallback
+from spotguard.hooks.control.session import AgentSession
 from spotguard.hooks.ipc.client import SocketClient
 from spotguard.hooks.ipc.protocol import (
     Bye,
@@ -216,3 +218,18 @@ print(len(c.recv(100)), flush=True)
         finally:
             client.close()
     assert "user 65534 listens there" in caplog.text
+
+
+def test_each_later_agent_learns_where_the_first_one_answered_heartbeats(folder: Path) -> None:
+    """The other machines look for it there."""
+    path = folder / "a.sock"
+    hello = Register(os.getpid(), "job", "train.py", elsewhere=True)
+    session = AgentSession(lambda: hello, lambda: Position(0), print, lambda: None, lambda calls, place: None)
+    session.built()
+    with FakeAgent(path) as agent, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(agent.welcome, heartbeat="4242 first")
+        session.connect(str(path))
+        assert first.result(TIMEOUT).heartbeat == ""
+        assert session.heartbeat == "4242 first"
+        assert [agent.welcome(heartbeat="4243 other").heartbeat for _ in range(2)] == ["4242 first"] * 2
+        session.close()
