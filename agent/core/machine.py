@@ -44,9 +44,10 @@ from .failures.recovery import Recovery
 from .failures.stall import StallWatch
 from .failures.verification import VerificationSchedule
 from .notices import NoticeTracker, Upcoming
+from .peers import Peers
 from .preemption import EndState, Preemption
 from .session import Session, Sessions
-from .session_messages import Answers, LauncherNotices, Peers
+from .session_messages import Answers, LauncherNotices
 from .state import MachineState, Policy, Turn
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ..core.session_messages import PATIENCE
+from ..core.peers import PATIENCE
 
 #: Seconds until torchrun kills its workers (pytorch#172596, of March 2026: an older torch does not read the variable).
 #: `--shutdown-timeout` overrides it. If a worker of the same machine dies, or another machine joins, torchrun still uses its

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import spotguard
-from spotguard.agent.core.session_messages import REJOIN
+from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.process.torchrun import is_torchrun
 from spotguard.cli.commands.run import split
 from spotguard.deploy.containers import GRACE, MANIFESTS, MARGIN, Cloud, window

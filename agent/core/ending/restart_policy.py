@@ -17,9 +17,9 @@ from ..delivery import Delivery
 from ..failures.errors import FailureLog
 from ..failures.recovery import Recovery, RecoveryDecision
 from ..failures.stall import Stall
+from ..peers import Peers
 from ..preemption import EndState, Preemption
 from ..session import Sessions
-from ..session_messages import Peers
 from ..state import RecoveryAction, Turn
 from .shutdown import Shutdown
 from .sigterm import BY_HAND, leaving_notice
