@@ -1,1 +1,1 @@
-"""Options: `options` is the table, `parsers` parses one value, `resolve` merges flags, environment and file."""
+"""Options: `settings` is the table, `parsers` parses one value, `options` has the checked values, `resolve` merges flags, environment and file."""

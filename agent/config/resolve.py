@@ -11,10 +11,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS
 from ...providers.errors import UsageError
 from ...providers.text import did_you_mean
 from . import parsers
-from .options import CONFIG_VARIABLE, FAILURE_FACTS, NOTICE_FACTS, PARENT, PREFIX, SETTINGS, Options, Setting
+from .options import (
+    CONFIG_VARIABLE,
+    FAILURE_FACTS,
+    LAST_FAILURE,
+    LOADER_WORKERS,
+    NOTICE_FACTS,
+    PARENT,
+    PREFIX,
+    Options,
+)
+from .settings import SETTINGS, Setting
 
 #: Variables of spotguard that are not options: of the command line, of an outer run, of the demo's machines.
 _OTHERS = (
@@ -27,6 +38,10 @@ _OTHERS = (
     "SPOTGUARD_SIMULATED_FAILURE",
     *NOTICE_FACTS,
     *FAILURE_FACTS,
+    LAST_FAILURE,
+    LOADER_WORKERS,
+    RECOVERED,
+    SKIP_STEPS,
 )
 
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_text
 from ..actions import Launch
+from ..config.options import LAST_FAILURE, LOADER_WORKERS
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
 from .memory.kills import MemoryKills
@@ -36,10 +37,6 @@ from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
 logger = logging.getLogger("spotguard.agent")
 
-#: The variable that gives a command that starts again the class of the failure before, so that its script may avoid another one.
-LAST_FAILURE = "SPOTGUARD_LAST_FAILURE"
-#: The variable that gives it the number of loader workers to use: 0 behind the death of one. A script may have set it before.
-LOADER_WORKERS = "SPOTGUARD_LOADER_WORKERS"
 #: Signals by which a terminal stops a background group that reads from it or writes to it.
 _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 

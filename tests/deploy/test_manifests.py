@@ -13,7 +13,7 @@ import pytest
 
 import spotguard
 from spotguard.agent.config import resolve
-from spotguard.agent.config.options import SETTINGS
+from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
 from spotguard.agent.process.torchrun import is_torchrun

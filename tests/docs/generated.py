@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spotguard.agent import outcome
-from spotguard.agent.config.options import SETTINGS
+from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.alerts.rules import HISTORY, Rule, default_rules
 from spotguard.cli import main

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from spotguard.agent.config.options import OptionGroup, Setting, settings_of
 from spotguard.agent.config.parsers import PROVIDERS
+from spotguard.agent.config.settings import OptionGroup, Setting, settings_of
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.config.options import NOTICE_FACTS, SETTINGS, Options, settings_of
+from spotguard.agent.config.options import LAST_FAILURE, LOADER_WORKERS, NOTICE_FACTS, Options
 from spotguard.agent.config.parsers import Deadline
 from spotguard.agent.config.resolve import resolve, unknown_variables
+from spotguard.agent.config.settings import SETTINGS, settings_of
 from spotguard.agent.core.state import RecoveryAction, RecoveryRule
 from spotguard.providers.errors import UsageError
 from tests.cases import cases
@@ -230,7 +231,15 @@ def test_a_bad_file_is_refused(tmp_path: Path, content: str, words: str) -> None
 def test_a_variable_that_no_option_has_is_named() -> None:
     """With the nearest one; what others set, and what is empty or of ours, is no stranger."""
     env = {"SPOTGUARD_WINDWO": "5", "SPOTGUARD_XYZZY": "1", "SPOTGUARD_KEEP": "3", "PATH": "/bin"}
-    ours = dict.fromkeys(("SPOTGUARD_CONFIG", "SPOTGUARD_DEBUG", "SPOTGUARD_PARENT", *NOTICE_FACTS), "1")
+    names = (
+        "SPOTGUARD_CONFIG",
+        "SPOTGUARD_DEBUG",
+        "SPOTGUARD_PARENT",
+        *NOTICE_FACTS,
+        LAST_FAILURE,
+        LOADER_WORKERS,
+    )
+    ours = dict.fromkeys(names, "1")
     assert unknown_variables({**env, **ours}) == [
         "SPOTGUARD_WINDWO: did you mean SPOTGUARD_WINDOW?",
         "SPOTGUARD_XYZZY: see spotguard run --help",

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from spotguard.agent.config import resolve
-from spotguard.agent.config.options import Options, settings_of
+from spotguard.agent.config.options import Options
+from spotguard.agent.config.settings import settings_of
 from spotguard.agent.process import terminal
 from spotguard.providers.errors import UsageError
 from spotguard.providers.optional_deps import how_to_install
