@@ -21,13 +21,14 @@ from pathlib import Path
 
 from ...hooks.ipc import protocol
 from ...hooks.ipc.protocol import Message, Role
-from ...providers.clock import WEEK, Clock
+from ...providers.clock import Clock
 from ...providers.errors import ProtocolError
 from ...providers.text import NAME, clip
 from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
+from .admission import refusal
 from .connection import Connection, DisconnectedPeers, Limits
 from .listener import listen
-from .process_stat import has_ended, is_exiting
+from .process_stat import has_ended
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -290,44 +291,22 @@ class Server:
         return messages is not None
 
     def _take(self, connection: Connection, message: Message) -> None:
-        if isinstance(message, protocol.Register):
-            self._register(connection, message)
-        elif isinstance(message, protocol.Ask):
-            self._asked(connection, message)
-        elif isinstance(message, protocol.Watch):
-            if self._understood(connection, message):
-                self._post(Watching(connection.number, message.severity))
-        else:
+        if not isinstance(message, protocol.Register | protocol.Ask | protocol.Watch):
             self._post(Heard(connection.number, message))
+        elif why := refusal(connection, message, self._connections.values()):
+            logger.warning("refusing pid %d: %s", connection.pid, why)
+            connection.peer.role = Role.GONE
+            self._say(connection, protocol.Refused(why))
+        elif isinstance(message, protocol.Register):
+            self._welcome(connection, message)
+        elif isinstance(message, protocol.Watch):
+            self._post(Watching(connection.number, message.severity))
+        elif message.what == "status":
+            self._post(StatusAsked(connection.number, connection.uid))
+        else:
+            self._post(Asked(connection.number, connection.uid, message.window, message.preempt))
 
-    def _understood(
-        self, connection: Connection, first: protocol.Register | protocol.Ask | protocol.Watch
-    ) -> bool:
-        """Return whether the peer and this agent speak a common version; refuse the peer if not."""
-        if first.oldest <= protocol.VERSION and first.version >= protocol.OLDEST:
-            return True
-        reason = f"the agent speaks protocol {protocol.VERSION}, you speak {first.version}: install one spotguard for both"
-        self._refuse(connection, reason)
-        return False
-
-    def _refuse(self, connection: Connection, reason: str) -> None:
-        logger.warning("refusing pid %d: %s", connection.pid, reason)
-        connection.peer.role = Role.GONE
-        self._say(connection, protocol.Refused(reason))
-
-    def _register(self, connection: Connection, message: protocol.Register) -> None:
-        if not self._understood(connection, message):
-            return
-        if not connection.follow():
-            self._refuse(connection, "your process cannot be seen from here: share the agent's PID namespace")
-            return
-        if (holder := self._holder(connection, message)) is not None:
-            reason = (
-                f"run id {message.run_id[:80]!r} is being saved by pid {holder.pid} already; "
-                "give each process its own: register(..., run_id=...)"
-            )
-            self._refuse(connection, reason)
-            return
+    def _welcome(self, connection: Connection, message: protocol.Register) -> None:
         connection.register = message
         self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda mask: self._died(connection))
         # In this order, so that a session with its Welcome gets every later notice. (The loop's answer to Opened passes
@@ -343,37 +322,6 @@ class Server:
             heartbeat=self._heartbeat(run, message.heartbeat) if message.elsewhere else "",
         )
         self._say(connection, welcome)
-
-    def _holder(self, connection: Connection, message: protocol.Register) -> Connection | None:
-        """Return the live process that already saves the rank, run and store that this process wants to save; None if none.
-
-        Two processes that share a run id would each restore the other's checkpoints.
-        """
-        mine = (connection.uid, message.run_id, message.store, message.rank)
-        for other in self._connections.values():
-            theirs = other.register
-            if theirs is None or not message.store or other.pid == connection.pid:
-                continue
-            if (other.uid, theirs.run_id, theirs.store, theirs.rank) == mine and not (
-                has_ended(other.pidfd) or is_exiting(other.pid)
-            ):
-                return other
-        return None
-
-    def _asked(self, connection: Connection, message: protocol.Ask) -> None:
-        if not self._understood(connection, message):
-            return
-        if message.what == "status":
-            self._post(StatusAsked(connection.number, connection.uid))
-        elif message.what != "drill":
-            self._refuse(connection, f"unknown question {message.what[:40]!r}: ask for status or drill")
-        elif not 0 < message.window <= WEEK:
-            self._refuse(
-                connection,
-                f"a drill of {message.window:g} s: expected seconds above 0 up to {WEEK} (a week)",
-            )
-        else:
-            self._post(Asked(connection.number, connection.uid, message.window, message.preempt))
 
     # --- outgoing messages ---
 
