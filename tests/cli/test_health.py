@@ -19,14 +19,14 @@ from spotguard.agent.events import Event, HealthChanged
 from spotguard.agent.sources.factory import cloud_sources
 from spotguard.agent.sources.feed import Feed
 from spotguard.agent.sources.poller import Poller
-from spotguard.cli import status_view
+from spotguard.cli.status import view
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.health import Reason
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from spotguard.providers.simulator.azure.service import AzureSimulator
 from spotguard.providers.simulator.base import Simulator
 from spotguard.providers.simulator.gcp.service import GcpSimulator
-from tests.cli.test_status_view import a_body
+from tests.cli.status.test_view import a_body
 
 SIMULATORS: dict[str, Callable[[], Simulator]] = {
     "aws": AwsSimulator,
@@ -91,7 +91,7 @@ def test_why_a_source_does_not_see_reaches_the_person(
     assert line.startswith(f"{shown['name']}: {shown['sight']}")
     assert line.endswith(f": {shown['detail']}; {shown['advice']}")
     for width in (None, 80):
-        lines = [words for words, _ in status_view.lines(a_body(sources=[shown]), datetime.now(UTC), width)]
+        lines = [words for words, _ in view.lines(a_body(sources=[shown]), datetime.now(UTC), width)]
         text = " ".join(" ".join(lines).split())
         assert f"{shown['name']} {shown['sight'].upper()} for 0 s ({reason})" in text
         assert f" {reason} {' '.join(shown['detail'].split())} " in text

@@ -1,6 +1,6 @@
 """The findings as lines for a terminal: state, check and result, and the advice below.
 
-Pure functions from a finding and a width to lines. As in `cli.status_view`, the lines fit 80 columns, need no colours to be
+Pure functions from a finding and a width to lines. As in `cli.status.view`, the lines fit 80 columns, need no colours to be
 understood, and have no trailing spaces.
 """
 

@@ -25,7 +25,7 @@ from spotguard.doctor.checks import agent as agents
 from spotguard.doctor.checks.window import Counted
 from spotguard.doctor.finding import Finding, fails, ok
 from spotguard.providers.clock import SystemClock
-from tests.cli.test_status_view import HOP_LIMIT, a_body, a_session, a_source
+from tests.cli.status.test_view import HOP_LIMIT, a_body, a_session, a_source
 from tests.fakes.hook import FakeHook
 from tests.fakes.patient import options
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from spotguard.doctor.checks import job
 from spotguard.doctor.finding import Finding
-from tests.cli.test_status_view import a_session
+from tests.cli.status.test_view import a_session
 
 GIB = 2**30
 

@@ -18,9 +18,9 @@ from rich.text import Text
 from spotguard.agent.ipc import control
 from spotguard.providers.clock import SystemClock
 
-from .. import status_view
 from ..output import add_json, console, print_json
 from ..select_agent import add_whom, whom
+from ..status import view
 
 DESCRIPTION = """\
 Show your guarded runs on this machine: the notice sources and their health, the training step, the
@@ -94,12 +94,12 @@ def _print_lines(path: Path | None, out: Console) -> None:
     """Print for output that is read line by line: the whole answer after a change, else one line for each agent."""
     shown: Any = None
     for answers in _looks(path):
-        shapes = [status_view.shape(body) for body in answers]
+        shapes = [view.shape(body) for body in answers]
         if shapes != shown:
             out.print(picture(answers, _width(out)), soft_wrap=True)
         else:
             for body in answers:
-                out.print(f"{_now():%H:%M:%S} {status_view.pulse(body)}", soft_wrap=True)
+                out.print(f"{_now():%H:%M:%S} {view.pulse(body)}", soft_wrap=True)
         shown = shapes
         sys.stdout.flush()
 
@@ -111,7 +111,7 @@ def picture(found: list[dict[str, Any]], width: int | None) -> RenderableType:
     shown: list[Text] = []
     for body in found:
         shown += [Text()] if shown else []
-        shown += [Text(words, style) for words, style in status_view.lines(body, _now(), width)]
+        shown += [Text(words, style) for words, style in view.lines(body, _now(), width)]
     return Group(*shown)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.cli import status_view
+from spotguard.cli.status import view
 
 NOW = datetime(2026, 11, 21, 5, 0, tzinfo=UTC)
 
@@ -61,7 +61,7 @@ def a_body(**more: Any) -> dict[str, Any]:
 
 
 def shown(body: dict[str, Any], width: int | None = 80) -> list[str]:
-    return [words for words, _ in status_view.lines(body, NOW, width)]
+    return [words for words, _ in view.lines(body, NOW, width)]
 
 
 def test_a_training_that_stands_still_is_shown_with_its_place() -> None:
@@ -121,10 +121,8 @@ def test_a_loop_without_boundaries_says_never_and_then_what_is_wrong() -> None:
         "  WRONG         guard.step() was not called since guard.restore()",
         "  what to do    call guard.step() after each optimizer.step()",
     ]
-    assert "; guard.step() was not called since guard.restore(); " in status_view.pulse(
-        a_body(sessions=[session])
-    )
-    assert status_view.shape(a_body(sessions=[session])) != status_view.shape(a_body())
+    assert "; guard.step() was not called since guard.restore(); " in view.pulse(a_body(sessions=[session]))
+    assert view.shape(a_body(sessions=[session])) != view.shape(a_body())
 
 
 def test_losses_that_make_checkpoints_suspect_are_shown() -> None:
@@ -133,8 +131,8 @@ def test_losses_that_make_checkpoints_suspect_are_shown() -> None:
     assert "  SUSPECT       the loss is nan since step 7; its checkpoints do not count for --keep" in shown(
         a_body(sessions=[bad]), None
     )
-    assert "; SUSPECT: the loss is nan since step 7; " in status_view.pulse(a_body(sessions=[bad]))
-    assert status_view.shape(a_body(sessions=[bad])) != status_view.shape(a_body())
+    assert "; SUSPECT: the loss is nan since step 7; " in view.pulse(a_body(sessions=[bad]))
+    assert view.shape(a_body(sessions=[bad])) != view.shape(a_body())
     ranks = [a_session(rank=0, world=2), a_session(rank=1, world=2, pid=9, suspect="the loss is inf")]
     assert [line for line in shown(a_body(sessions=ranks), None) if "SUSPECT" in line] == [
         "  SUSPECT       rank 1: the loss is inf; its checkpoints do not count for --keep"
@@ -144,8 +142,8 @@ def test_losses_that_make_checkpoints_suspect_are_shown() -> None:
 def test_losses_far_above_the_usual_ones_are_shown() -> None:
     high = a_session(high_loss="the loss is 9 since step 7, and was 2")
     assert "  HIGH          the loss is 9 since step 7, and was 2" in shown(a_body(sessions=[high]), None)
-    assert "; HIGH: the loss is 9 since step 7, and was 2; " in status_view.pulse(a_body(sessions=[high]))
-    assert status_view.shape(a_body(sessions=[high])) != status_view.shape(a_body())
+    assert "; HIGH: the loss is 9 since step 7, and was 2; " in view.pulse(a_body(sessions=[high]))
+    assert view.shape(a_body(sessions=[high])) != view.shape(a_body())
 
 
 def test_what_several_ranks_do_wrong_is_said_once() -> None:
@@ -248,7 +246,7 @@ def test_a_notice_stands_first() -> None:
     body["sessions"] = [a_session(saving=saving | going | {"phase": "writing", "bytes": 2**30})]
     said = "writing 1.0 GiB of 4.0 GiB at 64.0 MiB/s, 48.0 s to go and 20.4 s for it"
     assert shown(body, None)[-1] == f"  saving        {said}"
-    assert said in status_view.pulse(body)
+    assert said in view.pulse(body)
     body["sessions"] = [a_session(saving=saving | going | {"phase": "committed", "why": "less"})]
     assert shown(body, None)[-1] == "  saving        committed 1.0 MiB: less"
     left = shown(body | {"sessions": [], "phase": "ending"})
@@ -282,7 +280,7 @@ def test_eight_ranks_that_save_fit_a_terminal() -> None:
     assert said in " ".join(" ".join(lines[2:4]).split())
     assert lines[5].endswith("window  committed 1.0 GiB")
     assert lines[6].endswith("window  25 %, 48.0 s to go")
-    assert f"; {said}; " in status_view.pulse(body)
+    assert f"; {said}; " in view.pulse(body)
 
 
 def test_a_service_names_the_runs_of_its_processes() -> None:
@@ -320,24 +318,24 @@ def test_no_line_ends_with_a_space_and_no_word_is_lost(width: int | None) -> Non
 def test_an_agent_that_does_not_answer_is_shown_with_why() -> None:
     body = {"socket": "/run/x.sock", "error": "the agent at /run/x.sock stopped answering: timed out"}
     assert shown(body) == ["no answer       the agent at /run/x.sock stopped answering: timed out"]
-    assert status_view.pulse(body) == "no answer: the agent at /run/x.sock stopped answering: timed out"
+    assert view.pulse(body) == "no answer: the agent at /run/x.sock stopped answering: timed out"
 
 
 def test_line_after_line_one_line_says_how_it_is() -> None:
-    assert status_view.pulse(a_body()) == "run gpt-small-7; step 5210, checkpoint step 5000, 12 s ago; seeing"
-    blind = status_view.pulse(a_body(sources=[a_source("a"), a_source("b", **HOP_LIMIT)]))
+    assert view.pulse(a_body()) == "run gpt-small-7; step 5210, checkpoint step 5000, 12 s ago; seeing"
+    blind = view.pulse(a_body(sources=[a_source("a"), a_source("b", **HOP_LIMIT)]))
     assert blind.endswith("; b: BLIND for 7 s (hop-limit)")
 
 
 def test_only_what_is_new_has_another_shape() -> None:
     """Numbers that run are no news; a sight, a notice, a step towards the commit are."""
-    was = status_view.shape(a_body())
+    was = view.shape(a_body())
     later = a_body(
         for_seconds=99.0,
         sources=[a_source(for_seconds=90.0)],
         sessions=[a_session(step=5999, checkpoint_age=0.0)],
     )
-    assert status_view.shape(later) == was
+    assert view.shape(later) == was
     for news in (
         a_body(sources=[a_source(**HOP_LIMIT)]),
         a_body(sessions=[]),
@@ -345,14 +343,14 @@ def test_only_what_is_new_has_another_shape() -> None:
         a_body(sessions=[a_session(saving={"phase": "written", "step": 1, "bytes": 0, "why": ""})]),
         {"socket": "/x", "error": "gone"},
     ):
-        assert status_view.shape(news) != was
+        assert view.shape(news) != was
 
 
 def test_one_is_one() -> None:
     """And two are two."""
     for restarts, words in ((0, "for 16 s, watching"), (1, "restarted 1 time,"), (2, "restarted 2 times,")):
         command = {"pid": 26954, "returncode": None, "restarts": restarts}
-        assert words in status_view.title(a_body(command=command))
+        assert words in view.title(a_body(command=command))
 
 
 def test_alerts_that_fire_are_shown_with_their_gravity_and_a_helper_that_is_gone_is_too() -> None:
@@ -370,7 +368,7 @@ def test_alerts_that_fire_are_shown_with_their_gravity_and_a_helper_that_is_gone
     assert shown(body, None)[-1] == (
         "  alerts        critical, for 61 s: the disk of / is nearly full; 1,200 messages to it were dropped"
     )
-    assert status_view.shape(body) != status_view.shape(a_body(alerts=helper))
+    assert view.shape(body) != view.shape(a_body(alerts=helper))
     gone = a_body(alerts={**helper, "pid": 0, "returncode": -9})
     assert shown(gone, None)[-1] == (
         "  alerts        NONE: their helper has ended (-9), started 1 time; training does not depend on it"
