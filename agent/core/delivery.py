@@ -13,11 +13,10 @@ from collections.abc import Collection
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind, Severity
 from ...providers.text import TEXT, clip
-from ..actions import Acknowledge, Announce, Publish, ReadStacks, Send, SignalGroup, Tell
+from ..actions import Acknowledge, Announce, Publish, Send, SignalGroup, Tell
 from ..events import Asked
 from ..outcome import BROKEN_OFF, WITHDRAWN
 from .command import CommandGroup, Restart
-from .failures.stall import Stall
 from .notices import NoticeTracker
 from .preemption import Preemption
 from .session import Session, Sessions
@@ -25,10 +24,6 @@ from .state import Turn
 
 #: Seconds for a session that lost its socket to come back: it tries once a second (`hooks.ipc.client.RECONNECT`).
 RETURN = 2.0
-#: Seconds in which the state of a run that stands still is saved: longer than its upload takes on a slow link.
-STALL_WINDOW = 600.0
-#: Seconds in which training that stands still has to end. Its state was saved before, if it could be.
-RESTART_WINDOW = 60.0
 #: Why a process that sends nothing, and is not stopped, does not save.
 HELD = "no Python runs there; native code seems to hold the interpreter's lock"
 #: Seconds for training processes of a killed agent to come back. The agent does not know whether there are any, and SIGTERM
@@ -187,53 +182,6 @@ class Delivery:
             self.signal(p, "nobody is registered")
         if not p.rehearsal and not p.stays and self.is_everybodys(p):
             self._announce(p, p.notice)
-
-    def stalled(self, stall: Stall) -> None:
-        """Have a run that stands still keep its stacks and save its state. Nothing is ended for it."""
-        now, session = self._turn.now, stall.session
-        modes = {
-            each.position.mode
-            for each in self._sessions.open.values()
-            if each.run == session.run and each.position
-        }
-        if "boundary" in modes:
-            text = "its state cannot be saved where it stands, because saves wait for the next guard.step() [SG406]"
-            self._turn.log(f"training stands still: {stall.text()}; {text}", logging.WARNING)
-            self._read_stacks(stall)
-            return
-        until = now + STALL_WINDOW
-        id = f"stall-{session.run_id}-{session.step}-{now:.0f}"
-        notice = Notice(
-            id, NoticeKind.STALL, "spotguard", until, now, detail=stall.text(), window=STALL_WINDOW
-        )
-        p = Preemption(notice, now, self._turn.policy.reserve, rehearsal=True, uid=session.uid)
-        p.runs = {session.run}
-        self.start(p, stall.held)
-        self._read_stacks(stall)
-        self.advance_rehearsal(p)  # if no rank can answer, nothing more comes
-
-    def _read_stacks(self, stall: Stall) -> None:
-        """Have the stacks of ranks that cannot read their own be read, if this agent has what their command has."""
-        held = [each for number, each in self._sessions.open.items() if number in stall.held]
-        for session in held:
-            self._turn.log(f"{session.who} cannot save: {HELD}", logging.WARNING)
-        if held and self._turn.policy.command:
-            ranks = {each.pid: (each.rank, each.position.attempt if each.position else -1) for each in held}
-            self._turn.do(ReadStacks(held[0].run_id, held[0].store, stall.session.step, ranks))
-
-    def restart_stalled(self, stall: Stall) -> None:
-        """End the training of a run that stands still for good, so that the command can start again.
-
-        The ranks of other machines learn of it as of a notice, so all of them end and start again. Other runs of the command end
-        with it, because it has only one process group.
-        """
-        now, session = self._turn.now, stall.session
-        id = f"restart-{session.run_id}-{session.step}-{now:.0f}"
-        until = now + RESTART_WINDOW
-        notice = Notice(
-            id, NoticeKind.RESTART, "spotguard", until, now, detail=stall.text(), window=RESTART_WINDOW
-        )
-        self.start(Preemption(notice, now, self._turn.policy.reserve), stall.held)
 
     def _first_line(self, p: Preemption) -> str:
         notice, left = p.notice, f"{p.left_at_first:.1f} s left"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
-from ..actions import Action, Incident, Launch, LookAtProcess, Publish
+from ..actions import Action, Publish
 from ..events import (
     Asked,
     Closed,
@@ -33,12 +33,12 @@ from ..events import (
     Verified,
     Watching,
 )
-from ..outcome import BROKEN_OFF
 from .command import OUTLIVED, Command, CommandGroup, Restart
 from .delivery import Delivery
 from .ending.restart_policy import LINGER, RestartPolicy
 from .ending.shutdown import Service, Shutdown
 from .ending.sigterm import RunSignals
+from .ending.standstill import Standstill
 from .failures.errors import FailureCause, FailureLog
 from .failures.recovery import Recovery
 from .failures.stall import StallWatch
@@ -74,7 +74,7 @@ class Machine:
         self._delivery = Delivery(self._turn, self._sessions, self._notices, self._command, self._restart)
         self._stalls = StallWatch(policy.stall_first)
         self._failures = FailureLog()
-        self._recovery = Recovery(policy.recover, policy.max_restarts, self._failures.counts)
+        self._recovery = Recovery(policy.recover, policy.max_restarts, self._failures)
         self.verification = VerificationSchedule(self._turn, self._sessions, policy.verify_every)
         self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
         self._answers = Answers(
@@ -89,6 +89,15 @@ class Machine:
             self._failures,
         )
         self._shutdown = Shutdown(self._turn, self._command, self._delivery)
+        self._standstill = Standstill(
+            self._turn,
+            self._sessions,
+            self._command,
+            self._delivery,
+            self._stalls,
+            self._failures,
+            self._recovery,
+        )
         self._restarts = RestartPolicy(
             self._turn,
             self._command,
@@ -96,9 +105,8 @@ class Machine:
             self._delivery,
             self._peers,
             self._shutdown,
-            self._failures,
             self._recovery,
-            self._sessions,
+            self._standstill,
         )
         self._service = Service(self._turn, self._sessions, self._delivery)
         self._signals = RunSignals(self._turn, self._command, self._delivery)
@@ -117,7 +125,7 @@ class Machine:
         if orphan is not None:
             self._shutdown.inherit(orphan)
         elif self.policy.command:
-            self._turn.do(Launch(rules=self._recovery.taken))
+            self._turn.do(self._recovery.launch())
         return self._turn.take()
 
     def handle(self, event: Event | None, now: float) -> list[Action]:
@@ -269,41 +277,27 @@ class Machine:
     # --- due actions: the time has come, or every participant has answered ---
 
     def _watch(self, _: None = None) -> None:
+        """Handle what is due in every state: checkpoints that upcoming notices ask for, and training that stands still."""
         self._delivery.ask_for_checkpoint()
-        for silent in self._stalls.unheard(self._turn.now):
-            self._turn.do(LookAtProcess(silent.number, silent.pid))
-        for session, seconds in self._stalls.resumed():
-            self._turn.do(Incident("moving", {"run_id": session.run_id, "seconds": round(seconds, 1)}))
-            self._turn.log(f"run {session.run_id} moves again at step {session.step}, after {seconds:.0f} s")
-            p = self._delivery.active
-            if p is not None and p.stall and p.runs == {session.run}:
-                self._delivery.rehearsed(p, f"{BROKEN_OFF}: training moves again")
-        if self._delivery.active is None and not self._turn.stopping:
-            for stall in self._stalls.due(self._turn.now):
-                self._turn.do(Incident("stall", stall.facts()))
-                self._delivery.stalled(stall)
-                return  # one at a time; another run's comes when this one is saved
-            if self._recovery.acts_on("stall") and (lasts := self._stalls.lasting(self._turn.now)):
-                self._restarts.stalled(lasts)
+        self._standstill.watch()
 
-    def _watch_command(self, _: None) -> None:
+    def _watch_and_end(self, _: None = None) -> None:
+        """Watch, and end the command or the service if a signal has asked for that."""
         self._watch()
-        self._signals.kill_if_forced()
+        if self.policy.command:
+            self._signals.kill_if_forced()
+        else:
+            self._end_service_if_over()
 
-    def _rehearse(self, _: None = None) -> None:
+    def _rehearse(self, _: None) -> None:
         if (p := self._delivery.active) is not None:
             self._delivery.advance_rehearsal(p)
-        self._watch()
-
-    def _rehearse_with_command(self, _: None) -> None:
-        self._rehearse()
-        self._signals.kill_if_forced()
+        self._watch_and_end()
 
     def _save_with_command(self, _: None) -> None:
         if (p := self._delivery.active) is not None:
             self._delivery.await_return(p)
-        self._watch()
-        self._signals.kill_if_forced()
+        self._watch_and_end()
         if p is not None and self._command.running:
             self._shutdown.advance(p)
 
@@ -311,14 +305,6 @@ class Machine:
         if (p := self._delivery.active) is not None:
             self._delivery.await_return(p)
             self._service.advance(p)
-        self._end_service_if_over()
-
-    def _rehearse_service(self, _: None) -> None:
-        self._rehearse()
-        self._end_service_if_over()
-
-    def _watch_service(self, _: None) -> None:
-        self._watch()
         self._end_service_if_over()
 
     def _end_service_if_over(self) -> None:
@@ -382,11 +368,11 @@ def _signal_between_starts(machine: Machine, event: Signalled) -> None:
 
 #: The handlers of `spotguard run`, by state and event. NoneType: a due action, without an event.
 COMMAND: dict[MachineState, dict[type[Any], _Handler]] = {
-    MachineState.WATCHING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._watch_command},
+    MachineState.WATCHING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._watch_and_end},
     MachineState.REHEARSING: {
         **_ALWAYS,
         Signalled: _signal,
-        NoneType: Machine._rehearse_with_command,
+        NoneType: Machine._rehearse,
     },
     MachineState.SAVING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._save_with_command},
     MachineState.ENDING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._save_with_command},
@@ -400,12 +386,12 @@ SERVICE: dict[MachineState, dict[type[Any], _Handler]] = {
     MachineState.WATCHING: {
         **_ALWAYS,
         Signalled: Machine._signal_to_service,
-        NoneType: Machine._watch_service,
+        NoneType: Machine._watch_and_end,
     },
     MachineState.REHEARSING: {
         **_ALWAYS,
         Signalled: Machine._signal_to_service,
-        NoneType: Machine._rehearse_service,
+        NoneType: Machine._rehearse,
     },
     MachineState.SAVING: {**_ALWAYS, Signalled: Machine._signal_to_service, NoneType: Machine._serve},
     MachineState.SERVED: {**_ALWAYS, Signalled: Machine._signal_to_service, NoneType: Machine._serve},

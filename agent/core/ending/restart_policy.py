@@ -6,23 +6,20 @@ Pure, like all of `core`: events and the time come in, actions go out.
 from __future__ import annotations
 
 import logging
-import signal
 
 from ....providers.notice import NoticeKind
 from ....providers.text import span
-from ...actions import ExcludeMachine, Incident, Launch, Rest, SignalSession
+from ...actions import Incident, Rest
 from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
-from ..failures.errors import FailureLog
 from ..failures.recovery import Recovery, RecoveryDecision
-from ..failures.stall import Stall
 from ..peers import Peers
 from ..preemption import EndState, Preemption
-from ..session import Sessions
 from ..state import RecoveryAction, Turn
 from .shutdown import Shutdown
-from .sigterm import BY_HAND, leaving_notice
+from .sigterm import BY_HAND
+from .standstill import Standstill, exclude
 
 #: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
 LINGER = 0.5
@@ -48,9 +45,8 @@ class RestartPolicy:
         delivery: Delivery,
         peers: Peers,
         shutdown: Shutdown,
-        failures: FailureLog,
         recovery: Recovery,
-        sessions: Sessions,
+        standstill: Standstill,
     ) -> None:
         self._turn = turn
         self._command = command
@@ -58,15 +54,10 @@ class RestartPolicy:
         self._delivery = delivery
         self._peers = peers
         self._shutdown = shutdown
-        self._failures = failures
         self._recovery = recovery
-        self._sessions = sessions
+        self._standstill = standstill
         #: Restarts after failures.
         self.count = 0
-        #: What follows the end of a training that stands still.
-        self._after_stall = RecoveryDecision(RecoveryAction.STOP, "")
-        #: Sessions that were killed so that their launcher starts the ranks again.
-        self._killed: set[int] = set()
 
     def end_wait(self) -> None:
         """Start the command again, or exit, if the wait for that is over."""
@@ -207,11 +198,7 @@ class RestartPolicy:
             action = command.decision.action
             if action in (RecoveryAction.RESTART, RecoveryAction.BACK):
                 self.count += 1
-                cause = self._failures.last
-                failure = "" if cause is None else cause.kind
-                if cause is not None and action is RecoveryAction.BACK:
-                    self._failures.go_back(cause)
-                self._relaunch(f"it crashed with {code}, {command.decision.why}", failure)
+                self._relaunch(f"it crashed with {code}, {command.decision.why}", command.decision.kind)
             elif action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
             else:
@@ -219,81 +206,23 @@ class RestartPolicy:
 
     def _decide(self, command: CommandEnded) -> RecoveryDecision:
         """Log what the failed command is put down to, and decide what follows."""
-        cause = self._failures.conclude(command)
+        cause, decision = self._recovery.conclude(command)
         facts = {"class": "unknown", "text": "the command failed"} if cause is None else cause.facts()
         self._turn.do(Incident("failure", {**facts, "returncode": command.returncode}))
         if cause is not None:
             self._turn.log(f"training failed: {cause.text}", logging.ERROR)
-        decision = self._recovery.decide(
-            "" if cause is None else cause.kind, repeats=cause is not None and cause.repeats
-        )
         if decision.action is RecoveryAction.LEAVE:
             # A rank that has lost another one is not on the machine that failed.
-            self._exclude(decision.why, None if cause is not None and cause.kind == "peer-lost" else "")
+            exclude(self._turn, decision.why, None if decision.kind == "peer-lost" else "")
         elif decision.action is RecoveryAction.STOP and decision.why:
             self._turn.log(decision.why, logging.ERROR)
         return decision
-
-    def _exclude(self, why: str, machine: str | None) -> None:
-        """Log how the job goes on without the machine that failed, and name it for whoever starts the job again.
-
-        Args:
-            why: the rule by which this machine is left.
-            machine: the machine that failed; "": this one; None: it is not known here.
-        """
-        goes_on = f"{why}: exit code {self._turn.policy.exit_code}, so that the job goes on elsewhere"
-        if machine is None:
-            then = "the machine that failed is not known here: exclude it in your scheduler"
-        elif self._turn.policy.excludes:
-            then = f"{machine or 'this machine'} is named in --exclude-file"
-            self._turn.do(ExcludeMachine(machine))
-        else:
-            then = (
-                f"exclude {machine or 'this machine'} in your scheduler (Slurm, once the job waits again: scontrol update "
-                "JobId=ID ExcNodeList=NODE)"
-            )
-        self._turn.log(f"{goes_on}; {then}", logging.ERROR)
-
-    def stalled(self, stall: Stall) -> None:
-        """End training that stands still for good, as `--recover` asks for. Its state was saved when it was told."""
-        command, session = self._command.current, self._sessions.open.get(stall.session.number)
-        if command is None or session is None:
-            return
-        if session.number in self._killed:
-            self._after_stall = RecoveryDecision(
-                RecoveryAction.RESTART, "its launcher did not start it again"
-            )
-            self._delivery.restart_stalled(stall)
-            return
-        decision = self._after_stall = self._recovery.decide("stall")
-        self._turn.log(f"training still stands: {stall.text()}: {decision.why}", logging.ERROR)
-        cause = self._failures.stood(session, f"training stood still: {stall.text()}")
-        alone = decision.action is RecoveryAction.RESTART and self._turn.policy.launcher_restarts
-        if not alone and (others := self._sessions.beside(session.run)):
-            named = f"other runs of the command end with run {session.run_id}: {', '.join(others)}"
-            self._turn.log(named, logging.WARNING)
-        if decision.action is not RecoveryAction.RESTART:
-            self._turn.do(Incident("failure", cause.facts()))
-        if decision.action is RecoveryAction.STOP:
-            # The other machines of the job are not asked to start again: they lose a peer, as at a crash.
-            command.decision = decision
-            self._command.kill_all()
-        elif decision.action is RecoveryAction.LEAVE:
-            self._delivery.noticed(leaving_notice(self._turn, decision.why))
-            self._exclude(decision.why, stall.machine or ("" if stall.here else None))
-        elif self._turn.policy.launcher_restarts:
-            # One owner: torchrun starts all ranks again once one of them is gone.
-            self._killed.add(session.number)
-            self._turn.log(f"{session.who} is killed, so that its launcher starts the ranks again")
-            self._turn.do(SignalSession(session.number, signal.SIGKILL))
-        else:
-            self._delivery.restart_stalled(stall)
 
     def _go_on_after_stall(self, p: Preemption) -> None:
         if any(part.session.world > len(group) for group in p.groups() for part in group):
             self._peers.rejoin()  # the job's other machines start again, too
         self.count += 1
-        self._relaunch(f"training stood still, {self._after_stall.why}", "stall")
+        self._relaunch(f"training stood still, {self._standstill.decision.why}", "stall")
 
     def _try_again(self, code: int, seconds: float) -> None:
         self._turn.log(
@@ -317,4 +246,4 @@ class RestartPolicy:
         self._command.kill_all()  # any process that is left holds the run id
         self._command.current = None
         self._restart.over()
-        self._turn.do(Launch(self._peers.take_moves(), failure, self._recovery.taken, self._failures.skip))
+        self._turn.do(self._recovery.launch(self._peers.take_moves(), failure))

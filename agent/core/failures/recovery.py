@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...actions import Launch
+from ...events import CommandEnded
 from ..state import RecoveryAction, RecoveryRule
+from .errors import FailureCause, FailureLog
 
 _NOT_FINITE = (
     "the same data would make the values wrong again, so the command is not started again: --recover nan=back starts it before "
@@ -22,6 +25,8 @@ class RecoveryDecision:
 
     action: RecoveryAction
     why: str
+    #: The class of the failure; "" if it is not known.
+    kind: str = ""
 
 
 class Recovery:
@@ -30,14 +35,12 @@ class Recovery:
     Args:
         rules: the rules of `--recover`, by class.
         max_restarts: restarts of the classes without a rule, all together, in this `spotguard run`.
-        counts: how often each class has ended the run so far, in all its attempts (`errors.FailureLog.counts`).
+        failures: the failures so far. Its counts are those of all attempts of the run.
     """
 
-    def __init__(
-        self, rules: Mapping[str, RecoveryRule], max_restarts: int, counts: dict[str, int] | None = None
-    ) -> None:
+    def __init__(self, rules: Mapping[str, RecoveryRule], max_restarts: int, failures: FailureLog) -> None:
         self._rules, self._max_restarts = rules, max_restarts
-        self._counts = {} if counts is None else counts
+        self._failures = failures
         self._restarts = 0
 
     def acts_on(self, kind: str) -> bool:
@@ -47,7 +50,27 @@ class Recovery:
     @property
     def taken(self) -> dict[str, tuple[str, int]]:
         """By class with a rule: its action, and how often it was taken for this run so far."""
-        return {kind: (str(rule.action), self._counts.get(kind, 0)) for kind, rule in self._rules.items()}
+        counts = self._failures.counts
+        return {kind: (str(rule.action), counts.get(kind, 0)) for kind, rule in self._rules.items()}
+
+    def launch(self, moves: tuple[tuple[frozenset[str], str], ...] = (), failure: str = "") -> Launch:
+        """Return the next start of the command, with what it is to know of failures.
+
+        Args:
+            moves: the machines that have gone since the last start.
+            failure: the class of the failure behind which it starts; "" for another reason.
+        """
+        return Launch(moves, failure, self.taken, self._failures.skip)
+
+    def conclude(self, command: CommandEnded) -> tuple[FailureCause | None, RecoveryDecision]:
+        """Return what a failed command is put down to (None if nothing tells), and what follows."""
+        cause = self._failures.conclude(command)
+        decision = self.decide(
+            "" if cause is None else cause.kind, repeats=cause is not None and cause.repeats
+        )
+        if cause is not None and decision.action is RecoveryAction.BACK:
+            self._failures.go_back(cause)
+        return cause, decision
 
     def decide(self, kind: str, *, repeats: bool = False) -> RecoveryDecision:
         """Return what follows a failure of this class, and count it.
@@ -56,28 +79,28 @@ class Recovery:
             kind: the class; "" if it is not known.
             repeats: the start before failed by the same error at the same step.
         """
-        rule = self._rules.get(kind)
-        before = self._counts.get(kind, 0)
-        self._counts[kind] = before + 1
+        rule, counts = self._rules.get(kind), self._failures.counts
+        before = counts.get(kind, 0)
+        counts[kind] = before + 1
         if repeats:
             same = "the start before failed with the same error at the same step: the command is not started again"
-            return RecoveryDecision(RecoveryAction.STOP, same)
+            return RecoveryDecision(RecoveryAction.STOP, same, kind)
         if rule is None and kind == "nan":
-            return RecoveryDecision(RecoveryAction.STOP, _NOT_FINITE)
+            return RecoveryDecision(RecoveryAction.STOP, _NOT_FINITE, kind)
         if rule is None:
-            return self._decide_without_rule()
+            return self._decide_without_rule(kind)
         if rule.action is RecoveryAction.STOP:
-            return RecoveryDecision(rule.action, f"--recover {kind}=stop")
+            return RecoveryDecision(rule.action, f"--recover {kind}=stop", kind)
         if before >= rule.budget:
             times = f"the {rule.budget} times of --recover {kind}={rule.action}:{rule.budget} are used up"
-            return RecoveryDecision(RecoveryAction.STOP, times)
+            return RecoveryDecision(RecoveryAction.STOP, times, kind)
         number = f"{rule.action} {before + 1} of {rule.budget} for {kind}"
-        return RecoveryDecision(rule.action, number)
+        return RecoveryDecision(rule.action, number, kind)
 
-    def _decide_without_rule(self) -> RecoveryDecision:
+    def _decide_without_rule(self, kind: str) -> RecoveryDecision:
         most = self._max_restarts
         if self._restarts >= most:
             spent = f"the {most} restarts of --max-restarts are used up" if most else ""
-            return RecoveryDecision(RecoveryAction.STOP, spent)
+            return RecoveryDecision(RecoveryAction.STOP, spent, kind)
         self._restarts += 1
-        return RecoveryDecision(RecoveryAction.RESTART, f"restart {self._restarts} of {most}")
+        return RecoveryDecision(RecoveryAction.RESTART, f"restart {self._restarts} of {most}", kind)

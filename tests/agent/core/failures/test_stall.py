@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.agent.actions import ExcludeMachine, FollowMachines, Incident, Launch, Log, Send, SignalSession
 from spotguard.agent.config.parsers import recover
-from spotguard.agent.core.delivery import STALL_WINDOW
+from spotguard.agent.core.ending.standstill import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
 from spotguard.agent.events import MachineSeen
 from spotguard.hooks.ipc.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
