@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..hooks.ipc.protocol import Answer
 from ..providers.clock import Clock
-from ..providers.notice import NoticeKind
 from . import outcome as outcomes
 from .actions import (
     Acknowledge,
@@ -47,8 +46,6 @@ from .events import (
     Closed,
     Event,
     HealthChanged,
-    HelperEnded,
-    HelperReported,
     Launched,
     NoticeGone,
     NoticeSeen,
@@ -214,10 +211,8 @@ class Agent:
                 event = self._events.get(timeout=min(until for until in waits if until > now) - now)
             except queue.Empty:
                 continue
-            if self._alerts is not None and isinstance(event, HelperEnded):
-                self._alerts.ended(event)
-            elif self._alerts is not None and isinstance(event, HelperReported):
-                self._alerts.reported(event)
+            if self._alerts is not None:
+                self._alerts.take(event)
             if isinstance(event, Signalled) and event.signum in DECIDED:
                 return
 
@@ -263,10 +258,7 @@ class Agent:
 
     def _tend(self, alerts: AlertHelper, event: Event | None, now: float) -> None:
         """Take in what comes from the helper of alerts, and do what is due for it."""
-        if isinstance(event, HelperReported):
-            alerts.reported(event)
-        elif isinstance(event, HelperEnded):
-            alerts.ended(event)
+        alerts.take(event)
         alerts.beat(now)
         if self._metrics is not None:
             self._metrics.helped(alerts.state)
@@ -391,19 +383,7 @@ class Agent:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
         record = outcome.record(seen)
         self._last = record
-        drill = outcome.drill and outcome.kind != NoticeKind.STALL
-        done = logging.INFO if drill else logging.WARNING
-        logger.log(
-            logging.ERROR if outcome.failed else done,
-            "%s",
-            outcome.line(),
-            extra={"fields": {"outcome": record}},
-        )
-        path = self._server.path
-        try:
-            outcomes.write(record, path.parent, path.stem)
-        except OSError as error:  # the line above then is the only record
-            logger.error("the outcome cannot be written beside %s: %s", path, error.strerror)
+        outcomes.publish(outcome, record, self._server.path)
         if self._metrics is not None:
             self._metrics.ended(record)
         if self._alerts is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any
 
 from ..providers.notice import NoticeKind
 from ..providers.text import amount
+
+logger = logging.getLogger("spotguard.agent")
 
 #: The end of a notice that its source withdrew while training could go on: nothing had to be committed.
 WITHDRAWN = "withdrawn"
@@ -218,6 +221,18 @@ def _rounded(value: Any) -> Any:
 def seen_time(outcome: Outcome, monotonic: float, wall: float) -> datetime:
     """Return the wall-clock time at which the agent first read the notice, given one instant on both clocks."""
     return datetime.fromtimestamp(wall - (monotonic - outcome.seen_at), UTC)
+
+
+def publish(outcome: Outcome, record: dict[str, Any], socket: Path) -> None:
+    """Log the outcome, and write its record beside the agent's socket."""
+    drill = outcome.drill and outcome.kind != NoticeKind.STALL
+    done = logging.INFO if drill else logging.WARNING
+    level = logging.ERROR if outcome.failed else done
+    logger.log(level, "%s", outcome.line(), extra={"fields": {"outcome": record}})
+    try:
+        write(record, socket.parent, socket.stem)
+    except OSError as error:  # the line above then is the only record
+        logger.error("the outcome cannot be written beside %s: %s", socket, error.strerror)
 
 
 def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:

@@ -131,6 +131,13 @@ class AlertHelper:
         ).start()
         self._write()
 
+    def take(self, event: Event | None) -> None:
+        """Handle an event that may come from the helper."""
+        if isinstance(event, HelperReported):
+            self.reported(event)
+        elif isinstance(event, HelperEnded):
+            self.ended(event)
+
     def ended(self, event: HelperEnded) -> None:
         """Handle the helper's end: log it, and start the helper again later."""
         process = self._process

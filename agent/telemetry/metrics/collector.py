@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import (
     Metric as Family,
 )
 
-from .definitions import METRICS, Metric
+from .definitions import METRICS
 from .histogram import Histogram
-from .reading import Sample, Scrape
+from .reading import Metric, Sample, Scrape
 
 
 class Collector:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ...core.budget import reserve_of
 from .histogram import Histogram
@@ -59,6 +59,15 @@ class Scrape:
 
 #: The values of the labels, and a number or a histogram.
 Sample = tuple[tuple[str, ...], float | Histogram]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    type: Literal["gauge", "counter", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    read: Callable[[Scrape], Iterable[Sample]]
 
 
 #: The labels of the metrics of one training process.
