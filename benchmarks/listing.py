@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Any, cast
 
-from spotguard.cli.commands.ls import lines_of
+from spotguard.cli.commands.checkpoints.ls import lines_of
 from spotguard.hooks.checkpoint.catalog import list_runs, side_by_side, whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import encode_manifest, encode_marker
 from spotguard.hooks.checkpoint.format.keys import (

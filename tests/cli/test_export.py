@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: E402
 from torch.distributed.checkpoint.state_dict_loader import load  # noqa: E402
 
 import spotguard  # noqa: E402
-from spotguard.cli.commands.export import appearing  # noqa: E402
+from spotguard.cli.commands.checkpoints.export import appearing  # noqa: E402
 from spotguard.cli.main import main  # noqa: E402
 from spotguard.providers.errors import UsageError  # noqa: E402
 from spotguard.providers.stores.factory import open_store  # noqa: E402

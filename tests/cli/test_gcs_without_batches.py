@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.cli import main
-from spotguard.cli.commands import doctor
+from spotguard.cli.commands.trials import doctor
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.patient import A_MOMENT

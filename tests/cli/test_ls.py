@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from spotguard.cli import main
-from spotguard.cli.commands.inspect import _table as tensors_of
-from spotguard.cli.commands.ls import _table, lines_of
+from spotguard.cli.commands.checkpoints.inspect import _table as tensors_of
+from spotguard.cli.commands.checkpoints.ls import _table, lines_of
 from spotguard.cli.output import short_moment
 from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import MARKER, manifest_name

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.cli import main
-from spotguard.cli.commands import run as run_command
+from spotguard.cli.commands.guard import run as run_command
 from tests.cases import cases
 from tests.docs import generated
 from tests.fakes.report import TIMEOUT
@@ -255,7 +255,7 @@ def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch
 )
 def test_where_the_command_begins(words: list[str], ours: list[str], command: list[str]) -> None:
     """The command's own flags are never ours."""
-    from spotguard.cli.commands.run import split
+    from spotguard.cli.commands.guard.run import split
 
     assert split(words) == (ours, command)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.cli.commands.verify import verdicts_of
+from spotguard.cli.commands.checkpoints.verify import verdicts_of
 from spotguard.cli.select_checkpoint import Target
 from spotguard.hooks.checkpoint.catalog import examine
 from spotguard.hooks.checkpoint.format.codec import encode_manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.cli.commands.deploy import FILES, KINDS
+from spotguard.cli.commands.setup.deploy import FILES, KINDS
 from spotguard.cli.main import main
 
 

@@ -17,7 +17,7 @@ from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
 from spotguard.agent.process.torchrun import is_torchrun
-from spotguard.cli.commands.run import split
+from spotguard.cli.commands.guard.run import split
 from spotguard.deploy import containers as deployed
 from spotguard.deploy.containers import MANIFESTS, Cloud
 from tests.cases import cases

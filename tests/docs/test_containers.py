@@ -12,7 +12,7 @@ import pytest
 import spotguard
 from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.process.torchrun import is_torchrun
-from spotguard.cli.commands.run import split
+from spotguard.cli.commands.guard.run import split
 from spotguard.deploy.containers import GRACE, MANIFESTS, MARGIN, Cloud, window
 from spotguard.doctor.checks import cloud
 from spotguard.providers.clock import SystemClock

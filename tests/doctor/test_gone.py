@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spotguard.cli import main
-from spotguard.cli.commands import doctor
+from spotguard.cli.commands.trials import doctor
 from tests.fakes.patient import A_MOMENT
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.cli.commands import doctor
+from spotguard.cli.commands.trials import doctor
 from spotguard.doctor.cleanup import Leftovers
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.factory import open_store

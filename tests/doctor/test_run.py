@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.cli import main
-from spotguard.cli.commands import doctor
+from spotguard.cli.commands.trials import doctor
 from spotguard.doctor.finding import Finding, any_fails, fails, ok, warning
 from spotguard.doctor.run import Patient, visit
 from spotguard.providers.clock import SystemClock

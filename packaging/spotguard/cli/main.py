@@ -11,24 +11,24 @@ import spotguard
 from spotguard.cli.exit import ended
 from spotguard.providers.errors import UsageError
 
-#: The commands with their summaries, in the order in which a new user needs them.
+#: The commands, each with its room and its summary, in the order in which a new user needs them.
 COMMANDS = {
-    "run": "guard a command: watch, save, end, exit with 75",
-    "agent": "watch for all runs of this machine, as a service",
-    "simulate": "serve a metadata service on loopback that issues notices",
-    "drill": "rehearse an emergency save on a running job",
-    "status": "show guarded runs and active notices",
-    "doctor": "check that this machine can save in time, and how to fix it",
-    "prove": "run, preempt and resume your script, and compare every bit",
-    "ls": "list the checkpoints in a store",
-    "report": "show where a run's time went, as a page or JSON",
-    "inspect": "show the content of one checkpoint",
-    "verify": "read a checkpoint and compare every checksum",
-    "export": "write a checkpoint as DCP or as one safetensors file",
-    "deploy": "print a Dockerfile, manifests, a Slurm script, or alerts",
-    "bootstrap": "print cloud-init user-data for machines that guard a job",
-    "prune": "delete all but the newest checkpoints",
-    "demo": "play a preemption on a simulated cloud, in a minute or two",
+    "run": ("guard", "guard a command: watch, save, end, exit with 75"),
+    "agent": ("guard", "watch for all runs of this machine, as a service"),
+    "simulate": ("trials", "serve a metadata service on loopback that issues notices"),
+    "drill": ("guard", "rehearse an emergency save on a running job"),
+    "status": ("guard", "show guarded runs and active notices"),
+    "doctor": ("trials", "check that this machine can save in time, and how to fix it"),
+    "prove": ("trials", "run, preempt and resume your script, and compare every bit"),
+    "ls": ("checkpoints", "list the checkpoints in a store"),
+    "report": ("checkpoints", "show where a run's time went, as a page or JSON"),
+    "inspect": ("checkpoints", "show the content of one checkpoint"),
+    "verify": ("checkpoints", "read a checkpoint and compare every checksum"),
+    "export": ("checkpoints", "write a checkpoint as DCP or as one safetensors file"),
+    "deploy": ("setup", "print a Dockerfile, manifests, a Slurm script, or alerts"),
+    "bootstrap": ("setup", "print cloud-init user-data for machines that guard a job"),
+    "prune": ("checkpoints", "delete all but the newest checkpoints"),
+    "demo": ("trials", "play a preemption on a simulated cloud, in a minute or two"),
 }
 
 
@@ -63,7 +63,7 @@ def _dispatch(words: list[str]) -> int:
         return _without_command(words)
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        from spotguard.cli.commands.deploy import KINDS
+        from spotguard.cli.commands.setup.deploy import KINDS
         from spotguard.cli.words import repeated
         from spotguard.providers.text import did_you_mean
 
@@ -89,7 +89,7 @@ def _dispatch(words: list[str]) -> int:
 def _without_command(words: list[str]) -> int:
     from spotguard.cli.parser import Parser
 
-    listed = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    listed = "\n".join(f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items())
     parser = Parser(
         prog="spotguard",
         usage="spotguard COMMAND [options]",
@@ -103,4 +103,5 @@ def _without_command(words: list[str]) -> int:
 
 
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"spotguard.cli.commands.{name}")
+    room, _ = COMMANDS[name]
+    return importlib.import_module(f"spotguard.cli.commands.{room}.{name}")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from spotguard.agent import app
-from spotguard.cli.commands.run import log_as, options_for, split
+from spotguard.cli.commands.guard.run import log_as, options_for, split
 
 
 def main(service: str, words: list[str]) -> int:

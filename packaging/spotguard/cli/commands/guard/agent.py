@@ -7,7 +7,7 @@ import os
 
 from spotguard.agent.config import resolve
 
-from ..parser import add_settings, settings_given
+from ...parser import add_settings, settings_given
 from .run import log_as, read_rules_file, warn_of_unknown_variables
 
 DESCRIPTION = """\

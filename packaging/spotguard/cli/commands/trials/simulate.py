@@ -20,7 +20,7 @@ from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, LASTING,
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator import cli
 
-from ..network_cut import NetworkCut
+from ...network_cut import NetworkCut
 
 DESCRIPTION = """\
 Serve a metadata service on loopback that behaves like the cloud's own, its faults included, and issues

@@ -12,8 +12,8 @@ from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 
-from ..parser import Parser, add_settings, settings_given
-from ..words import repeated
+from ...parser import Parser, add_settings, settings_given
+from ...words import repeated
 
 DESCRIPTION = """\
 Print cloud-init user-data. A machine with this user-data installs spotguard, guards COMMAND from its first

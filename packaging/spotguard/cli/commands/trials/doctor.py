@@ -28,9 +28,10 @@ from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.names import read_unlooked
 
-from ..output import add_json, console, print_json
-from ..parser import add_settings, flag_of, settings_given
-from . import run as guarding
+from ...output import add_json, console, print_json
+from ...parser import add_settings, flag_of, settings_given
+from ..guard import run as guarding
+from ..guard.run import log_as, options_for, warn_of_unknown_variables
 from .prove import (
     LEAST_TIMEOUT,
     WITH_VALUE,
@@ -41,7 +42,6 @@ from .prove import (
     refuse_run,
     whole,
 )
-from .run import log_as, options_for, warn_of_unknown_variables
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "add_arguments", "run", "split"]
 

@@ -28,8 +28,8 @@ from spotguard.providers.optional_deps import how_to_install
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.text import amount, count
 
-from ..output import add_json, print_json
-from ..select_checkpoint import add_target, target
+from ...output import add_json, print_json
+from ...select_checkpoint import add_target, target
 
 DESCRIPTION = """\
 Write a checkpoint in a form that other tools read: a directory for PyTorch's dcp.load, or one

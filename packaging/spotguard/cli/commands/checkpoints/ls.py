@@ -24,9 +24,9 @@ from spotguard.providers.text import TEXT, amount, clip, span
 from spotguard.report.runs import RunLine, all_runs
 from spotguard.report.summary import STATES
 
-from ..output import add_json, console, moment, print_json, short_moment
-from ..select_checkpoint import Target, add_target, target
-from ..start import next_start
+from ...output import add_json, console, moment, print_json, short_moment
+from ...select_checkpoint import Target, add_target, target
+from ...start import next_start
 
 DESCRIPTION = """\
 List the checkpoints of every run in a store, newest first. The next start restores the one that `>`

@@ -18,7 +18,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.optional_deps import how_to_install
 from spotguard.providers.stores.url import CLOUDS, scheme_of
 
-from ..parser import add_settings, settings_given
+from ...parser import add_settings, settings_given
 
 logger = logging.getLogger("spotguard.cli")
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     log_as(options)
     warn_of_unknown_variables()
     if not options.store_given:
-        from ...providers.stores.names import read_place
+        from ....providers.stores.names import read_place
 
         read_place("the default", options.store)
     _warn_of_a_store_that_dies(options)
@@ -128,7 +128,7 @@ def options_for(
     """
     from spotguard.hooks.arguments import default_run_id, default_store
 
-    from ...providers.stores.names import read_place
+    from ....providers.stores.names import read_place
 
     folder = os.getcwd()
     name = default_run_id(command, folder, os.environ) if run_id is None else run_id

@@ -10,8 +10,8 @@ from spotguard.hooks.checkpoint.retention import Keep, Pruning, plan_pruning
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import amount, count
 
-from ..output import add_json, print_json
-from ..select_checkpoint import Target, add_target, target
+from ...output import add_json, print_json
+from ...select_checkpoint import Target, add_target, target
 
 DESCRIPTION = """\
 Delete all but the newest K complete checkpoints of a run, and the remains of interrupted saves. With

@@ -21,8 +21,8 @@ from spotguard.prove.series import FEWEST_STEPS
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 
-from ..output import add_json, console, print_json
-from .run import split_at
+from ...output import add_json, console, print_json
+from ..guard.run import split_at
 
 DESCRIPTION = """\
 Run COMMAND undisturbed, twice, then preempt and kill it, and resume it. Each run has a copy of this

@@ -18,9 +18,9 @@ from rich.text import Text
 from spotguard.agent.ipc import control
 from spotguard.providers.clock import SystemClock
 
-from ..output import add_json, console, print_json
-from ..select_agent import add_whom, whom
-from ..status import view
+from ...output import add_json, console, print_json
+from ...select_agent import add_whom, whom
+from ...status import view
 
 DESCRIPTION = """\
 Show your guarded runs on this machine: the notice sources and their health, the training step, the

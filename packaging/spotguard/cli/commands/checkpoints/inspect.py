@@ -16,8 +16,8 @@ from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.checkpoint.format.manifest import lacks
 from spotguard.providers.text import amount, count
 
-from ..output import add_json, console, moment, print_json
-from ..select_checkpoint import add_target, target
+from ...output import add_json, console, moment, print_json
+from ...select_checkpoint import add_target, target
 
 DESCRIPTION = """\
 Show one checkpoint: its time, machine and purpose, its objects, its tensors with dtype and shape, and

@@ -24,9 +24,9 @@ from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.text import amount
 
-from ..low_priority import stand_back
-from ..output import add_json, print_json
-from ..select_checkpoint import Target, add_target, target
+from ...low_priority import stand_back
+from ...output import add_json, print_json
+from ...select_checkpoint import Target, add_target, target
 
 DESCRIPTION = """\
 Read every byte of the newest complete checkpoint, and compare the checksums of the save. Exit code 1

@@ -19,8 +19,8 @@ from spotguard.report.reading import read_run
 from spotguard.report.reckoning import RunReport, reckon
 from spotguard.report.summary import STATES, alarm_of, as_json, cause_of, lines, short_seconds, steps
 
-from ..output import add_json, console, print_json, short_moment
-from ..select_checkpoint import add_target, target
+from ...output import add_json, console, print_json, short_moment
+from ...select_checkpoint import add_target, target
 
 DESCRIPTION = """\
 Show where a run's time went, over all its attempts and machines. The report has the steps that count, the

@@ -11,8 +11,8 @@ from spotguard.doctor import rehearsal
 from spotguard.doctor.checks import job
 from spotguard.providers.errors import UsageError
 
-from ..output import add_json, print_json
-from ..select_agent import add_whom, the_one
+from ...output import add_json, print_json
+from ...select_agent import add_whom, the_one
 
 DESCRIPTION = """\
 Rehearse a notice on a running job: it makes a real emergency save, and continues. With --preempt the

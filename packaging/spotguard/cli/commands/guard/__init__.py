@@ -1,0 +1,1 @@
+"""Commands that guard a job and watch it: `run`, `agent`, `drill`, `status`."""

@@ -1,0 +1,1 @@
+"""Commands that print what machines and clusters need: `bootstrap`, `deploy`."""

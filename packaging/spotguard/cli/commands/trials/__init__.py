@@ -1,0 +1,1 @@
+"""Commands that try before the real notice: `doctor`, `prove`, `simulate`, `demo`."""
