@@ -73,6 +73,7 @@ def test_records_of_notices_errors_and_ends_are_events() -> None:
     (one,) = kept.read().attempts
     assert [(each.kind, each.at, each.step, each.committed, each.text) for each in one.events] == [
         ("stall", 1100.0, 5, True, "training stood still"),
+        ("drill", 1200.0, 5, True, ""),
         ("notice", 1300.0, 9, False, "terminate notice from aws; nothing new was saved: the store is full"),
         ("error", 1400.0, 9, False, "an error at t.py:1 in f (ValueError: bad)"),
         ("save", 1400.0, 5, True, "aws"),

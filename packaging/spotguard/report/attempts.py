@@ -79,6 +79,9 @@ def _line(
     periodic = whole(history, "periodic")
     if periodic is None:
         periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
+    # Without the save at its end, an attempt would have had its drills' checkpoints all the same.
+    drilled = [each.step for each in attempt.events if each.kind == "drill" and each.committed]
+    periodic = max((each for each in (periodic, *drilled) if each is not None), default=None)
     stops = end is not None and end.kind in ("notice", "error", "false-error")
     done = last if last is not None else committed
     since = periodic if periodic is not None else first

@@ -230,12 +230,14 @@ def _json(store: BlobStore, key: str) -> dict[str, Any]:
 def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
     notice = mapping(record, "notice")
     kind, source = text(notice, "kind"), text(notice, "source")
-    # Training goes on after a stall's save as after a drill's, and its record has that, too.
-    if not notice or (notice.get("drill") and kind != STALL):
+    if not notice:
         return None
     committed, history = bool(record.get("committed")), mapping(record, "history")
     step = whole(record, "step") if committed else whole(history, "completed")
     at = number(record, "ended") or put
+    # Training goes on after a stall's save as after a drill's, and its record has that, too.
+    if notice.get("drill") and kind != STALL:
+        return EventFact("drill", at, "", step, committed, history=history)  # beside training: no time is lost
     seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
     words = {STALL: "training stood still", FAILURE: source}.get(kind, f"{kind} notice from {source}")
     if not committed and (why := text(record, "reason")):
