@@ -1,6 +1,6 @@
 """The reader of stacks: a process that reads those of training processes from outside, for no Python runs in them.
 
-It is a process of its own (`spotguard.alerts.held_stacks`), because it loads a store, and because py-spy or a store may hang. It
+It is a process of its own (`spotguard.alerts.records.held_stacks`), because it loads a store, and because py-spy or a store may hang. It
 has the command's environment, and with it the command's credentials.
 """
 
@@ -59,7 +59,7 @@ class StackReader:
         }
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "spotguard.alerts.held_stacks"],
+                [sys.executable, "-P", "-m", "spotguard.alerts.records.held_stacks"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.alerts.kernel_log import VARIABLE
+from spotguard.alerts.readings.kernel_log import VARIABLE
 from tests.e2e.processes import eventually
 from tests.fakes.answering import Answer, AnsweringServer
 from tests.fakes.talk import TIMEOUT

@@ -27,12 +27,12 @@ from ..agent.telemetry import logs
 from ..providers.clock import Clock, SystemClock
 from ..providers.text import TEXT, clip
 from .evaluation import Alert, Evaluation
-from .failure_record import PATIENCE, RecordWriter, diagnosed, needs_record
-from .gpu import Gpus
-from .host import ClockSteps, CpuThrottle, Reading, disks, memory, pressure
-from .kernel_log import DEFAULT, VARIABLE, KernelLog
-from .readings import ReadingSource, read_all
+from .readings.gpu import Gpus
+from .readings.host import ClockSteps, CpuThrottle, Reading, disks, memory, pressure
+from .readings.kernel_log import DEFAULT, VARIABLE, KernelLog
+from .readings.source import ReadingSource, read_all
 from .receivers import Origin, Receiver, labels_of
+from .records.failure_record import PATIENCE, RecordWriter, diagnosed, needs_record
 from .rules import default_rules, read_rules
 
 log = logging.getLogger("spotguard.agent")

@@ -237,7 +237,9 @@ def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
     at = number(record, "ended") or put
     # Training goes on after a stall's save as after a drill's, and its record has that, too.
     if notice.get("drill") and kind != STALL:
-        return EventFact("drill", at, "", step, committed, history=history)  # beside training: no time is lost
+        return EventFact(
+            "drill", at, "", step, committed, history=history
+        )  # beside training: no time is lost
     seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
     words = {STALL: "training stood still", FAILURE: source}.get(kind, f"{kind} notice from {source}")
     if not committed and (why := text(record, "reason")):

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from spotguard.agent.config import parsers
 from spotguard.agent.process.memory_counters import MemoryCounters
 from spotguard.agent.process.program import find
-from spotguard.alerts import kernel_log
+from spotguard.alerts.readings import kernel_log
 from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, LASTING, PLACES, VARIABLE, FailurePlan
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator import cli

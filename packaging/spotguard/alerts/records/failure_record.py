@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..hooks.ipc.failure_classes import CLASSES
-from ..providers.clock import Clock
-from .kernel_log import KernelFinding
+from ...hooks.ipc.failure_classes import CLASSES
+from ...providers.clock import Clock
+from ..readings.kernel_log import KernelFinding
 
 log = logging.getLogger("spotguard.agent")
 
@@ -135,10 +135,10 @@ class RecordWriter:
 
 def main() -> int:
     """Write the record that stdin has."""
-    from ..hooks.checkpoint.attempts import newest_claim
-    from ..hooks.checkpoint.format.keys import check_run_id, failure_key
-    from ..providers.errors import SpotguardError
-    from ..providers.stores.factory import open_store
+    from ...hooks.checkpoint.attempts import newest_claim
+    from ...hooks.checkpoint.format.keys import check_run_id, failure_key
+    from ...providers.errors import SpotguardError
+    from ...providers.stores.factory import open_store
 
     given = json.load(sys.stdin)
     try:

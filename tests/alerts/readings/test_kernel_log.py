@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.alerts.kernel_log import KernelLog, finding_in
+from spotguard.alerts.readings.kernel_log import KernelLog, finding_in
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_line_that_a_program_wrote_is_none(tmp_path: Path) -> None:
 def test_only_the_kernel_s_device_is_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may have a file, or another device, under its name; a test names its own."""
     (tmp_path / "kmsg").write_bytes(XID)
-    monkeypatch.setattr("spotguard.alerts.kernel_log.DEFAULT", str(tmp_path / "kmsg"))
+    monkeypatch.setattr("spotguard.alerts.readings.kernel_log.DEFAULT", str(tmp_path / "kmsg"))
     log = KernelLog(str(tmp_path / "kmsg"))
     assert (log.fd, log.closed) == (-1, "it is not the kernel's log")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.alerts.failure_record import RecordWriter, diagnosed, needs_record
-from spotguard.alerts.kernel_log import KernelFinding
+from spotguard.alerts.readings.kernel_log import KernelFinding
+from spotguard.alerts.records.failure_record import RecordWriter, diagnosed, needs_record
 from spotguard.providers.clock import SystemClock
 from tests.e2e.processes import eventually
 from tests.fakes.clock import ManualClock

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..providers.text import TEXT, clip
+from ...providers.text import TEXT, clip
 
 #: The variable that names another file or FIFO than the kernel's own, for tests.
 VARIABLE = "SPOTGUARD_KERNEL_LOG"
