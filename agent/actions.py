@@ -187,10 +187,12 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class ExcludeMachine:
-    """Name the machine to which the job should not come back, for whoever starts it again (`--exclude-file`)."""
+    """Keep the job from the machine that failed: name it in `--exclude-file`, and label its Kubernetes node."""
 
     #: Its name as the other machines know it; "": this machine.
     machine: str = ""
+    #: The class of the failure.
+    kind: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
     from .process.verifier import Verifier
-    from .telemetry.exclude_file import ExcludeFile
+    from .telemetry.exclude_file import Exclusion
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
@@ -123,7 +123,7 @@ class Agent:
         alerts: AlertHelper | None = None,
         verifier: Verifier | None = None,
         heartbeats: Heartbeats | None = None,
-        exclude_file: ExcludeFile | None = None,
+        exclusions: Sequence[Exclusion] = (),
         stack_reader: StackReader | None = None,
         orphan: int | None = None,
     ) -> None:
@@ -141,7 +141,7 @@ class Agent:
         self._alerts = alerts
         self._verifier = verifier
         self._heartbeats = heartbeats
-        self._exclude_file = exclude_file
+        self._exclusions = exclusions
         self._stack_reader = stack_reader
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
@@ -320,8 +320,8 @@ class Agent:
             if self._alerts is not None:
                 self._alerts.tell(action.kind, action.facts)
         elif isinstance(action, ExcludeMachine):
-            if self._exclude_file is not None:
-                self._exclude_file.add(action.machine)
+            for exclusion in self._exclusions:
+                exclusion.add(action.machine, action.kind)
         elif isinstance(action, Acknowledge):
             for watch in self._watches:
                 watch.acknowledge(action.notice_id)

@@ -228,25 +228,30 @@ class RestartPolicy:
             "" if cause is None else cause.kind, repeats=cause is not None and cause.repeats
         )
         if decision.action is RecoveryAction.LEAVE:
+            kind = "unknown" if cause is None else cause.kind
             # A rank that has lost another one is not on the machine that failed.
-            self._exclude(decision.why, None if cause is not None and cause.kind == "peer-lost" else "")
+            self._exclude(decision.why, kind, None if kind == "peer-lost" else "")
         elif decision.action is RecoveryAction.STOP and decision.why:
             self._turn.log(decision.why, logging.ERROR)
         return decision
 
-    def _exclude(self, why: str, machine: str | None) -> None:
+    def _exclude(self, why: str, kind: str, machine: str | None) -> None:
         """Log how the job goes on without the machine that failed, and name it for whoever starts the job again.
 
         Args:
             why: the rule by which this machine is left.
+            kind: the class of the failure.
             machine: the machine that failed; "": this one; None: it is not known here.
         """
         goes_on = f"{why}: exit code {self._turn.policy.exit_code}, so that the job goes on elsewhere"
         if machine is None:
             then = "the machine that failed is not known here: exclude it in your scheduler"
-        elif self._turn.policy.excludes:
-            then = f"{machine or 'this machine'} is named in --exclude-file"
-            self._turn.do(ExcludeMachine(machine))
+        elif self._turn.policy.excludes or (self._turn.policy.node and not machine):
+            named = f"{machine or 'this machine'} is named in --exclude-file"
+            labelled = f"node {self._turn.policy.node} is labelled, if the cluster permits it"
+            ways = (self._turn.policy.excludes, named), (self._turn.policy.node and not machine, labelled)
+            then = ", and ".join(text for used, text in ways if used)
+            self._turn.do(ExcludeMachine(machine, kind))
         else:
             then = (
                 f"exclude {machine or 'this machine'} in your scheduler (Slurm, once the job waits again: scontrol update "
@@ -276,7 +281,7 @@ class RestartPolicy:
             self._command.kill_all()
         elif decision.action is RecoveryAction.LEAVE:
             self._delivery.noticed(leaving_notice(self._turn, decision.why))
-            self._exclude(decision.why, stall.machine or ("" if stall.here else None))
+            self._exclude(decision.why, "stall", stall.machine or ("" if stall.here else None))
         elif self._turn.policy.launcher_restarts:
             # One owner: torchrun starts all ranks again once one of them is gone.
             self._killed.add(session.number)

@@ -467,8 +467,8 @@ def test_a_training_that_stands_for_good_may_leave_the_machine() -> None:
 @pytest.mark.parametrize(
     ("silent", "phases", "excluded"),
     [
-        (True, ("collective", "backward"), [ExcludeMachine("node2")]),
-        (False, ("data", "collective"), [ExcludeMachine()]),
+        (True, ("collective", "backward"), [ExcludeMachine("node2", "stall")]),
+        (False, ("data", "collective"), [ExcludeMachine("", "stall")]),
         (False, ("collective", "backward"), []),
     ],
 )
@@ -492,7 +492,7 @@ def test_a_stall_of_a_job_of_one_machine_is_of_that_machine() -> None:
     for rank in run.ranks:
         run.story.commits(rank, run.step)
     run.stands(LEAST + 2, "collective", "collective")
-    assert run.story.all(ExcludeMachine) == [ExcludeMachine()]
+    assert run.story.all(ExcludeMachine) == [ExcludeMachine("", "stall")]
 
 
 def ends_after_commits(run: Run) -> None:
