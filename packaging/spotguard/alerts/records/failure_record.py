@@ -1,26 +1,19 @@
 """The record of a failure that only the agent saw: a rank that was killed could write none itself.
 
-The records of `hooks.control.report` stand beside it, in the same form. The writer is a process of its own, because a store's SDK
-is too large for the helper, and because a store may hang: the helper kills it then.
+The records of `hooks.control.report` stand beside it, in the same form.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...hooks.ipc.failure_classes import CLASSES
-from ...providers.clock import Clock
 from ..readings.kernel_log import KernelFinding
+from .writer import PATIENCE, StoreJob
 
-log = logging.getLogger("spotguard.agent")
-
-#: Seconds for the store.
-PATIENCE = 20.0
 #: The class of a death by a signal, which is none of an error's (`agent.core.failures.errors`).
 _KILLED = "killed"
 _ADVICE = "see dmesg, and the log of the scheduler"
@@ -75,62 +68,21 @@ def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
     }
 
 
-class RecordWriter:
-    """The writers at work. One thread calls it.
+def job_of(facts: Mapping[str, Any], now: float) -> StoreJob:
+    """Return the job that writes the record of a failure, for `writer.StoreProcesses`.
 
     Args:
-        clock: the clock.
+        facts: the failure.
+        now: wall seconds.
     """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._running: list[tuple[float, subprocess.Popen[bytes]]] = []
-
-    def write(self, facts: Mapping[str, Any]) -> None:
-        """Write the record of a failure to the run's store. Never blocks."""
-        body = {
-            "store": facts["store"],
-            "run_id": facts["run_id"],
-            "attempt": facts.get("attempt"),
-            "rank": facts.get("rank") or 0,
-            "record": record_of(facts, self._clock.time()),
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            process_group=0,
-        )
-        self._running.append((self._clock.monotonic() + PATIENCE, process))
-        assert process.stdin is not None
-        with process.stdin as given:
-            given.write(json.dumps(body).encode())  # a few KiB: a pipe takes 64
-
-    def busy(self) -> bool:
-        """Return whether a writer works. One that is out of time is killed."""
-        left = []
-        for until, process in self._running:
-            if process.poll() is not None:
-                if process.returncode:
-                    log.warning("the record of a failure was not written to the store [SG113]")
-            elif self._clock.monotonic() >= until:
-                process.kill()
-                process.wait()
-                log.warning(
-                    "the record of a failure was not written: the store took more than %.0f s [SG113]",
-                    PATIENCE,
-                )
-            else:
-                left.append((until, process))
-        self._running = left
-        return bool(left)
-
-    def close(self) -> None:
-        """Kill the writers that are left."""
-        for _, process in self._running:
-            process.kill()
-            process.wait()
-        self._running = []
+    body = {
+        "store": facts["store"],
+        "run_id": facts["run_id"],
+        "attempt": facts.get("attempt"),
+        "rank": facts.get("rank") or 0,
+        "record": record_of(facts, now),
+    }
+    return StoreJob(__name__, body, "the record of a failure was not written to the store [SG113]")
 
 
 def main() -> int:
