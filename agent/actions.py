@@ -74,6 +74,14 @@ class ReadStacks:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordFailure:
+    """Write the record of a rank that this agent has killed to the run's store, for it can write none itself."""
+
+    #: The failure as plain JSON (`core.failures.errors.FailureCause`).
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class SignalOrphans:
     """Send this signal to the processes left in these groups and sessions. Their leaders were training processes."""
 
@@ -213,6 +221,7 @@ Action = (
     | Look
     | LookAtProcess
     | ReadStacks
+    | RecordFailure
     | Rest
     | Launch
     | Finish

@@ -31,7 +31,7 @@ from .loop import Agent, Watches
 from .process import proctree, torchrun
 from .process.memory_counters import MemoryCounters
 from .process.signals import Signals
-from .process.stack_reader import StackReader
+from .process.stall_recorder import StallRecorder
 from .process.supervisor import Supervisor
 from .sources.factory import cloud_sources, own_sources
 from .sources.health_log import CommonHealth
@@ -135,9 +135,9 @@ def _serve(
         verifier = _verifier(policy, env, post)
         if verifier is not None:
             stack.callback(verifier.close)
-        stack_reader = None if command is None else StackReader(env)
-        if stack_reader is not None:
-            stack.callback(stack_reader.close)
+        stall_recorder = None if command is None else StallRecorder(env)
+        if stall_recorder is not None:
+            stack.callback(stall_recorder.close)
         ours = {source.name for source in operator_sources}
 
         def poller(
@@ -185,7 +185,7 @@ def _serve(
             verifier=verifier,
             heartbeats=heartbeats,
             exclusions=exclusions,
-            stack_reader=stack_reader,
+            stall_recorder=stall_recorder,
             orphan=orphan,
         )
         return agent.run()

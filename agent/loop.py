@@ -32,6 +32,7 @@ from .actions import (
     PauseVerification,
     Publish,
     ReadStacks,
+    RecordFailure,
     Rest,
     Send,
     SignalGroup,
@@ -65,7 +66,7 @@ from .ipc.server import Server
 from .process import torchrun
 from .process.memory_counters import MemoryCounters
 from .process.signals import DECIDED
-from .process.stack_reader import StackReader
+from .process.stall_recorder import StallRecorder
 from .process.supervisor import CommandError, Supervisor
 from .sources.feed import Feed
 from .sources.poller import CHECK_EVERY
@@ -124,7 +125,7 @@ class Agent:
         verifier: Verifier | None = None,
         heartbeats: Heartbeats | None = None,
         exclusions: Sequence[Exclusion] = (),
-        stack_reader: StackReader | None = None,
+        stall_recorder: StallRecorder | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -142,7 +143,7 @@ class Agent:
         self._verifier = verifier
         self._heartbeats = heartbeats
         self._exclusions = exclusions
-        self._stack_reader = stack_reader
+        self._stall_recorder = stall_recorder
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
@@ -338,8 +339,11 @@ class Agent:
         elif isinstance(action, LookAtProcess):
             self._events.put(ProcessSeen(action.session, may_run(action.pid)))
         elif isinstance(action, ReadStacks):
-            if self._stack_reader is not None:
-                self._stack_reader.start(action)
+            if self._stall_recorder is not None:
+                self._stall_recorder.read(action)
+        elif isinstance(action, RecordFailure):
+            if self._stall_recorder is not None:
+                self._stall_recorder.record(action)
         elif isinstance(action, Verify | StopVerification | PauseVerification):
             self._verify(action)
         elif self._supervisor is not None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import signal
+from dataclasses import replace
 
 from ....providers.notice import NoticeKind
 from ....providers.text import span
-from ...actions import ExcludeMachine, Incident, Launch, Rest, SignalSession
+from ...actions import ExcludeMachine, Incident, Launch, RecordFailure, Rest, SignalSession
 from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
@@ -287,6 +288,8 @@ class RestartPolicy:
             self._killed.add(session.number)
             self._turn.log(f"{session.who} is killed, so that its launcher starts the ranks again")
             self._turn.do(SignalSession(session.number, signal.SIGKILL))
+            ended = f"{session.who} was killed, so that its launcher starts the ranks again"
+            self._turn.do(RecordFailure(replace(cause, text=ended).facts()))
         else:
             self._delivery.restart_stalled(stall)
 

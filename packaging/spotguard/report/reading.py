@@ -25,7 +25,7 @@ from spotguard.hooks.checkpoint.format.keys import (
 )
 from spotguard.hooks.checkpoint.format.manifest import AttemptRecord
 from spotguard.hooks.ipc.failure_classes import CLASSES
-from spotguard.hooks.ipc.protocol import FAILURE, STALL
+from spotguard.hooks.ipc.protocol import FAILURE, RESTART, STALL
 from spotguard.providers.errors import CheckpointError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 
@@ -241,10 +241,14 @@ def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
             "drill", at, "", step, committed, history=history
         )  # beside training: no time is lost
     seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
-    words = {STALL: "training stood still", FAILURE: source}.get(kind, f"{kind} notice from {source}")
+    words = {
+        STALL: "training stood still",
+        RESTART: "training stood still, and was ended so that it starts again",
+        FAILURE: source,
+    }.get(kind, f"{kind} notice from {source}")
     if not committed and (why := text(record, "reason")):
         words += f"; nothing new was saved: {why}"
-    what = {STALL: "stall", FAILURE: "save"}.get(kind, "notice")
+    what = {STALL: "stall", RESTART: "error", FAILURE: "save"}.get(kind, "notice")
     return EventFact(what, at, words, step, committed, seconds, history)
 
 

@@ -16,7 +16,9 @@ from .writer import PATIENCE, StoreJob
 
 #: The class of a death by a signal, which is none of an error's (`agent.core.failures.errors`).
 _KILLED = "killed"
-_ADVICE = "see dmesg, and the log of the scheduler"
+#: The meaning and the advice of classes that are none of an error's.
+_DEATH = "a process was killed", "see dmesg, and the log of the scheduler"
+_STALL = "training stood still", "see the stacks of that time, below RUN_ID/stalls/ in the store"
 
 
 def diagnosed(facts: Mapping[str, Any], findings: Iterable[KernelFinding]) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def needs_record(facts: Mapping[str, Any]) -> bool:
 def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
     """Return the record, with the keys of a record that a rank writes itself."""
     known = CLASSES.get(str(facts["class"]))
+    says, advice = _STALL if facts["class"] == "stall" else _DEATH
     return {
         "kind": facts["class"],
         "evidence": facts.get("evidence", []),
@@ -57,8 +60,8 @@ def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
         "stack": [],
         "fingerprint": "",
         "stays": False,
-        "says": known.says if known else "a process was killed",
-        "advice": known.advice if known else _ADVICE,
+        "says": known.says if known else says,
+        "advice": known.advice if known else advice,
         "step": facts.get("step"),
         "newest_checkpoint": facts.get("newest_checkpoint"),
         "returncode": facts.get("returncode"),
@@ -75,14 +78,11 @@ def job_of(facts: Mapping[str, Any], now: float) -> StoreJob:
         facts: the failure.
         now: wall seconds.
     """
-    body = {
-        "store": facts["store"],
-        "run_id": facts["run_id"],
-        "attempt": facts.get("attempt"),
-        "rank": facts.get("rank") or 0,
-        "record": record_of(facts, now),
-    }
-    return StoreJob(__name__, body, "the record of a failure was not written to the store [SG113]")
+    return StoreJob(
+        __name__,
+        {"facts": dict(facts), "ended": now},
+        "the record of a failure was not written to the store [SG113]",
+    )
 
 
 def main() -> int:
@@ -93,14 +93,17 @@ def main() -> int:
     from ...providers.stores.factory import open_store
 
     given = json.load(sys.stdin)
+    facts = given["facts"]
     try:
-        store, run_id = open_store(given["store"]), check_run_id(given["run_id"])
-        attempt = given["attempt"]
+        store, run_id = open_store(facts["store"]), check_run_id(facts["run_id"])
+        attempt = facts.get("attempt")
         if attempt is None or attempt < 0:  # it died before it told
             attempt = newest_claim(store, run_id, timeout=PATIENCE)
-        data = json.dumps(given["record"], indent=1).encode()
+        data = json.dumps(record_of(facts, given["ended"]), indent=1).encode()
         # A rank that wrote a record by itself knows more.
-        store.put_if_absent(failure_key(run_id, attempt, given["rank"]), memoryview(data), timeout=PATIENCE)
+        store.put_if_absent(
+            failure_key(run_id, attempt, facts.get("rank") or 0), memoryview(data), timeout=PATIENCE
+        )
     except SpotguardError as error:
         print(f"spotguard: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

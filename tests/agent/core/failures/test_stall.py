@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import ExcludeMachine, FollowMachines, Incident, Launch, Log, Send, SignalSession
+from spotguard.agent.actions import (
+    ExcludeMachine,
+    FollowMachines,
+    Incident,
+    Launch,
+    Log,
+    RecordFailure,
+    Send,
+    SignalSession,
+)
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.delivery import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
@@ -419,6 +428,10 @@ def test_below_a_launcher_that_restarts_only_the_cause_is_killed() -> None:
     run = recovering("stall=restart", launcher_restarts=True)
     stalls_for_good(run)
     assert run.story.all(SignalSession) == [SignalSession(run.ranks[0], signal.SIGKILL)]
+    (record,) = run.story.all(RecordFailure)
+    facts = record.facts
+    assert (facts["class"], facts["rank"], facts["step"]) == ("stall", 0, run.step)
+    assert facts["text"].endswith("was killed, so that its launcher starts the ranks again")
     run.stands(50, "data", "collective")
     assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
     assert run.story.signals == []
