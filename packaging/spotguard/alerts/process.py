@@ -162,15 +162,15 @@ class AlertProcess:
 
     def _end_earlier(self, run_id: str) -> None:
         """End the alerts of an agent before this one, as the run trains for the first time under this one."""
-        if run_id in self._trained or not (rules := self._evaluation.ended_by("training")):
+        if run_id in self._trained:
             return
         self._trained.add(run_id)
+        rules = self._evaluation.ended_by("training")
         for sender in self._senders:
-            if not sender.receiver.for_people:
+            if rules and not sender.receiver.for_people:
                 sender.end_earlier(run_id, rules)
         if self._people:
-            kinds = OPPOSITES["training"]
-            self._sent.end_earlier(run_id, kinds, self._end_recorded)
+            self._sent.end_earlier(run_id, OPPOSITES["training"], self._end_recorded)
 
     def _end_recorded(self, records: Iterable[Mapping[str, Any]]) -> None:
         now = self._clock.monotonic()
