@@ -74,6 +74,14 @@ class ReadStacks:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordFailure:
+    """Write the record of a rank that this agent has killed to the run's store, for it can write none itself."""
+
+    #: The failure as plain JSON (`core.failures.errors.FailureCause`).
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class SignalOrphans:
     """Send this signal to the processes left in these groups and sessions. Their leaders were training processes."""
 
@@ -187,10 +195,12 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class ExcludeMachine:
-    """Name the machine to which the job should not come back, for whoever starts it again (`--exclude-file`)."""
+    """Keep the job from the machine that failed: name it in `--exclude-file`, and label its Kubernetes node."""
 
     #: Its name as the other machines know it; "": this machine.
     machine: str = ""
+    #: The class of the failure.
+    kind: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +221,7 @@ Action = (
     | Look
     | LookAtProcess
     | ReadStacks
+    | RecordFailure
     | Rest
     | Launch
     | Finish

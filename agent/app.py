@@ -31,20 +31,21 @@ from .loop import Agent, Watches
 from .process import proctree, torchrun
 from .process.memory.counters import MemoryCounters
 from .process.signals import Signals
-from .process.stack_reader import StackReader
+from .process.stall_recorder import StallRecorder
 from .process.supervisor import Supervisor
 from .sources.factory import cloud_sources, own_sources
 from .sources.health_log import CommonHealth
 from .sources.poller import PollCount, Poller
 from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
+from .telemetry.node_label import NodeLabel, node_of
 from .telemetry.status import AgentFacts
 
 if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
     from .process.verifier import Verifier
-    from .telemetry.exclude_file import ExcludeFile
+    from .telemetry.exclude_file import Exclusion
     from .telemetry.metrics.reading import Scrape
     from .telemetry.metrics.recorder import MetricsRecorder
 
@@ -68,6 +69,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         max_restarts=options.max_restarts,
         recover=options.recover or {},
         excludes=options.exclude_file is not None,
+        node=node_of(os.environ),
         launcher_restarts=torchrun.restarts(command, os.environ),
         outlive=options.outlive,
         exit_code=options.exit_code,
@@ -127,15 +129,15 @@ def _serve(
         notice_hook = _notice_hook(options, env, post, clock)
         if notice_hook is not None:
             stack.callback(notice_hook.close)
-        exclude_file = _exclude_file(options)
-        if exclude_file is not None:
-            stack.callback(exclude_file.close)
+        exclusions = _exclusions(options, policy)
+        for exclusion in exclusions:
+            stack.callback(exclusion.close)
         verifier = _verifier(policy, env, post)
         if verifier is not None:
             stack.callback(verifier.close)
-        stack_reader = None if command is None else StackReader(env)
-        if stack_reader is not None:
-            stack.callback(stack_reader.close)
+        stall_recorder = None if command is None else StallRecorder(env)
+        if stall_recorder is not None:
+            stack.callback(stall_recorder.close)
         ours = {source.name for source in operator_sources}
 
         def poller(
@@ -182,8 +184,8 @@ def _serve(
             alerts=alerts,
             verifier=verifier,
             heartbeats=heartbeats,
-            exclude_file=exclude_file,
-            stack_reader=stack_reader,
+            exclusions=exclusions,
+            stall_recorder=stall_recorder,
             orphan=orphan,
         )
         return agent.run()
@@ -258,12 +260,16 @@ def _notice_hook(
     return NoticeHook(options.on_notice, env, post, clock)
 
 
-def _exclude_file(options: Options) -> ExcludeFile | None:
-    if options.exclude_file is None:
-        return None
-    from .telemetry.exclude_file import ExcludeFile
+def _exclusions(options: Options, policy: Policy) -> list[Exclusion]:
+    """Return the ways to keep the job from a machine that failed."""
+    found: list[Exclusion] = []
+    if options.exclude_file is not None:
+        from .telemetry.exclude_file import ExcludeFile
 
-    return ExcludeFile(options.exclude_file, os.environ)
+        found.append(ExcludeFile(options.exclude_file, os.environ))
+    if policy.node:
+        found.append(NodeLabel(policy.node, os.environ))
+    return found
 
 
 def _verifier(policy: Policy, env: dict[str, str], post: Callable[[Event], None]) -> Verifier | None:

@@ -31,6 +31,7 @@ from .actions import (
     PauseVerification,
     Publish,
     ReadStacks,
+    RecordFailure,
     Rest,
     Send,
     SignalGroup,
@@ -62,7 +63,7 @@ from .ipc.server import Server
 from .process import torchrun
 from .process.memory.counters import MemoryCounters
 from .process.signals import DECIDED
-from .process.stack_reader import StackReader
+from .process.stall_recorder import StallRecorder
 from .process.supervisor import CommandError, Supervisor
 from .sources.feed import Feed
 from .sources.poller import CHECK_EVERY
@@ -73,7 +74,7 @@ if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.alert_helper import AlertHelper
     from .process.notice_hook import NoticeHook
     from .process.verifier import Verifier
-    from .telemetry.exclude_file import ExcludeFile
+    from .telemetry.exclude_file import Exclusion
     from .telemetry.metrics.recorder import MetricsRecorder
 
 logger = logging.getLogger("spotguard.agent")
@@ -120,8 +121,8 @@ class Agent:
         alerts: AlertHelper | None = None,
         verifier: Verifier | None = None,
         heartbeats: Heartbeats | None = None,
-        exclude_file: ExcludeFile | None = None,
-        stack_reader: StackReader | None = None,
+        exclusions: Sequence[Exclusion] = (),
+        stall_recorder: StallRecorder | None = None,
         orphan: int | None = None,
     ) -> None:
         self._machine = machine
@@ -138,8 +139,8 @@ class Agent:
         self._alerts = alerts
         self._verifier = verifier
         self._heartbeats = heartbeats
-        self._exclude_file = exclude_file
-        self._stack_reader = stack_reader
+        self._exclusions = exclusions
+        self._stall_recorder = stall_recorder
         self._feed = Feed(facts.sources)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
@@ -312,8 +313,8 @@ class Agent:
             if self._alerts is not None:
                 self._alerts.tell(action.kind, action.facts)
         elif isinstance(action, ExcludeMachine):
-            if self._exclude_file is not None:
-                self._exclude_file.add(action.machine)
+            for exclusion in self._exclusions:
+                exclusion.add(action.machine, action.kind)
         elif isinstance(action, Acknowledge):
             for watch in self._watches:
                 watch.acknowledge(action.notice_id)
@@ -330,8 +331,11 @@ class Agent:
         elif isinstance(action, LookAtProcess):
             self._events.put(ProcessSeen(action.session, may_run(action.pid)))
         elif isinstance(action, ReadStacks):
-            if self._stack_reader is not None:
-                self._stack_reader.start(action)
+            if self._stall_recorder is not None:
+                self._stall_recorder.read(action)
+        elif isinstance(action, RecordFailure):
+            if self._stall_recorder is not None:
+                self._stall_recorder.record(action)
         elif isinstance(action, Verify | StopVerification | PauseVerification):
             self._verify(action)
         elif self._supervisor is not None:

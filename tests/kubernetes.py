@@ -13,7 +13,7 @@ from spotguard.deploy.containers import Cloud
 Words = dict[str, Any]
 
 
-def documents(name: str, cloud: Cloud) -> list[Words]:
+def documents(name: str, cloud: Cloud | None) -> list[Words]:
     yaml = pytest.importorskip("yaml")
     found: list[Words] = list(yaml.safe_load_all(deployed.text(name, cloud)))
     return found
@@ -42,4 +42,4 @@ def container(name: str, cloud: Cloud, called: str) -> Words:
 
 
 def environment(of: Words) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in of.get("env", [])}
+    return {each["name"]: each["value"] for each in of.get("env", []) if "value" in each}

@@ -231,7 +231,9 @@ class Answers:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
             at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
             self._turn.log(f"{session.who}: training {at} of run {session.run_id} in {session.store}")
-            self._turn.do(Incident("training", {"run_id": session.run_id, "rank": session.rank}))
+            self._turn.do(
+                Incident("training", {"run_id": session.run_id, "rank": session.rank, "store": session.store})
+            )
         session.stands(message, self._turn.now)
         self._failures.heard(session, message)
         if line := self._stalls.hear(session, message, self._turn.now):

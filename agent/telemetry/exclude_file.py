@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from typing import Protocol
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -17,6 +18,14 @@ logger = logging.getLogger("spotguard.agent")
 _PATIENCE = 2.0
 #: Slurm's own name for this machine, in the environment of each task.
 _NODE = "SLURMD_NODENAME"
+
+
+class Exclusion(Protocol):
+    """Protocol of an `ExcludeFile` and of a `NodeLabel`: a way to keep the job from the machine that failed."""
+
+    def add(self, machine: str, kind: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ExcludeFile:
@@ -32,7 +41,7 @@ class ExcludeFile:
         self._machine = env.get(_NODE) or os.uname().nodename
         self._writer: threading.Thread | None = None
 
-    def add(self, machine: str) -> None:
+    def add(self, machine: str, kind: str) -> None:
         """Append the name of a machine, "" for this one, in a thread. Never blocks."""
         self._machine = machine or self._machine
         self._writer = threading.Thread(target=self._append, name="spotguard-exclude-file", daemon=True)

@@ -55,6 +55,8 @@ class AttemptHistory:
         self._since = 0.0
         #: A save is under way; and one was, at some moment of the present step.
         self._saving = self._disturbed = False
+        #: The save that is under way is a drill's.
+        self._drills = False
         #: The first step is under way: it may compile, so it is not like any other.
         self._compiling = True
         #: Seconds of the present step for which training stood still for a copy: they are a cost of their own.
@@ -99,7 +101,8 @@ class AttemptHistory:
             if manifests[0].world == world:
                 self.earlier_step_seconds = _cleaned(told, _KEPT).get("step_seconds") or 0.0
             entry = {**_cleaned(told, _KEPT), "attempt": manifests[0].attempt, "last": step}
-            if manifests[0].kind == "emergency":
+            # After a drill training went on, so the attempt lost what it had trained since.
+            if manifests[0].kind == "emergency" and not told.get("drill"):
                 entry["committed"] = 1
             self._earlier = [*_earlier(told), entry]
             if len(self._earlier) > _EARLIER:
@@ -120,13 +123,18 @@ class AttemptHistory:
             self._alone.append(seconds)
 
     @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Keep the steps that a save inside this context disturbs apart."""
+    def saving(self, *, drill: bool = False) -> Iterator[None]:
+        """Keep the steps that a save inside this context disturbs apart.
+
+        Args:
+            drill: whether the save is a drill's. Its checkpoint carries that, because it ends no attempt.
+        """
         self._saving = self._disturbed = True
+        self._drills = drill
         try:
             yield
         finally:
-            self._saving = False
+            self._saving = self._drills = False
 
     def stood_still(self, seconds: float) -> None:
         """Note that training stood still for a copy. The saving thread calls it as soon as training may go on."""
@@ -167,7 +175,8 @@ class AttemptHistory:
     @property
     def whole(self) -> dict[str, Any]:
         """The facts, and an entry for each earlier attempt whose steps count, the oldest first."""
-        return {**self.facts, "phases": dict(self._phases()), "earlier": self._earlier}
+        drill = {"drill": True} if self._drills else {}
+        return {**self.facts, **drill, "phases": dict(self._phases()), "earlier": self._earlier}
 
 
 _TIMES = ("step_seconds", "saves", "cost", "interval")

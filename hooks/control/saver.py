@@ -321,7 +321,12 @@ class Saver(SaveRequests):
 
         # Only a background save lets training go on before it is written.
         opened = let_go if job.kind == "background" else None
-        return self._checkpointer.save(self._state, agreed, job.kind, job.scope, progress, opened)
+        # A stall's save comes as a drill's, too. Its training stands still, so nothing is lost behind it.
+        notice = job.preemption
+        drill = notice is not None and notice.drill and not notice.stall
+        return self._checkpointer.save(
+            self._state, agreed, job.kind, job.scope, progress, opened, drill=drill
+        )
 
     def _conclude(self, job: SaveRequest) -> None:
         preemption = job.preemption

@@ -206,6 +206,8 @@ class Checkpointer:
         scope: CancelScope,
         progress: Progress | None = None,
         opened: Callable[[], None] | None = None,
+        *,
+        drill: bool = False,
     ) -> SavedCheckpoint | None:
         """Save the state as it stands now. Return None if the state moved during the read (`spoiled` names what moved).
 
@@ -213,6 +215,7 @@ class Checkpointer:
             opened: called as soon as the state may change again. With it, the saving thread first copies the state to this
                 machine's disk if there is a stage, else to host memory. Without it, the workers read the state in place,
                 and the state stands still to the end.
+            drill: whether a drill asks for it, after which training goes on.
 
         Raises:
             Abandoned: the save is out of time, or was called off.
@@ -231,7 +234,7 @@ class Checkpointer:
             self._shared, self._unseen = None, []
         save = SaveContext(state, collected, agreed, numbers, kind, scope, progress, in_place=True)
         try:
-            with self._history.saving():
+            with self._history.saving(drill=drill):
                 if kind == "emergency":
                     return self._emergency(save, started)
                 if opened is None:

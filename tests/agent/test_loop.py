@@ -26,10 +26,12 @@ from spotguard.agent.ipc import control
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.program import CommandError
 from spotguard.agent.process.supervisor import Supervisor
+from spotguard.agent.telemetry import node_label
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks.ipc.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from tests.fakes.api_server import ApiServer
 from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.serving import Events, Serving
 
@@ -102,6 +104,23 @@ def test_a_machine_that_is_left_is_named_before_the_exit(options: Options, tmp_p
     left.unlink()
     assert app.run(replace(options, recover=rules, exclude_file=str(left)), ["false"]) == 1
     assert not left.exists()
+
+
+def test_the_node_of_a_machine_that_is_left_is_labelled_before_the_exit(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pod: the Job makes the next one soon after the exit."""
+    pytest.importorskip("cryptography")
+    rules = recover("--recover", "killed=leave")
+    kills = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    with ApiServer(tmp_path, "n7") as server:
+        monkeypatch.setattr(node_label, "MOUNT", str(server.account))
+        for name, value in {**server.env, "NODE_NAME": "n7"}.items():
+            monkeypatch.setenv(name, value)
+        assert app.run(replace(options, recover=rules), ["false"]) == 1
+        assert server.requests == []
+        assert app.run(replace(options, recover=rules), kills) == 75
+        assert server.labels("n7") == {"kubernetes.io/os": "linux", node_label.LABEL: "killed"}
 
 
 def test_notice_commit_leave_75(options: Options) -> None:

@@ -210,6 +210,48 @@ def test_alertmanager_is_asked_once_for_what_an_earlier_agent_has_sent_of_a_run(
     assert receiver.server.asked == []
 
 
+@pytest.mark.parametrize("kind", ["json", "slack"])
+def test_what_fired_as_the_machine_went_is_resolved_by_the_next_agent_that_trains(
+    kind: str, helper: Helper, receiver: Webhook, folder: Path
+) -> None:
+    """Alertmanager would forget it. The first helper is killed with its machine, so it can send no end."""
+    given: dict[str, Any] = {"webhooks": [f"{kind}:{receiver.url}"], "store": folder.as_uri()}
+    first = helper.start(**given)
+    helper.incident("failure", **FAILURE)
+    receiver.until(1)
+    eventually(lambda: [*folder.glob("gpt/alerts/*.json")], "it is recorded")
+    first.kill()
+    first.wait()
+    for _ in range(2):  # the third agent has nothing to end
+        helper.start(**given)
+        helper.incident("training", run_id="gpt")
+        code, log = helper.ended()
+        assert code == 0
+    assert "is over" not in log
+    firing, resolved = receiver.got
+    if kind == "slack":
+        assert resolved["text"].splitlines()[1:] == [
+            "resolved failure: training failed (data): rank 0: bad sample 57"
+        ]
+    else:
+        (begun,), (ended,) = firing["alerts"], resolved["alerts"]
+        assert (begun["status"], ended["status"]) == ("firing", "resolved")
+        assert ended["labels"] == begun["labels"]
+        assert ended["endsAt"] is not None
+
+
+def test_what_no_receiver_has_taken_has_no_record_and_no_end(
+    helper: Helper, receiver: Webhook, folder: Path
+) -> None:
+    receiver.statuses = [400]
+    given: dict[str, Any] = {"webhooks": [receiver.url], "store": folder.as_uri()}
+    helper.start(**given)
+    helper.incident("failure", **FAILURE)
+    receiver.until(1)
+    assert helper.ended()[0] == 0
+    assert not (folder / "gpt").exists()
+
+
 def test_a_failure_of_no_known_run_is_of_the_helper_s_own_and_ends_with_it(helper: Helper) -> None:
     helper.start()
     helper.incident("failure", **{**FAILURE, "run_id": ""})

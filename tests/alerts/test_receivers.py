@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spotguard.alerts.evaluation import Alert
-from spotguard.alerts.receivers import Origin, Receiver, ended_by_now
+from spotguard.alerts.receivers import Origin, Receiver, as_json, ended_alert, ended_by_now
 from spotguard.alerts.rules import Rule
 
 ORIGIN = Origin("node-3", "gpt")
@@ -113,3 +113,22 @@ def test_what_alertmanager_has_of_before_ends_as_it_began() -> None:
     found = [{**old, "fingerprint": "f", "status": {"state": "active"}}, new, {"labels": {}}, 3]
     assert ended_by_now(found, wall(100.0), wall(130.0)) == [{**old, "endsAt": "2026-11-20T10:00:30.000Z"}]
     assert ended_by_now({"code": 1}, 0.0, 0.0) == []
+
+
+def test_the_end_of_another_agent_s_alert_has_that_alert_s_labels() -> None:
+    """A receiver finds by them what it ends. A record may hold anything, so what is no label or severity is none."""
+    began = as_json(OF_METRIC, ORIGIN, wall)
+    alert = ended_alert(began, 1200.0)
+    ended = as_json(alert, Origin("new", "other"), wall)
+    assert (ended["status"], ended["labels"], ended["summary"]) == (
+        "resolved",
+        began["labels"],
+        began["summary"],
+    )
+    odd = ended_alert({"labels": {"severity": "worst", "rank": 3}, "summary": 7}, 1200.0)
+    assert (odd.rule.name, odd.rule.severity, odd.labels, odd.summary) == (
+        "unknown",
+        "info",
+        (("rank", "3"),),
+        "7",
+    )

@@ -9,18 +9,18 @@ import pytest
 
 import spotguard
 from spotguard.cli.main import main
-from spotguard.deploy.containers import FILES, MANIFESTS, text
+from spotguard.deploy.containers import FILES, FOR_EVERY_CLOUD, MANIFESTS, text
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_printed_with_nothing_left_to_fill_in(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [name] if name == "dockerfile" else [name, "gcp"]
+    words = [name] if name in FOR_EVERY_CLOUD else [name, "gcp"]
     assert main(["deploy", "containers", *words]) == 0
     printed = capsys.readouterr().out
     assert "@" not in printed
-    assert spotguard.__version__ in printed or name in ("job", "indexed-job", "alone")
+    assert spotguard.__version__ in printed or name in ("job", "indexed-job", "alone", "node-label")
     assert f"spotguard deploy containers {' '.join(words)}`" in " ".join(printed.split()), (
         "it says where it comes from"
     )
@@ -42,6 +42,8 @@ def test_an_image_is_the_one_that_was_said() -> None:
         (["agent", "aws", "--image", "a\nb"], r"--image 'a\nb': expected an image's name"),
         (["agent", "aws", "--imag", "a"], "unknown flag '--imag': did you mean --image?"),
         (["dockerfile", "aws"], "dockerfile is for every cloud: leave 'aws' out"),
+        (["node-label", "gcp"], "node-label is for every cloud: leave 'gcp' out"),
+        (["node-label", "--image", "x"], "--image: node-label holds no image of the agent: leave it out"),
         (["dockerfile", "--image", "x"], "--image: dockerfile holds no image of the agent: leave it out"),
         (["job", "aws", "--image", "x"], "--image: job holds no image of the agent: leave it out"),
         (["aws", "job"], "'aws': did you mean job aws?"),

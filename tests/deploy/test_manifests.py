@@ -17,6 +17,8 @@ from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
 from spotguard.agent.process.torchrun import is_torchrun
+from spotguard.agent.telemetry import node_label
+from spotguard.agent.telemetry.node_label import LABEL
 from spotguard.cli.commands.guard.run import split
 from spotguard.deploy import containers as deployed
 from spotguard.deploy.containers import MANIFESTS, Cloud
@@ -30,6 +32,17 @@ JOBS = [name for name in MANIFESTS if name != "agent"]
 PRINTED = [(name, cloud) for name in MANIFESTS for cloud in CLOUDS]
 
 
+def terms(name: str) -> list[Words]:
+    """The nodes on which a pod may run: one of these terms has to fit."""
+    node = pod(name, "aws")["affinity"]["nodeAffinity"]
+    found: list[Words] = node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return found
+
+
+def kinds_of_nodes(name: str) -> list[list[Words]]:
+    return [[each for each in term["matchExpressions"] if each["key"] != LABEL] for term in terms(name)]
+
+
 def volume(name: str, cloud: Cloud) -> Words:
     found: Words
     (found,) = [each for each in pod(name, cloud)["volumes"] if each["name"] == "socket"]
@@ -40,8 +53,8 @@ def volume(name: str, cloud: Cloud) -> Words:
 
 
 @cases("version", ["1.31", "1.37"])  # the first with a stable podFailurePolicy, and the newest
-@cases("name, cloud", PRINTED)
-def test_a_manifest_is_what_the_schema_says(name: str, cloud: Cloud, version: str) -> None:
+@cases("name, cloud", [*PRINTED, ("node-label", None)])
+def test_a_manifest_is_what_the_schema_says(name: str, cloud: Cloud | None, version: str) -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     for document in documents(name, cloud):
         validate(document, version, strict=True)
@@ -205,7 +218,7 @@ def test_the_agent_sees_what_its_node_sees_and_goes_where_jobs_go() -> None:
     assert (spec["hostNetwork"], spec["hostPID"]) == (True, True)
     assert spec["tolerations"] == [{"operator": "Exists"}]
     for name in JOBS:
-        assert pod(name, "aws")["affinity"] == spec["affinity"]
+        assert kinds_of_nodes(name) == kinds_of_nodes("agent")
         assert pod(name, "aws").get("hostNetwork", False) is (name in ("alone", "sidecar"))
 
 
@@ -224,6 +237,34 @@ def test_nobody_has_more_than_is_needed(name: str) -> None:
         assert root is (each["name"] == "folder")
         assert own.get("readOnlyRootFilesystem", False) is (each["name"] in ("agent", "folder"))
         assert "privileged" not in own
+
+
+# --- a node whose machine failed ---
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_comes_back_to_no_node_that_was_labelled_and_the_agent_does(name: str) -> None:
+    """A pod fits if one of the terms does, so each of them has to say it."""
+    healthy = {"key": LABEL, "operator": "DoesNotExist"}
+    assert all(healthy in each["matchExpressions"] for each in terms(name))
+    assert not any(healthy in each["matchExpressions"] for each in terms("agent"))
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "sidecar"])
+def test_a_job_knows_the_name_of_its_node(name: str) -> None:
+    (found,) = [each for each in container(name, "aws", "train")["env"] if each["name"] == node_label.NODE]
+    assert found["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+
+
+def test_the_right_to_label_a_node_is_that_of_the_jobs_account_and_of_its_own_node() -> None:
+    role, binding, policy, bound = documents("node-label", None)
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    (account,) = binding["subjects"]
+    assert account["name"] == pod("job", "aws")["serviceAccountName"]
+    (condition,) = policy["spec"]["matchConditions"]
+    assert f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"' in condition["expression"]
+    assert bound["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 
 # --- several pods ---

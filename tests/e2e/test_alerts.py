@@ -107,6 +107,29 @@ def test_the_next_run_ends_the_failure_that_ended_the_last_one(
         assert len(manager.alerts()) == 2
 
 
+def test_people_learn_from_the_next_run_that_the_failure_of_the_last_one_is_over(
+    trainee: Trainee, receiver: Webhook
+) -> None:
+    """Once: a third run has nothing to resolve."""
+    with webhook() as slack:
+        options = f"--every off --webhook {receiver.url} --webhook slack:{slack.url}"
+        running = trainee.guarded(options)
+        fails(trainee, running)
+        assert running.ended() == 1
+        for _ in range(2):
+            running = trainee.guarded(options)
+            trainee.begun(running)
+            receiver.until(2)
+            slack.until(2)
+            running.say("free")
+            trainee.finished(running)
+            assert running.ended() == 0
+        firing, resolved = [alert for body in receiver.got for alert in body["alerts"]]
+        assert (firing["alert"], firing["status"], resolved["status"]) == ("failure", "firing", "resolved")
+        assert resolved["labels"] == firing["labels"]
+        assert [body["text"].splitlines()[1].split()[0] for body in slack.got] == ["*CRITICAL*", "resolved"]
+
+
 def test_the_last_failure_is_sent_before_the_run_exits(trainee: Trainee, receiver: Webhook) -> None:
     running = trainee.guarded(f"--every off --webhook {receiver.url}")
     fails(trainee, running)

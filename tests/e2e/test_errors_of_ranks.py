@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from spotguard.providers.stores.factory import open_store
+from spotguard.report.reading import read_run
+from spotguard.report.reckoning import reckon
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running
 
@@ -89,6 +94,14 @@ def test_ranks_that_stand_for_good_start_again_at_the_same_step(machine: Machine
     assert again == {"rank 0", "rank 1"}
     assert run.ended() == 0
     assert AT in committed(machine)
+    report = reckon(read_run(open_store(machine.store.as_uri()), "job", time.time()))
+    first, second = report.attempts
+    cause = (
+        r"rank 1 \(pid \d+\) was killed, so that its launcher" if restarts else "was ended so that it starts"
+    )
+    assert re.search(cause, first.cause), first
+    assert (first.end, first.last, first.lost, second.first, second.end) == ("error", AT, 0, AT, "ended")
+    assert first.again is not None
 
 
 def test_a_rank_that_hangs_behind_the_others_does_not_keep_them_from_saving(machine: Machine) -> None:

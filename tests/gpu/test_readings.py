@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.alerts.gpu import Gpus
+from spotguard.alerts.readings.gpu import Gpus
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("pynvml")

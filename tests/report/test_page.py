@@ -62,8 +62,11 @@ def test_it_has_the_figures_and_the_attempts() -> None:
         "training that counts",
     ):
         assert text in words
-    assert "preempted: terminate notice from aws (a, b, 4 ranks)" in words
-    assert "ended by an error: an error of the program (ValueError: x) (c, 1 rank)" in words
+    assert "preempted: terminate notice from aws; training again 1 min 10 s later (a, b, 4 ranks)" in words
+    assert (
+        "ended by an error: an error of the program (ValueError: x); training again 15.0 s later (c, 1 rank)"
+        in words
+    )
     assert len(set(read.ids)) == len(read.ids)
 
 

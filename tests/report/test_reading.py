@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spotguard.alerts.records.failure_record import record_of
 from spotguard.hooks.checkpoint.format.keys import dismissed_key, end_key, failure_key, outcome_key
 from spotguard.report.page import page
 from spotguard.report.reckoning import reckon
@@ -73,12 +74,52 @@ def test_records_of_notices_errors_and_ends_are_events() -> None:
     (one,) = kept.read().attempts
     assert [(each.kind, each.at, each.step, each.committed, each.text) for each in one.events] == [
         ("stall", 1100.0, 5, True, "training stood still"),
+        ("drill", 1200.0, 5, True, ""),
         ("notice", 1300.0, 9, False, "terminate notice from aws; nothing new was saved: the store is full"),
         ("error", 1400.0, 9, False, "an error at t.py:1 in f (ValueError: bad)"),
         ("save", 1400.0, 5, True, "aws"),
         ("interrupted", 1500.0, 9, None, ""),
     ]
     assert one.history == {"completed": 9}
+
+
+def test_the_rank_that_was_killed_after_a_stall_is_the_end_of_its_attempt() -> None:
+    """The agent has recorded it. The launcher's SIGTERM to the other ranks follows from it, and training came again."""
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0).outcome(kind="stall", notice={"source": "spotguard", "drill": True})
+    who = "rank 1 (pid 4242) was killed, so that its launcher starts the ranks again"
+    facts = {
+        "class": "stall",
+        "text": who,
+        "step": 5,
+        "newest_checkpoint": 5,
+        "where": "t.py:1 in f",
+        "rank": 1,
+    }
+    kept.put(failure_key("run", 1, 1), record_of(facts, 1160.0))
+    kept.at(1161.0).outcome(number=2, kind="launcher", history={"first": 0, "completed": 5})
+    kept.at(1170.0).claim()
+    kept.at(1200.0).save(9, 2, first=5, began=1174.0)
+    facts_of_run = kept.read()
+    first, second = reckon(facts_of_run).attempts
+    cause = f"training stood still at t.py:1 in f ({who})"
+    assert (first.end, first.cause, first.ended, first.lost) == ("error", cause, 1160.0, 0)
+    assert (first.stalls, first.again, second.first) == (1, 14.0, 5)
+    assert f"ended by an error: {cause}; training again 14.0 s later; it stood still 1 time" in page(
+        reckon(facts_of_run), facts_of_run
+    )
+
+
+def test_a_run_that_was_ended_after_a_stall_was_not_preempted() -> None:
+    kept = Kept()
+    kept.claim()
+    kept.at(1160.0).outcome(kind="restart", notice={"source": "spotguard"}, history={"first": 0})
+    kept.at(1170.0).claim()
+    kept.at(1200.0).save(9, 2, first=5, began=1174.0)
+    first, _ = reckon(kept.read()).attempts
+    assert (first.end, first.lost, first.again) == ("error", 0, 14.0)
+    assert first.cause == "training stood still, and was ended so that it starts again"
 
 
 def test_the_save_at_an_error_stands_for_a_record_that_a_killed_rank_could_not_write() -> None:

@@ -65,6 +65,20 @@ def test_without_a_checkpoint_of_its_own_an_attempt_has_everything_at_stake() ->
     assert reckon(only(bare)).attempts[0].kept == 100
 
 
+def test_a_drill_is_no_end_and_its_checkpoint_is_at_no_stake() -> None:
+    """Training went on behind it: only the steps after it count thanks to the notice, and without one their loss is not known."""
+    drill = EventFact("drill", START + 90, "", 80, True)
+    drilled = replace(
+        PREEMPTED,
+        checkpoints=(checkpoint(60, 70), checkpoint(80, 90, emergency=True), *PREEMPTED.checkpoints[1:]),
+        events=(drill, *PREEMPTED.events),
+    )
+    assert reckon(only(drilled)).attempts[0].kept == 20
+    killed = replace(drilled, checkpoints=drilled.checkpoints[:2], events=(drill,))
+    line = reckon(replace(RUN, attempts=(killed, FAILED, FINISHED))).attempts[0]
+    assert (line.end, line.committed, line.lost, line.kept) == ("", 80, None, None)
+
+
 def test_a_save_that_failed_keeps_nothing() -> None:
     missed = replace(
         PREEMPTED,

@@ -212,8 +212,9 @@ class RestartPolicy:
         if cause is not None:
             self._turn.log(f"training failed: {cause.text}", logging.ERROR)
         if decision.action is RecoveryAction.LEAVE:
+            kind = "unknown" if cause is None else cause.kind
             # A rank that has lost another one is not on the machine that failed.
-            exclude(self._turn, decision.why, None if decision.kind == "peer-lost" else "")
+            exclude(self._turn, decision.why, kind, None if kind == "peer-lost" else "")
         elif decision.action is RecoveryAction.STOP and decision.why:
             self._turn.log(decision.why, logging.ERROR)
         return decision

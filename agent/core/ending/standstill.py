@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import signal
+from dataclasses import replace
 
 from ....providers.notice import Notice, NoticeKind
-from ...actions import ExcludeMachine, Incident, LookAtProcess, ReadStacks, SignalSession
+from ...actions import ExcludeMachine, Incident, LookAtProcess, ReadStacks, RecordFailure, SignalSession
 from ...outcome import BROKEN_OFF
 from ..command import CommandGroup
 from ..delivery import HELD, Delivery
@@ -128,6 +129,8 @@ class Standstill:
             self._killed.add(session.number)
             self._turn.log(f"{session.who} is killed, so that its launcher starts the ranks again")
             self._turn.do(SignalSession(session.number, signal.SIGKILL))
+            ended = f"{session.who} was killed, so that its launcher starts the ranks again"
+            self._turn.do(RecordFailure(replace(cause, text=ended).facts()))
             return
         self._name_others(session)
         if decision.action is RecoveryAction.STOP:
@@ -136,7 +139,7 @@ class Standstill:
             self._command.kill_all()
         elif decision.action is RecoveryAction.LEAVE:
             self._delivery.noticed(leaving_notice(self._turn, decision.why))
-            exclude(self._turn, decision.why, stall.machine or ("" if stall.here else None))
+            exclude(self._turn, decision.why, "stall", stall.machine or ("" if stall.here else None))
         else:
             self._restart(stall)
 
@@ -152,19 +155,24 @@ class Standstill:
         self._delivery.start(Preemption(notice, self._turn.now, self._turn.policy.reserve), stall.held)
 
 
-def exclude(turn: Turn, why: str, machine: str | None) -> None:
+def exclude(turn: Turn, why: str, kind: str, machine: str | None) -> None:
     """Log how the job goes on without the machine that failed, and name it for whoever starts the job again.
 
     Args:
         why: the rule by which this machine is left.
+        kind: the class of the failure.
         machine: the machine that failed; "": this one; None: it is not known here.
     """
-    goes_on = f"{why}: exit code {turn.policy.exit_code}, so that the job goes on elsewhere"
+    policy = turn.policy
+    goes_on = f"{why}: exit code {policy.exit_code}, so that the job goes on elsewhere"
     if machine is None:
         then = "the machine that failed is not known here: exclude it in your scheduler"
-    elif turn.policy.excludes:
-        then = f"{machine or 'this machine'} is named in --exclude-file"
-        turn.do(ExcludeMachine(machine))
+    elif policy.excludes or (policy.node and not machine):
+        named = f"{machine or 'this machine'} is named in --exclude-file"
+        labelled = f"node {policy.node} is labelled, if the cluster permits it"
+        ways = (policy.excludes, named), (policy.node and not machine, labelled)
+        then = ", and ".join(text for used, text in ways if used)
+        turn.do(ExcludeMachine(machine, kind))
     else:
         then = (
             f"exclude {machine or 'this machine'} in your scheduler (Slurm, once the job waits again: scontrol update "

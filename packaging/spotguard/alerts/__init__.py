@@ -5,5 +5,5 @@ metrics. It adds what it reads of the machine, and evaluates rules. Then it logs
 writes records of failures to the store. The agent waits for none of it, and ends without it.
 
 Read `rules` and `evaluation` first: what fires, and when. Both are pure. `receivers` makes the messages, and `sender` sends
-them. `host`, `gpu` and `kernel_log` read the machine. `process` assembles it all.
+them. `readings` reads the machine, and `records` writes to the store. `process` assembles it all.
 """

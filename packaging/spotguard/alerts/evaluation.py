@@ -35,7 +35,7 @@ _FLOOR = 0.01
 #: Facts of an incident that identify its alert.
 _IDENTITY = ("run_id", "rank", "class", "kind", "gpu", "xid", "device")
 #: Incidents that end the alerts of others of the same run.
-_OPPOSITES = {
+OPPOSITES = {
     "moving": ("stall",),
     "training": ("stall", "failure"),
     "launch": ("stall",),
@@ -134,14 +134,14 @@ class Evaluation:
 
     def ended_by(self, kind: str) -> list[str]:
         """Return the names of the rules whose alerts an incident of this kind ends."""
-        return [rule.name for rule in self._of_incidents if rule.incident in _OPPOSITES.get(kind, ())]
+        return [rule.name for rule in self._of_incidents if rule.incident in OPPOSITES.get(kind, ())]
 
     def incident(self, kind: str, facts: Mapping[str, Any], now: float) -> Iterator[Alert]:
         """Take in an incident; yield each alert that begins or ends by it."""
         run_id = (
             None if kind == "launch" else str(facts.get("run_id"))
         )  # a start of the command is of all its runs
-        for ends in _OPPOSITES.get(kind, ()):
+        for ends in OPPOSITES.get(kind, ()):
             yield from self._end_incidents(ends, run_id, now)
         texts = {name: _text(value) for name, value in facts.items() if value is not None}
         for rule in self._of_incidents:

@@ -18,7 +18,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ..agent.config.options import FAILURE_FACTS
@@ -27,14 +28,20 @@ from ..agent.process.shell_command import ShellCommand
 from ..agent.telemetry import logs
 from ..providers.clock import Clock, SystemClock
 from ..providers.text import TEXT, clip
-from .evaluation import Alert, Evaluation
-from .failure_record import PATIENCE, RecordWriter, diagnosed, needs_record
-from .gpu import Gpus
-from .host import ClockSteps, CpuThrottle, Reading, disks, memory, pressure
-from .kernel_log import KernelLog
-from .readings import ReadingSource, read_all
-from .receivers import Origin, Receiver, labels_of
+from .agent_pipes import AgentLines, AgentReports
+from .evaluation import OPPOSITES, Alert, Evaluation
+from .readings.gpu import Gpus
+from .readings.host import ClockSteps, CpuThrottle, Reading, disks, memory, pressure
+from .readings.kernel_log import KernelLog
+from .readings.source import ReadingSource, read_all
+from .receivers import Origin, Receiver, as_json, ended_alert, labels_of
+from .records.failure_record import diagnosed, job_of, needs_record
+from .records.sent_alerts import SentAlerts
+from .records.writer import PATIENCE, StoreProcesses
 from .rules import default_rules, read_rules
+
+if TYPE_CHECKING:  # 10 MiB, which rules alone do not need
+    from .sender import AlertSender
 
 log = logging.getLogger("spotguard.agent")
 
@@ -47,8 +54,6 @@ _LAST_MESSAGES, _OF_COMMAND = 10.0, 60.0
 #: Seconds before a failure whose lines in the kernel's log count as its evidence.
 _BEFORE = 30.0
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
-#: Bytes of one read, and of an agent's longest line. A longer one is skipped.
-_READ, _LONGEST = 256 * 1024, 4 * 1024 * 1024
 
 
 class AlertProcess:
@@ -83,13 +88,21 @@ class AlertProcess:
             ),
             ReadingSource("GPUs", self._read_gpus),
         ]
-        self._records = RecordWriter(clock)
+        self._records = StoreProcesses(clock)
+        #: Alerts that people were sent. A service has no credentials for the stores of its runs.
+        self._sent = SentAlerts(self._origin.host, self._records.start)
+        self._remembers = begin.get("command") != "agent"
+        self._know(self._run_id, begin.get("store"))
+        self._accepted: SimpleQueue[Alert] = SimpleQueue()
         self._senders = []
         if begin.get("webhooks"):
             from .sender import AlertSender  # 10 MiB, which rules alone do not need
 
             receivers = map(Receiver.of, begin["webhooks"])
-            self._senders = [AlertSender(receiver, self._origin, clock) for receiver in receivers]
+            self._senders = [
+                AlertSender(receiver, self._origin, clock, self._accept if receiver.for_people else _pass)
+                for receiver in receivers
+            ]
         command = begin.get("on_failure")
         self._command = (
             ShellCommand("--on-failure", command, clock, lambda: None, outlived=True) if command else None
@@ -141,7 +154,8 @@ class AlertProcess:
             self.look()  # the kernel writes its lines before it ends the process
             facts = diagnosed(facts, (each for at, each in self._kernel_log.kept if at >= now - _BEFORE))
             if needs_record(facts):
-                self._records.write(facts)
+                self._records.start(job_of(facts, self._clock.time()))
+        self._know(str(facts["run_id"]), facts.get("store"))
         if kind == "training":
             self._end_earlier(str(facts["run_id"]))
         self._handle(self._evaluation.incident(kind, facts, now))
@@ -149,12 +163,47 @@ class AlertProcess:
 
     def _end_earlier(self, run_id: str) -> None:
         """End the alerts of an agent before this one, as the run trains for the first time under this one."""
-        if run_id in self._trained or not (rules := self._evaluation.ended_by("training")):
+        if run_id in self._trained:
             return
         self._trained.add(run_id)
+        rules = self._evaluation.ended_by("training")
         for sender in self._senders:
-            if sender.receiver.kind == "alertmanager":
+            if rules and not sender.receiver.for_people:
                 sender.end_earlier(run_id, rules)
+        if self._people:
+            self._sent.end_earlier(run_id, OPPOSITES["training"], self._end_recorded)
+
+    def _end_recorded(self, records: Iterable[Mapping[str, Any]]) -> None:
+        now = self._clock.monotonic()
+        for alert in [ended_alert(each, now) for each in records]:
+            log.info("alert %s of an earlier agent is over: %s", alert.rule.name, alert.summary)
+            for sender in self._people:
+                sender.offer([alert])
+
+    @property
+    def _people(self) -> list[AlertSender]:
+        return [sender for sender in self._senders if sender.receiver.for_people]
+
+    # --- what people were sent ---
+
+    def _know(self, run_id: str, store: object) -> None:
+        if store and self._remembers:
+            self._sent.know(run_id, str(store))
+
+    def _accept(self, alerts: Iterable[Alert]) -> None:
+        """Take in what a receiver has taken. The threads of senders call it."""
+        for alert in alerts:
+            self._accepted.put(alert)
+
+    def _record_sent(self) -> None:
+        """Record what receivers have taken since the last call."""
+        offset = self._clock.time() - self._clock.monotonic()
+        messages = []
+        while not self._accepted.empty():
+            alert = self._accepted.get()
+            plain = as_json(alert, self._origin, lambda at: at + offset)
+            messages.append({**plain, "incident": alert.rule.incident})
+        self._sent.sent(messages)
 
     def look(self) -> None:
         """Read the kernel's log."""
@@ -169,12 +218,13 @@ class AlertProcess:
         if self._kernel_log.is_file:
             self.look()
         self._handle(self._evaluation.expire(now))
+        self._record_sent()
         self._records.busy()
         if now >= self._again_at:
             self._again_at = now + _AGAIN
             if firing := self._evaluation.firing:
                 for sender in self._senders:
-                    if sender.receiver.kind == "alertmanager":
+                    if not sender.receiver.for_people:
                         sender.offer(firing)
 
     def _read(self) -> Iterator[Reading]:
@@ -242,6 +292,13 @@ class AlertProcess:
 
     # --- the end ---
 
+    def _report_busy(self) -> None:
+        """Report for how long the agent should wait: as long as this says, and else it takes the helper for one that hangs."""
+        works = self._command is not None and self._command.busy
+        self._report_to(
+            {"busy": _OF_COMMAND if works else PATIENCE if self._records.busy() else _LAST_MESSAGES}
+        )
+
     def close(self) -> None:
         """Finish what was begun, within limits."""
         now = self._clock.monotonic()
@@ -252,20 +309,24 @@ class AlertProcess:
             )
             self._incident("agent-lost", {}, now)
         self._handle(self._evaluation.close(now, ended=self._ends))
-        works = self._command is not None and self._command.busy
-        # The agent waits for as long as this says, and else for a helper that hangs.
-        self._report_to(
-            {"busy": _OF_COMMAND if works else PATIENCE if self._records.busy() else _LAST_MESSAGES}
-        )
+        self._report_busy()
+        never = threading.Event()
+        while self._records.busy():  # what they find may have to be sent
+            self._clock.wait(never, 0.05)
+        now = self._clock.monotonic()
         for sender in self._senders:
             sender.close(now + _LAST_MESSAGES)
-        never = threading.Event()
+        self._record_sent()
+        self._report_busy()
         while self._records.busy() or (self._command is not None and self._command.busy):
             self._clock.wait(never, 0.05)  # both have limits of their own
         self._records.close()
         if self._command is not None:
             self._command.close()
         self._kernel_log.close()
+
+
+def _pass(_: object) -> None: ...
 
 
 def _local(begin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -288,7 +349,7 @@ def main(stdin: int = 0, stdout: int = 1) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)
     os.set_blocking(stdout, False)
-    lines = _Lines(stdin)
+    lines = AgentLines(stdin)
     while not (begun := lines.read()) and not lines.ended:
         pass
     if not begun or begun[0].get("type") != "begin":
@@ -299,7 +360,7 @@ def main(stdin: int = 0, stdout: int = 1) -> int:
     begin = begun[0]
     level = logging.getLevelNamesMapping()[str(begin.get("log_level", "info")).upper()]
     logs.configure(json_log=bool(begin.get("json_log")), level=level)
-    process = AlertProcess(begin, SystemClock(), _Reports(stdout).write)
+    process = AlertProcess(begin, SystemClock(), AgentReports(stdout).write)
     poll = select.poll()
     poll.register(stdin, select.POLLIN)
     if process.kernel_log >= 0:
@@ -329,51 +390,3 @@ def _guarded(work: Callable[..., None], *arguments: Any) -> None:
         work(*arguments)
     except Exception:
         log.exception("an error of the helper of alerts")
-
-
-class _Lines:
-    """The agent's lines, as JSON objects."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._rest = b""
-        self._skips = False
-        #: Whether the agent has closed its end.
-        self.ended = False
-
-    def read(self) -> list[dict[str, Any]]:
-        """Wait for bytes, and return the lines that they complete."""
-        data = os.read(self._fd, _READ)
-        self.ended = not data
-        *complete, self._rest = (self._rest + data).split(b"\n")
-        if self._skips and complete:
-            self._skips = False
-            del complete[0]
-        if len(self._rest) > _LONGEST:
-            self._rest, self._skips = b"", True
-        return [line for text in complete if (line := _parsed(text)) is not None]
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(text)
-    except ValueError:
-        log.warning("the helper of alerts cannot read a line of its agent's [SG113]")
-        return None
-    return line if isinstance(line, dict) else None
-
-
-class _Reports:
-    """The reports to the agent. One that the pipe does not take is left out: the next one has everything again."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._rest = b""
-
-    def write(self, body: Mapping[str, Any]) -> None:
-        if not self._rest:
-            self._rest = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-        try:
-            self._rest = self._rest[os.write(self._fd, self._rest) :]
-        except OSError:  # full, or the agent is gone, which stdin tells
-            return

@@ -7,7 +7,7 @@ incoming webhooks, and those of others that copy them, take one text. Any other 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 
 from ..providers.dates import parse_iso
 from ..providers.redaction import redacted
+from ..providers.text import TEXT, clip
 from .evaluation import Alert
+from .rules import SEVERITIES, Rule
 
 #: Seconds after which Alertmanager ends an alert that it hears nothing more of: four times the seconds between two messages,
 #: as Prometheus does it.
@@ -63,6 +65,11 @@ class Receiver:
         port = f":{parts.port}" if parts.port else ""
         return f"{self.kind} {parts.hostname}{port}"
 
+    @property
+    def for_people(self) -> bool:
+        """Whether it keeps an alert until somebody ends it. Alertmanager forgets what it hears nothing more of."""
+        return self.kind != "alertmanager"
+
     def body(
         self, alerts: Sequence[Alert], origin: Origin, now: float, wall: Callable[[float], float]
     ) -> Any:
@@ -82,7 +89,7 @@ class Receiver:
             "version": 1,
             "host": origin.host,
             "run_id": origin.run_id,
-            "alerts": [_for_json(alert, origin, wall) for alert in alerts],
+            "alerts": [as_json(alert, origin, wall) for alert in alerts],
         }
 
 
@@ -139,7 +146,8 @@ def ended_by_now(found: object, before: float, now: float) -> list[dict[str, Any
     ]
 
 
-def _for_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:
+def as_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:
+    """Return one alert for a receiver of plain JSON, and for the record of it."""
     return {
         "alert": alert.rule.name,
         "status": "firing" if alert.ended is None else "resolved",
@@ -149,6 +157,23 @@ def _for_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> d
         "startsAt": _time(wall(alert.began)),
         "endsAt": None if alert.ended is None else _time(wall(alert.ended)),
     }
+
+
+def ended_alert(record: Mapping[str, Any], now: float) -> Alert:
+    """Return an alert of an earlier agent, as ended, by its record.
+
+    Args:
+        record: what `as_json` has made.
+        now: monotonic seconds of the end.
+    """
+    labels = record.get("labels")
+    found = labels if isinstance(labels, dict) else {}
+    named = {clip(str(name), TEXT): clip(str(value), TEXT) for name, value in found.items()}
+    severity = named.pop("severity", SEVERITIES[0])
+    rule = Rule(
+        named.pop("alertname", "unknown"), severity=severity if severity in SEVERITIES else SEVERITIES[0]
+    )
+    return Alert(rule, tuple(named.items()), clip(str(record.get("summary", "")), 4 * TEXT), now, ended=now)
 
 
 def _text_of(alerts: Sequence[Alert], origin: Origin) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,13 +42,20 @@ class AlertSender:
         receiver: the receiver.
         origin: where the alerts come from.
         clock: the clock.
+        accepted: called by the sender's thread with the alerts of each message that the receiver has taken.
         session: sends; for tests.
     """
 
     def __init__(
-        self, receiver: Receiver, origin: Origin, clock: Clock, session: requests.Session | None = None
+        self,
+        receiver: Receiver,
+        origin: Origin,
+        clock: Clock,
+        accepted: Callable[[Sequence[Alert]], None] = lambda _: None,
+        session: requests.Session | None = None,
     ) -> None:
         self.receiver = receiver
+        self._accepted = accepted
         self._origin = origin
         self._clock = clock
         self._session = session or _session_for(receiver.url)
@@ -140,7 +147,7 @@ class AlertSender:
         now = self._clock.monotonic()
         with self._lock:
             keys = list(self._waiting)
-            if self._for_people and self._close_by is None:
+            if self.receiver.for_people and self._close_by is None:
                 keys = [key for key in keys if self._may_go(self._waiting[key][-1], now)]
             batch = [alert for key in keys for alert in self._waiting.pop(key)]
         return sorted(batch, key=_severity, reverse=True)
@@ -165,13 +172,9 @@ class AlertSender:
             )
         return False
 
-    @property
-    def _for_people(self) -> bool:
-        return self.receiver.kind != "alertmanager"
-
     def _space_out(self) -> None:
         """Wait until the next message to people may go. Alerts that come meanwhile go with it."""
-        if self._for_people:
+        if self.receiver.for_people:
             self._clock.wait(self._closing, self._sent_at + _APART - self._clock.monotonic())
 
     def _send(self, batch: Sequence[Alert]) -> None:
@@ -198,6 +201,7 @@ class AlertSender:
             log.info("alerts are sent to %s again", self.receiver.name)
         self.counts["sent"] += 1
         self._sent_at = now
+        self._accepted(batch)
 
     def _body(self, batch: Sequence[Alert]) -> Any:
         """Return the message of this moment: while it is tried, time goes by, and NTP may set the wall clock."""

@@ -21,9 +21,13 @@ FILES = {
     "indexed-job": "a job on several nodes: a pod for each, torchrun among them",
     "alone": "as job, without an agent on the node",
     "sidecar": "as alone, with the agent as a sidecar of the command",
+    "node-label": "the right of a job to label the node that failed",
 }
 DOCKERFILE = "dockerfile"
-MANIFESTS = tuple(name for name in FILES if name != DOCKERFILE)
+NODE_LABEL = "node-label"
+#: Files that are the same for every cloud.
+FOR_EVERY_CLOUD = (DOCKERFILE, NODE_LABEL)
+MANIFESTS = tuple(name for name in FILES if name not in FOR_EVERY_CLOUD)
 #: Manifests that name the agent's image. The others name only the job's image.
 WITH_IMAGE = ("agent", "sidecar")
 
@@ -50,18 +54,20 @@ def text(name: str, cloud: Cloud | None = None, image: str = "") -> str:
 
     Args:
         name: one of `FILES`.
-        cloud: the cloud whose Kubernetes the manifest is for; None for the Dockerfile.
+        cloud: the cloud whose Kubernetes the manifest is for; None for the files of every cloud.
         image: the agent's image; "": the placeholder.
 
     Raises:
         UsageError: the file needs a cloud, or takes none; `image` is not a valid name, or the file names no such image.
     """
-    if name == DOCKERFILE and cloud is not None:
+    if name in FOR_EVERY_CLOUD and cloud is not None:
         raise UsageError(f"{name} is for every cloud: leave {cloud!r} out")
     if image and name not in WITH_IMAGE:
         raise UsageError(f"--image: {name} holds no image of the agent: leave it out")
     if name == DOCKERFILE:
         return _read("Dockerfile", {"VERSION": spotguard.__version__})
+    if name == NODE_LABEL:
+        return _read("kubernetes/node-label.yaml", {})
     if cloud is None:
         raise UsageError(
             f"{name}: which cloud? Expected aws, gcp or azure, as in {name} aws: each gives a pod another time to end"

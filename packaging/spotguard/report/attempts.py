@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .facts import AttemptFacts, EventFact, RunFacts, number, whole
@@ -14,6 +14,8 @@ SLACK = 1.0
 #: Seconds without a sign after which an attempt without a known end is not taken for one that trains: at least; as a number of
 #: intervals, and of steps; and as long as its rhythm is not known.
 _QUIET_LEAST, _QUIET_INTERVALS, _QUIET_STEPS, _QUIET = 900.0, 3, 20, 3600.0
+#: Ends that a notice or an error brought.
+_STOPS = ("notice", "error", "false-error")
 #: Ends of which the store has no record.
 UNSEEN = ("", "bare")
 
@@ -49,16 +51,22 @@ class AttemptLine:
     saves: int | None
     cost: float | None
     stalls: int
+    #: Seconds from the end at a notice or an error until a later attempt trained; None if none has, or if it is not known.
+    again: float | None = None
 
 
 def attempt_lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
     newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
     lines: list[AttemptLine] = []
     resumed: int | None = None  # where the next attempt began that trained
+    began: float | None = None  # and when
     for attempt in reversed(facts.attempts):
-        lines.append(_line(attempt, facts, resumed, newest))
+        line = _line(attempt, facts, resumed, newest)
+        if began is not None and line.ended is not None and line.end in _STOPS:
+            line = replace(line, again=max(0.0, began - line.ended))
+        lines.append(line)
         if (first := whole(attempt.history, "first")) is not None:
-            resumed = first
+            resumed, began = first, number(attempt.history, "began")
     return tuple(reversed(lines))
 
 
@@ -79,7 +87,10 @@ def _line(
     periodic = whole(history, "periodic")
     if periodic is None:
         periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
-    stops = end is not None and end.kind in ("notice", "error", "false-error")
+    # Without the save at its end, an attempt would have had its drills' checkpoints all the same.
+    drilled = [each.step for each in attempt.events if each.kind == "drill" and each.committed]
+    periodic = max((each for each in (periodic, *drilled) if each is not None), default=None)
+    stops = end is not None and end.kind in _STOPS
     done = last if last is not None else committed
     since = periodic if periodic is not None else first
     kind = "" if end is None else end.kind

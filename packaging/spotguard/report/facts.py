@@ -22,10 +22,10 @@ class CheckpointFact:
 
 @dataclass(frozen=True, slots=True)
 class EventFact:
-    """A record of an attempt: of a notice, of an error, of a stall, or of the end of its script."""
+    """A record of an attempt: of a notice, of a drill, of an error, of a stall, or of the end of its script."""
 
-    #: "notice", "error", "save" (at an error), "stall", "ended", "interrupted" or "left"; "false-error" and "false-stall" of an alarm
-    #: that a person has dismissed.
+    #: "notice", "drill", "error", "save" (at an error), "stall", "ended", "interrupted" or "left"; "false-error" and "false-stall" of
+    #: an alarm that a person has dismissed.
     kind: str
     #: Wall seconds.
     at: float

@@ -25,7 +25,7 @@ from spotguard.hooks.checkpoint.format.keys import (
 )
 from spotguard.hooks.checkpoint.format.manifest import AttemptRecord
 from spotguard.hooks.ipc.failure_classes import CLASSES
-from spotguard.hooks.ipc.protocol import FAILURE, STALL
+from spotguard.hooks.ipc.protocol import FAILURE, RESTART, STALL
 from spotguard.providers.errors import CheckpointError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 
@@ -230,17 +230,25 @@ def _json(store: BlobStore, key: str) -> dict[str, Any]:
 def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
     notice = mapping(record, "notice")
     kind, source = text(notice, "kind"), text(notice, "source")
-    # Training goes on after a stall's save as after a drill's, and its record has that, too.
-    if not notice or (notice.get("drill") and kind != STALL):
+    if not notice:
         return None
     committed, history = bool(record.get("committed")), mapping(record, "history")
     step = whole(record, "step") if committed else whole(history, "completed")
     at = number(record, "ended") or put
+    # Training goes on after a stall's save as after a drill's, and its record has that, too.
+    if notice.get("drill") and kind != STALL:
+        return EventFact(
+            "drill", at, "", step, committed, history=history
+        )  # beside training: no time is lost
     seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
-    words = {STALL: "training stood still", FAILURE: source}.get(kind, f"{kind} notice from {source}")
+    words = {
+        STALL: "training stood still",
+        RESTART: "training stood still, and was ended so that it starts again",
+        FAILURE: source,
+    }.get(kind, f"{kind} notice from {source}")
     if not committed and (why := text(record, "reason")):
         words += f"; nothing new was saved: {why}"
-    what = {STALL: "stall", FAILURE: "save"}.get(kind, "notice")
+    what = {STALL: "stall", RESTART: "error", FAILURE: "save"}.get(kind, "notice")
     return EventFact(what, at, words, step, committed, seconds, history)
 
 

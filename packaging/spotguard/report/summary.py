@@ -121,7 +121,8 @@ def _seconds(report: RunReport, number: int) -> float:
 def cause_of(line: AttemptLine) -> str:
     """Return an attempt's end as one line, with its cause."""
     cause = clip(line.cause, _CAUSE)
-    return STATES[line.end] + (f": {cause}" if cause else "")
+    again = "" if line.again is None else f"; training again {span(line.again)} later"
+    return STATES[line.end] + (f": {cause}" if cause else "") + again
 
 
 def alarm_of(alarm: AlarmLine) -> str:

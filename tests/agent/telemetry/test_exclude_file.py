@@ -16,7 +16,7 @@ def test_each_machine_appends_its_name(tmp_path: Path) -> None:
     """As Slurm calls it, else as the kernel does."""
     for env, machine in (({"SLURMD_NODENAME": "n7"}, ""), ({}, ""), ({"SLURMD_NODENAME": "n7"}, "n9")):
         file = ExcludeFile(str(tmp_path / "left"), env)
-        file.add(machine)
+        file.add(machine, "gpu")
         file.close()
     assert (tmp_path / "left").read_text().split() == ["n7", os.uname().nodename, "n9"]
 
@@ -30,7 +30,7 @@ def test_a_file_that_cannot_be_written_is_an_error_with_the_way_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = ExcludeFile(str(tmp_path / "none" / "left"), {"SLURMD_NODENAME": "n7"})
-    file.add("")
+    file.add("", "gpu")
     file.close()
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -44,7 +44,7 @@ def test_a_file_system_that_hangs_does_not_hold_the_end_up(
     monkeypatch.setattr(exclude_file, "_PATIENCE", 0.0)
     os.mkfifo(tmp_path / "left")
     file = ExcludeFile(str(tmp_path / "left"), {})
-    file.add("n7")
+    file.add("n7", "gpu")
     file.close()
     assert "cannot be written: it hangs; exclude n7" in caplog.text
     os.close(os.open(tmp_path / "left", os.O_RDONLY | os.O_NONBLOCK))  # its thread ends

@@ -91,6 +91,16 @@ def test_attempts_from_whose_last_step_training_went_on_are_known() -> None:
     assert [each.get("committed") for each in third.whole["earlier"]] == [1, None]
 
 
+def test_an_attempt_whose_newest_checkpoint_is_a_drills_is_none_of_those() -> None:
+    """Training went on after the drill, and was lost later."""
+    drilled = begun()
+    with drilled.saving(drill=True):
+        newest = replace(manifest(40, 1, drilled), kind="emergency")
+    assert begun(newest, step=40).committed_attempts == set()
+    preempted = replace(manifest(50, 1, drilled), kind="emergency")  # a notice came later
+    assert begun(preempted, step=50).committed_attempts == {1}
+
+
 def test_the_step_time_of_the_attempt_before_is_known_for_as_many_ranks() -> None:
     first = begun(at=100.0)
     for at in (110.0, 112.0, 114.0):

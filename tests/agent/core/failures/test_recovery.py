@@ -149,7 +149,8 @@ def test_a_class_may_end_the_run(rule: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "excluded"), [("gpu", [ExcludeMachine()]), ("killed", [ExcludeMachine()]), ("peer-lost", [])]
+    ("kind", "excluded"),
+    [("gpu", [ExcludeMachine("", "gpu")]), ("killed", [ExcludeMachine("", "killed")]), ("peer-lost", [])],
 )
 def test_the_machine_that_is_left_is_named_unless_another_one_failed(
     kind: str, excluded: list[ExcludeMachine]
@@ -161,6 +162,16 @@ def test_the_machine_that_is_left_is_named_unless_another_one_failed(
     text = next(each.text for each in story.all(Log) if "goes on elsewhere" in each.text)
     assert ("named in --exclude-file" in text) == bool(excluded)
     assert ("not known here" in text) == (not excluded)
+
+
+def test_the_node_of_a_pod_is_labelled_by_the_class_of_the_failure() -> None:
+    """In Kubernetes nobody reads a file."""
+    story = Story(recover=recover("--recover", "gpu=leave"), node="n7")
+    fails(story, "gpu")
+    assert (story.all(ExcludeMachine), story.code) == ([ExcludeMachine("", "gpu")], 75)
+    text = next(each.text for each in story.all(Log) if "goes on elsewhere" in each.text)
+    assert "node n7 is labelled" in text
+    assert "exclude-file" not in text
 
 
 @pytest.mark.parametrize("rule", ["gpu=stop", "gpu=restart", "network=leave"])

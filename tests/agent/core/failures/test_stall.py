@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import ExcludeMachine, FollowMachines, Incident, Launch, Log, Send, SignalSession
+from spotguard.agent.actions import (
+    ExcludeMachine,
+    FollowMachines,
+    Incident,
+    Launch,
+    Log,
+    RecordFailure,
+    Send,
+    SignalSession,
+)
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.ending.standstill import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
@@ -442,6 +451,10 @@ def test_below_a_launcher_that_restarts_only_the_cause_is_killed() -> None:
     run = recovering("stall=restart", launcher_restarts=True)
     stalls_for_good(run)
     assert run.story.all(SignalSession) == [SignalSession(run.ranks[0], signal.SIGKILL)]
+    (record,) = run.story.all(RecordFailure)
+    facts = record.facts
+    assert (facts["class"], facts["rank"], facts["step"]) == ("stall", 0, run.step)
+    assert facts["text"].endswith("was killed, so that its launcher starts the ranks again")
     run.stands(50, "data", "collective")
     assert "restart" not in [message.kind for _, message in run.story.sent(Preempt)]
     assert run.story.signals == []
@@ -490,8 +503,8 @@ def test_a_training_that_stands_for_good_may_leave_the_machine() -> None:
 @pytest.mark.parametrize(
     ("silent", "phases", "excluded"),
     [
-        (True, ("collective", "backward"), [ExcludeMachine("node2")]),
-        (False, ("data", "collective"), [ExcludeMachine()]),
+        (True, ("collective", "backward"), [ExcludeMachine("node2", "stall")]),
+        (False, ("data", "collective"), [ExcludeMachine("", "stall")]),
         (False, ("collective", "backward"), []),
     ],
 )
@@ -515,7 +528,7 @@ def test_a_stall_of_a_job_of_one_machine_is_of_that_machine() -> None:
     for rank in run.ranks:
         run.story.commits(rank, run.step)
     run.stands(LEAST + 2, "collective", "collective")
-    assert run.story.all(ExcludeMachine) == [ExcludeMachine()]
+    assert run.story.all(ExcludeMachine) == [ExcludeMachine("", "stall")]
 
 
 def ends_after_commits(run: Run) -> None:

@@ -24,9 +24,7 @@ KINDS = {
 }
 #: The files of each kind that has several.
 FILES: dict[str, Mapping[str, str]] = {"containers": containers.FILES, "monitoring": monitoring.FILES}
-FOR_A_CLOUD = (
-    "All but the Dockerfile are for a cloud: aws, gcp or azure, as in spotguard deploy containers job aws"
-)
+FOR_A_CLOUD = "All but dockerfile and node-label are for a cloud: aws, gcp or azure, as in spotguard deploy containers job aws"
 
 EXAMPLES = """\
 examples:

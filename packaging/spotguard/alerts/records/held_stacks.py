@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..providers.redaction import redacted
-from ..providers.text import TEXT, clip
+from ...providers.redaction import redacted
+from ...providers.text import TEXT, clip
 
 #: Seconds for py-spy and one process, which stands still meanwhile: less than between two looks of the agent, which would take it
 #: for one that a person has stopped (`agent.core.failures.stall.OLD`). And for the store.
@@ -102,10 +102,10 @@ def find_reader() -> str | None:
 
 def main() -> int:
     """Read the stacks of the processes that stdin names, log them on stdout, and keep them."""
-    from ..hooks.checkpoint.attempts import newest_claim
-    from ..hooks.checkpoint.format.keys import check_run_id, held_stacks_key
-    from ..providers.errors import SpotguardError
-    from ..providers.stores.factory import open_store
+    from ...hooks.checkpoint.attempts import newest_claim
+    from ...hooks.checkpoint.format.keys import check_run_id, held_stacks_key
+    from ...providers.errors import SpotguardError
+    from ...providers.stores.factory import open_store
 
     given = json.load(sys.stdin)
     reader, failed = find_reader(), False

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ..agent.process.memory.counters import MemoryCounters, cgroups, numbers_in
+from ...agent.process.memory.counters import MemoryCounters, cgroups, numbers_in
 
 #: A metric's name, the values of its labels, and a number.
 Reading = tuple[str, tuple[str, ...], float]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.alerts.host import ClockSteps, CpuThrottle, disks, memory, pressure
+from spotguard.alerts.readings.host import ClockSteps, CpuThrottle, disks, memory, pressure
 
 
 def test_each_disk_is_read_once_also_below_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_no_quota_is_no_reading(tmp_path: Path) -> None:
 _BUSY = """
 import sys, time
 from pathlib import Path
-from spotguard.alerts.host import CpuThrottle
+from spotguard.alerts.readings.host import CpuThrottle
 
 (Path(sys.argv[1]) / "cgroup.procs").write_text("0")
 throttle = CpuThrottle()

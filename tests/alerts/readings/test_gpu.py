@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.alerts.gpu import Gpus
+from spotguard.alerts.readings.gpu import Gpus
 from spotguard.hooks.recorder.failure_plan import VARIABLE, FailurePlan
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spotguard.alerts.failure_record import RecordWriter, diagnosed, needs_record
-from spotguard.alerts.kernel_log import KernelFinding
+from spotguard.alerts.readings.kernel_log import KernelFinding
+from spotguard.alerts.records.failure_record import diagnosed, job_of, needs_record
+from spotguard.alerts.records.writer import StoreJob, StoreProcesses
 from spotguard.providers.clock import SystemClock
 from tests.e2e.processes import eventually
-from tests.fakes.clock import ManualClock
 
 KILLED: dict[str, Any] = {
     "class": "killed",
@@ -35,6 +33,10 @@ KILLED: dict[str, Any] = {
 
 def facts(folder: Path, **more: Any) -> dict[str, Any]:
     return {**KILLED, "store": folder.as_uri(), **more}
+
+
+def job(folder: Path, **more: Any) -> StoreJob:
+    return job_of(facts(folder, **more), time.time())
 
 
 def test_a_kill_for_memory_in_the_kernel_s_log_names_the_class() -> None:
@@ -64,13 +66,13 @@ def test_what_a_rank_has_recorded_or_has_no_store_for_is_not_recorded() -> None:
     assert not needs_record({**KILLED, "store": "file:///s", "reported": True})
 
 
-def written(writer: RecordWriter) -> None:
+def written(writer: StoreProcesses) -> None:
     eventually(lambda: not writer.busy(), "the record is written")
 
 
 def test_the_record_is_in_the_run_s_folder_in_the_form_of_a_rank_s(folder: Path) -> None:
-    writer = RecordWriter(SystemClock())
-    writer.write(facts(folder))
+    writer = StoreProcesses(SystemClock())
+    writer.start(job(folder))
     written(writer)
     (path,) = (folder / "gpt" / "failures").iterdir()
     assert path.name == "0003-00001.json"
@@ -101,8 +103,8 @@ def test_a_record_that_the_rank_wrote_stays(folder: Path) -> None:
     own = folder / "gpt" / "failures" / "0003-00001.json"
     own.parent.mkdir(parents=True)
     own.write_text("its own")
-    writer = RecordWriter(SystemClock())
-    writer.write(facts(folder))
+    writer = StoreProcesses(SystemClock())
+    writer.start(job(folder))
     written(writer)
     assert own.read_text() == "its own"
 
@@ -112,34 +114,19 @@ def test_an_attempt_that_was_not_told_is_the_newest_of_the_store(folder: Path) -
     attempts.mkdir(parents=True)
     for number in (1, 2):
         (attempts / f"{number:04d}.json").write_text("{}")
-    writer = RecordWriter(SystemClock())
-    writer.write(facts(folder, attempt=None, **{"class": "host-memory"}))
+    writer = StoreProcesses(SystemClock())
+    writer.start(job(folder, attempt=None, **{"class": "host-memory"}))
     written(writer)
     record = json.loads((folder / "gpt" / "failures" / "0002-00001.json").read_text())
     assert record["advice"].startswith("use fewer loader workers")
 
 
-def test_a_store_that_refuses_is_one_line_and_one_that_hangs_is_left(
+def test_a_store_that_refuses_is_one_line(
     folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "file").write_text("")
-    writer = RecordWriter(SystemClock())
-    writer.write(facts(folder / "file"))
+    writer = StoreProcesses(SystemClock())
+    writer.start(job(folder / "file"))
     written(writer)
     assert caplog.messages == ["the record of a failure was not written to the store [SG113]"]
     assert capfd.readouterr().err.startswith("spotguard: ")
-
-
-def test_a_writer_that_is_out_of_time_is_killed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock = ManualClock()
-    writer = RecordWriter(clock)
-    hanging = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    assert hanging.stdin is not None
-    with hanging.stdin:
-        writer._running.append((clock.monotonic() + 20, hanging))
-        assert writer.busy()
-        clock.advance(21)
-        assert not writer.busy()
-    assert hanging.returncode == -9
-    assert "the store took more than 20 s" in caplog.text
-    assert not os.path.exists(folder / "gpt")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.alerts import held_stacks
-from spotguard.alerts.held_stacks import find_reader, read_stacks
+from spotguard.alerts.records import held_stacks
+from spotguard.alerts.records.held_stacks import find_reader, read_stacks
 
 #: A program that holds the interpreter's lock in a call of the C library, for ever, with a secret in its variables and its words.
 HELD = """
@@ -109,7 +109,7 @@ def kept(folder: Path, pid: int, path: str) -> tuple[str, list[dict[str, Any]]]:
         "ranks": [{"pid": pid, "rank": 1, "attempt": 3}],
     }
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "spotguard.alerts.held_stacks"],
+        [sys.executable, "-P", "-m", "spotguard.alerts.records.held_stacks"],
         input=json.dumps(given),
         env={**os.environ, "PATH": path},
         capture_output=True,

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..agent.process.memory.kills import DEFAULT, KILL, line_of_kernel, open_log
-from ..providers.text import TEXT, clip
+from ...agent.process.memory.kills import DEFAULT, KILL, line_of_kernel, open_log
+from ...providers.text import TEXT, clip
 
 #: Xids after which the machine is to be left, and those that a program causes. NVIDIA's manual "Xid Errors", and the table in
 #: research of Llama 3's failures: 48, 63, 64, 94, 95 memory; 74 NVLink; 79 fallen off the bus. 13, 31, 43 of a program.

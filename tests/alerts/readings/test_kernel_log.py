@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.alerts.kernel_log import KernelLog, finding_in
+from spotguard.alerts.readings.kernel_log import KernelLog, finding_in
 
 
 @pytest.mark.parametrize(

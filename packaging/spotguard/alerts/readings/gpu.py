@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from ..hooks.recorder.failure_plan import OF_NVML, VARIABLE, FailurePlan
+from ...hooks.recorder.failure_plan import OF_NVML, VARIABLE, FailurePlan
 from .host import Reading
 
 #: Reasons for which a GPU's clocks are lowered, by NVML's bits (nvml.h, nvmlClocksEventReasons). Idle, application's settings

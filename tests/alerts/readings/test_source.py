@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotguard.alerts.host import Reading
-from spotguard.alerts.readings import ReadingSource, read_all
+from spotguard.alerts.readings.host import Reading
+from spotguard.alerts.readings.source import ReadingSource, read_all
 from tests.e2e.processes import eventually
 
 DISK: Reading = ("spotguard_disk_free_ratio", ("store",), 0.5)

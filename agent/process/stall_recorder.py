@@ -1,0 +1,125 @@
+"""The recorder of stalls: processes that keep in the store what no training process can write there by itself.
+
+One reads the stacks of processes in which no Python runs (`spotguard.alerts.records.held_stacks`). The other records a rank that
+was killed so that its launcher starts the ranks again (`spotguard.alerts.records.failure_record`). Both are processes of their own,
+because they load a store, and because py-spy or a store may hang. They have the command's environment, and with it the command's
+credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ...providers.text import TEXT, clip
+from ..actions import ReadStacks, RecordFailure
+
+logger = logging.getLogger("spotguard.agent")
+
+_STACKS, _FAILURE = "spotguard.alerts.records.held_stacks", "spotguard.alerts.records.failure_record"
+#: Seconds for all ranks of one stall together.
+_PATIENCE = 90.0
+#: Seconds that `close` waits for the thread after the kill.
+_CLOSING = 0.5
+#: Lines that are logged, of at most 300 characters each.
+_LINES = 200
+
+
+class StallRecorder:
+    """The runner of the processes, one of each kind at a time. The loop's thread calls it, and never waits.
+
+    Args:
+        env: the command's environment.
+        patience: seconds until a process is killed.
+    """
+
+    def __init__(self, env: Mapping[str, str], patience: float = _PATIENCE) -> None:
+        self._env = env
+        self._patience = patience
+        #: By module: its process, and the thread that follows it.
+        self._running: dict[str, tuple[subprocess.Popen[bytes], threading.Thread]] = {}
+
+    def read(self, action: ReadStacks) -> None:
+        """Begin to read stacks. If a reader still works for another run, that one goes on instead."""
+        if self._works(_STACKS):
+            logger.warning("the stacks of run %s are not read: others are being read", action.run_id)
+            return
+        body = {
+            "run_id": action.run_id,
+            "store": action.store,  # not among the words: it may hold a secret, and `ps` shows words
+            "step": action.step,
+            "ranks": [
+                {"pid": pid, "rank": rank, "attempt": attempt}
+                for pid, (rank, attempt) in action.ranks.items()
+            ],
+        }
+        self._start(_STACKS, body, "the stacks are not kept")
+
+    def record(self, action: RecordFailure) -> None:
+        """Begin to record a failure in the store of its run, if it has one."""
+        if not action.facts.get("store") or self._works(_FAILURE):
+            return
+        self._start(
+            _FAILURE,
+            {"facts": dict(action.facts), "ended": time.time()},
+            "the record of a failure is not kept",
+        )
+
+    def close(self) -> None:
+        """End the processes, and wait for that."""
+        for process, thread in self._running.values():
+            _kill(process)
+            thread.join(_CLOSING)
+
+    def _works(self, module: str) -> bool:
+        return module in self._running and self._running[module][1].is_alive()
+
+    def _start(self, module: str, body: Mapping[str, Any], failure: str) -> None:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(self._env),
+                process_group=0,
+            )
+        except OSError as error:
+            logger.warning("%s: %s: %s", failure, sys.executable, error.strerror)
+            return
+        thread = threading.Thread(
+            target=self._follow,
+            args=(process, json.dumps(body).encode(), failure),
+            name="spotguard-stall-recorder",
+            daemon=True,
+        )
+        self._running[module] = process, thread
+        thread.start()
+
+    # --- the thread that follows a process ---
+
+    def _follow(self, process: subprocess.Popen[bytes], given: bytes, failure: str) -> None:
+        try:
+            output, _ = process.communicate(given, timeout=self._patience)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            output, _ = process.communicate()
+            logger.warning("%s: it took more than %.0f s", failure, self._patience)
+        for line in output.decode(errors="replace").splitlines()[:_LINES]:
+            logger.warning("%s", clip(line, TEXT))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process, and with it its py-spy, which may hang."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,120 @@
+"""The label on this pod's Kubernetes node, once a run leaves the machine that failed (`--recover CLASS=leave`).
+
+A process of its own sets it (`spotguard.alerts.node_label`): TLS takes more memory than the agent may, and an API server may hang.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ...providers.text import TEXT, clip
+
+logger = logging.getLogger("spotguard.agent")
+
+LABEL = "spotguard.dev/unhealthy"
+#: The variable that the downward API fills (fieldPath: spec.nodeName).
+NODE = "NODE_NAME"
+#: Kubernetes' mount of a service account's token and of the cluster's CA.
+MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_SERVER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS")
+#: Seconds that the agent's end waits for the API server: a label after the exit may come after the next pod.
+_PATIENCE = 10.0
+#: Seconds from the kill of the process to the end of its thread.
+_GRACE = 0.5
+
+
+def node_of(env: Mapping[str, str]) -> str:
+    """Return the name of the node that this pod may try to label; "" outside a pod, or without its name or a token."""
+    named = env.get(NODE, "") if env.get(_SERVER[0]) else ""
+    return named if named and Path(MOUNT, "token").exists() else ""
+
+
+class NodeLabel:
+    """The setter of the label. The loop's thread calls it.
+
+    Args:
+        node: the node.
+        env: the agent's environment, which names the API server.
+        patience: seconds that `close` waits.
+    """
+
+    def __init__(self, node: str, env: Mapping[str, str], patience: float = _PATIENCE) -> None:
+        self._node, self._patience = node, patience
+        self._server = {name: env[name] for name in _SERVER if name in env}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, machine: str, kind: str) -> None:
+        """Begin to set the label. Returns at once. The node of another machine is not known, so its label stays.
+
+        Args:
+            machine: the machine that failed; "": this one.
+            kind: the class of the failure.
+        """
+        if machine or self._process is not None:
+            return
+        given = {"node": self._node, "value": kind, "env": self._server, "mount": MOUNT}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "spotguard.alerts.node_label"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0,  # Ctrl-C and the end of the command's group are for others
+            )
+        except OSError as error:
+            self._failed(kind, f"{sys.executable}: {error.strerror}")
+            return
+        self._thread = threading.Thread(
+            target=self._follow,
+            args=(self._process, json.dumps(given).encode(), kind),
+            name="spotguard-node-label",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the API server, and then for the kill of a process that still waits for it."""
+        if self._process is None or self._thread is None:
+            return
+        self._thread.join(self._patience)
+        if self._thread.is_alive():
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._thread.join(_GRACE)
+
+    # --- the thread that follows the process ---
+
+    def _follow(self, process: subprocess.Popen[bytes], given: bytes, kind: str) -> None:
+        output, _ = process.communicate(given)
+        try:
+            why = str(json.loads(output)["why"])
+        except (ValueError, KeyError, TypeError):  # it was killed, or has a mistake
+            why = f"the API server did not answer in {self._patience:.0f} s"
+        if why:
+            self._failed(kind, why)
+        else:
+            logger.warning(
+                "node %s has the label %s=%s: jobs of spotguard stay away from it until you remove that label",
+                self._node,
+                LABEL,
+                kind,
+            )
+
+    def _failed(self, kind: str, why: str) -> None:
+        logger.error(
+            "node %s is not labelled: %s; until then: kubectl label node %s %s=%s",
+            self._node,
+            clip(why, 4 * TEXT),
+            self._node,
+            LABEL,
+            kind,
+        )

@@ -1,0 +1,114 @@
+"""The record of a failure that only the agent saw: a rank that was killed could write none itself.
+
+The records of `hooks.control.report` stand beside it, in the same form.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...hooks.ipc.failure_classes import CLASSES
+from ..readings.kernel_log import KernelFinding
+from .writer import PATIENCE, StoreJob
+
+#: The class of a death by a signal, which is none of an error's (`agent.core.failures.errors`).
+_KILLED = "killed"
+#: The meaning and the advice of classes that are none of an error's.
+_DEATH = "a process was killed", "see dmesg, and the log of the scheduler"
+_STALL = "training stood still", "see the stacks of that time, below RUN_ID/stalls/ in the store"
+
+
+def diagnosed(facts: Mapping[str, Any], findings: Iterable[KernelFinding]) -> dict[str, Any]:
+    """Return the failure with what the kernel's log adds: a second source, and a class where the agent knew only a signal."""
+    pid, kind = facts.get("pid"), facts.get("class")
+    told = [each for each in findings if _is_of(each, pid) or each.scope == "machine"]
+    evidence = [*facts.get("evidence", ()), *(f"the kernel's log: {each.text}" for each in told)]
+    sure = any(_is_of(each, pid) for each in told)
+    confidence = "high" if sure else facts.get("confidence", "low")
+    if kind == _KILLED and any(each.kind == "oom" for each in told):
+        kind = "host-memory"
+    if kind == _KILLED and any(each.kind == "xid" for each in told):
+        kind = "gpu"
+        confidence = "high" if sure else "medium"  # another process may have met that GPU's error
+    return {**facts, "class": kind, "evidence": evidence, "confidence": confidence}
+
+
+def _is_of(finding: KernelFinding, pid: int | None) -> bool:
+    return bool(finding.pid) and finding.pid == pid
+
+
+def needs_record(facts: Mapping[str, Any]) -> bool:
+    """Return whether nobody else has recorded the failure, and a store is known for it."""
+    return bool(facts.get("store") and facts.get("run_id")) and not facts.get("reported")
+
+
+def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
+    """Return the record, with the keys of a record that a rank writes itself."""
+    known = CLASSES.get(str(facts["class"]))
+    says, advice = _STALL if facts["class"] == "stall" else _DEATH
+    return {
+        "kind": facts["class"],
+        "evidence": facts.get("evidence", []),
+        "confidence": facts.get("confidence", "low"),
+        "error": "",
+        "message": facts.get("text", ""),
+        "phase": facts.get("phase", ""),
+        "where": facts.get("where", ""),
+        "stack": [],
+        "fingerprint": "",
+        "stays": False,
+        "says": known.says if known else says,
+        "advice": known.advice if known else advice,
+        "step": facts.get("step"),
+        "newest_checkpoint": facts.get("newest_checkpoint"),
+        "returncode": facts.get("returncode"),
+        "rank": facts.get("rank"),
+        "ended": ended,
+        "by": "agent",
+    }
+
+
+def job_of(facts: Mapping[str, Any], now: float) -> StoreJob:
+    """Return the job that writes the record of a failure, for `writer.StoreProcesses`.
+
+    Args:
+        facts: the failure.
+        now: wall seconds.
+    """
+    return StoreJob(
+        __name__,
+        {"facts": dict(facts), "ended": now},
+        "the record of a failure was not written to the store [SG113]",
+    )
+
+
+def main() -> int:
+    """Write the record that stdin has."""
+    from ...hooks.checkpoint.attempts import newest_claim
+    from ...hooks.checkpoint.format.keys import check_run_id, failure_key
+    from ...providers.errors import SpotguardError
+    from ...providers.stores.factory import open_store
+
+    given = json.load(sys.stdin)
+    facts = given["facts"]
+    try:
+        store, run_id = open_store(facts["store"]), check_run_id(facts["run_id"])
+        attempt = facts.get("attempt")
+        if attempt is None or attempt < 0:  # it died before it told
+            attempt = newest_claim(store, run_id, timeout=PATIENCE)
+        data = json.dumps(record_of(facts, given["ended"]), indent=1).encode()
+        # A rank that wrote a record by itself knows more.
+        store.put_if_absent(
+            failure_key(run_id, attempt, facts.get("rank") or 0), memoryview(data), timeout=PATIENCE
+        )
+    except SpotguardError as error:
+        print(f"spotguard: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
