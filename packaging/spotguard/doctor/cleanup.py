@@ -78,7 +78,9 @@ class Leftovers:
     def __exit__(self, *raised: object) -> None:
         try:
             self.clear(asked_for=raised[0] is None)
-        except BaseException:  # a signal during the cleanup; a second one is ignored (`cli.commands.trials.doctor`)
+        except (
+            BaseException
+        ):  # a signal during the cleanup; a second one is ignored (`cli.commands.trials.doctor`)
             self.clear(asked_for=False)
             raise
 
