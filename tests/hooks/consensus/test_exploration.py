@@ -22,6 +22,7 @@ def notice(id: str, machine: str = "m0") -> NoticeEvent:
 
 ONE = (notice("a"),)
 TWO = (notice("a"), notice("b", "m1"))
+STALL = tuple(replace(each, kind="stall", drill=True) for each in TWO)
 BACK = (notice("a"), WithdrawnEvent("a"))
 BESIDE = (BackgroundEvent(), notice("a"))
 PAIR, THREE = frozenset({0, 1}), frozenset({0, 1, 2})
@@ -36,6 +37,8 @@ SCENES = {
     "three ranks": Scene(3, ONE, steps=2),
     "four ranks": Scene(4, ONE),
     "two machines": Scene(2, TWO),
+    "a stall that two machines see": Scene(2, STALL),
+    "a stall that two machines see, and one takes it back": Scene(2, (*STALL, WithdrawnEvent("a"))),
     "withdrawn": Scene(3, BACK),
     "withdrawn, and noticed again": Scene(2, (*BACK, notice("c"))),
     "beside training": Scene(2, (BackgroundEvent(), BackgroundEvent()), steps=2),
@@ -69,6 +72,7 @@ SCENES = {
     "out of time": Scene(2, ONE, hasty=PAIR),
     "one of three out of time": Scene(3, ONE, hasty=frozenset({0})),
     "out of time and withdrawn": Scene(2, BACK, hasty=PAIR),
+    "a stall that two machines see, out of time": Scene(2, STALL, hasty=PAIR),
     "out of time beside training": Scene(2, (BackgroundEvent(),), steps=2, hasty=PAIR),
     "replicas, out of time": Scene(2, ONE, hasty=PAIR, replicas=True),
     "a death": Scene(2, ONE, hasty=PAIR, mortal=PAIR),
@@ -93,6 +97,7 @@ LARGE = {
         2, BACK, mortal=frozenset({0}), host=0, second=True, hasty=frozenset({1}), replicas=True, steps=0
     ),
     "the second of two notices comes by either store": Scene(2, TWO, second=True, steps=0),
+    "a stall that two machines see, by either store": Scene(2, STALL, second=True, steps=0),
     "one loses the first store, and they train": Scene(2, ONE, cut=PAIR, second=True, hasty=PAIR),
     "beside training, then a notice, by either store": Scene(2, BESIDE, second=True),
     "four ranks, two machines": Scene(4, TWO),
