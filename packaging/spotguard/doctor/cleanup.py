@@ -78,9 +78,7 @@ class Leftovers:
     def __exit__(self, *raised: object) -> None:
         try:
             self.clear(asked_for=raised[0] is None)
-        except (
-            BaseException
-        ):  # a signal during the cleanup; a second one is ignored (`cli.commands.trials.doctor`)
+        except BaseException:  # a signal during the cleanup; `spotguard doctor` ignores a second one
             self.clear(asked_for=False)
             raise
 
