@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..save.cancel_scope import Abandoned
 from ..save.request import SaveRequest, SaveSpec
+from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from .gate import Gate
-from .gate_rule import Shut
+from .gate_rule import GateRule, Shut
 from .report import Report
 
 if TYPE_CHECKING:
@@ -75,7 +76,14 @@ class Quiescence:
         at_boundary = boundary_only and not by_hand
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
         ahead = together and job.is_checkpoint and not at_boundary
-        decision = self._decide(job, how, ahead=ahead) if together else None
+        place = self._gate.close(how)
+        held = self._held_by_devices(job, place)
+        first = place.earliest() + ahead if held is None else place.completed - held.back
+        decision = self._decide(job, how, place, first, held) if together else None
+        if held is not None and (decision is None or decision.step == first):
+            self._gate.close(how, first)
+            job.scope.check()
+            return replace(self._spec(job, decision, first), held_by_devices=held)
         if decision is None:
             self._gate.close(how)
         else:
@@ -107,11 +115,21 @@ class Quiescence:
         self._arrive(job)
         if at_boundary:
             self._state.look_again()
+        return replace(self._spec(job, decision, step), parked=at_boundary)
+
+    def _spec(self, job: SaveRequest, decision: Decision | None, step: int) -> SaveSpec:
         if job.preemption is not None:
             self._listener.progress(job.preemption, "gate", step, 0, 0)
         if decision is None or self._coordinator is None:
-            return SaveSpec(step, parked=at_boundary)
-        return replace(self._coordinator.agreed(job, decision, step), parked=at_boundary)
+            return SaveSpec(step)
+        return self._coordinator.agreed(job, decision, step)
+
+    def _held_by_devices(self, job: SaveRequest, place: GateRule) -> DeviceBoundary | None:
+        """Return the boundary at which the devices stand, if training hangs there and the host has passed it."""
+        if not _is_stall(job) or place.bounding is not None or place.at_boundary:
+            return None
+        held = self._state.device_boundary()
+        return held if held is None or held.back or place.dirty else None
 
     def _steady(self, job: SaveRequest) -> int | None:
         until = job.scope.now() + _PATIENCE
@@ -149,21 +167,23 @@ class Quiescence:
         if self._coordinator is not None:
             self._take_part(self._coordinator, job, None, boundary=False, parks=False)
 
-    def _decide(self, job: SaveRequest, how: Shut, *, ahead: bool) -> Decision:
-        """Shut the gate, offer the earliest step, and return the ranks' decision.
+    def _decide(
+        self, job: SaveRequest, how: Shut, place: GateRule, first: int, held: DeviceBoundary | None
+    ) -> Decision:
+        """Offer a step, and return the ranks' decision.
 
         Args:
-            ahead: offer the boundary after the earliest. The training thread has not reached it, and takes checksums there.
+            place: the position of the training thread, with the gate shut.
+            first: the step to offer. In a background save it is the boundary after the earliest: the training thread has not
+                reached it, and takes checksums there.
+            held: the boundary of that step, if it is one that the devices hold.
         """
         coordinator = self._coordinator
         assert coordinator is not None
-        place = self._gate.close(how)
         parks = how is Shut.AT_BOUNDARY
-        to_come = ahead or (parks and not (place.at_boundary or place.resting))
-        hangs = _is_stall(job) and place.dirty and not place.resting
-        return self._take_part(
-            coordinator, job, place.earliest() + ahead, boundary=to_come or hangs, parks=parks
-        )
+        to_come = first > place.earliest() or (parks and not (place.at_boundary or place.resting))
+        hangs = _is_stall(job) and place.dirty and not place.resting and held is None
+        return self._take_part(coordinator, job, first, boundary=to_come or hangs, parks=parks)
 
     def _take_part(
         self, coordinator: JobCoordinator, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool

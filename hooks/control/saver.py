@@ -23,7 +23,7 @@ from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
 from ..save.commit.publish import IncompleteError
 from ..save.request import SavedCheckpoint, SaveRequest, SaveSpec
-from ..state.device import OwnStreams
+from ..state.device.streams import OwnStreams
 from ..state.state import State
 from .gate import Gate
 from .quiesce import AlreadyComplete, JobCoordinator, Quiescence
@@ -243,7 +243,8 @@ class Saver(SaveRequests):
                     continue
                 reason = self._state.boundary_only
             elif not boundary_only:
-                reason = self._state.broken() or self._state.audit.look(wait=True)
+                held = agreed.held_by_devices or self._state
+                reason = held.broken() or held.edited()
             if not reason:
                 job.saved = self._save(job, agreed) or job.saved
                 reason = self._checkpointer.spoiled
@@ -259,6 +260,9 @@ class Saver(SaveRequests):
                 )
             if job.kind == "manual":
                 raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
+            if agreed.held_by_devices is not None:
+                log.debug("step %d is not saved: %s", step, reason)
+                continue  # they come to the host's boundary now, or hold another one
             log.warning(
                 "the state changed while spotguard saved step %d: %s. spotguard saves at the next "
                 "guard.step() instead; make every change of a step before its guard.step() [SG408]",
@@ -321,7 +325,8 @@ class Saver(SaveRequests):
 
         # Only a background save lets training go on before it is written.
         opened = let_go if job.kind == "background" else None
-        return self._checkpointer.save(self._state, agreed, job.kind, job.scope, progress, opened)
+        state = agreed.held_by_devices or self._state
+        return self._checkpointer.save(state, agreed, job.kind, job.scope, progress, opened)
 
     def _conclude(self, job: SaveRequest) -> None:
         preemption = job.preemption

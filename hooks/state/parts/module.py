@@ -10,9 +10,11 @@ tensors.
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -364,6 +366,23 @@ class ModulePart:
         if self._extra_keys:
             self._frozen_extra = self._extra_state()
 
+    def copied(self) -> Any:
+        if self._copies.overwrites or len(self._copies.live) < len(self._buffers):
+            return None  # buffers that are read in place change in forward
+        return self._frozen_extra, self._leaf, self._copies, self._copies.taken
+
+    def as_of(self, copied: Any) -> ModulePart:
+        earlier = copy.copy(self)
+        earlier._frozen_extra, leaf, copies, taken = copied
+        held, made = copies.tensors(), copies.made_of(taken)
+        at = {copy.data_ptr(): tensor for copy, tensor in zip(held, made, strict=True) if copy.numel()}
+        earlier._leaf = {
+            key: each if (tensor := at.get(each.tensor.data_ptr())) is None else _instead_of(each, tensor)
+            for key, each in leaf.items()
+        }
+        earlier._copies = BoundaryCopies([])
+        return earlier
+
     def _extra_state(self) -> dict[str, Any]:
         states: dict[str, Any] = {}
         for prefix, module in self._module.named_modules(remove_duplicate=False):
@@ -443,6 +462,11 @@ class ModulePart:
                         f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
                         f"({error_text(error)}); register the same kind of module that was saved"
                     ) from error
+
+
+def _instead_of(leaf: StateTensor, tensor: torch.Tensor) -> StateTensor:
+    """Return a state tensor with other bytes."""
+    return replace(leaf, tensor=tensor.view(leaf.tensor.dtype))
 
 
 def _has_extra_state(module: nn.Module) -> bool:

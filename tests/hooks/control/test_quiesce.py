@@ -16,8 +16,8 @@ from spotguard.hooks.control.quiesce import Quiescence
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.notice import alarm_of
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.request import SaveRequest
-from spotguard.hooks.state.device import Fence
+from spotguard.hooks.save.request import SaveRequest, SaveSpec
+from spotguard.hooks.state.device.events import Fence
 from tests.fakes.clock import ManualClock
 
 
@@ -76,6 +76,16 @@ class Hanging:
         assert not give_up()
 
 
+class Behind:
+    """A state whose devices hold no boundary that the host has passed, or the one before the last."""
+
+    def __init__(self, held: object = None) -> None:
+        self._held = held
+
+    def device_boundary(self) -> object:
+        return self._held
+
+
 class Ahead:
     """Ranks that have stepped, and agree on their step. It keeps the ways in which this rank failed them."""
 
@@ -97,7 +107,7 @@ def test_a_step_that_hangs_is_not_waited_for_longer_than_ranks_are(
     """A step does end before a machine goes, and then the whole window is there for it. The other ranks learn of it, and save."""
     clock = ManualClock()
     gate: Any = Hanging(clock)
-    state: Any = type("Unmarked", (), {"monitor": type("Monitor", (), {"unmarked": ""})})
+    state: Any = type("Unmarked", (Behind,), {"monitor": type("Monitor", (), {"unmarked": ""})})()
     others: Any = Ahead() if ranks > 1 else None
     nothing: Any = None
     notice = alarm_of(protocol.Preempt("one", 600.0, 0.0, kind, "spotguard"), clock.monotonic())
@@ -148,7 +158,7 @@ def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
     fence.cover([torch.device("cuda", 0)])
     fence.record()
     gate: Any = Standing()
-    state: Any = type("State", (), {"fence": fence})
+    state: Any = type("State", (Behind,), {"fence": fence})()
     nothing: Any = None
     notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, kind, "spotguard"), clock.monotonic())
     begun = clock.monotonic()
@@ -160,3 +170,37 @@ def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
     assert clock.monotonic() - begun == pytest.approx(seconds, abs=1.0)
     if others is not None:
         assert len(others.failures) == (kind == protocol.STALL)
+
+
+class Agreeing:
+    """Ranks that agree on the step that this one offers, or on the next one."""
+
+    def __init__(self, further: int) -> None:
+        self.further = further
+        self.offers: list[int] = []
+
+    def decide(self, job: object, step: int, *_: object, boundary: bool, parks: bool) -> Decision:
+        assert not boundary
+        assert not parks
+        self.offers.append(step)
+        return Decision(1, step + self.further)
+
+    def agreed(self, job: object, decision: object, step: int) -> SaveSpec:
+        return SaveSpec(step, 1)
+
+
+@pytest.mark.parametrize("further", [0, 1])
+def test_a_rank_offers_the_step_that_its_devices_hold(further: int) -> None:
+    """If another rank can give the next one only, this rank's devices are waited for."""
+    clock = Passing()
+    gate: Any = Standing()
+    held: Any = type("Held", (), {"back": 1})()
+    fence = type("Fence", (), {"wait": lambda self, pause: None})()
+    state: Any = type("State", (Behind,), {"fence": fence})(held)
+    told: Any = type("Told", (), {"progress": lambda self, *_: None})()
+    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
+    others: Any = Agreeing(further)
+    spec = Quiescence(gate, state, told, lambda: False, others).stand(job, False)
+    assert others.offers == [4]
+    assert (spec.step, spec.held_by_devices) == ((4, held) if not further else (5, None))

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.state.device import Fence, OwnStreams, SideStreams, host_tensor, unordered
-from spotguard.hooks.state.host_buffer import HostBuffer
+from spotguard.hooks.state.device.events import Fence, unordered
+from spotguard.hooks.state.device.host_buffer import HostBuffer
+from spotguard.hooks.state.device.host_memory import host_tensor
+from spotguard.hooks.state.device.streams import OwnStreams, SideStreams
 from spotguard.hooks.state.parts.rng import RngPart, capture, restore
 from spotguard.hooks.state.parts.values import DictPart, StatefulPart
 from spotguard.hooks.state.state import State
@@ -49,12 +51,12 @@ class Events:
 
 
 def test_a_boundary_is_recorded_on_every_device_that_holds_state() -> None:
-    """Not on the host, and with the same event each time."""
+    """Not on the host, and with two events in turn."""
     events = Events()
     fence = Fence(events.record)
     fence.cover([HOST, SECOND, FIRST, SECOND])
-    fence.record()
-    fence.record()
+    for _ in range(4):
+        fence.record()
     assert {device: event.records for device, event in events.made.items()} == {FIRST: 2, SECOND: 2}
 
 
@@ -72,6 +74,30 @@ def test_a_save_waits_for_the_last_device() -> None:
         fence.wait(scope.pause)
     events.made[SECOND].reached = True
     fence.wait(scope.pause)
+
+
+def test_a_boundary_is_held_until_the_first_device_begins_to_change_it() -> None:
+    """And only where all devices have come to it: a mixture of two steps is held by nobody."""
+    made: list[Event] = []
+
+    def record(device: torch.device, held: object) -> Event:
+        made.append(Event())
+        return made[-1]
+
+    fence = Fence(record)
+    fence.cover([FIRST, SECOND])
+    fence.record()
+    assert not fence.holds(0), "the host has launched nothing behind it"
+    fence.begin()
+    ended, begun = made[:2], made[2:]
+    ended[0].reached = True
+    assert not fence.holds(0)
+    ended[1].reached = True
+    assert (fence.holds(0), fence.holds(1)) == (True, False)
+    fence.record()
+    assert (fence.holds(0), fence.holds(1), fence.reached()) == (False, True, False)
+    begun[1].reached = True
+    assert (fence.holds(0), fence.holds(1)) == (False, False)
 
 
 def test_state_on_the_host_is_waited_for_by_nobody() -> None:
@@ -175,8 +201,7 @@ def test_a_device_that_only_a_registered_dict_is_on_is_waited_for() -> None:
     for each in (part, stateful):
         each.at_boundary()
     fence.record()
-    fence.record()
-    assert {device: event.records for device, event in events.made.items()} == {FIRST: 2, SECOND: 2}
+    assert {device: event.records for device, event in events.made.items()} == {FIRST: 1, SECOND: 1}
     clock = ManualClock()
     with pytest.raises(Abandoned):
         fence.wait(CancelScope(clock, clock.monotonic()).pause)
