@@ -67,6 +67,9 @@ class KeptBoundaries:
     """What the host had at the last two boundaries. The training thread keeps it, and the saver thread asks for it."""
 
     def __init__(self) -> None:
+        #: The tensors that are read in place, until the first boundary that is kept.
+        self._followed: Sequence[torch.Tensor] = ()
+        #: Copies of those in host memory; None if they are too many.
         self._in_place: BoundaryCopies | None = None
         self._last: KeptBoundary | None = None
         self._before: KeptBoundary | None = None
@@ -77,15 +80,14 @@ class KeptBoundaries:
         Args:
             tensors: all tensors that a save reads in place.
         """
-        self._last = self._before = None
-        there = [each for each in tensors if on_host(each) and each.numel() and not unreadable(each)]
-        few = sum(each.nbytes for each in there) <= COPY_AT_BOUNDARY
-        copies = BoundaryCopies(there) if few else None
-        self._in_place = None if copies is None or copies.overwrites else copies
+        self._followed, self._in_place = [*tensors], None
+        self.forget()
 
     def keep(self, taken: int, parts: Sequence[Part], detector: ChangeDetector) -> None:
         """Keep what the host has at this boundary. After the parts' copies, and before the fence's event."""
         self._before, self._last = self._last, None
+        if self._followed:
+            self._in_place, self._followed = _copies_on_host(self._followed), ()
         in_place = self._in_place
         if in_place is None or not in_place.stand():
             return
@@ -108,6 +110,14 @@ class KeptBoundaries:
                 boundary = DeviceBoundary(state, kept, back)
                 return None if boundary.broken() else boundary
         return None
+
+
+def _copies_on_host(tensors: Iterable[torch.Tensor]) -> BoundaryCopies | None:
+    there = [each for each in tensors if on_host(each) and each.numel() and not unreadable(each)]
+    if sum(each.nbytes for each in there) > COPY_AT_BOUNDARY:
+        return None
+    copies = BoundaryCopies(there)
+    return None if copies.overwrites else copies
 
 
 class DeviceBoundary:
