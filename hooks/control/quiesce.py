@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..save.cancel_scope import Abandoned
 from ..save.request import SaveRequest, SaveSpec
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 _PATIENCE = 10.0
 #: The share of the time that is left for the save that this wait takes at most. The wait is usually some milliseconds.
 _SHARE = 0.4
+
+
+class PassedStep(NamedTuple):
+    """A step that the devices hold, and the host has passed."""
+
+    step: int
+    boundary: DeviceBoundary
 
 
 class Quiescence:
@@ -56,12 +63,13 @@ class Quiescence:
         self._ending = ending
         self._coordinator = coordinator
 
-    def stand(self, job: SaveRequest, boundary_only: bool) -> SaveSpec:
+    def stand(self, job: SaveRequest, boundary_only: bool, *, held: bool = True) -> SaveSpec:
         """Bring the state to a standstill, at this rank's step or at the step that all ranks agreed on.
 
         Args:
             job: the save.
             boundary_only: stop at a parked boundary only.
+            held: a step that devices hold and the host has passed is enough.
 
         Returns:
             The spec of this rank's save.
@@ -76,14 +84,13 @@ class Quiescence:
         at_boundary = boundary_only and not by_hand
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
         ahead = together and job.is_checkpoint and not at_boundary
+        passed = self._passed(job) if held and not at_boundary else None
         place = self._gate.close(how)
-        held = self._held_by_devices(job, place)
-        first = place.earliest() + ahead if held is None else place.completed - held.back
-        decision = self._decide(job, how, place, first, held) if together else None
-        if held is not None and (decision is None or decision.step == first):
-            self._gate.close(how, first)
+        first = place.earliest() + ahead if passed is None else passed.step
+        decision = self._decide(job, how, place, first, passed) if together else None
+        if passed is not None:
             job.scope.check()
-            return replace(self._spec(job, decision, first), held_by_devices=held)
+            return replace(self._spec(job, decision, first), held_by_devices=passed.boundary)
         if decision is None:
             self._gate.close(how)
         else:
@@ -124,12 +131,18 @@ class Quiescence:
             return SaveSpec(step)
         return self._coordinator.agreed(job, decision, step)
 
-    def _held_by_devices(self, job: SaveRequest, place: GateRule) -> DeviceBoundary | None:
-        """Return the boundary at which the devices stand, if training hangs there and the host has passed it."""
-        if not _is_stall(job) or place.bounding is not None or place.at_boundary:
+    def _passed(self, job: SaveRequest) -> PassedStep | None:
+        """Return the step that the devices hold, if training hangs there and the host has passed it."""
+        if not _is_stall(job):
             return None
-        held = self._state.device_boundary()
-        return held if held is None or held.back or place.dirty else None
+        place, taken = self._gate.close(), self._state.taken
+        boundary = self._state.device_boundary()
+        now = self._gate.close()
+        # The host may move meanwhile: a boundary between the two answers would give the step another number.
+        moves = now != place or now.bounding is not None or self._state.taken != taken
+        if boundary is None or moves or now.at_boundary:
+            return None
+        return PassedStep(now.completed - (taken - boundary.taken), boundary)
 
     def _steady(self, job: SaveRequest) -> int | None:
         until = job.scope.now() + _PATIENCE
@@ -168,7 +181,7 @@ class Quiescence:
             self._take_part(self._coordinator, job, None, boundary=False, parks=False)
 
     def _decide(
-        self, job: SaveRequest, how: Shut, place: GateRule, first: int, held: DeviceBoundary | None
+        self, job: SaveRequest, how: Shut, place: GateRule, first: int, passed: PassedStep | None
     ) -> Decision:
         """Offer a step, and return the ranks' decision.
 
@@ -176,13 +189,13 @@ class Quiescence:
             place: the position of the training thread, with the gate shut.
             first: the step to offer. In a background save it is the boundary after the earliest: the training thread has not
                 reached it, and takes checksums there.
-            held: the boundary of that step, if it is one that the devices hold.
+            passed: that step, if the host has passed it.
         """
         coordinator = self._coordinator
         assert coordinator is not None
         parks = how is Shut.AT_BOUNDARY
         to_come = first > place.earliest() or (parks and not (place.at_boundary or place.resting))
-        hangs = _is_stall(job) and place.dirty and not place.resting and held is None
+        hangs = _is_stall(job) and place.dirty and not place.resting and passed is None
         return self._take_part(coordinator, job, first, boundary=to_come or hangs, parks=parks)
 
     def _take_part(

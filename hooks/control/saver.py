@@ -215,10 +215,11 @@ class Saver(SaveRequests):
             job.saved = self._checkpointer.bring(job.staged, job.scope)
             return
         boundary_only = bool(self._state.boundary_only) or job.at_boundary
+        held = True
         self._has_it(job)
         while True:
             job.scope.check()
-            agreed = self._still.stand(job, boundary_only)
+            agreed = self._still.stand(job, boundary_only, held=held)
             step, boundary_only = agreed.step, boundary_only or agreed.parked
             if agreed.roles.absent:
                 self._see_what_stands(job, agreed)
@@ -243,8 +244,8 @@ class Saver(SaveRequests):
                     continue
                 reason = self._state.boundary_only
             elif not boundary_only:
-                held = agreed.held_by_devices or self._state
-                reason = held.broken() or held.edited()
+                state = agreed.held_by_devices or self._state
+                reason = state.broken() or state.edited()
             if not reason:
                 job.saved = self._save(job, agreed) or job.saved
                 reason = self._checkpointer.spoiled
@@ -262,7 +263,8 @@ class Saver(SaveRequests):
                 raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
             if agreed.held_by_devices is not None:
                 log.debug("step %d is not saved: %s", step, reason)
-                continue  # they come to the host's boundary now, or hold another one
+                held = False  # they come to the host's boundary now
+                continue
             log.warning(
                 "the state changed while spotguard saved step %d: %s. spotguard saves at the next "
                 "guard.step() instead; make every change of a step before its guard.step() [SG408]",

@@ -11,34 +11,35 @@ Tensors on devices have the bytes of boundary k, until the device begins the opt
 So the values that boundaries copy are kept for two boundaries, with the bytes of tensors in host memory (Adam's step counts).
 
 The device's events order this (`Fence`). Copies that were complete before the event in front of the optimizer's step was reached
-hold nothing of that step.
+hold nothing of that step. That event is recorded only if no version shows an earlier change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
-from ...providers.errors import StateError
 from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector, on_host
 from .collected import CollectedState
-from .device.events import Fence
+from .device.events import BoundaryEvents
 from .memory_access import unreadable
 from .parts.boundary_copies import BoundaryCopies
-from .parts.values import COPY_AT_BOUNDARY, Part
+from .parts.values import Part
 from .tensor_item import StateTensor
 
+#: The most bytes of tensors in host memory that are kept. Adam counts the steps of 10,000 parameters in 40 KB.
+_MOST_ON_HOST = 64 * 2**10
 
-class PassedState(Protocol):
-    """The state, as the host has it: implemented by `State`."""
+
+class HostState(Protocol):
+    """The state as the host has it; implemented by `State`."""
 
     parts: tuple[Part, ...]
     taken: int
-    fence: Fence
     audit: Audit
 
     @property
@@ -48,19 +49,51 @@ class PassedState(Protocol):
     def digests(self, state_tensors: Iterable[StateTensor], look: Callable[[], object]) -> dict[str, int]: ...
 
 
-class KeptBoundary(NamedTuple):
+@dataclass(slots=True)
+class KeptBoundary:
     """What the host had at one boundary."""
 
     #: `State.taken` at that boundary.
     taken: int
     #: The values that each part has copied.
     copies: Sequence[Any]
-    #: The tensors in host memory that are read in place, and their bytes.
-    in_place: BoundaryCopies
-    bytes: bytes
-    #: The change detector, and the sampled bytes of devices.
-    detector: ChangeDetector
+    #: The bytes of tensors in host memory that a save reads in place.
+    on_host: bytes
+    #: The sampled bytes of tensors on devices.
     seen: Sequence[torch.Tensor]
+    in_place: TensorsInPlace
+    detector: ChangeDetector
+    events: BoundaryEvents | None = None
+
+
+class TensorsInPlace:
+    """The tensors that a save reads in place: copies of those in host memory, and the addresses of all.
+
+    Raises:
+        ValueError: the copies would be too large, or the next one would overwrite them.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        there = [each for each in tensors if on_host(each) and each.numel() and not unreadable(each)]
+        addresses = {each.data_ptr() for each in there}
+        if (
+            sum(each.nbytes for each in there) > _MOST_ON_HOST
+            or len(addresses) < len(there)  # two of them begin at one address
+            or any(each.is_pinned() for each in there)  # a device may fill it later
+        ):
+            raise ValueError("the tensors in host memory cannot be kept twice")
+        self.copies = BoundaryCopies(there)
+        if self.copies.overwrites:
+            raise ValueError("torch copies a tensor in host memory, over its last copy")
+        self._tensors = tensors
+        self._addresses = self._now()
+
+    def _now(self) -> list[int]:
+        return [0 if unreadable(each) else each.data_ptr() for each in self._tensors]
+
+    def moved(self) -> bool:
+        """Return whether a tensor has other memory. On the saver thread."""
+        return self._now() != self._addresses
 
 
 class KeptBoundaries:
@@ -69,70 +102,66 @@ class KeptBoundaries:
     def __init__(self) -> None:
         #: The tensors that are read in place, until the first boundary that is kept.
         self._followed: Sequence[torch.Tensor] = ()
-        #: Copies of those in host memory; None if they are too many.
-        self._in_place: BoundaryCopies | None = None
+        self._in_place: TensorsInPlace | None = None
         self._last: KeptBoundary | None = None
         self._before: KeptBoundary | None = None
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keep the bytes of those tensors that are in host memory from now on, if they are few.
-
-        Args:
-            tensors: all tensors that a save reads in place.
-        """
+        """Follow these tensors, which a save reads in place, from now on."""
         self._followed, self._in_place = [*tensors], None
         self.forget()
 
     def keep(self, taken: int, parts: Sequence[Part], detector: ChangeDetector) -> None:
-        """Keep what the host has at this boundary. After the parts' copies, and before the fence's event."""
+        """Keep what the host has at this boundary. After the parts' copies; `ended` follows."""
         self._before, self._last = self._last, None
         if self._followed:
-            self._in_place, self._followed = _copies_on_host(self._followed), ()
+            tensors, self._followed = self._followed, ()
+            try:
+                self._in_place = TensorsInPlace(tensors)
+            except ValueError:
+                return
         in_place = self._in_place
-        if in_place is None or not in_place.stand():
+        if in_place is None or not in_place.copies.stand():
             return
         copies = [part.copied() for part in parts]
         if any(each is None for each in copies):
             return
-        in_place.take()
-        self._last = KeptBoundary(taken, copies, in_place, in_place.taken, detector, detector.on_devices)
+        in_place.copies.take()
+        self._last = KeptBoundary(
+            taken, copies, in_place.copies.taken, detector.on_devices, in_place, detector
+        )
+
+    def ended(self, events: BoundaryEvents) -> None:
+        """Note the events of the boundary."""
+        if self._last is not None:
+            self._last.events = events
 
     def forget(self) -> None:
         self._last = self._before = None
 
-    def find(self, state: PassedState) -> DeviceBoundary | None:
-        """Return the boundary whose state the devices hold, if the host has launched changes of it; None if there is none.
-
-        Call it with the gate shut.
-        """
-        for back, kept in enumerate((self._last, self._before)):
-            if kept is not None and kept.taken == state.taken - back and state.fence.holds(back):
-                boundary = DeviceBoundary(state, kept, back)
-                return None if boundary.broken() else boundary
+    def find(self, state: HostState) -> DeviceBoundary | None:
+        """Return the boundary whose state the devices hold, if the host has launched changes of it; None if there is none."""
+        for kept in (self._last, self._before):
+            if kept is not None and kept.events is not None:
+                boundary = DeviceBoundary(state, kept, kept.events)
+                if not boundary.broken():
+                    return boundary
         return None
-
-
-def _copies_on_host(tensors: Iterable[torch.Tensor]) -> BoundaryCopies | None:
-    there = [each for each in tensors if on_host(each) and each.numel() and not unreadable(each)]
-    if sum(each.nbytes for each in there) > COPY_AT_BOUNDARY:
-        return None
-    copies = BoundaryCopies(there)
-    return None if copies.overwrites else copies
 
 
 class DeviceBoundary:
-    """One such boundary, for a save of it. It has those methods of `State` that a save needs.
+    """A boundary whose state the devices hold, for a save of it. It has those methods of `State` that a save needs.
 
     Args:
-        state: the state.
+        state: the state, as the host has it.
         kept: what the host had at that boundary.
-        back: boundaries that the host has passed since.
+        events: the events of that boundary.
     """
 
-    def __init__(self, state: PassedState, kept: KeptBoundary, back: int) -> None:
+    def __init__(self, state: HostState, kept: KeptBoundary, events: BoundaryEvents) -> None:
         self._state = state
         self._kept = kept
-        self.back = back
+        self._events = events
         self.taken = kept.taken
 
     @property
@@ -152,38 +181,31 @@ class DeviceBoundary:
         """Return the state of that boundary. Tensors on devices are not copied.
 
         Raises:
-            StateError: the state cannot be saved, or has numbers that the host has changed since.
+            StateError: the state cannot be saved.
         """
         kept = self._kept
-        parts = [part.as_of(copies) for part, copies in zip(self._state.parts, kept.copies, strict=True)]
+        parts = [part.as_of(copied) for part, copied in zip(self._state.parts, kept.copies, strict=True)]
         collected = self._state.collect(parts)
-        made = zip(kept.in_place.live, kept.in_place.made_of(kept.bytes), strict=True)
-        by_address = {live.data_ptr(): tensor for live, tensor in made}
+        by_address = kept.in_place.copies.as_of(kept.on_host)
         return replace(
-            collected,
-            state_tensors=tuple(_with_bytes_of(by_address, each) for each in collected.state_tensors),
+            collected, state_tensors=tuple(each.read_from(by_address) for each in collected.state_tensors)
         )
 
     def broken(self) -> str:
-        """Return why the state is not that boundary's any more; "" if it is."""
+        """Return why the devices do not hold that boundary's state; "" if they do."""
         kept = self._kept
-        why = self._state.replaced() or kept.detector.broken_on_devices(kept.seen)
-        if why:
-            return why
-        # After the reads above: whatever they have read is older than this answer.
-        if self._state.taken - kept.taken != self.back or not self._state.fence.holds(self.back):
-            return "the devices went on with their step"
-        return ""
+        try:
+            why = self._state.replaced() or kept.detector.broken_on_devices(kept.seen)
+            if not why and kept.in_place.moved():
+                why = "a tensor was given other memory after guard.step()"
+            # After the reads: whatever they have read is older than this answer.
+            if not why and not self._events.held():
+                why = "a device went on with its step"
+        except RuntimeError as error:  # a device has failed, or the host is creating state at this moment
+            return f"it cannot be read: {error}"
+        # The boundary after the next one records these events again.
+        return why or ("training went on" if self._state.taken - kept.taken > 1 else "")
 
     def edited(self) -> str:
         """Return "": the slices of the audit are sums that the devices have not computed yet."""
         return ""
-
-
-def _with_bytes_of(by_address: Mapping[int, torch.Tensor], each: StateTensor) -> StateTensor:
-    found = by_address.get(each.tensor.data_ptr())
-    if found is None or not each.tensor.is_cpu or not each.tensor.numel():
-        return each
-    if found.nbytes != each.tensor.nbytes:
-        raise StateError(f"{each.name} shares its memory with another tensor")
-    return replace(each, tensor=found.view(each.tensor.dtype), still=True)

@@ -199,7 +199,9 @@ class State:
             self._stepped_at = self._now()
             self.audit.look()
             if not self.boundary_only:
-                self.fence.begin()
+                self.fence.begin(self._detector.unchanged_by_host)
+        else:
+            self.fence.join()
 
     def _after_step(self, frame: FrameType) -> None:
         self._stepped_at = self._now()
@@ -250,6 +252,8 @@ class State:
         # If saves wait for boundaries anyway, compare nothing: each comparison would have to query a device.
         moved = self._detector.mark(self._stepped or self.boundary_only != "")
         self._threads = torch.get_num_threads()
+        if self.fence.devices and not self.boundary_only:
+            self._kept.keep(self.taken, self.parts, self._detector)
         if moved:
             self.save_at_boundaries("parameters changed although no registered optimizer stepped")
         elif started - self._stepped_at > _LATE_SECONDS and self._stepped and self.ended_at:
@@ -267,9 +271,9 @@ class State:
             self.audit.forget()
         else:
             self.audit.turn(started - self.ended_at if self._stepped else 0.0)
-        if self.fence.devices and not self.boundary_only:
-            self._kept.keep(self.taken, self.parts, self._detector)
-        self.fence.record()  # after the slice: the saver thread compares the slice on its own stream
+        self._kept.ended(
+            self.fence.record()
+        )  # after the slice: the saver thread compares the slice on its own stream
         self._stepped = False
         self.ended_at = self._now()
 
@@ -288,6 +292,7 @@ class State:
         """
         if not self.boundary_only:
             self.boundary_only = why
+            self._kept.forget()
             log.warning("from now on a save waits for the next guard.step(): %s [SG406]", why)
 
     def _look_at_the_rest(self, dirty: float, step: float) -> None:

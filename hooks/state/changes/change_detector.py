@@ -103,6 +103,11 @@ class ChangeDetector:
         near = not stepped and bool(before) and before[: self._owned] != self._seen[: self._owned]
         return near or far
 
+    def unchanged_by_host(self) -> bool:
+        """Return whether the host has launched no change in place since the mark, as far as versions tell."""
+        launched: int = sum(map(_version, self._versioned))
+        return launched == self._versions
+
     @property
     def on_devices(self) -> list[torch.Tensor]:
         """The sampled bytes of devices at the last mark."""
@@ -124,7 +129,7 @@ class ChangeDetector:
 
         It takes some µs, and on a device a copy of some bytes of each probe.
         """
-        if sum(map(_version, self._versioned)) != self._versions:
+        if not self.unchanged_by_host():
             return "a tensor was changed in place after guard.step()"
         if not self.stands():
             return "a tensor's storage was resized after guard.step()"

@@ -73,18 +73,58 @@ def unordered(device: torch.device) -> str:
     return ""
 
 
-class Fence:
-    """The events of the last two boundaries on each device that holds state.
+def stream_of(device: torch.device) -> object:
+    """Return the calling thread's current stream of a device."""
+    current: object = backend(device).current_stream(device)
+    return current
 
-    A boundary has two events: `record` marks its end, and `begin` the first change after it. A device that has reached the
-    first and not the second holds the state of that boundary.
+
+class BoundaryEvents:
+    """The events of one boundary, by device: its end, and the first change behind it.
+
+    A device that has reached the first and not the second holds the state of that boundary.
     """
 
-    def __init__(self, record: Callable[[torch.device, Event | None], Event] = record) -> None:
-        self._record = record
+    __slots__ = ("begun", "changes", "ended", "streams")
+
+    def __init__(self) -> None:
+        self.ended: dict[torch.device, Event] = {}
+        self.begun: dict[torch.device, Event] = {}
+        #: The stream on which each device trains.
+        self.streams: dict[torch.device, object] = {}
+        #: The host has launched changes of this boundary's state, all of them behind `begun`.
+        self.changes = False
+
+    def held(self) -> bool:
+        """Return whether all devices hold the state of this boundary, although the host has launched changes of it.
+
+        It does not wait, and any thread may call it.
+        """
+        return (
+            self.changes
+            and self.ended.keys() == self.begun.keys()
+            and all(event.query() for event in self.ended.values())
+            and not any(event.query() for event in self.begun.values())
+        )
+
+
+class Fence:
+    """Records the events of boundaries on each device that holds state.
+
+    Args:
+        record: records an event on a device.
+        stream: returns the calling thread's current stream of a device.
+    """
+
+    def __init__(
+        self,
+        record: Callable[[torch.device, Event | None], Event] = record,
+        stream: Callable[[torch.device], object] = stream_of,
+    ) -> None:
+        self._record, self._stream = record, stream
         #: The devices that get an event at each boundary; never the host.
         self.devices: tuple[torch.device, ...] = ()
-        self._last, self._before = _Boundary(), _Boundary()
+        self._last, self._before = BoundaryEvents(), BoundaryEvents()
         self._copied: Sequence[Set[torch.device]] = ()
 
     def watch(self, copied: Sequence[Set[torch.device]]) -> None:
@@ -104,44 +144,45 @@ class Fence:
         added = {device for device in devices if device.type not in HOST}
         self.devices = tuple(sorted({*self.devices, *added}, key=str))
 
-    def record(self) -> None:
-        """Record an event on each device. On the training thread, after it has launched everything of the boundary."""
+    def record(self) -> BoundaryEvents:
+        """Record an event on each device. On the training thread, after it has launched everything of the boundary.
+
+        Returns:
+            The boundary's events. The boundary after the next one records them again.
+        """
         for devices in self._copied:
-            if devices and not devices <= self._last.ended.keys():
+            if devices and not devices <= {*self.devices}:
                 self.cover(devices)
         self._last, self._before = self._before, self._last
-        self._last.changes = False
+        boundary = self._last
+        boundary.changes = False
         for device in self.devices:
-            self._last.ended[device] = self._record(device, self._last.ended.get(device))
+            boundary.ended[device] = self._record(device, boundary.ended.get(device))
+        return boundary
 
-    def begin(self) -> None:
-        """Record an event before the first change after the last boundary. On the training thread."""
-        if not self.devices or capturing():
+    def begin(self, unchanged: Callable[[], bool]) -> None:
+        """Record an event in front of the first change after the last boundary. On the training thread.
+
+        Args:
+            unchanged: returns whether the host has launched no change of the state before.
+        """
+        if not self.devices or capturing() or not unchanged():
             return
-        begun = self._last.begun
+        boundary = self._last
         for device in self.devices:
-            begun[device] = self._record(device, begun.get(device))
-        self._last.changes = True
+            boundary.streams[device] = self._stream(device)
+            boundary.begun[device] = self._record(device, boundary.begun.get(device))
+        boundary.changes = True
+
+    def join(self) -> None:
+        """Note a further change after the last boundary: on another stream, no event of ours is in front of it."""
+        boundary = self._last
+        if boundary.changes and any(self._stream(each) != one for each, one in boundary.streams.items()):
+            boundary.changes = False
 
     def reached(self) -> bool:
         """Return whether every device has reached the end of the last boundary. This does not wait."""
         return all(event.query() for event in self._last.ended.values())
-
-    def holds(self, back: int) -> bool:
-        """Return whether all devices still hold the state of a boundary, although the host has launched changes of it.
-
-        It does not wait, and any thread may call it.
-
-        Args:
-            back: 0 for the last boundary, 1 for the one before.
-        """
-        boundary = self._before if back else self._last
-        return (
-            boundary.changes
-            and boundary.ended.keys() == boundary.begun.keys() == {*self.devices}
-            and all(event.query() for event in boundary.ended.values())
-            and not any(event.query() for event in boundary.begun.values())
-        )
 
     def wait(self, pause: Callable[[float], object]) -> None:
         """Wait until every device has reached the boundary. On the saver thread.
@@ -156,15 +197,3 @@ class Fence:
         for event in list(self._last.ended.values()):
             while not event.query():
                 pause(_POLL)
-
-
-class _Boundary:
-    """The events of one boundary, by device. The boundary after the next one records them again."""
-
-    __slots__ = ("begun", "changes", "ended")
-
-    def __init__(self) -> None:
-        self.ended: dict[torch.device, Event] = {}
-        self.begun: dict[torch.device, Event] = {}
-        #: The host has launched a change of this boundary's state, behind `begun`.
-        self.changes = False

@@ -44,7 +44,7 @@ class BoundaryCopies:
                 into, source = self._groups.setdefault((live.device, live.dtype), ([], []))
                 into.append(copy)
                 source.append(live)
-        #: The bytes of the last copy on the host, for `made_of`.
+        #: The bytes of the last copy on the host, for `as_of`.
         self.taken = self._made = b""
         #: Whether torch copies tensors on the host. The next copy then overwrites them at once.
         self.overwrites = any(
@@ -61,31 +61,31 @@ class BoundaryCopies:
         for into, source in self._groups.values():
             torch._foreach_copy_(into, source)
 
-    def made_of(self, taken: bytes) -> list[torch.Tensor]:
-        """Return the tensors of an earlier copy, in the order of `tensors`.
+    def as_of(self, taken: bytes) -> dict[int, torch.Tensor]:
+        """Return the tensors of an earlier copy that are in host memory, by the addresses of the copies and of the tensors.
 
-        Those on the host are new. A device's are the copies themselves: it makes the next ones behind the work before them.
+        A device's copies are not among them: it makes the next ones behind the work in front of them.
 
         Args:
             taken: `taken` after that copy.
         """
-        made, at = [], 0
-        for copy, one in zip(self._copies, self._plain, strict=True):
-            if one:
-                tensor = torch.empty_like(copy)
-                ctypes.memmove(tensor.data_ptr(), taken[at : at + tensor.nbytes], tensor.nbytes)
-                at += tensor.nbytes
-            made.append(tensor if one else copy)
-        return made
+        found, at = {}, 0
+        live = (t for t, one in zip(self.live, self._plain, strict=True) if one)
+        for tensor, copy in zip(live, self._into, strict=True):
+            made = torch.empty_like(copy)
+            ctypes.memmove(made.data_ptr(), taken[at : at + made.nbytes], made.nbytes)
+            at += made.nbytes
+            found[tensor.data_ptr()] = found[copy.data_ptr()] = made
+        return found
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the copies, each time as the same tensor objects. Do not call this while `take` runs."""
-        if self._made is not self.taken:
+        if (taken := self.taken) is not self._made:
             at = 0
             for tensor in self._into:
-                ctypes.memmove(tensor.data_ptr(), self.taken[at : at + tensor.nbytes], tensor.nbytes)
+                ctypes.memmove(tensor.data_ptr(), taken[at : at + tensor.nbytes], tensor.nbytes)
                 at += tensor.nbytes
-            self._made = self.taken
+            self._made = taken
         return self._copies
 
 

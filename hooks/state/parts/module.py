@@ -14,7 +14,6 @@ import copy
 import logging
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -374,12 +373,8 @@ class ModulePart:
     def as_of(self, copied: Any) -> ModulePart:
         earlier = copy.copy(self)
         earlier._frozen_extra, leaf, copies, taken = copied
-        held, made = copies.tensors(), copies.made_of(taken)
-        at = {copy.data_ptr(): tensor for copy, tensor in zip(held, made, strict=True) if copy.numel()}
-        earlier._leaf = {
-            key: each if (tensor := at.get(each.tensor.data_ptr())) is None else _instead_of(each, tensor)
-            for key, each in leaf.items()
-        }
+        by_address = copies.as_of(taken)
+        earlier._leaf = {key: each.read_from(by_address) for key, each in leaf.items()}
         earlier._copies = BoundaryCopies([])
         return earlier
 
@@ -462,11 +457,6 @@ class ModulePart:
                         f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
                         f"({error_text(error)}); register the same kind of module that was saved"
                     ) from error
-
-
-def _instead_of(leaf: StateTensor, tensor: torch.Tensor) -> StateTensor:
-    """Return a state tensor with other bytes."""
-    return replace(leaf, tensor=tensor.view(leaf.tensor.dtype))
 
 
 def _has_extra_state(module: nn.Module) -> bool:

@@ -109,6 +109,8 @@ class OptimizerPart:
             if k != "params"
         )
         self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
+        #: Whether it keeps numbers beside its tensors, which a step changes and no boundary copies.
+        self._numbers = any(_has_numbers(values) for _, values in self._state())
         self._retire(before)
 
     def _retire(self, before: Iterable[torch.Tensor]) -> None:
@@ -171,11 +173,13 @@ class OptimizerPart:
             ]
 
     def copied(self) -> Any:
-        return self._frozen, self._groups, None if self._products is None else self._products.since
+        return (
+            None
+            if self._numbers
+            else (self._frozen, self._groups, None if self._products is None else self._products.since)
+        )
 
     def as_of(self, copied: Any) -> OptimizerPart:
-        if any(_has_numbers(values) for _, values in self._state()):
-            raise StateError(f"{self.name} keeps numbers beside its tensors, which each step changes")
         earlier = copy.copy(self)
         earlier._frozen, earlier._groups, since = copied
         if self._products is not None:

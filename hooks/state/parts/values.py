@@ -55,18 +55,14 @@ class Part(Protocol):
         ...
 
     def copied(self) -> Any:
-        """Return what was copied at the last boundary, for `as_of`; None if it is too large to be kept twice.
+        """Return what was copied at the last boundary, for `as_of`; None if that is not all, or too large to be kept twice.
 
         On the training thread, after every step of a training on a device.
         """
         ...
 
     def as_of(self, copied: Any) -> Part:
-        """Return a part that has the copies of an earlier boundary, and the same tensors in place. On the saver thread.
-
-        Raises:
-            StateError: the value has numbers that are read in place.
-        """
+        """Return a part that has the copies of an earlier boundary, and the same tensors in place. On the saver thread."""
         ...
 
     def state_tensors(self) -> list[StateTensor]:
@@ -340,8 +336,8 @@ class TensorPart:
         self._value = local(value)
         self._small = self._value.nbytes <= COPY_AT_BOUNDARY
         self._alias = freeze(self._value) if self._small else self._value.detach()
-        #: The copy of the boundary before, which the next boundary overwrites.
-        self._spare = freeze(self._value) if self._small else self._alias
+        #: The copy of the boundary before, which the next boundary overwrites; None unless copies are kept twice.
+        self._spare: torch.Tensor | None = None
         #: Which bytes the tensor's memory lacks after it was freed; "" if none. Then the boundary does not read it,
         #: and each save refuses it by name.
         self._lacks = ""
@@ -350,10 +346,13 @@ class TensorPart:
         if self._small:
             self._lacks = unreadable(self._value)
             if not self._lacks:
-                self._alias, self._spare = self._spare, self._alias
+                if self._spare is not None:
+                    self._alias, self._spare = self._spare, self._alias
                 copyable(self._alias).copy_(copyable(self._value.detach()))
 
     def copied(self) -> Any:
+        if self._small and self._spare is None:
+            self._spare = freeze(self._alias)
         return (self._alias,)
 
     def as_of(self, copied: Any) -> TensorPart:

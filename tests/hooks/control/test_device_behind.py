@@ -9,12 +9,16 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from spotguard.hooks.control import quiesce
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
+from spotguard.hooks.state import device_boundary
+from spotguard.hooks.state.changes.audit import Audit
+from spotguard.hooks.state.changes.change_detector import ChangeDetector
 from spotguard.hooks.state.device.events import Event, Fence
 from spotguard.hooks.state.device.streams import OwnStreams
 from tests.fakes.noticed import Heard, trained
-from tests.fakes.training import Job, different, restored, small, step_on, trajectory
+from tests.fakes.training import Job, Make, different, restored, small, step_on, trajectory
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
 
 pytestmark = pytest.mark.torch
@@ -22,6 +26,12 @@ pytestmark = pytest.mark.torch
 #: Steps that the device has done when it hangs.
 DONE = 5
 STALL = protocol.Preempt("n1", 60.0, 3.0, protocol.STALL, "spotguard", True)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not come is given up at once."""
+    monkeypatch.setattr(quiesce, "_PATIENCE", 0.1)
 
 
 class RecordedEvent:
@@ -65,11 +75,11 @@ class WithoutStreams:
 
 
 @contextmanager
-def hung(store: WatchedStore) -> Iterator[tuple[Guard, Job, Heard, Device]]:
+def hung(store: WatchedStore, make: Make = small) -> Iterator[tuple[Guard, Job, Heard, Device]]:
     """A training of `DONE` steps. The device runs nothing of the next one."""
     device = Device()
-    with trained(store, steps=0) as (guard, job, heard):
-        fence = Fence(device.record)
+    with trained(store, steps=0, make=make) as (guard, job, heard):
+        fence = Fence(device.record, lambda device: "the stream of training")
         fence.cover([torch.device("cuda", 0)])
         guard._state.fence = fence
         guard._saver._streams = OwnStreams(lambda device: None, lambda device: WithoutStreams())
@@ -124,6 +134,7 @@ def test_training_goes_on_from_where_the_host_stands(where: str) -> None:
         assert guard._state.boundary_only == ""
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_device_that_is_two_boundaries_behind_leaves_nothing_to_save() -> None:
     store = WatchedStore()
     with hung(store) as (guard, job, heard, _):
@@ -148,6 +159,65 @@ def test_a_device_that_goes_on_during_the_save_leaves_no_checkpoint_of_two_steps
     step, found = restored(store, small)
     assert step == DONE + 1
     assert different(found, trajectory(small, DONE + 1)[DONE + 1]) == []
+
+
+class CountingSGD(torch.optim.SGD):
+    """Keeps a plain number beside its tensors, as some optimizers do."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for state in self.state.values():
+            state["step"] = state.get("step", 0) + 1
+
+
+def counting() -> Job:
+    return small(lambda params: CountingSGD(params, lr=0.01, momentum=0.9))
+
+
+def test_an_optimizer_with_numbers_of_its_own_waits_for_the_device() -> None:
+    """The host has changed them, and no boundary copies them."""
+    store = WatchedStore()
+    with hung(store, counting) as (guard, job, heard, device):
+        launch(guard, job, "at its boundary")
+        guard._agent.hear(STALL)
+        heard.wait(protocol.Progress)
+        device.go_on()
+        assert heard.wait(protocol.Committed).step == DONE + 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_weight_that_forward_has_changed_is_not_taken_for_that_of_the_boundary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An embedding with `max_norm` scales rows in forward. The device has run that, and hangs in backward."""
+    monkeypatch.setattr(device_boundary, "on_host", lambda tensor: False)  # what is in place, the device has
+    monkeypatch.setattr(Audit, "look", lambda self, **how: "")  # a device computes it later
+    store = WatchedStore()
+    with hung(store) as (guard, job, heard, _):
+        weight = job.values["model"][0].weight
+        with torch.no_grad():
+            weight[0] *= 0.5
+        job.step(DONE)
+        guard._agent.hear(STALL)
+        assert "in the middle of a step" in heard.wait(protocol.Failed).reason
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_bytes_that_differ_from_the_boundary_are_not_saved_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second stream writes, and the event says nothing of it. One try is enough."""
+    store = WatchedStore()
+    with hung(store) as (guard, job, heard, _):
+        launch(guard, job, "at its boundary")
+        answers = iter(["", ""])
+        monkeypatch.setattr(
+            ChangeDetector, "broken_on_devices", lambda self, seen: next(answers, "other bytes")
+        )
+        guard._agent.hear(STALL)
+        assert "a device stands in a step before" in heard.wait(protocol.Failed).reason
+    assert store.kinds()["manifests"] == 0
 
 
 def test_a_notice_of_the_machine_waits_for_the_device() -> None:

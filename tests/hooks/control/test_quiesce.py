@@ -79,6 +79,8 @@ class Hanging:
 class Behind:
     """A state whose devices hold no boundary that the host has passed, or the one before the last."""
 
+    taken = 9
+
     def __init__(self, held: object = None) -> None:
         self._held = held
 
@@ -173,34 +175,55 @@ def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
 
 
 class Agreeing:
-    """Ranks that agree on the step that this one offers, or on the next one."""
+    """Ranks that agree on the step that this one offers."""
 
-    def __init__(self, further: int) -> None:
-        self.further = further
+    def __init__(self) -> None:
         self.offers: list[int] = []
 
     def decide(self, job: object, step: int, *_: object, boundary: bool, parks: bool) -> Decision:
         assert not boundary
         assert not parks
         self.offers.append(step)
-        return Decision(1, step + self.further)
+        return Decision(1, step)
 
     def agreed(self, job: object, decision: object, step: int) -> SaveSpec:
         return SaveSpec(step, 1)
 
 
-@pytest.mark.parametrize("further", [0, 1])
-def test_a_rank_offers_the_step_that_its_devices_hold(further: int) -> None:
-    """If another rank can give the next one only, this rank's devices are waited for."""
+@pytest.mark.parametrize(("held", "step"), [(True, 4), (False, 5)])
+def test_a_rank_offers_the_step_that_its_devices_hold(held: bool, step: int) -> None:
+    """Unless a save of it has failed: then the devices have gone on, or hold something else."""
     clock = Passing()
     gate: Any = Standing()
-    held: Any = type("Held", (), {"back": 1})()
+    boundary: Any = type("Held", (), {"taken": 8})()
     fence = type("Fence", (), {"wait": lambda self, pause: None})()
-    state: Any = type("State", (Behind,), {"fence": fence})(held)
+    state: Any = type("State", (Behind,), {"fence": fence})(boundary)
     told: Any = type("Told", (), {"progress": lambda self, *_: None})()
     notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
     job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
-    others: Any = Agreeing(further)
-    spec = Quiescence(gate, state, told, lambda: False, others).stand(job, False)
-    assert others.offers == [4]
-    assert (spec.step, spec.held_by_devices) == ((4, held) if not further else (5, None))
+    others: Any = Agreeing()
+    spec = Quiescence(gate, state, told, lambda: False, others).stand(job, False, held=held)
+    assert others.offers == [step]
+    assert (spec.step, spec.held_by_devices) == (step, boundary if held else None)
+
+
+def test_a_host_that_passes_a_boundary_meanwhile_gives_no_step() -> None:
+    """Its step's number would be another."""
+    clock = Passing()
+    steps = iter([5, 6, 6, 6])
+
+    class Moving(Standing):
+        def close(self, *_: object, awaited: bool = False) -> GateRule:
+            return GateRule(completed=next(steps))
+
+        def wait_steady(self, left: Callable[[], float], give_up: Callable[[], bool]) -> int:
+            return 6
+
+    gate: Any = Moving()
+    fence = type("Fence", (), {"wait": lambda self, pause: None})()
+    state: Any = type("State", (Behind,), {"fence": fence})(type("Held", (), {"taken": 8})())
+    told: Any = type("Told", (), {"progress": lambda self, *_: None})()
+    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
+    spec = Quiescence(gate, state, told, lambda: False).stand(job, False)
+    assert (spec.step, spec.held_by_devices) == (6, None)

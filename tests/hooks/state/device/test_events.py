@@ -76,28 +76,61 @@ def test_a_save_waits_for_the_last_device() -> None:
     fence.wait(scope.pause)
 
 
-def test_a_boundary_is_held_until_the_first_device_begins_to_change_it() -> None:
-    """And only where all devices have come to it: a mixture of two steps is held by nobody."""
+class Streams:
+    """The training thread's current stream, on every device."""
+
+    def __init__(self) -> None:
+        self.current = "the first"
+
+    def of(self, device: torch.device) -> str:
+        return self.current
+
+
+def recorded() -> tuple[Fence, list[Event], Streams]:
+    """A fence over two devices, its events in the order in which they are made, and the streams."""
     made: list[Event] = []
 
     def record(device: torch.device, held: object) -> Event:
         made.append(Event())
         return made[-1]
 
-    fence = Fence(record)
+    streams = Streams()
+    fence = Fence(record, streams.of)
     fence.cover([FIRST, SECOND])
-    fence.record()
-    assert not fence.holds(0), "the host has launched nothing behind it"
-    fence.begin()
+    return fence, made, streams
+
+
+def test_a_boundary_is_held_until_the_first_device_begins_to_change_it() -> None:
+    """And only where all devices have come to it: a mixture of two steps is held by nobody."""
+    fence, made, _ = recorded()
+    boundary = fence.record()
+    assert not boundary.held(), "the host has launched nothing behind it"
+    fence.begin(lambda: True)
     ended, begun = made[:2], made[2:]
     ended[0].reached = True
-    assert not fence.holds(0)
+    assert not boundary.held()
     ended[1].reached = True
-    assert (fence.holds(0), fence.holds(1)) == (True, False)
-    fence.record()
-    assert (fence.holds(0), fence.holds(1), fence.reached()) == (False, True, False)
+    assert boundary.held()
+    following = fence.record()
+    assert (following.held(), boundary.held(), fence.reached()) == (False, True, False)
     begun[1].reached = True
-    assert (fence.holds(0), fence.holds(1)) == (False, False)
+    assert not boundary.held()
+
+
+def test_a_boundary_is_not_held_behind_an_earlier_change_or_one_on_another_stream() -> None:
+    """No event is in front of those."""
+    fence, made, streams = recorded()
+    boundary = fence.record()
+    for event in made:
+        event.reached = True
+    fence.begin(lambda: False)
+    assert not boundary.held()
+    fence.begin(lambda: True)
+    fence.join()
+    assert boundary.held()
+    streams.current = "the second"
+    fence.join()
+    assert not boundary.held()
 
 
 def test_state_on_the_host_is_waited_for_by_nobody() -> None:
