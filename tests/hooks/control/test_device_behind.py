@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -84,6 +85,9 @@ def hung(store: WatchedStore, make: Make = small) -> Iterator[tuple[Guard, Job, 
         guard._state.fence = fence
         guard._saver._streams = OwnStreams(lambda device: None, lambda device: WithoutStreams())
         step_on(guard, job, *range(DONE))
+        idle = threading.Event()  # it has planned: a plan waits for the device, and training for the plan
+        guard._saver.in_turn(idle.set)
+        assert idle.wait(PATIENCE)
         device.hang()
         yield guard, job, heard, device
         device.go_on()
