@@ -114,9 +114,9 @@ PLANTED = [
     ),
     (
         "hooks/save/upload/workers.py",
-        "from ...state import host_buffer",
+        "from ...state.device import host_buffer",
         "upload, commit, retention",
-        "workers -> spotguard.hooks.state.host_buffer",
+        "workers -> spotguard.hooks.state.device.host_buffer",
     ),
     ("providers/health.py", "from . import notice", "no package imports", ".notice -> .health"),
 ]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..save.cancel_scope import Abandoned
 from ..save.request import SaveRequest, SaveSpec
+from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from .gate import Gate
-from .gate_rule import Shut
+from .gate_rule import GateRule, Shut
 from .report import Report
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 _PATIENCE = 10.0
 #: The share of the time that is left for the save that this wait takes at most. The wait is usually some milliseconds.
 _SHARE = 0.4
+
+
+class PassedStep(NamedTuple):
+    """A step that the devices hold, and the host has passed."""
+
+    step: int
+    boundary: DeviceBoundary
 
 
 class Quiescence:
@@ -55,12 +63,13 @@ class Quiescence:
         self._ending = ending
         self._coordinator = coordinator
 
-    def stand(self, job: SaveRequest, boundary_only: bool) -> SaveSpec:
+    def stand(self, job: SaveRequest, boundary_only: bool, *, held: bool = True) -> SaveSpec:
         """Bring the state to a standstill, at this rank's step or at the step that all ranks agreed on.
 
         Args:
             job: the save.
             boundary_only: stop at a parked boundary only.
+            held: a step that devices hold and the host has passed is enough.
 
         Returns:
             The spec of this rank's save.
@@ -75,7 +84,13 @@ class Quiescence:
         at_boundary = boundary_only and not by_hand
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
         ahead = together and job.is_checkpoint and not at_boundary
-        decision = self._decide(job, how, ahead=ahead) if together else None
+        passed = self._passed(job) if held and not at_boundary else None
+        place = self._gate.close(how)
+        first = place.earliest() + ahead if passed is None else passed.step
+        decision = self._decide(job, how, place, first, passed) if together else None
+        if passed is not None:
+            job.scope.check()
+            return replace(self._spec(job, decision, first), held_by_devices=passed.boundary)
         if decision is None:
             self._gate.close(how)
         else:
@@ -107,11 +122,27 @@ class Quiescence:
         self._arrive(job)
         if at_boundary:
             self._state.look_again()
+        return replace(self._spec(job, decision, step), parked=at_boundary)
+
+    def _spec(self, job: SaveRequest, decision: Decision | None, step: int) -> SaveSpec:
         if job.preemption is not None:
             self._listener.progress(job.preemption, "gate", step, 0, 0)
         if decision is None or self._coordinator is None:
-            return SaveSpec(step, parked=at_boundary)
-        return replace(self._coordinator.agreed(job, decision, step), parked=at_boundary)
+            return SaveSpec(step)
+        return self._coordinator.agreed(job, decision, step)
+
+    def _passed(self, job: SaveRequest) -> PassedStep | None:
+        """Return the step that the devices hold, if training hangs there and the host has passed it."""
+        if not _is_stall(job):
+            return None
+        place, taken = self._gate.close(), self._state.taken
+        boundary = self._state.device_boundary()
+        now = self._gate.close()
+        # The host may move meanwhile: a boundary between the two answers would give the step another number.
+        moves = now != place or now.bounding is not None or self._state.taken != taken
+        if boundary is None or moves or now.at_boundary:
+            return None
+        return PassedStep(now.completed - (taken - boundary.taken), boundary)
 
     def _steady(self, job: SaveRequest) -> int | None:
         until = job.scope.now() + _PATIENCE
@@ -149,21 +180,23 @@ class Quiescence:
         if self._coordinator is not None:
             self._take_part(self._coordinator, job, None, boundary=False, parks=False)
 
-    def _decide(self, job: SaveRequest, how: Shut, *, ahead: bool) -> Decision:
-        """Shut the gate, offer the earliest step, and return the ranks' decision.
+    def _decide(
+        self, job: SaveRequest, how: Shut, place: GateRule, first: int, passed: PassedStep | None
+    ) -> Decision:
+        """Offer a step, and return the ranks' decision.
 
         Args:
-            ahead: offer the boundary after the earliest. The training thread has not reached it, and takes checksums there.
+            place: the position of the training thread, with the gate shut.
+            first: the step to offer. In a background save it is the boundary after the earliest: the training thread has not
+                reached it, and takes checksums there.
+            passed: that step, if the host has passed it.
         """
         coordinator = self._coordinator
         assert coordinator is not None
-        place = self._gate.close(how)
         parks = how is Shut.AT_BOUNDARY
-        to_come = ahead or (parks and not (place.at_boundary or place.resting))
-        hangs = _is_stall(job) and place.dirty and not place.resting
-        return self._take_part(
-            coordinator, job, place.earliest() + ahead, boundary=to_come or hangs, parks=parks
-        )
+        to_come = first > place.earliest() or (parks and not (place.at_boundary or place.resting))
+        hangs = _is_stall(job) and place.dirty and not place.resting and passed is None
+        return self._take_part(coordinator, job, first, boundary=to_come or hangs, parks=parks)
 
     def _take_part(
         self, coordinator: JobCoordinator, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool

@@ -23,7 +23,7 @@ from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
 from ..save.commit.publish import IncompleteError
 from ..save.request import SavedCheckpoint, SaveRequest, SaveSpec
-from ..state.device import OwnStreams
+from ..state.device.streams import OwnStreams
 from ..state.state import State
 from .gate import Gate
 from .quiesce import AlreadyComplete, JobCoordinator, Quiescence
@@ -215,10 +215,11 @@ class Saver(SaveRequests):
             job.saved = self._checkpointer.bring(job.staged, job.scope)
             return
         boundary_only = bool(self._state.boundary_only) or job.at_boundary
+        held = True
         self._has_it(job)
         while True:
             job.scope.check()
-            agreed = self._still.stand(job, boundary_only)
+            agreed = self._still.stand(job, boundary_only, held=held)
             step, boundary_only = agreed.step, boundary_only or agreed.parked
             if agreed.roles.absent:
                 self._see_what_stands(job, agreed)
@@ -243,7 +244,8 @@ class Saver(SaveRequests):
                     continue
                 reason = self._state.boundary_only
             elif not boundary_only:
-                reason = self._state.broken() or self._state.audit.look(wait=True)
+                state = agreed.held_by_devices or self._state
+                reason = state.broken() or state.edited()
             if not reason:
                 job.saved = self._save(job, agreed) or job.saved
                 reason = self._checkpointer.spoiled
@@ -259,6 +261,10 @@ class Saver(SaveRequests):
                 )
             if job.kind == "manual":
                 raise CheckpointError(f"step {step} is not saved: {reason}, by another thread")
+            if agreed.held_by_devices is not None:
+                log.debug("step %d is not saved: %s", step, reason)
+                held = False  # they come to the host's boundary now
+                continue
             log.warning(
                 "the state changed while spotguard saved step %d: %s. spotguard saves at the next "
                 "guard.step() instead; make every change of a step before its guard.step() [SG408]",
@@ -324,9 +330,8 @@ class Saver(SaveRequests):
         # A stall's save comes as a drill's, too. Its training stands still, so nothing is lost behind it.
         notice = job.preemption
         drill = notice is not None and notice.drill and not notice.stall
-        return self._checkpointer.save(
-            self._state, agreed, job.kind, job.scope, progress, opened, drill=drill
-        )
+        state = agreed.held_by_devices or self._state
+        return self._checkpointer.save(state, agreed, job.kind, job.scope, progress, opened, drill=drill)
 
     def _conclude(self, job: SaveRequest) -> None:
         preemption = job.preemption

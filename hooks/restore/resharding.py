@@ -25,7 +25,7 @@ from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, torch_dtype
 from ..checkpoint.format.manifest import Chunk
 from ..checkpoint.format.safetensors_header import check_headers
-from ..state.host_buffer import HostBuffer, box
+from ..state.device.host_buffer import HostBuffer, box
 from ..state.tensor_item import StateTensor
 from .fetch import BufferSpan, Fetch, Progress, StrictSink
 from .ranges import WantedChunk, plan

@@ -21,6 +21,7 @@ from ..checkpoint.local_stage import Stage
 from ..checkpoint.ranking import counts
 from ..checkpoint.retention import Keep
 from ..state.changes.audit import Reference
+from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from ..state.tensor_item import StateTensor
 from .cancel_scope import CancelScope
@@ -200,7 +201,7 @@ class Checkpointer:
 
     def save(
         self,
-        state: State,
+        state: State | DeviceBoundary,
         agreed: SaveSpec,
         kind: Kind,
         scope: CancelScope,

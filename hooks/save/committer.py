@@ -137,7 +137,7 @@ class Committer:
     def _look(self, save: SaveContext, written: WrittenState, writer: ShardWriter) -> None:
         if save.in_place:
             changed = writer.unchanged(save.collected.state_tensors, written, save.scope)
-            edited = "" if save.agreed.parked else save.state.audit.look(wait=True)
+            edited = "" if save.agreed.parked else save.state.edited()
             if (
                 why := save.state.broken()
                 or edited

@@ -24,8 +24,9 @@ from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name, parse_object_name
 from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.local_stage import Stage
-from ..state.device import SideStreams, host_memory
-from ..state.host_buffer import HostBuffer, available_memory
+from ..state.device.host_buffer import HostBuffer, available_memory
+from ..state.device.host_memory import host_memory
+from ..state.device.streams import SideStreams
 from ..state.memory_access import copyable
 from ..state.tensor_item import StateTensor
 from .cancel_scope import Abandoned, CancelScope

@@ -22,6 +22,7 @@ from ..checkpoint.format.manifest import Kind, Level
 from ..ipc.notice import PreemptionNotice
 from ..state.changes.audit import Reference
 from ..state.collected import CollectedState
+from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from ..state.tensor_item import StateTensor
 from .cancel_scope import CancelScope
@@ -36,7 +37,7 @@ from .upload.uploader import StateChanged
 class SaveContext:
     """The inputs of one save on its way."""
 
-    state: State
+    state: State | DeviceBoundary
     collected: CollectedState
     agreed: SaveSpec
     #: The numbers of its checkpoints within the attempt: an emergency save may need a second one, for its lower level.
@@ -158,6 +159,8 @@ class SaveSpec:
     roles: RankRoles = ALL_STAY
     #: The training thread waits at the boundary until the state is saved or copied, so nothing changes the state meanwhile.
     parked: bool = False
+    #: The boundary of this step, which the devices hold and the host has passed; None: it is the last boundary.
+    held_by_devices: DeviceBoundary | None = None
     #: This rank puts the manifests of the absent ranks: it is the first of the present ranks.
     speaks: bool = False
     #: The store in which the ranks agreed: 0 for the job's own, 1 for the second one. A cut network has ranks on both sides.

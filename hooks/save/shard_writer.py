@@ -14,7 +14,7 @@ import torch
 from ...providers.stores.base import BlobStore
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.keys import CheckpointName
-from ..state.host_buffer import HostBuffer, box
+from ..state.device.host_buffer import HostBuffer, box
 from ..state.tensor_item import StateTensor, Tier
 from .cancel_scope import CancelScope
 from .plan.partitioner import ALL_STAY, RankRoles, share_of

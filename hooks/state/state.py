@@ -19,7 +19,8 @@ from ..checkpoint.format.coverage import MergedTensor
 from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector
 from .collected import CollectedState, collect, describe
-from .device import Fence
+from .device.events import Fence
+from .device_boundary import DeviceBoundary, KeptBoundaries
 from .memory_access import unreadable
 from .misuse.step_monitor import StepMonitor, hook
 from .parts.loaders import ResumableLoader
@@ -27,7 +28,7 @@ from .parts.module import ModulePart
 from .parts.optimizer import OptimizerPart
 from .parts.registry import build, check_held
 from .parts.rng import RngPart
-from .parts.values import Copied, InPlace, StatefulPart, check_savable, prove
+from .parts.values import Copied, InPlace, Part, StatefulPart, check_savable, prove
 from .restore_plan import NOBODY, RestorePlan, plan
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint
@@ -100,6 +101,7 @@ class State:
         self.audit = Audit(self._now, self.save_at_boundaries)
         #: Records when each device has reached the last boundary.
         self.fence = Fence() if fence is None else fence
+        self._kept = KeptBoundaries()
         #: Monotonic seconds at which the last boundary's copies were complete; 0 before the first boundary.
         self.ended_at = 0.0
         self._stepped_at = 0.0
@@ -196,6 +198,10 @@ class State:
             self._stepped = True
             self._stepped_at = self._now()
             self.audit.look()
+            if not self.boundary_only:
+                self.fence.begin(self._detector.unchanged_by_host)
+        else:
+            self.fence.join()
 
     def _after_step(self, frame: FrameType) -> None:
         self._stepped_at = self._now()
@@ -246,6 +252,8 @@ class State:
         # If saves wait for boundaries anyway, compare nothing: each comparison would have to query a device.
         moved = self._detector.mark(self._stepped or self.boundary_only != "")
         self._threads = torch.get_num_threads()
+        if self.fence.devices and not self.boundary_only:
+            self._kept.keep(self.taken, self.parts, self._detector)
         if moved:
             self.save_at_boundaries("parameters changed although no registered optimizer stepped")
         elif started - self._stepped_at > _LATE_SECONDS and self._stepped and self.ended_at:
@@ -263,7 +271,9 @@ class State:
             self.audit.forget()
         else:
             self.audit.turn(started - self.ended_at if self._stepped else 0.0)
-        self.fence.record()  # after the slice: the saver thread compares the slice on its own stream
+        self._kept.ended(
+            self.fence.record()
+        )  # after the slice: the saver thread compares the slice on its own stream
         self._stepped = False
         self.ended_at = self._now()
 
@@ -282,6 +292,7 @@ class State:
         """
         if not self.boundary_only:
             self.boundary_only = why
+            self._kept.forget()
             log.warning("from now on a save waits for the next guard.step(): %s [SG406]", why)
 
     def _look_at_the_rest(self, dirty: float, step: float) -> None:
@@ -331,6 +342,7 @@ class State:
         for tensor in owned:
             watched.pop(id(tensor), None)
         self._detector = ChangeDetector([*map(local, owned)], [*map(local, watched.values())], sources)
+        self._kept.follow(map(local, (*owned, *watched.values())))
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
         state_tensors = [state_tensor for part in self.parts for state_tensor in part.state_tensors()]
         self._look_for_gaps(state_tensors)
@@ -378,6 +390,7 @@ class State:
         for part in self.parts:
             part.at_boundary()
         self._threads = torch.get_num_threads()
+        self._kept.forget()
         self.look_again()
         self.fence.record()
 
@@ -388,16 +401,31 @@ class State:
 
     # --- the saver thread, gate shut ---
 
-    def broken(self) -> str:
-        """Return what moved since the boundary; "" if the state is unchanged."""
+    def device_boundary(self) -> DeviceBoundary | None:
+        """Return the boundary whose state the devices hold, if the host has launched changes of it; None if there is none."""
+        return None if self.boundary_only else self._kept.find(self)
+
+    def replaced(self) -> str:
+        """Return what was put in the place of a tensor since the boundary; "" if nothing was."""
         if any(part.moved() for part in self._optimizers):
             return "an optimizer replaced its state after guard.step()"
         if any(part.moved() for part in self._modules):
             return "a module was given another parameter or buffer after guard.step()"
-        return self._detector.broken()
+        return ""
 
-    def collect(self) -> CollectedState:
+    def broken(self) -> str:
+        """Return what moved since the boundary; "" if the state is unchanged."""
+        return self.replaced() or self._detector.broken()
+
+    def edited(self) -> str:
+        """Return what the audit finds changed since the boundary; "" if it finds nothing."""
+        return self.audit.look(wait=True)
+
+    def collect(self, parts: Sequence[Part] | None = None) -> CollectedState:
         """Return the state as it is now, without copying a tensor.
+
+        Args:
+            parts: the parts to ask; by default those of the last boundary.
 
         Raises:
             StateError: the state cannot be saved. The bytes of a tensor are not in its own memory, or a restore ended
@@ -407,7 +435,7 @@ class State:
             raise StateError(f"{self.poisoned}; spotguard does not save it")
         if self._lacks:
             raise StateError(self._lacks)
-        return collect(self.parts, self._ranks, self.monitor.dead)
+        return collect(self.parts if parts is None else parts, self._ranks, self.monitor.dead)
 
     def fingerprint(self) -> Mapping[tuple[int, ...], str]:
         """Return, by group of ranks that hold the same tensors, a hash of the names and layouts of those tensors.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,3 +45,12 @@ class StateTensor:
     #: All ranks that hold a part of the tensor, as far as its mesh or its wrapper's process group declares them.
     #: Empty if the name belongs to this rank alone.
     group: tuple[int, ...] = ()
+
+    def read_from(self, by_address: Mapping[int, torch.Tensor]) -> StateTensor:
+        """Return it with the tensor that stands for its memory, if there is one.
+
+        Args:
+            by_address: copies of ours, by the address of the memory that they stand for.
+        """
+        copy = by_address.get(self.tensor.data_ptr()) if self.tensor.is_cpu and self.tensor.numel() else None
+        return self if copy is None else replace(self, tensor=copy.view(self.tensor.dtype), still=True)

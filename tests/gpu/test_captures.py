@@ -8,7 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotguard.hooks.state.device import Fence, SideStreams, host_memory  # noqa: E402 - after the skip
+from spotguard.hooks.state.device.events import Fence  # noqa: E402 - after the skip
+from spotguard.hooks.state.device.host_memory import host_memory  # noqa: E402 - after the skip
+from spotguard.hooks.state.device.streams import SideStreams  # noqa: E402 - after the skip
 
 pytestmark = [
     pytest.mark.torch,

@@ -93,11 +93,21 @@ def test_a_notice_in_a_kernel_that_hangs_commits_the_last_step(machine: Machine,
     finished(machine, 6, undisturbed)
 
 
-def test_a_kernel_that_hangs_behind_the_host_costs_the_last_steps_and_leaves_nothing_partial(
-    machine: Machine,
+def test_a_kernel_that_hangs_behind_the_host_costs_no_step_before_its_own(
+    machine: Machine, undisturbed: str
 ) -> None:
-    """The host stands two boundaries ahead of the device: no boundary's state is whole in memory."""
+    """The host has passed its step, and with it what the generators, the statistics and Adam's counts were."""
     hung = run(machine, "ahead", "--every off --stall-first 3")
+    hung.out.until("^hangs$")
+    hung.err.until("no progress of the run for .* COMMITTED .* training continues")
+    assert [step for _, step, _ in machine.committed()] == [6]
+    machine.power_off()
+    finished(machine, 6, undisturbed)
+
+
+def test_a_kernel_that_hangs_two_steps_behind_the_host_leaves_nothing_partial(machine: Machine) -> None:
+    """No boundary's state is whole in memory."""
+    hung = run(machine, "far", "--every off --stall-first 3")
     hung.out.until("^hangs$")
     hung.err.until("NOT COMMITTED .*a device stands in a step before the last guard.step")
     assert [*machine.store.glob("job/checkpoints/*/*")] == []

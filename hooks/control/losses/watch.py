@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ....providers.errors import UsageError
-from ...state.device import Event, host_tensor, record, unordered
+from ...state.device.events import Event, record, unordered
+from ...state.device.host_memory import host_tensor
 from .detector import LASTING, QUIET, LossChange, LossDetector
 
 log = logging.getLogger("spotguard")

@@ -35,7 +35,7 @@ class Buffer(Protocol):
 
 
 class PlainBuffer:
-    """A `Buffer` without torch. (Tensors are copied into the one of `state.host_buffer`.)
+    """A `Buffer` without torch. (Tensors are copied into the one of `state.device.host_buffer`.)
 
     Args:
         size: in bytes.

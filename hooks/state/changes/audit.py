@@ -23,7 +23,8 @@ import torch
 from ....providers.errors import CheckpointError
 from ...checkpoint.format.crc import combine
 from ...checkpoint.format.manifest import TensorEntry
-from ..device import Fence, capturing
+from ..device.captures import capturing
+from ..device.events import Fence
 from ..memory_access import unreadable
 from ..tensor_item import StateTensor
 from .change_detector import Checksum, ChecksumSource, equal, source

@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from ...checkpoint.format.crc import crc32
-from ..device import DeviceProbes, Event, record
+from ..device.events import Event, record
+from ..device.probes import DeviceProbes
 from ..memory_access import copyable, unreadable
 from ..sharding.dtensor import local
 
@@ -102,12 +103,33 @@ class ChangeDetector:
         near = not stepped and bool(before) and before[: self._owned] != self._seen[: self._owned]
         return near or far
 
+    def unchanged_by_host(self) -> bool:
+        """Return whether the host has launched no change in place since the mark, as far as versions tell."""
+        launched: int = sum(map(_version, self._versioned))
+        return launched == self._versions
+
+    @property
+    def on_devices(self) -> list[torch.Tensor]:
+        """The sampled bytes of devices at the last mark."""
+        return self._device.seen
+
+    def broken_on_devices(self, seen: Sequence[torch.Tensor]) -> str:
+        """Return what changed on devices since the mark at which `on_devices` was `seen`; "" if nothing did.
+
+        Versions and the bytes on the host count what the host has launched, which a device may not have run.
+        """
+        if not self.stands():
+            return "a tensor's storage was resized after guard.step()"
+        if self._device.differ(seen):
+            return "a parameter on the device was changed after guard.step()"
+        return self._replaced()
+
     def broken(self) -> str:
         """Return what changed since the mark; "" if nothing did. Any thread may call it.
 
         It takes some µs, and on a device a copy of some bytes of each probe.
         """
-        if sum(map(_version, self._versioned)) != self._versions:
+        if not self.unchanged_by_host():
             return "a tensor was changed in place after guard.step()"
         if not self.stands():
             return "a tensor's storage was resized after guard.step()"
@@ -115,6 +137,9 @@ class ChangeDetector:
             return "a parameter was changed through .data (or by a fused kernel) after guard.step()"
         if self._device.differ():
             return "a parameter on the device was changed after guard.step()"
+        return self._replaced()
+
+    def _replaced(self) -> str:
         for live, alias in self._sources:
             if local(live).data_ptr() != alias.data_ptr():
                 return "a parameter's storage was replaced after guard.step()"

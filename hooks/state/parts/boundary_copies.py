@@ -30,7 +30,7 @@ class BoundaryCopies:
         self._copies = [t.clone() for t in self.live]
         self._storages = [t.untyped_storage() for t in self.live]
         self._blocks = [*map(_address, self._storages)]
-        plain = [_is_plain(t) for t in self.live]
+        plain = self._plain = [_is_plain(t) for t in self.live]
         joined = [t for t, one in zip(self.live, plain, strict=True) if one]
         self._words = [(ctypes.c_char * t.nbytes).from_address(t.data_ptr()) for t in joined]
         self._into = [t for t, one in zip(self._copies, plain, strict=True) if one]
@@ -44,7 +44,12 @@ class BoundaryCopies:
                 into, source = self._groups.setdefault((live.device, live.dtype), ([], []))
                 into.append(copy)
                 source.append(live)
-        self._taken = self._made = b""
+        #: The bytes of the last copy on the host, for `as_of`.
+        self.taken = self._made = b""
+        #: Whether torch copies tensors on the host. The next copy then overwrites them at once.
+        self.overwrites = any(
+            t.is_cpu and t.numel() and not one for t, one in zip(self.live, plain, strict=True)
+        )
 
     def stand(self) -> bool:
         """Return whether the memory is still at its address. If not, it must not be copied any more."""
@@ -52,18 +57,35 @@ class BoundaryCopies:
 
     def take(self) -> None:
         """Copy all tensors. On the training thread, after every step, only if the tensors `stand`."""
-        self._taken = b"".join(self._words)
+        self.taken = b"".join(self._words)
         for into, source in self._groups.values():
             torch._foreach_copy_(into, source)
 
+    def as_of(self, taken: bytes) -> dict[int, torch.Tensor]:
+        """Return the tensors of an earlier copy that are in host memory, by the addresses of the copies and of the tensors.
+
+        A device's copies are not among them: it makes the next ones behind the work in front of them.
+
+        Args:
+            taken: `taken` after that copy.
+        """
+        found, at = {}, 0
+        live = (t for t, one in zip(self.live, self._plain, strict=True) if one)
+        for tensor, copy in zip(live, self._into, strict=True):
+            made = torch.empty_like(copy)
+            ctypes.memmove(made.data_ptr(), taken[at : at + made.nbytes], made.nbytes)
+            at += made.nbytes
+            found[tensor.data_ptr()] = found[copy.data_ptr()] = made
+        return found
+
     def tensors(self) -> list[torch.Tensor]:
         """Return the copies, each time as the same tensor objects. Do not call this while `take` runs."""
-        if self._made is not self._taken:
+        if (taken := self.taken) is not self._made:
             at = 0
             for tensor in self._into:
-                ctypes.memmove(tensor.data_ptr(), self._taken[at : at + tensor.nbytes], tensor.nbytes)
+                ctypes.memmove(tensor.data_ptr(), taken[at : at + tensor.nbytes], tensor.nbytes)
                 at += tensor.nbytes
-            self._made = self._taken
+            self._made = taken
         return self._copies
 
 

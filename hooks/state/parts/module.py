@@ -10,6 +10,7 @@ tensors.
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 from collections.abc import Callable, Iterator
@@ -363,6 +364,19 @@ class ModulePart:
             self._copies.take()
         if self._extra_keys:
             self._frozen_extra = self._extra_state()
+
+    def copied(self) -> Any:
+        if self._copies.overwrites or len(self._copies.live) < len(self._buffers):
+            return None  # buffers that are read in place change in forward
+        return self._frozen_extra, self._leaf, self._copies, self._copies.taken
+
+    def as_of(self, copied: Any) -> ModulePart:
+        earlier = copy.copy(self)
+        earlier._frozen_extra, leaf, copies, taken = copied
+        by_address = copies.as_of(taken)
+        earlier._leaf = {key: each.read_from(by_address) for key, each in leaf.items()}
+        earlier._copies = BoundaryCopies([])
+        return earlier
 
     def _extra_state(self) -> dict[str, Any]:
         states: dict[str, Any] = {}

@@ -6,6 +6,7 @@ This module never creates state. Torch's own ways to a complete `state_dict` run
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -108,6 +109,8 @@ class OptimizerPart:
             if k != "params"
         )
         self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
+        #: Whether it keeps numbers beside its tensors, which a step changes and no boundary copies.
+        self._numbers = any(_has_numbers(values) for _, values in self._state())
         self._retire(before)
 
     def _retire(self, before: Iterable[torch.Tensor]) -> None:
@@ -168,6 +171,21 @@ class OptimizerPart:
                 {k: v if k == "params" else freeze(v, self.devices) for k, v in g.items()}
                 for g in self.optimizer.param_groups
             ]
+
+    def copied(self) -> Any:
+        return (
+            None
+            if self._numbers
+            else (self._frozen, self._groups, None if self._products is None else self._products.since)
+        )
+
+    def as_of(self, copied: Any) -> OptimizerPart:
+        earlier = copy.copy(self)
+        earlier._frozen, earlier._groups, since = copied
+        if self._products is not None:
+            earlier._products = copy.copy(self._products)
+            earlier._products.since = since
+        return earlier
 
     def state_tensors(self) -> list[StateTensor]:
         """Return the state tensors. The parameters themselves belong to their module's part, or to none."""
@@ -430,6 +448,15 @@ class OptimizerPart:
             self.optimizer.state[self._param[key]] = whole(values)
         for key, values in tree.get("other", ()):
             self.optimizer.state[key] = whole(values)
+
+
+def _has_numbers(values: Any) -> bool:
+    """Return whether the state of one parameter has values that are no tensors."""
+    if values is None or isinstance(values, torch.Tensor) or is_outline(values):
+        return False
+    if isinstance(values, dict):
+        return any(map(_has_numbers, values.values()))
+    return not isinstance(values, (list, tuple)) or any(map(_has_numbers, values))
 
 
 def _by_word(values: Any) -> Iterable[tuple[str, Any]]:

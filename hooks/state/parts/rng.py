@@ -6,6 +6,7 @@ with the very next number.
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from functools import cache
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from ....providers.errors import CheckpointError, StateError
-from ..device import accelerator
+from ..device.events import accelerator
 from ..tensor_item import StateTensor
 from .values import REFUSALS, error_text
 
@@ -94,6 +95,14 @@ class RngPart:
 
     def at_boundary(self) -> None:
         self._frozen = capture(self._others)
+
+    def copied(self) -> Any:
+        return self._frozen
+
+    def as_of(self, copied: Any) -> RngPart:
+        earlier = copy.copy(self)
+        earlier._frozen = copied
+        return earlier
 
     def state_tensors(self) -> list[StateTensor]:
         return []

@@ -16,7 +16,7 @@ import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -25,7 +25,7 @@ from ...checkpoint.format.dtypes import dtype_name
 from ...checkpoint.format.values.decoder import decode
 from ...checkpoint.format.values.encoder import encode
 from ...checkpoint.format.values.sameness import same
-from ..device import unordered
+from ..device.events import unordered
 from ..memory_access import copyable, expanded, lack, unreadable
 from ..sharding.dtensor import RankOf, TargetMemory, is_dtensor, local, state_tensor
 from ..tensor_item import StateTensor
@@ -52,6 +52,17 @@ class Part(Protocol):
 
     def at_boundary(self) -> None:
         """Copy the values that change between steps. On the training thread, after every step: microseconds count."""
+        ...
+
+    def copied(self) -> Any:
+        """Return what was copied at the last boundary, for `as_of`; None if that is not all, or too large to be kept twice.
+
+        On the training thread, after every step of a training on a device.
+        """
+        ...
+
+    def as_of(self, copied: Any) -> Part:
+        """Return a part that has the copies of an earlier boundary, and the same tensors in place. On the saver thread."""
         ...
 
     def state_tensors(self) -> list[StateTensor]:
@@ -194,7 +205,25 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-class StatefulPart:
+class CopiedValue:
+    """The base of parts whose whole value is copied at each boundary."""
+
+    _frozen: Any = None
+    #: The devices of the copied tensors.
+    devices: set[torch.device]
+
+    def copied(self) -> Any:
+        if self.devices and sum(t.nbytes for t in tensors_in(self._frozen)) > COPY_AT_BOUNDARY:
+            return None
+        return (self._frozen,)
+
+    def as_of(self, copied: Any) -> Self:
+        earlier = copy.copy(self)
+        (earlier._frozen,) = copied
+        return earlier
+
+
+class StatefulPart(CopiedValue):
     """Any object with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
 
     Its state is the result of `state_dict`, which only the training thread calls. Restored tensors are on the host:
@@ -204,7 +233,6 @@ class StatefulPart:
     def __init__(self, name: str, value: Any) -> None:
         self.name = name
         self.value = value
-        self._frozen: Any = None
         self.devices: set[torch.device] = set()
 
     def at_boundary(self) -> None:
@@ -253,7 +281,7 @@ def load_into(name: str, value: Any, state: Any) -> None:
         ) from error
 
 
-class DictPart:
+class DictPart(CopiedValue):
     """A dict of plain values for the user's own notes, restored into the same dict.
 
     A checkpoint does not record the devices of tensors in the dict. A restored tensor goes to the device of the
@@ -263,7 +291,6 @@ class DictPart:
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
         self.name = name
         self._value = value
-        self._frozen: Any = None
         self.devices: set[torch.device] = set()
 
     def at_boundary(self) -> None:
@@ -309,6 +336,8 @@ class TensorPart:
         self._value = local(value)
         self._small = self._value.nbytes <= COPY_AT_BOUNDARY
         self._alias = freeze(self._value) if self._small else self._value.detach()
+        #: The copy of the boundary before, which the next boundary overwrites; None unless copies are kept twice.
+        self._spare: torch.Tensor | None = None
         #: Which bytes the tensor's memory lacks after it was freed; "" if none. Then the boundary does not read it,
         #: and each save refuses it by name.
         self._lacks = ""
@@ -317,7 +346,19 @@ class TensorPart:
         if self._small:
             self._lacks = unreadable(self._value)
             if not self._lacks:
+                if self._spare is not None:
+                    self._alias, self._spare = self._spare, self._alias
                 copyable(self._alias).copy_(copyable(self._value.detach()))
+
+    def copied(self) -> Any:
+        if self._small and self._spare is None:
+            self._spare = freeze(self._alias)
+        return (self._alias,)
+
+    def as_of(self, copied: Any) -> TensorPart:
+        earlier = copy.copy(self)
+        (earlier._alias,) = copied
+        return earlier
 
     def state_tensors(self) -> list[StateTensor]:
         read_from = self._value if self._lacks else self._alias

@@ -16,8 +16,8 @@ from spotguard.hooks.control.quiesce import Quiescence
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.notice import alarm_of
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.request import SaveRequest
-from spotguard.hooks.state.device import Fence
+from spotguard.hooks.save.request import SaveRequest, SaveSpec
+from spotguard.hooks.state.device.events import Fence
 from tests.fakes.clock import ManualClock
 
 
@@ -76,6 +76,18 @@ class Hanging:
         assert not give_up()
 
 
+class Behind:
+    """A state whose devices hold no boundary that the host has passed, or the one before the last."""
+
+    taken = 9
+
+    def __init__(self, held: object = None) -> None:
+        self._held = held
+
+    def device_boundary(self) -> object:
+        return self._held
+
+
 class Ahead:
     """Ranks that have stepped, and agree on their step. It keeps the ways in which this rank failed them."""
 
@@ -97,7 +109,7 @@ def test_a_step_that_hangs_is_not_waited_for_longer_than_ranks_are(
     """A step does end before a machine goes, and then the whole window is there for it. The other ranks learn of it, and save."""
     clock = ManualClock()
     gate: Any = Hanging(clock)
-    state: Any = type("Unmarked", (), {"monitor": type("Monitor", (), {"unmarked": ""})})
+    state: Any = type("Unmarked", (Behind,), {"monitor": type("Monitor", (), {"unmarked": ""})})()
     others: Any = Ahead() if ranks > 1 else None
     nothing: Any = None
     notice = alarm_of(protocol.Preempt("one", 600.0, 0.0, kind, "spotguard"), clock.monotonic())
@@ -148,7 +160,7 @@ def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
     fence.cover([torch.device("cuda", 0)])
     fence.record()
     gate: Any = Standing()
-    state: Any = type("State", (), {"fence": fence})
+    state: Any = type("State", (Behind,), {"fence": fence})()
     nothing: Any = None
     notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, kind, "spotguard"), clock.monotonic())
     begun = clock.monotonic()
@@ -160,3 +172,58 @@ def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
     assert clock.monotonic() - begun == pytest.approx(seconds, abs=1.0)
     if others is not None:
         assert len(others.failures) == (kind == protocol.STALL)
+
+
+class Agreeing:
+    """Ranks that agree on the step that this one offers."""
+
+    def __init__(self) -> None:
+        self.offers: list[int] = []
+
+    def decide(self, job: object, step: int, *_: object, boundary: bool, parks: bool) -> Decision:
+        assert not boundary
+        assert not parks
+        self.offers.append(step)
+        return Decision(1, step)
+
+    def agreed(self, job: object, decision: object, step: int) -> SaveSpec:
+        return SaveSpec(step, 1)
+
+
+@pytest.mark.parametrize(("held", "step"), [(True, 4), (False, 5)])
+def test_a_rank_offers_the_step_that_its_devices_hold(held: bool, step: int) -> None:
+    """Unless a save of it has failed: then the devices have gone on, or hold something else."""
+    clock = Passing()
+    gate: Any = Standing()
+    boundary: Any = type("Held", (), {"taken": 8})()
+    fence = type("Fence", (), {"wait": lambda self, pause: None})()
+    state: Any = type("State", (Behind,), {"fence": fence})(boundary)
+    told: Any = type("Told", (), {"progress": lambda self, *_: None})()
+    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
+    others: Any = Agreeing()
+    spec = Quiescence(gate, state, told, lambda: False, others).stand(job, False, held=held)
+    assert others.offers == [step]
+    assert (spec.step, spec.held_by_devices) == (step, boundary if held else None)
+
+
+def test_a_host_that_passes_a_boundary_meanwhile_gives_no_step() -> None:
+    """Its step's number would be another."""
+    clock = Passing()
+    steps = iter([5, 6, 6, 6])
+
+    class Moving(Standing):
+        def close(self, *_: object, awaited: bool = False) -> GateRule:
+            return GateRule(completed=next(steps))
+
+        def wait_steady(self, left: Callable[[], float], give_up: Callable[[], bool]) -> int:
+            return 6
+
+    gate: Any = Moving()
+    fence = type("Fence", (), {"wait": lambda self, pause: None})()
+    state: Any = type("State", (Behind,), {"fence": fence})(type("Held", (), {"taken": 8})())
+    told: Any = type("Told", (), {"progress": lambda self, *_: None})()
+    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
+    spec = Quiescence(gate, state, told, lambda: False).stand(job, False)
+    assert (spec.step, spec.held_by_devices) == (6, None)

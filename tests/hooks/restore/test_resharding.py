@@ -21,7 +21,7 @@ from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.state.host_buffer import box
+from spotguard.hooks.state.device.host_buffer import box
 from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, CorruptError, NotFoundError, UnavailableError

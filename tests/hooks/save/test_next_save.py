@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.save.plan.throughput import UploadWidth
-from spotguard.hooks.state.host_buffer import HostBuffer
+from spotguard.hooks.state.device.host_buffer import HostBuffer
 from tests.hooks.save.narrow_saves import OBJECT, Saving, saving
 
 pytestmark = pytest.mark.torch

@@ -18,7 +18,7 @@ from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.uploader import StateChanged
-from spotguard.hooks.state.device import SideStreams
+from spotguard.hooks.state.device.streams import SideStreams
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError

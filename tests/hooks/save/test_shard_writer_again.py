@@ -16,7 +16,7 @@ from spotguard.hooks.save.plan.write_plan import StoredObject, WriteProgress, Wr
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.retry import retry
 from spotguard.hooks.save.upload.transfer import Transfer
-from spotguard.hooks.state.host_buffer import HostBuffer
+from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore

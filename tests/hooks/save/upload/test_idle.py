@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from spotguard.hooks.save.upload.workers import UploadWorker, WorkerPool
-from spotguard.hooks.state.host_buffer import HostBuffer
+from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.providers.errors import NotFoundError, StoreError
 from spotguard.providers.stores.factory import open_store
 from tests.e2e.processes import eventually

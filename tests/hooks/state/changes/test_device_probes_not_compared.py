@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spotguard.hooks.state.changes.change_detector import ChangeDetector
-from spotguard.hooks.state.device import Event
+from spotguard.hooks.state.device.events import Event
 
 pytestmark = pytest.mark.torch
 

@@ -50,6 +50,22 @@ def test_a_copy_is_as_it_was_when_it_was_taken(make: str) -> None:
     assert [t.dtype for t in found] == [t.dtype for t in tensors]
 
 
+def test_an_earlier_copy_is_made_anew_beside_the_last_one() -> None:
+    """By the addresses of the tensors, and of what a save reads instead of them."""
+    live = [torch.zeros(3), torch.zeros(2, dtype=torch.int64)]
+    copies = BoundaryCopies(live)
+    copies.take()
+    earlier = copies.taken
+    for tensor in live:
+        tensor += 1
+    copies.take()
+    found = copies.as_of(earlier)
+    for tensor, copy in zip(live, copies.tensors(), strict=True):
+        assert found[tensor.data_ptr()] is found[copy.data_ptr()]
+        assert found[tensor.data_ptr()].tolist() == [0] * len(tensor)
+        assert copy.tolist() == [1] * len(tensor)
+
+
 def test_before_the_first_time_they_are_as_they_were_made() -> None:
     """A save that comes before any boundary has something to save."""
     live = torch.ones(3)

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.format.boxes import Box, run
-from ..checkpoint.format.crc import crc32
-from .device import SideStreams
-from .memory_access import copyable, unreadable
+from ...checkpoint.format.boxes import Box, run
+from ...checkpoint.format.crc import crc32
+from ..memory_access import copyable, unreadable
+from .streams import SideStreams
 
 # Torch registers what it makes at a function's first call with libc, to be unmade at exit, under a lock that a fork copies in
 # its present state. The saver thread made its first buffer while training began, and a data loader's worker that was forked at

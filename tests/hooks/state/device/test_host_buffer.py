@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spotguard.hooks.state.device import SideStreams
-from spotguard.hooks.state.host_buffer import HostBuffer, as_bytes
+from spotguard.hooks.state.device.host_buffer import HostBuffer, as_bytes
+from spotguard.hooks.state.device.streams import SideStreams
 from tests.cases import cases
 
 pytestmark = pytest.mark.torch

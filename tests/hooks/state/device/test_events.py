@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.state.device import Fence, OwnStreams, SideStreams, host_tensor, unordered
-from spotguard.hooks.state.host_buffer import HostBuffer
+from spotguard.hooks.state.device.events import Fence, unordered
+from spotguard.hooks.state.device.host_buffer import HostBuffer
+from spotguard.hooks.state.device.host_memory import host_tensor
+from spotguard.hooks.state.device.streams import OwnStreams, SideStreams
 from spotguard.hooks.state.parts.rng import RngPart, capture, restore
 from spotguard.hooks.state.parts.values import DictPart, StatefulPart
 from spotguard.hooks.state.state import State
@@ -49,12 +51,12 @@ class Events:
 
 
 def test_a_boundary_is_recorded_on_every_device_that_holds_state() -> None:
-    """Not on the host, and with the same event each time."""
+    """Not on the host, and with two events in turn."""
     events = Events()
     fence = Fence(events.record)
     fence.cover([HOST, SECOND, FIRST, SECOND])
-    fence.record()
-    fence.record()
+    for _ in range(4):
+        fence.record()
     assert {device: event.records for device, event in events.made.items()} == {FIRST: 2, SECOND: 2}
 
 
@@ -72,6 +74,63 @@ def test_a_save_waits_for_the_last_device() -> None:
         fence.wait(scope.pause)
     events.made[SECOND].reached = True
     fence.wait(scope.pause)
+
+
+class Streams:
+    """The training thread's current stream, on every device."""
+
+    def __init__(self) -> None:
+        self.current = "the first"
+
+    def of(self, device: torch.device) -> str:
+        return self.current
+
+
+def recorded() -> tuple[Fence, list[Event], Streams]:
+    """A fence over two devices, its events in the order in which they are made, and the streams."""
+    made: list[Event] = []
+
+    def record(device: torch.device, held: object) -> Event:
+        made.append(Event())
+        return made[-1]
+
+    streams = Streams()
+    fence = Fence(record, streams.of)
+    fence.cover([FIRST, SECOND])
+    return fence, made, streams
+
+
+def test_a_boundary_is_held_until_the_first_device_begins_to_change_it() -> None:
+    """And only where all devices have come to it: a mixture of two steps is held by nobody."""
+    fence, made, _ = recorded()
+    boundary = fence.record()
+    assert not boundary.held(), "the host has launched nothing behind it"
+    fence.begin(lambda: True)
+    ended, begun = made[:2], made[2:]
+    ended[0].reached = True
+    assert not boundary.held()
+    ended[1].reached = True
+    assert boundary.held()
+    following = fence.record()
+    assert (following.held(), boundary.held(), fence.reached()) == (False, True, False)
+    begun[1].reached = True
+    assert not boundary.held()
+
+
+def test_a_boundary_is_not_held_behind_an_earlier_change_or_one_on_another_stream() -> None:
+    """No event is in front of those."""
+    fence, made, streams = recorded()
+    boundary = fence.record()
+    for event in made:
+        event.reached = True
+    fence.begin(lambda: False)
+    assert not boundary.held()
+    fence.begin(lambda: True)
+    fence.join()
+    assert boundary.held()
+    streams.current = "the second"
+    fence.join()
+    assert not boundary.held()
 
 
 def test_state_on_the_host_is_waited_for_by_nobody() -> None:
@@ -175,8 +234,7 @@ def test_a_device_that_only_a_registered_dict_is_on_is_waited_for() -> None:
     for each in (part, stateful):
         each.at_boundary()
     fence.record()
-    fence.record()
-    assert {device: event.records for device, event in events.made.items()} == {FIRST: 2, SECOND: 2}
+    assert {device: event.records for device, event in events.made.items()} == {FIRST: 1, SECOND: 1}
     clock = ManualClock()
     with pytest.raises(Abandoned):
         fence.wait(CancelScope(clock, clock.monotonic()).pause)

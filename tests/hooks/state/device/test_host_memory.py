@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spotguard.hooks.state import device as devices
-from spotguard.hooks.state.device import host_memory
+from spotguard.hooks.state.device.host_memory import host_memory
 
 pytestmark = pytest.mark.torch
 
