@@ -128,6 +128,20 @@ def agree(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:
     return (yield from _settle(keys, epoch, present))
 
 
+def leave(keys: Keys) -> Saying[None]:
+    """Report that this rank has stopped listening."""
+    if (yield Add(f"{keys.incarnation}/left")) == keys.world:
+        yield Set(((_all_left(keys), "1"),))
+        yield Has((_all_left(keys),))
+
+
+def wait_left(keys: Keys) -> Saying[Waited]:
+    """Wait until all ranks have called `leave`."""
+    waited = yield Wait((_all_left(keys),))
+    assert isinstance(waited, Waited)
+    return waited
+
+
 def _settle(keys: Keys, epoch: int, ranks: Sequence[int]) -> Saying[Decision]:
     """Decide from the votes of these ranks, unless another rank has decided. Return the decision that holds."""
     raw = yield Get(tuple(keys.offer(epoch, rank) for rank in ranks))
@@ -150,6 +164,10 @@ def _present(keys: Keys, epoch: int, ranks: tuple[int, ...]) -> Saying[tuple[int
     first = yield from _present(keys, epoch, ranks[:half])
     second = yield from _present(keys, epoch, ranks[half:])
     return first + second
+
+
+def _all_left(keys: Keys) -> str:
+    return f"{keys.incarnation}/all-left"
 
 
 def _one(answer: object) -> bytes:

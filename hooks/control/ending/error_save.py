@@ -25,8 +25,8 @@ from ...ipc.notice import alarm_of
 from ...ipc.progress import TrainingProgress
 from ...save.checkpointer import Checkpointer
 from ...state.state import State
-from ..coordinator import Coordinator
 from ..gate import Gate
+from ..ranks.coordinator import Coordinator
 from ..report import Report
 from ..requests import SaveRequests
 from . import sigterm

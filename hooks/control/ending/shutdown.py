@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...ipc import protocol
 from ...ipc.notice import PreemptionNotice
-from ..coordinator import Coordinator
+from ..ranks.coordinator import Coordinator
 from ..requests import SaveRequests
 from ..session import AgentSession
 from . import sigterm

@@ -21,9 +21,8 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.consensus import channel as channel_module
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.channel import SECOND, Channel, second_rank
+from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import (
     BoundaryEvent,
     CarriedEvent,
@@ -32,9 +31,11 @@ from spotguard.hooks.consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
+from spotguard.hooks.consensus.failover import SECOND, side
 from spotguard.hooks.consensus.job_state import JobState, WantedSave
-from spotguard.hooks.consensus.process_group import BesideStore
-from spotguard.hooks.consensus.store import JobStore, StoreSilent
+from spotguard.hooks.consensus.stores import second
+from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
+from spotguard.hooks.consensus.stores.second import BesideStore, second_rank
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.providers.clock import SystemClock
 from tests.hooks.consensus.test_channel import HOST, NOTICE, PATIENCE, Rank, together, within
@@ -183,7 +184,7 @@ def test_ranks_whose_store_has_gone_call_and_agree_in_the_second_one(host: Host)
         assert [each.standing.departing for each in job.channels] == [{"m0", "m1"}] * 3
         assert {each.step for each in job.agree(epoch, (5, 5, 5))} == {5}
         assert not any(each.lost for each in job.channels)
-        assert [each.side(epoch) for each in job.channels] == [1, 1, 1]
+        assert side(epoch) == 1
 
 
 def test_replicas_save_without_the_rank_that_served_the_store(host: Host) -> None:
@@ -401,8 +402,8 @@ def test_a_notice_that_only_some_ranks_have_read_in_the_first_store_stands_for_a
     with a_job(host) as job:
         job.called()
         with host.stopped():
-            job.channels[2].standing = JobState()  # as if it had read nothing
-            job.channels[2]._ends.clear()
+            job.channels[2].failover.standing = JobState()  # as if it had read nothing
+            job.channels[2].failover._ends.clear()
             job.channels[2].call(WithdrawnEvent("nothing"), within(PATIENCE))
             for rank in job.ranks:
                 rank.until(SECOND + 3)
@@ -476,7 +477,7 @@ class Mute(BesideStore):
 def test_a_second_store_that_takes_connections_and_never_answers_holds_up_no_rank(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "_REACHED", 1.0)
+    monkeypatch.setattr(second, "_REACHED", 1.0)
     job = Job(host, maker=Mute)
     try:
         assert [len(channel._keepers) for channel in job.channels] == [1, 1, 1]
@@ -492,7 +493,7 @@ def test_a_process_that_may_open_too_few_files_serves_no_second_store() -> None:
     serve = """
 import resource, sys
 from torch.distributed import TCPStore
-from spotguard.hooks.consensus.process_group import BesideStore
+from spotguard.hooks.consensus.stores.second import BesideStore
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
 first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(bool(BesideStore(first, 200).serve()), resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -22,9 +22,9 @@ from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import LogEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.vote import Decision
-from spotguard.hooks.control.coordinator import Coordinator
 from spotguard.hooks.control.gate import Gate
 from spotguard.hooks.control.gate_rule import Shut
+from spotguard.hooks.control.ranks.coordinator import Coordinator
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
 from spotguard.hooks.ipc.notice import PreemptionNotice
@@ -500,7 +500,7 @@ def test_a_first_rank_whose_store_one_rank_has_lost_is_waited_for_as_any_other(b
         first.ranks.notice(Preempt("x", 30.0, 3.0, "terminate", "aws"))
         assert [end.heard.outcome() for end in (first, second)] == ["committed"] * 2
         assert second.ranks.channel.orphaned
-        (epoch,) = {end.ranks.channel.decided for end in (first, second)}
+        (epoch,) = {end.ranks.channel.failover.decided for end in (first, second)}
         job = SaveRequest("emergency", CancelScope(SystemClock()), epoch=epoch)
         agreed = second.ranks.agreed(job, Decision(epoch, 7, ranks=(0, 1)), 7)
         assert not agreed.failed

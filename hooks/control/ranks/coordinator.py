@@ -13,12 +13,11 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
-from ...providers.clock import Clock
-from ...providers.errors import SpotguardError
-from ..checkpoint.ranking import counts
-from ..consensus.callers import CallerPool
-from ..consensus.channel import Channel
-from ..consensus.events import (
+from ....providers.clock import Clock
+from ....providers.errors import SpotguardError
+from ...checkpoint.ranking import counts
+from ...consensus.channel import Channel
+from ...consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
     CarriedEvent,
@@ -29,19 +28,21 @@ from ..consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
-from ..consensus.job_state import JobState
-from ..consensus.topology import Host, gather_holdings, holding, machines_to_watch
-from ..consensus.vote import Decision, Vote, ranges, shared
-from ..ipc import protocol
-from ..ipc.notice import BY_HAND, PreemptionNotice, alarm_of
-from ..save.cancel_scope import Abandoned
-from ..save.checkpointer import Checkpointer
-from ..save.plan.budget import early
-from ..save.plan.partitioner import RankRoles
-from ..save.request import SaveRequest, SaveSpec, Weights
-from ..state.state import State
-from .report import MessageSender, Report
-from .requests import SaveRequests
+from ...consensus.failover import side
+from ...consensus.job_state import JobState
+from ...consensus.topology import Host, gather_holdings, holding, machines_to_watch
+from ...consensus.vote import Decision, Vote, ranges, shared
+from ...ipc import protocol
+from ...ipc.notice import BY_HAND, PreemptionNotice, alarm_of
+from ...save.cancel_scope import Abandoned
+from ...save.checkpointer import Checkpointer
+from ...save.plan.budget import early
+from ...save.plan.partitioner import RankRoles
+from ...save.request import SaveRequest, SaveSpec, Weights
+from ...state.state import State
+from ..report import MessageSender, Report
+from ..requests import SaveRequests
+from .callers import CallerPool
 
 log = logging.getLogger("spotguard")
 
@@ -281,7 +282,7 @@ class Coordinator:
     def _orphaned(self) -> None:
         """Have a save that is under way not wait for the rank that is gone with the job's own store."""
         wanted = self.channel.standing.wanted
-        if wanted is not None and not self.channel.side(wanted.epoch):
+        if wanted is not None and not side(wanted.epoch):
             with self._lock:
                 self._failed.setdefault(wanted.epoch, {}).update(self._gone())
 
@@ -295,7 +296,7 @@ class Coordinator:
 
     def call_again(self, job: SaveRequest) -> bool:
         left, preemption = job.scope.left(), job.preemption
-        if preemption is None or not self._gone() or self.channel.lost or self.channel.side(job.epoch):
+        if preemption is None or not self._gone() or self.channel.lost or side(job.epoch):
             return False
         if not self.channel.standing.counts(job.epoch) or (left is not None and left < _WORTH):
             return False
@@ -369,7 +370,7 @@ class Coordinator:
         """
         before = self.channel.standing
         known, there = ({each.id for each in state.notices} for state in (before, standing))
-        longer = call.heard >= self.channel.left_at
+        longer = call.heard >= self.channel.failover.left_at
         for id in known - there if longer else ():
             self._void(id)
         for notice in standing.notices:
@@ -506,7 +507,7 @@ class Coordinator:
         with self._lock:
             self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
             failed = self._failed.setdefault(job.epoch, {})
-            if not self.channel.side(job.epoch):
+            if not side(job.epoch):
                 failed.update(self._gone())
             # Only of machines that go: `_until` also holds machines whose notice was withdrawn.
             times = [until for machine, until in self._until.items() if machine in going]
@@ -515,7 +516,7 @@ class Coordinator:
             job.epoch,
             RankRoles(job.departing, decision.whole_each, absent),
             speaks=self.speaks,
-            side=self.channel.side(job.epoch),
+            side=side(job.epoch),
             weights=_WEIGHTS[decision.level],
             departing_until=max(times, default=self._clock.monotonic() + STAYS),
             failed=failed,
