@@ -520,7 +520,7 @@ class Guard:
 
     def _welcomed(self, calls: bool, heartbeat: str) -> None:
         if self._coordinator is not None:
-            self._coordinator.welcomed(calls, heartbeat)
+            self._coordinator.notices.greet(calls, heartbeat)
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(

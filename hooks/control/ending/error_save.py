@@ -192,8 +192,8 @@ class ErrorSave:
     def _unsaved(self) -> str:
         """Return why the present state is not to be saved; "" if it is."""
         place = self._gate.place
-        if self._coordinator is not None and self._coordinator.distrusted:
-            return self._coordinator.distrusted
+        if self._coordinator is not None and self._coordinator.failed_ranks.distrusted:
+            return self._coordinator.failed_ranks.distrusted
         if self._state.poisoned:
             return "a restore has failed half-way"
         if place.dirty:

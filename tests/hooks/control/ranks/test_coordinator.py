@@ -446,8 +446,8 @@ def test_another_machines_stall_stays_one_when_this_machines_agent_answers(
         found: list[PreemptionNotice] = []
         called: list[PeerPreempted] = []
         monkeypatch.setattr(second.saver, "emergency", lambda notice, *_, **__: found.append(notice))
-        monkeypatch.setattr(second.ranks, "_send", called.append)
-        second.ranks.welcomed(True)
+        monkeypatch.setattr(second.ranks.notices, "_send", called.append)
+        second.ranks.notices.greet(True)
         first.ranks.notice(Preempt("x", 600.0, 60.0, kind, "spotguard", drill=kind == "stall"))
         until(lambda: bool(found and called))
         second.ranks.notice(Preempt(called[0].id, 600.0, 60.0, PEER, "spotguard", called[0].drill))
@@ -522,4 +522,4 @@ def test_a_save_that_has_failed_before_the_ranks_left_its_store_is_known_to_have
         job = SaveRequest("emergency", CancelScope(SystemClock()), epoch=5)
         store.cut = True
         first.ranks.failed(job, "its store refuses")  # by which the other one loses the store
-        until(lambda: second.ranks._failed.get(5) == {0: "its store refuses"})
+        until(lambda: second.ranks.failed_ranks._failed.get(5) == {0: "its store refuses"})
