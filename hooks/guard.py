@@ -516,7 +516,7 @@ class Guard:
         self._messages.hear(message)
 
     def _lost(self) -> None:
-        self._saver.lost()
+        self._saver.end_drills()
 
     def _welcomed(self, calls: bool, heartbeat: str) -> None:
         if self._coordinator is not None:

@@ -278,7 +278,7 @@ class SaveRequests:
         for id in list(preemption.ids) if preemption is not None else []:
             self._void(id, why)
 
-    def lost(self) -> None:
+    def end_drills(self) -> None:
         """End a drill whose agent is gone, because no other process will. A notice still stands."""
         preemption = self._alarm
         for id in list(preemption.ids) if preemption is not None and preemption.drill else []:
@@ -456,7 +456,7 @@ class SaveRequests:
 
     @staticmethod
     def _see_alive(coordinator: JobCoordinator) -> None:
-        if coordinator.lost:
+        if coordinator.orphaned:
             raise CheckpointError("this rank can no longer call the other ranks: the job's store is gone")
 
     def _scope(self, deadline: float | None) -> CancelScope:

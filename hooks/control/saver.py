@@ -159,7 +159,7 @@ class Saver(SaveRequests):
                 and isinstance(error, IncompleteError)
                 and self._coordinator is not None
             ):
-                job.superseded = self._coordinator.call_again(job)
+                job.superseded = self._coordinator.revote(job)
         last = self._checkpointer.last
         if job.saved is not None and isinstance(error, AlreadyComplete):
             job.saved = replace(job.saved, why=str(error))

@@ -107,7 +107,7 @@ class Coordinator:
         self.channel.close()
 
     @property
-    def lost(self) -> bool:
+    def orphaned(self) -> bool:
         return self.channel.orphaned
 
     def counts(self, epoch: int) -> bool:
@@ -229,7 +229,7 @@ class Coordinator:
         # All ranks read a notice and its withdrawal in the order in which this rank called them.
         self._callers.give(run, self._clock.monotonic() + seconds)
 
-    def call_again(self, job: SaveRequest) -> bool:
+    def revote(self, job: SaveRequest) -> bool:
         left, preemption = job.scope.left(), job.preemption
         if preemption is None or not self.failed_ranks.gone() or self.channel.lost or side(job.epoch):
             return False

@@ -201,7 +201,7 @@ def test_replicas_save_without_the_rank_that_served_the_store(host: Host) -> Non
         assert late == decided[0]  # and no other decision, though it lives
 
 
-def test_a_notice_whose_votes_went_with_the_store_is_called_again_once(host: Host) -> None:
+def test_a_notice_whose_votes_went_with_the_store_is_voted_on_again_once(host: Host) -> None:
     """Three ranks find out at once. Nobody reports that nothing is saved: a later call has replaced it."""
     with a_job(host) as job:
         epoch = job.called()

@@ -327,7 +327,7 @@ def test_a_first_rank_that_hears_no_calls_calls_for_nothing_but_notices() -> Non
     with two(SystemClock(), met=store) as (first, second):
         store.cut = True
         second.ranks.over("nothing", "")
-        until(lambda: first.ranks.lost)
+        until(lambda: first.ranks.orphaned)
         first.saver.ready = second.saver.ready = True
         assert not first.ranks.background("it is time")
         with pytest.raises(CheckpointError, match="this rank can no longer call the other ranks"):
@@ -392,7 +392,7 @@ def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_o
     with two(clock, met=store) as (first, second):
         store.cut = True
         second.ranks.over("nothing", "")  # whatever comes next
-        until(lambda: first.ranks.lost)
+        until(lambda: first.ranks.orphaned)
         notice = Preempt("x", 30.0, 3.0, "terminate", "aws")
         first.ranks.notice(notice)
         assert "this rank receives no more calls" in first.heard.outcome()
