@@ -157,18 +157,46 @@ class SaveRequests:
                 self._give_way(self._running, preemption)
             if not self.ready:
                 self._gate.close()  # a process that has not begun training parks, and never trains
-            last = self._checkpointer.last
-            scope, before = self._scope(preemption.save_by), "" if last is None else last.url
-            self._urgent = SaveRequest(
-                "emergency",
-                scope,
-                preemption,
-                epoch=epoch,
-                departing=departing,
-                at_boundary=at_boundary,
-                before=before,
-            )
-            self._jobs.put(self._urgent)
+            self._put_urgent(preemption, epoch, at_boundary=at_boundary, departing=departing)
+
+    def _put_urgent(
+        self,
+        preemption: PreemptionNotice,
+        epoch: int = 0,
+        *,
+        at_boundary: bool = False,
+        departing: frozenset[int] = frozenset(),
+    ) -> None:
+        """Queue the save of a notice. The caller has the lock."""
+        last = self._checkpointer.last
+        self._urgent = SaveRequest(
+            "emergency",
+            self._scope(preemption.save_by),
+            preemption,
+            epoch=epoch,
+            departing=departing,
+            at_boundary=at_boundary,
+            stall=preemption.stall,
+            before="" if last is None else last.url,
+        )
+        self._jobs.put(self._urgent)
+
+    def _end_urgent(self, job: SaveRequest) -> None:
+        """End the emergency save that has run. The caller has the lock.
+
+        A stall's save gives up long before its deadline. In a job of one process, a notice that came since has only joined it,
+        and must have a save of its own. In a job of several ranks, the notice's call has one.
+        """
+        if self._urgent is not job:
+            return
+        preemption = job.preemption
+        given_up = job.saved is None and isinstance(job.error, Abandoned)
+        joined = job.stall and preemption is not None and not preemption.stall
+        if preemption is not None and joined and given_up and self._coordinator is None:
+            job.superseded = True
+            self._put_urgent(preemption)
+        else:
+            self._urgent, self._concluding = None, True
 
     def _is_new(self, preemption: PreemptionNotice) -> bool:
         """Return whether this rank learns of the notice now. Several threads may bring it one notice: a call, and the agent."""

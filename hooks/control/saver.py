@@ -137,8 +137,7 @@ class Saver(SaveRequests):
         finally:
             with self._lock:
                 self._running = None
-                if self._urgent is job:
-                    self._urgent, self._concluding = None, True
+                self._end_urgent(job)
                 self._beside = [each for each in self._beside if each is not job]
             try:
                 self._conclude(job)
