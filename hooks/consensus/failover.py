@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -69,6 +70,9 @@ class Failover:
         self._numbers = itertools.count(1)
         #: Guards what follows, and `at` and `standing`: each keeper has a thread that reads its log.
         self._lock = threading.Lock()
+        #: Entries that are read and not yet taken in, each with the place of its store; and whether a thread takes them in.
+        self._entries: deque[tuple[int, Hear]] = deque()
+        self._taking_in = False
         #: This rank's own events in the log of the first store, by number, until it has read them there.
         self._unheard: dict[int, LogEvent] = {}
         #: Monotonic seconds until which each notice in the first store's log has time.
@@ -174,11 +178,31 @@ class Failover:
     def hear(self, at: int, hear: Hearer, heard: Hear) -> None:
         """Take in the next entry of a log, on the thread that reads it.
 
+        Events are heard one after the other, and with no lock held: whatever hears one may wait for a thread that calls.
+
         Args:
             at: the place of the log's store in `keepers`.
             hear: gets the event.
             heard: the entry.
         """
+        with self._lock:
+            self._entries.append((at, heard))
+            if self._taking_in:
+                return  # the other log's thread is at it, and takes in this entry, too
+            self._taking_in = True
+        try:
+            while (entry := self._next()) is not None:
+                self._take_in(*entry, hear)
+        except BaseException:
+            self._taking_in = False
+            raise
+
+    def _next(self) -> tuple[int, Hear] | None:
+        with self._lock:
+            self._taking_in = bool(self._entries)
+            return self._entries.popleft() if self._entries else None
+
+    def _take_in(self, at: int, heard: Hear, hear: Hearer) -> None:
         with self._lock:
             if at < self.at:
                 return  # the ranks have left this store
@@ -191,10 +215,11 @@ class Failover:
                 call = UnknownEvent("it was carried from the first store")
             standing = before.after(call)
             self._keep(call)
-            try:
-                hear(heard.epoch, call, standing)
-            except Exception:  # a bug of spotguard must not end the only thread that receives events
-                log.exception("internal error; please report it [SG704]")
+        try:
+            hear(heard.epoch, call, standing)
+        except Exception:  # a bug of spotguard must not end the only thread that receives events
+            log.exception("internal error; please report it [SG704]")
+        with self._lock:
             # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
             self.standing = standing
             self._unheard.pop(heard.epoch, None)

@@ -280,7 +280,7 @@ def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again
             job.channels[1]._keepers[0].gone = True  # as it seems to that one
             third = replace(OTHER, id="c")
             assert job.channels[1].call(third, within(PATIENCE)) > SECOND
-            until(lambda: first._keepers[1].store.check([first._keys.bell(0, SECOND + 1)]))
+            until(lambda: first._keepers[1].heard > SECOND)
             job.ranks[0].before = None
             goes_on.set()
             written.result(PATIENCE)
@@ -464,6 +464,24 @@ def test_a_rank_that_is_deaf_to_the_first_store_takes_all_with_it(host: Host) ->
         for rank in job.ranks:
             rank.until(epoch)
         assert {each.step for each in job.agree(epoch, (3, 3, 3))} == {3}
+
+
+def test_a_thread_calls_while_its_rank_hears(host: Host) -> None:
+    """No lock is held over what hears an event: it may wait for a thread that calls."""
+    with a_job(host) as job, ThreadPoolExecutor(1) as pool:
+        first, numbers = job.ranks[0], list[int]()
+
+        def held(epoch: int, call: LogEvent, standing: JobState) -> None:
+            first.before = None
+            numbers.append(pool.submit(first.channel.call, OTHER, within(PATIENCE)).result(PATIENCE))
+
+        first.before = held
+        host.dies()
+        job.channels[1].call(NOTICE, within(PATIENCE))
+        for channel in job.channels:
+            until(lambda channel=channel: {each.id for each in channel.standing.notices} == {"a", "b"})  # type: ignore[misc]
+        assert len(numbers) == 1
+        assert numbers[0] > SECOND
 
 
 class Mute(BesideStore):
