@@ -301,7 +301,18 @@ class Channel:
         elif at == self.failover.at:
             log.info("the job's store is gone, and the ranks agree through a second one: %s", why)
         else:
-            log.debug("the store that this rank does not need is gone: %s", why)
+            self._unneeded(at, why)
         if at == 0 and not self.lost:
             self.failover.carry_before(self.failover.last)
             self.orphan()
+
+    def _unneeded(self, at: int, why: Exception) -> None:
+        """Report the loss of a store whose log does not count. The first rank warns of the second one's, for all ranks."""
+        log.debug("a store that this rank does not need now is gone: %s", why)
+        if at and self.rank == 0:
+            log.warning(
+                "the second store is gone: rank %d has ended, or cannot be reached. Training continues, but the "
+                "ranks save nothing if they also lose the job's own store. The next start of the job opens a "
+                "second store again [SG504]",
+                second_rank(self.machines),
+            )

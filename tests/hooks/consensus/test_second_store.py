@@ -303,15 +303,34 @@ def test_a_state_that_has_moved_is_saved_again_though_the_store_of_its_save_is_g
         assert {each.step for each in job.agree(again, (5, 5, 5))} == {5}
 
 
-def test_the_loss_of_the_second_store_changes_nothing(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    with a_job(host) as job:
-        for channel in job.channels:
-            channel._keepers[1].gone = True
+class Broken(BesideStore):
+    """A second store whose ways break at once."""
+
+    cut = threading.Event()
+
+    def reach(self, place: str) -> Any:
+        return Away(super().reach(place), self.cut)
+
+
+def test_the_loss_of_the_second_store_changes_nothing_but_what_may_be_lost_next(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first rank warns, once, and no other one does. The ranks call and agree as before."""
+    Broken.cut = threading.Event()
+
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+    with a_job(host, maker=Broken) as job:
+        Broken.cut.set()
+        until(lambda: all(channel._keepers[1].gone for channel in job.channels))
         assert job.channels[1].call(NOTICE, within(PATIENCE)) == 1
         for rank in job.ranks:
             rank.hears(1)
         assert {each.step for each in job.agree(1, (2, 2, 2))} == {2}
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+        until(lambda: bool(warnings()))
+    assert len(warnings()) == 1
+    assert "the second store is gone: rank 2 has ended, or cannot be reached" in warnings()[0]
 
 
 class Unreachable(BesideStore):
