@@ -155,6 +155,14 @@ class Channel:
         """Whether the job's own store is gone, and with it the process that served it: mostly the first rank's."""
         return self._keepers[0].gone
 
+    @property
+    def gone(self) -> int | None:
+        """The rank that is gone with the job's own store; None: there is none.
+
+        This is a guess, because only this rank's connection may have broken. A rank that votes in the second store lives.
+        """
+        return self.host if self.orphaned else None
+
     def listen(self, hear: Hearer) -> None:
         """Have a thread "spotguard-mailbox" call `hear` once for each event, in order. `hear` must not block."""
         for at, keeper in enumerate(self._keepers):
@@ -263,7 +271,8 @@ class Channel:
         hosts the store goes last.
 
         Args:
-            patience: seconds for which the hosting rank waits for the others. No rank waits for a store that is gone.
+            patience: seconds for which the hosting rank waits for the others. No rank waits for a store that is gone, or for the
+                rank that is gone with it.
         """
         if self._forgotten or self.failover.closing:
             return
@@ -271,11 +280,16 @@ class Channel:
         for keeper in self._keepers:
             try:
                 keeper.stop(self.rank, within(self._clock, _JOIN), _JOIN)
-                keeper.caller.say(protocol.leave(keeper.keys), within(self._clock, _JOIN))
+                keeper.caller.say(
+                    protocol.leave(keeper.keys, self.rank, self.rank), within(self._clock, _JOIN)
+                )
             except StoreSilent as why:
                 log.debug("this rank could not announce its end: %s", why)
         for keeper in self._hosted:  # after this rank has left every store: another host may wait for it
             try:
+                if self.gone is not None:  # its process waits for nothing any more, and reports no end
+                    gone = protocol.leave(keeper.keys, self.gone, self.rank)
+                    keeper.caller.say(gone, within(self._clock, _JOIN))
                 wait, seconds = protocol.wait_left(keeper.keys), within(self._clock, patience + _JOIN)
                 keeper.caller.say(wait, seconds, late(self._clock, patience))
             except StoreSilent as why:

@@ -56,6 +56,9 @@ class Keys:
     def decision(self, epoch: int) -> str:
         return f"{self.incarnation}/decision/{epoch}"
 
+    def left(self, rank: int) -> str:
+        return f"{self.incarnation}/left/{rank}"
+
     def ring(self, epoch: int) -> Set:
         return Set(tuple((self.bell(rank, epoch), "1") for rank in range(self.world)))
 
@@ -128,8 +131,15 @@ def agree(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:
     return (yield from _settle(keys, epoch, present))
 
 
-def leave(keys: Keys) -> Saying[None]:
-    """Report that this rank has stopped listening."""
+def leave(keys: Keys, rank: int, by: int) -> Saying[None]:
+    """Report that a rank has stopped listening. It counts once, whoever reports it.
+
+    Args:
+        rank: the rank.
+        by: the rank that reports it: that one, or another one because that one has gone.
+    """
+    if (yield Claim(keys.left(rank), str(by))) != str(by).encode():
+        return
     if (yield Add(f"{keys.incarnation}/left")) == keys.world:
         yield Set(((_all_left(keys), "1"),))
         yield Has((_all_left(keys),))

@@ -70,9 +70,6 @@ class FailedRanks:
                 self._failed.setdefault(wanted.epoch, {}).update(self.gone())
 
     def gone(self) -> dict[int, str]:
-        """Return the rank that is gone with the job's own store, and why nothing more comes from it.
-
-        This is a guess, because only this rank's connection may have broken. A rank that votes in the second store lives.
-        """
-        host = self._channel.host if self._channel.orphaned else None
-        return {} if host is None else {host: "its process is gone, and the job's store with it"}
+        """Return the rank that is gone with the job's own store (see `Channel.gone`), and why nothing more comes from it."""
+        gone = self._channel.gone
+        return {} if gone is None else {gone: "its process is gone, and the job's store with it"}

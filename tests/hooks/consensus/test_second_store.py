@@ -95,7 +95,7 @@ class Away:
 
 
 class Job:
-    """Three ranks on two machines."""
+    """Three ranks on two machines. With `hosts`, the process that serves the store counts as the first rank's."""
 
     def __init__(self, host: Host, cut: int | None = None, **how: Any) -> None:
         self.host = host
@@ -104,13 +104,20 @@ class Job:
         self.cut = threading.Event()
         if cut is not None:
             stores[cut] = Away(stores[cut], self.cut)
+        self.hosts = bool(how.get("hosts"))
         self.channels = together(*(lambda r=r: self._join(r, stores[r], makers[r]) for r in range(3)))
         self.ranks = [Rank(channel) for channel in self.channels]
 
-    @staticmethod
-    def _join(rank: int, store: JobStore, maker: BesideStore) -> Channel:
+    def _join(self, rank: int, store: JobStore, maker: BesideStore) -> Channel:
         return Channel.join(
-            store, rank, 3, f"m{rank // 2}", SystemClock(), meet=lambda _: b"life", second=maker
+            store,
+            rank,
+            3,
+            f"m{rank // 2}",
+            SystemClock(),
+            meet=lambda _: b"life",
+            hosts=self.hosts and rank == 0,
+            second=maker,
         )
 
     def called(self) -> int:
@@ -501,6 +508,35 @@ def test_a_thread_calls_while_its_rank_hears(host: Host) -> None:
             until(lambda channel=channel: {each.id for each in channel.standing.notices} == {"a", "b"})  # type: ignore[misc]
         assert len(numbers) == 1
         assert numbers[0] > SECOND
+
+
+def test_the_host_of_the_second_store_waits_for_no_rank_that_has_gone_with_the_first(host: Host) -> None:
+    """It waits for every other one, or that one's process might abort."""
+    with a_job(host, hosts=True) as job, ThreadPoolExecutor(1) as pool:
+        host.dies()  # the first rank never closes
+        for channel in job.channels[1:]:
+            until(lambda channel=channel: channel.orphaned)  # type: ignore[misc]
+        closed = pool.submit(job.channels[2].close, 1000.0)
+        keeper = job.channels[1]._keepers[1]
+        until(lambda: keeper.store.check([keeper.keys.left(2)]))
+        assert not closed.done()
+        job.channels[1].close(0.0)
+        closed.result(PATIENCE)
+
+
+def test_a_rank_leaves_once_though_another_one_takes_it_for_gone(host: Host) -> None:
+    """It may have lost nothing but its way."""
+    with a_job(host) as job:
+        keeper = job.channels[1]._keepers[1]
+        for rank, by in ((0, 2), (0, 0), (0, 0), (2, 2)):
+            keeper.caller.say(protocol.leave(keeper.keys, rank, by), within(PATIENCE))
+        waited = keeper.caller.say(
+            protocol.wait_left(keeper.keys), within(PATIENCE), lambda: protocol.Waited.LATE
+        )
+        assert waited is protocol.Waited.LATE
+        keeper.caller.say(protocol.leave(keeper.keys, 1, 1), within(PATIENCE))
+        waited = keeper.caller.say(protocol.wait_left(keeper.keys), within(PATIENCE))
+        assert waited is protocol.Waited.THERE
 
 
 class Mute(BesideStore):
