@@ -168,12 +168,14 @@ class Channel:
         for at, keeper in enumerate(self._keepers):
             keeper.listen(self.rank, partial(self.failover.hear, at, hear), partial(self._gone, at))
 
-    def call(self, call: LogEvent, left: Callable[[], float | None]) -> int:
+    def call(self, call: LogEvent, left: Callable[[], float | None], *, ends: bool = False) -> int:
         """Send an event to all ranks, including this one, and return its number. Any thread may call it.
 
         Args:
             call: the event.
             left: returns the seconds that are left; None: no limit.
+            ends: this process may end right after the call. If it serves the store whose log counts, no other rank might read the
+                event there, so it is sent through the second store.
 
         Raises:
             StoreSilent: the store is gone, or has not answered in time. The ranks may still receive the event.
@@ -181,7 +183,8 @@ class Channel:
         if isinstance(call, BackgroundEvent):
             call = replace(call, heard=self.standing.epoch)
         why = StoreSilent("the job's store is gone")
-        for keeper, seconds in self.failover.turns(left):
+        goes_along = ends and self.failover.current in self._hosted
+        for keeper, seconds in self.failover.turns(left, ends=goes_along):
             self.failover.carry_before(keeper)
             entry = self.failover.entry(call)
             try:

@@ -94,14 +94,21 @@ class Failover:
 
     # --- writing: which store, and whether what it took is read ---
 
-    def turns(self, left: Callable[[], float | None]) -> Iterator[tuple[Keeper, Callable[[], float | None]]]:
-        """Yield the stores to call in, one after the other, with the time that each has."""
+    def turns(
+        self, left: Callable[[], float | None], *, ends: bool = False
+    ) -> Iterator[tuple[Keeper, Callable[[], float | None]]]:
+        """Yield the stores to call in, one after the other, with the time that each has.
+
+        Args:
+            left: returns the seconds that are left; None: no limit.
+            ends: the store whose log counts may end right after the call, so the one behind it comes first.
+        """
         first, *behind = self.keepers[self.at :]
         if not behind or behind[0].gone:
             yield first, left
             return
         seconds = left()
-        if not first.gone:
+        if not (first.gone or ends):
             share = _TRIED if seconds is None else min(_TRIED, _TRIED_SHARE * seconds)
             yield first, within(self._clock, share)
         half = None if first.gone or seconds is None else within(self._clock, seconds / 2)

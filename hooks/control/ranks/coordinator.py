@@ -201,8 +201,8 @@ class Coordinator:
     def distrust(self, why: str) -> None:
         """Have no rank save for the errors that follow from this rank's. Returns once the others can read it."""
         call = self.failed_ranks.report(0, why)
-        try:
-            self.channel.call(call, within(self._clock, _PATIENCE))
+        try:  # this process ends soon, perhaps with the job's own store in it
+            self.channel.call(call, within(self._clock, _PATIENCE), ends=True)
         except SpotguardError as error:
             log.debug("no other rank learned that %s: %s", why, error)
 

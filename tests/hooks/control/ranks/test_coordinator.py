@@ -523,3 +523,18 @@ def test_a_save_that_has_failed_before_the_ranks_left_its_store_is_known_to_have
         store.cut = True
         first.ranks.failed(job, "its store refuses")  # by which the other one loses the store
         until(lambda: second.ranks.failed_ranks._failed.get(5) == {0: "its store refuses"})
+
+
+def test_the_rank_that_serves_the_store_has_its_values_distrusted_though_it_dies_right_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its store goes with it, before any other rank has read a word there."""
+    store = Cut(HashStore())
+    with two(SystemClock(), met=store, second=Beside()) as (first, second):
+        monkeypatch.setattr(first.ranks, "_report_failed", lambda call: None)  # a dead rank reports nothing
+        store.cut = True
+        first.ranks.distrust("its values may be wrong")
+        until(lambda: second.ranks.channel.orphaned or bool(second.ranks.failed_ranks.distrusted))
+        second.ranks.over("nothing", "")
+        until(lambda: second.ranks.channel.standing.withdrawn >= {"nothing"})
+        assert second.ranks.failed_ranks.distrusted == "on rank 0 its values may be wrong"
