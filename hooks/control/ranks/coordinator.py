@@ -208,7 +208,7 @@ class Coordinator:
 
     def by_hand(self, step: int) -> None:
         if self.first:
-            self._call(ManualEvent(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
+            self._call(ManualEvent(step), _PATIENCE, lambda why: self._saver.manual_saves.unheard(step, why))
 
     def over(self, id: str, why: str) -> None:
         call = WithdrawnEvent(self.notices.drop(id))
