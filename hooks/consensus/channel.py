@@ -12,7 +12,7 @@ from ...providers.clock import Clock
 from ...providers.errors import SpotguardError, UsageError
 from ..ipc import typed_json
 from . import barrier, protocol
-from .events import VERSION, BackgroundEvent, LogEvent, RevoteEvent
+from .events import VERSION, BackgroundEvent, LogEvent, ManualEvent, RevoteEvent
 from .failover import SECOND, Failover, Hearer, side
 from .job_state import JobState
 from .protocol import Keys, Waited
@@ -60,6 +60,8 @@ class Channel:
         self._offered = 0
         #: Called once if the first store is gone. It must not block.
         self.orphan: Callable[[], None] = lambda: None
+        #: The first rank has warned that there is no second store any more.
+        self._warned = False
         #: This is a forked child: threads and connections are the parent's.
         self._forgotten = False
 
@@ -182,6 +184,8 @@ class Channel:
         """
         if isinstance(call, BackgroundEvent):
             call = replace(call, heard=self.standing.epoch)
+        if self.rank == 0 and isinstance(call, (BackgroundEvent, ManualEvent)):
+            self._see_second()
         why = StoreSilent("the job's store is gone")
         goes_along = ends and self.failover.current in self._hosted
         for keeper, seconds in self.failover.turns(left, ends=goes_along):
@@ -196,6 +200,22 @@ class Channel:
                 return number
             # The others have left that store, or it has gone or fallen silent since: nobody may ever read the entry.
         raise why
+
+    def _see_second(self) -> None:
+        """Warn once, on the first rank and for all, if the second store is gone while training continues.
+
+        A warning at the loss itself would come at the end of many jobs, in which the other ranks end first.
+        """
+        second = self.failover.last
+        if self._warned or not second.gone or self.failover.current is second:
+            return
+        self._warned = True
+        log.warning(
+            "the second store is gone: rank %d has ended, or cannot be reached. Training continues, but the "
+            "ranks save nothing if they also lose the job's own store. The next start of the job opens a "
+            "second store again [SG504]",
+            second_rank(self.machines),
+        )
 
     def revote(self, epoch: int, left: Callable[[], float]) -> None:
         """Have all ranks vote again, in the second store, on a save that was called for in the first one.
@@ -318,18 +338,7 @@ class Channel:
         elif at == self.failover.at:
             log.info("the job's store is gone, and the ranks agree through a second one: %s", why)
         else:
-            self._unneeded(at, why)
+            log.debug("the store that this rank does not need is gone: %s", why)
         if at == 0 and not self.lost:
             self.failover.carry_before(self.failover.last)
             self.orphan()
-
-    def _unneeded(self, at: int, why: Exception) -> None:
-        """Report the loss of a store whose log does not count. The first rank warns of the second one's, for all ranks."""
-        log.debug("a store that this rank does not need now is gone: %s", why)
-        if at and self.rank == 0:
-            log.warning(
-                "the second store is gone: rank %d has ended, or cannot be reached. Training continues, but the "
-                "ranks save nothing if they also lose the job's own store. The next start of the job opens a "
-                "second store again [SG504]",
-                second_rank(self.machines),
-            )
