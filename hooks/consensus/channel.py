@@ -158,7 +158,7 @@ class Channel:
         return self._keepers[0].gone
 
     @property
-    def gone(self) -> int | None:
+    def gone_rank(self) -> int | None:
         """The rank that is gone with the job's own store; None: there is none.
 
         This is a guess, because only this rank's connection may have broken. A rank that votes in the second store lives.
@@ -310,8 +310,8 @@ class Channel:
                 log.debug("this rank could not announce its end: %s", why)
         for keeper in self._hosted:  # after this rank has left every store: another host may wait for it
             try:
-                if self.gone is not None:  # its process waits for nothing any more, and reports no end
-                    gone = protocol.leave(keeper.keys, self.gone, self.rank)
+                if self.gone_rank is not None:  # its process waits for nothing any more, and reports no end
+                    gone = protocol.leave(keeper.keys, self.gone_rank, self.rank)
                     keeper.caller.say(gone, within(self._clock, _JOIN))
                 wait, seconds = protocol.wait_left(keeper.keys), within(self._clock, patience + _JOIN)
                 keeper.caller.say(wait, seconds, late(self._clock, patience))

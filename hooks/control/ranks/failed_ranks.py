@@ -70,6 +70,6 @@ class FailedRanks:
                 self._failed.setdefault(wanted.epoch, {}).update(self.gone())
 
     def gone(self) -> dict[int, str]:
-        """Return the rank that is gone with the job's own store (see `Channel.gone`), and why nothing more comes from it."""
-        gone = self._channel.gone
+        """Return the rank that is gone with the job's own store (see `Channel.gone_rank`), and why nothing more comes from it."""
+        gone = self._channel.gone_rank
         return {} if gone is None else {gone: "its process is gone, and the job's store with it"}
