@@ -16,8 +16,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import BackgroundEvent
-from spotguard.hooks.consensus.process_group import BesideStore
-from spotguard.hooks.consensus.store import JobStore
+from spotguard.hooks.consensus.stores.connection import JobStore
+from spotguard.hooks.consensus.stores.second import BesideStore
 from spotguard.hooks.consensus.vote import Vote
 from spotguard.providers.clock import SystemClock
 

@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus import protocol
 from spotguard.hooks.consensus.protocol import Add, Claim, Drop, Get, Has, Hear, Keys, Set, Wait, Waited
-from spotguard.hooks.consensus.store import JobStore, first_pause, pauses
+from spotguard.hooks.consensus.stores.connection import JobStore, first_pause, pauses
 from spotguard.hooks.consensus.vote import ReplicaGroup, Vote, ranges
 
 #: Seconds to the store's machine and back, between machines of one zone.

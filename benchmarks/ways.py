@@ -23,7 +23,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks import guard as home
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.store import JobStore
+from spotguard.hooks.consensus.stores.connection import JobStore
 from spotguard.hooks.control.ending import sigterm
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard

@@ -20,7 +20,6 @@ from .checkpoint.format.keys import check_run_id
 from .checkpoint.history import AttemptHistory
 from .checkpoint.local_stage import Stage
 from .consensus.channel import Channel
-from .control.coordinator import Coordinator
 from .control.ending import sigterm
 from .control.ending.error_save import ErrorSave, no_worker_error
 from .control.ending.shutdown import ProcessShutdown
@@ -28,6 +27,7 @@ from .control.ending.sigterm import Preempted
 from .control.gate import Gate
 from .control.gate_rule import Shut
 from .control.losses.watch import LossWatch
+from .control.ranks.coordinator import Coordinator
 from .control.report import GuardView, Report
 from .control.saver import Saver
 from .control.session import AgentMessages, AgentSession
@@ -516,11 +516,11 @@ class Guard:
         self._messages.hear(message)
 
     def _lost(self) -> None:
-        self._saver.lost()
+        self._saver.end_drills()
 
     def _welcomed(self, calls: bool, heartbeat: str) -> None:
         if self._coordinator is not None:
-            self._coordinator.welcomed(calls, heartbeat)
+            self._coordinator.notices.greet(calls, heartbeat)
 
     def _hello(self) -> protocol.Register:
         return protocol.Register(

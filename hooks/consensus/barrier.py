@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from ...providers.clock import Clock
 from .protocol import Add, Claim, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
-from .store import JobStore, StoreConnection, StoreSilent, late, within
+from .stores.connection import JobStore, StoreConnection, StoreSilent, late, within
 
 log = logging.getLogger("spotguard")
 
@@ -88,20 +88,6 @@ def beats(keys: Keys, ranks: Sequence[int]) -> Saying[dict[int, int]]:
     return counts
 
 
-def leave(keys: Keys) -> Saying[None]:
-    """Report that this rank has stopped listening."""
-    if (yield Add(f"{keys.incarnation}/left")) == keys.world:
-        yield Set(((_all_left(keys), "1"),))
-        yield Has((_all_left(keys),))
-
-
-def wait_left(keys: Keys) -> Saying[Waited]:
-    """Wait until all ranks have called `leave`."""
-    waited = yield Wait((_all_left(keys),))
-    assert isinstance(waited, Waited)
-    return waited
-
-
 def _missing(theirs: tuple[str, ...]) -> Saying[tuple[int, ...]]:
     missing: tuple[int, ...] = ()
     for rank, key in enumerate(theirs):
@@ -116,10 +102,6 @@ def _gathered(keys: Keys, number: int, rank: int) -> str:
 
 def _beats(keys: Keys, rank: int) -> str:
     return f"{keys.incarnation}/beats/{rank}"
-
-
-def _all_left(keys: Keys) -> str:
-    return f"{keys.incarnation}/all-left"
 
 
 def _text(value: bytes) -> str:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
-import socket
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from .channel import Channel
-from .store import JobStore
+from .stores.connection import JobStore
+from .stores.second import BesideStore
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 log = logging.getLogger("spotguard")
-
-#: Files that a process which serves the second store keeps free for training, and the connections of each rank to it.
-_SPARE_FILES, _CONNECTIONS = 512, 4
-#: Seconds in which a rank must reach the second store. A firewall that drops packets costs every start as much.
-_REACHED = 5.0
 
 
 def join(machine: str, clock: Clock) -> Channel | None:
@@ -105,89 +98,3 @@ def _hosted(store: object) -> bool:
     (`torch.distributed.rendezvous._torchelastic_use_agent_store`).
     """
     return _over_tcp(store) is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-
-
-class BesideStore:
-    """The second store of a job whose own store is over TCP; implements `channel.SecondStore`.
-
-    It listens at the address by which its process reaches the job's own store, because the other ranks are there, too.
-
-    Args:
-        first: the job's own store.
-        world: number of ranks.
-    """
-
-    def __init__(self, first: TCPStore, world: int) -> None:
-        self._first = first
-        self._world = world
-        self._served: TCPStore | None = None
-
-    def serve(self) -> str:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        if why := _too_few_files(_CONNECTIONS * self._world + _SPARE_FILES):
-            log.debug("no second store: %s", why)
-            return ""
-        try:
-            address = _own_address(self._first.host, self._first.port)
-            # A socket of ours, because torch's own would listen at all addresses.
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            listening = socket.create_server((address, 0), family=family, backlog=self._world)
-            port = listening.getsockname()[1]
-            self._served = TCPStore(
-                address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-            )
-        except (OSError, RuntimeError) as error:
-            log.debug("no second store: %s", error)
-            return ""
-        return f"{address} {port}"
-
-    def reach(self, place: str) -> JobStore | None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        if self._served is not None:
-            return cast(JobStore, self._served)
-        address, port = place.split()
-        try:
-            # Tried before torch does, which writes many lines to standard error if it fails.
-            socket.create_connection((address, int(port)), _REACHED).close()
-            store = TCPStore(
-                address,
-                int(port),
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=_REACHED),
-            )
-        except (OSError, RuntimeError) as error:
-            log.debug("no second store at %s: %s", place, error)
-            return None
-        return cast(JobStore, store)
-
-
-def _too_few_files(needed: int) -> str:
-    """Have this process open as many files as needed, and return why it may not; "" if it may.
-
-    Training opens files long after the ranks have connected, and would fail there.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return ""
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        return f"this process may open {hard} files, and the connections of all ranks need {needed}"
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (OSError, ValueError) as error:
-        return f"this process may open {soft} files, and not {needed}: {error}"
-    return ""
-
-
-def _own_address(host: str, port: int) -> str:
-    """Return the address of this machine from which it reaches another one. Nothing is sent.
-
-    Raises:
-        OSError: there is none.
-    """
-    family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(at)
-        return str(probe.getsockname()[0])

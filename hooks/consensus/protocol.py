@@ -56,6 +56,9 @@ class Keys:
     def decision(self, epoch: int) -> str:
         return f"{self.incarnation}/decision/{epoch}"
 
+    def left(self, rank: int) -> str:
+        return f"{self.incarnation}/left/{rank}"
+
     def ring(self, epoch: int) -> Set:
         return Set(tuple((self.bell(rank, epoch), "1") for rank in range(self.world)))
 
@@ -128,6 +131,27 @@ def agree(keys: Keys, epoch: int, offer: Vote) -> Saying[Decision | None]:
     return (yield from _settle(keys, epoch, present))
 
 
+def leave(keys: Keys, rank: int, by: int) -> Saying[None]:
+    """Report that a rank has stopped listening. It counts once, whoever reports it.
+
+    Args:
+        rank: the rank.
+        by: the rank that reports it: that one, or another one because that one has gone.
+    """
+    if (yield Claim(keys.left(rank), str(by))) != str(by).encode():
+        return
+    if (yield Add(f"{keys.incarnation}/left")) == keys.world:
+        yield Set(((_all_left(keys), "1"),))
+        yield Has((_all_left(keys),))
+
+
+def wait_left(keys: Keys) -> Saying[Waited]:
+    """Wait until all ranks have called `leave`."""
+    waited = yield Wait((_all_left(keys),))
+    assert isinstance(waited, Waited)
+    return waited
+
+
 def _settle(keys: Keys, epoch: int, ranks: Sequence[int]) -> Saying[Decision]:
     """Decide from the votes of these ranks, unless another rank has decided. Return the decision that holds."""
     raw = yield Get(tuple(keys.offer(epoch, rank) for rank in ranks))
@@ -150,6 +174,10 @@ def _present(keys: Keys, epoch: int, ranks: tuple[int, ...]) -> Saying[tuple[int
     first = yield from _present(keys, epoch, ranks[:half])
     second = yield from _present(keys, epoch, ranks[half:])
     return first + second
+
+
+def _all_left(keys: Keys) -> str:
+    return f"{keys.incarnation}/all-left"
 
 
 def _one(answer: object) -> bytes:

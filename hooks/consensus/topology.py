@@ -245,3 +245,13 @@ def gather_holdings(
         for each in cards
     ]
     return found, [str(each.get("heartbeat", "")) for each in cards]
+
+
+def covered(cards: Sequence[ReplicationInfo], mine: ReplicationInfo) -> list[int]:
+    """Return the ranks whose whole state this rank holds too.
+
+    Args:
+        cards: the replication of all ranks, from `gather_holdings`.
+        mine: this rank's, as it is now.
+    """
+    return [rank for rank, theirs in enumerate(cards) if theirs.within(mine)]

@@ -5,22 +5,42 @@ A rank may come to its `save()` before it reads the call, or long after the save
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 
-from ...providers.errors import SpotguardError
+from ...providers.clock import Clock
+from ...providers.errors import CheckpointError, SpotguardError
 from ..save.request import SaveRequest
+from .quiesce import JobCoordinator
+
+#: Seconds between two checks whether the first rank can still call.
+_ALIVE = 5.0
+#: Seconds for which a rank that saves by hand waits for the first rank's call: as long as for a collective.
+_CALLED = 600.0
 
 
 class ManualSaves:
-    """The calls and the requests that are not paired yet. Not thread-safe: its owner has a lock.
+    """The calls and the requests that are not paired yet.
 
     Args:
         make: returns a new, empty request.
+        lock: the owner's lock. The caller of `called`, `asked` and `give_up` has it.
+        clock: the clock.
+        coordinator: the other ranks; None for a job of one process.
     """
 
-    def __init__(self, make: Callable[[], SaveRequest]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], SaveRequest],
+        lock: threading.Lock,
+        clock: Clock,
+        coordinator: JobCoordinator | None,
+    ) -> None:
         self._make = make
+        self._lock = lock
+        self._clock = clock
+        self._coordinator = coordinator
         #: Steps that the first rank called for, and that have no `save()` here yet, in order.
         self._called: deque[tuple[int, SaveRequest]] = deque()
         #: Steps with a `save()` here, and without a call of the first rank yet, in order.
@@ -46,6 +66,28 @@ class ManualSaves:
         self._asked.append((step, job))
         return job
 
+    def wait(self, job: SaveRequest, step: int) -> None:
+        """Wait until a request is done, which the first rank must call for. The caller is the training thread, at this step.
+
+        Raises:
+            CheckpointError: the first rank can call for no save any more.
+        """
+        until = self._clock.monotonic() + _CALLED
+        if self._coordinator is not None:
+            self._see_alive(self._coordinator)
+            self._coordinator.by_hand(step)
+        while not self._clock.wait(job.done, _ALIVE):
+            if self._coordinator is None or job.epoch:
+                continue
+            self._see_alive(self._coordinator)
+            if self._clock.monotonic() >= until:
+                self.unheard(step, f"rank 0 has not called for it within {_CALLED:.0f} s")
+
+    def unheard(self, step: int, why: str) -> None:
+        """Fail the request for this step: the other ranks could not be called for it."""
+        with self._lock:
+            self.give_up(CheckpointError(f"step {step} is not saved: {why}"), step)
+
     def give_up(self, error: SpotguardError, step: int | None = None) -> None:
         """Fail the requests that wait for a call, at this step or, with None, at any step: no call will come."""
         rest = deque[tuple[int, SaveRequest]]()
@@ -61,3 +103,8 @@ class ManualSaves:
         """Drop the calls for other steps. This rank may skip a `save()` that the first rank makes; nobody needs that call."""
         while self._called and self._called[0][0] != step:
             self._called.popleft()
+
+    @staticmethod
+    def _see_alive(coordinator: JobCoordinator) -> None:
+        if coordinator.orphaned:
+            raise CheckpointError("this rank can no longer call the other ranks: the job's store is gone")

@@ -233,7 +233,7 @@ class JobCoordinator(Protocol):
     """The other ranks, as the saver thread calls them. All methods but `decide` return at once."""
 
     @property
-    def lost(self) -> bool:
+    def orphaned(self) -> bool:
         """Whether the job's own store is gone, so that the first rank calls for no more saves by hand."""
         ...
 
@@ -275,8 +275,12 @@ class JobCoordinator(Protocol):
         """Report that this rank's part of a save will not come, so that the other ranks need not wait for it."""
         ...
 
-    def call_again(self, job: SaveRequest) -> bool:
-        """Call again for a notice whose save lacks the rank that is gone with the job's own store; whether that is worth it."""
+    def revote(self, job: SaveRequest) -> bool:
+        """Have all ranks vote again on a notice's save, which lacks the rank that is gone with the job's own store.
+
+        Returns:
+            Whether they do: False if it is not worth the time that is left.
+        """
         ...
 
     def by_hand(self, step: int) -> None:

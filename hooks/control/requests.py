@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from ...providers.clock import Clock
-from ...providers.errors import CheckpointError, UsageError
+from ...providers.errors import UsageError
 from ..checkpoint.catalog import WholeCheckpoint
 from ..ipc import interpreter_lock
 from ..ipc.notice import PreemptionNotice
@@ -31,10 +31,6 @@ log = logging.getLogger("spotguard")
 
 #: Seconds to wait for the end of a save that was called off. It ends at once, unless a disk or a device hangs.
 _WINDING_DOWN = 10.0
-#: Seconds between two checks whether the first rank can still call.
-_ALIVE = 5.0
-#: Seconds for which a rank that saves by hand waits for the first rank's call: as long as for a collective.
-_CALLED = 600.0
 #: Seconds between two checks whether a promoted background save is still worth more than a new save.
 _LOOK = 0.25
 
@@ -84,7 +80,9 @@ class SaveRequests:
         self._learned: set[str] = set()
         #: Saves and rehearsals beside training, waiting or under way.
         self._beside: list[SaveRequest] = []
-        self._by_hand = ManualSaves(lambda: SaveRequest("manual", self._scope(None)))
+        self.manual_saves = ManualSaves(
+            lambda: SaveRequest("manual", self._scope(None)), self._lock, clock, coordinator
+        )
         #: Training has begun: there is a state worth saving.
         self.ready = False
 
@@ -137,7 +135,7 @@ class SaveRequests:
             self._alarm = preemption
             interpreter_lock.hurry("notice")
             # The call for a save by hand is void; a training thread that waits for that save parks at the gate.
-            self._by_hand.give_up(Abandoned("a notice came"))
+            self.manual_saves.give_up(Abandoned("a notice came"))
             if (urgent := self._urgent) is not None:
                 urgent.scope.tighten(preemption.save_by)
                 if epoch <= urgent.epoch:
@@ -166,9 +164,29 @@ class SaveRequests:
                 epoch=epoch,
                 departing=departing,
                 at_boundary=at_boundary,
+                stall=preemption.stall,
                 before=before,
             )
             self._jobs.put(self._urgent)
+
+    def _end_urgent(self, job: SaveRequest) -> None:
+        """End the emergency save that has run. The caller has the lock.
+
+        A stall's save gives up long before its deadline. In a job of one process, a notice that came since has only joined it,
+        and must have a save of its own. In a job of several ranks, the notice's call has one.
+        """
+        if self._urgent is not job:
+            return
+        preemption = job.preemption
+        given_up = job.saved is None and isinstance(job.error, Abandoned)
+        joined = job.stall and preemption is not None and not preemption.stall
+        if preemption is not None and joined and given_up and self._coordinator is None:
+            job.superseded = True
+            scope = self._scope(preemption.save_by)
+            self._urgent = SaveRequest("emergency", scope, preemption, before=job.before)
+            self._jobs.put(self._urgent)
+        else:
+            self._urgent, self._concluding = None, True
 
     def _is_new(self, preemption: PreemptionNotice) -> bool:
         """Return whether this rank learns of the notice now. Several threads may bring it one notice: a call, and the agent."""
@@ -219,11 +237,6 @@ class SaveRequests:
         with self._lock:
             if self._running is not None and self._running.preemption is None:
                 self._running.scope.abandon(f"a notice came, and {why}")
-
-    def unheard_by_hand(self, step: int, why: str) -> None:
-        """Fail the save by hand at this step: the other ranks could not be called for it."""
-        with self._lock:
-            self._by_hand.give_up(CheckpointError(f"step {step} is not saved: {why}"), step)
 
     def _give_way(self, job: SaveRequest, preemption: PreemptionNotice) -> None:
         """Call off the running save, unless it is a background save whose rest is worth more than a new save."""
@@ -278,7 +291,7 @@ class SaveRequests:
         for id in list(preemption.ids) if preemption is not None else []:
             self._void(id, why)
 
-    def lost(self) -> None:
+    def end_drills(self) -> None:
         """End a drill whose agent is gone, because no other process will. A notice still stands."""
         preemption = self._alarm
         for id in list(preemption.ids) if preemption is not None and preemption.drill else []:
@@ -353,7 +366,7 @@ class SaveRequests:
             if self._alarm is not None:
                 return  # the gate parks a training thread that waits for this save
             self._supersede_beside()
-            job = self._by_hand.called(step, epoch)
+            job = self.manual_saves.called(step, epoch)
         self._jobs.put(job)
 
     def bring(self, staged: WholeCheckpoint) -> None:
@@ -395,7 +408,6 @@ class SaveRequests:
             CheckpointError: the ranks cannot save, or not all of them come.
             UsageError: the guard is closed.
         """
-        until = self._clock.monotonic() + _CALLED
         job = SaveRequest("manual", self._scope(None))
         try:
             with self._lock:
@@ -407,23 +419,13 @@ class SaveRequests:
                 if urgent is None and self._coordinator is not None and self._alarm is not None:
                     raise Abandoned("a notice came")  # a call would be void; the gate has the answer
                 if urgent is None and self._coordinator is not None:
-                    job = self._by_hand.asked(self._gate.place.completed)
+                    job = self.manual_saves.asked(self._gate.place.completed)
                 elif urgent is None:
                     self._jobs.put(job)
             if urgent is not None:
                 urgent.done.wait()
                 raise Abandoned("a notice came")
-            if self._coordinator is not None:
-                self._see_alive(self._coordinator)
-                self._coordinator.by_hand(self._gate.place.completed)
-            while not self._clock.wait(job.done, _ALIVE):
-                if self._coordinator is None or job.epoch:
-                    continue
-                self._see_alive(self._coordinator)
-                if self._clock.monotonic() >= until:
-                    self.unheard_by_hand(
-                        self._gate.place.completed, f"rank 0 has not called for it within {_CALLED:.0f} s"
-                    )
+            self.manual_saves.wait(job, self._gate.place.completed)
         except BaseException:
             # Ctrl-C, also right after the request was queued: the caller may change the state again, so the save is discarded.
             job.scope.abandon("guard.save() was interrupted")
@@ -453,11 +455,6 @@ class SaveRequests:
         self._clock.wait(looked, _WINDING_DOWN)
         saved = self.committed
         return saved if saved is not None and saved.level == "full" else None
-
-    @staticmethod
-    def _see_alive(coordinator: JobCoordinator) -> None:
-        if coordinator.lost:
-            raise CheckpointError("this rank can no longer call the other ranks: the job's store is gone")
 
     def _scope(self, deadline: float | None) -> CancelScope:
         return CancelScope(self._clock, deadline, self._gate.wake)

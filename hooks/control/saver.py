@@ -137,8 +137,7 @@ class Saver(SaveRequests):
         finally:
             with self._lock:
                 self._running = None
-                if self._urgent is job:
-                    self._urgent, self._concluding = None, True
+                self._end_urgent(job)
                 self._beside = [each for each in self._beside if each is not job]
             try:
                 self._conclude(job)
@@ -159,7 +158,7 @@ class Saver(SaveRequests):
                 and isinstance(error, IncompleteError)
                 and self._coordinator is not None
             ):
-                job.superseded = self._coordinator.call_again(job)
+                job.superseded = self._coordinator.revote(job)
         last = self._checkpointer.last
         if job.saved is not None and isinstance(error, AlreadyComplete):
             job.saved = replace(job.saved, why=str(error))

@@ -17,7 +17,7 @@ from ..ipc import interpreter_lock, protocol
 from ..ipc.client import SocketClient
 from ..ipc.notice import alarm_of
 from ..save.plan.schedule import CheckpointSchedule
-from .coordinator import Coordinator
+from .ranks.coordinator import Coordinator
 from .report import Report
 from .saver import Saver
 

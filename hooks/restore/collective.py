@@ -27,7 +27,7 @@ from ..checkpoint.catalog import ReadableStore, WholeCheckpoint, examine, scan
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from ..consensus.agree_on import PATIENCE, as_our_error, as_verdict, error_of, of_all, of_the_first
 from ..consensus.channel import Channel
-from ..consensus.store import StoreSilent
+from ..consensus.stores.connection import StoreSilent
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
 from .manifest_cache import ManifestCache, own_folder

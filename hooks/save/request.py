@@ -117,6 +117,8 @@ class SaveRequest:
     departing: frozenset[int] = frozenset()
     #: The save needs a parked boundary: some rank's state moved while it was read.
     at_boundary: bool = False
+    #: Training stood still in all of the job when the request was made. A notice of another kind may have joined since.
+    stall: bool = False
     #: The gate was shut when the request was made, and stays shut for it until its turn comes.
     holds: bool = False
     #: A later call has replaced it: its outcome answers no notice.

@@ -25,8 +25,8 @@ from ...ipc.notice import alarm_of
 from ...ipc.progress import TrainingProgress
 from ...save.checkpointer import Checkpointer
 from ...state.state import State
-from ..coordinator import Coordinator
 from ..gate import Gate
+from ..ranks.coordinator import Coordinator
 from ..report import Report
 from ..requests import SaveRequests
 from . import sigterm
@@ -192,8 +192,8 @@ class ErrorSave:
     def _unsaved(self) -> str:
         """Return why the present state is not to be saved; "" if it is."""
         place = self._gate.place
-        if self._coordinator is not None and self._coordinator.distrusted:
-            return self._coordinator.distrusted
+        if self._coordinator is not None and self._coordinator.failed_ranks.distrusted:
+            return self._coordinator.failed_ranks.distrusted
         if self._state.poisoned:
             return "a restore has failed half-way"
         if place.dirty:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...ipc import protocol
 from ...ipc.notice import PreemptionNotice
-from ..coordinator import Coordinator
+from ..ranks.coordinator import Coordinator
 from ..requests import SaveRequests
 from ..session import AgentSession
 from . import sigterm
@@ -101,7 +101,7 @@ class ProcessShutdown:
 
         torchrun ends all workers when a machine joins, and kills them 30 s later (pytorch#192815).
         """
-        if self._coordinator is None or not self._saver.ready or self._coordinator.distrusted:
+        if self._coordinator is None or not self._saver.ready or self._coordinator.failed_ranks.distrusted:
             return False
         notice = protocol.Preempt("sigterm", _LAUNCHER, 0.0, protocol.LAUNCHER, "SIGTERM")
         self._coordinator.notice(notice)

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from spotguard.hooks.consensus.channel import SECOND
 from spotguard.hooks.consensus.events import (
     BoundaryEvent,
     CarriedEvent,
@@ -25,6 +24,7 @@ from spotguard.hooks.consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
+from spotguard.hooks.consensus.failover import SECOND
 from spotguard.hooks.consensus.protocol import Answer, Claim, Get, Keys, Set, Wait, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.control.gate_rule import Shut

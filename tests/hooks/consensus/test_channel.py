@@ -21,10 +21,11 @@ pytest.importorskip("torch")
 
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.consensus.channel import Channel, Hearer
+from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import VERSION, BackgroundEvent, LogEvent, NoticeEvent, WithdrawnEvent
+from spotguard.hooks.consensus.failover import Hearer
 from spotguard.hooks.consensus.job_state import JobState
-from spotguard.hooks.consensus.store import JobStore, StoreSilent
+from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.ipc import typed_json
 from spotguard.providers.clock import SystemClock
@@ -284,7 +285,7 @@ def test_when_it_is_closed_no_thread_is_left(stores: list[Any]) -> None:
     child = Channel(cast(JobStore, HashStore()), 0, 2, "x", SystemClock(), hosts=True)
     child.forget()
     child.close()
-    assert not child._leaving
+    assert not child.failover.closing
 
 
 def test_who_hosts_the_store_goes_last() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.channel import SECOND
 from spotguard.hooks.consensus.events import BackgroundEvent, NoticeEvent, WithdrawnEvent
+from spotguard.hooks.consensus.failover import SECOND
 from spotguard.hooks.consensus.protocol import Claim, Keys, Saying, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, read_decision
 from tests.hooks.consensus.exploration import Exploration, explore

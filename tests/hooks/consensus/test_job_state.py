@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotguard.hooks.consensus.channel import SECOND
 from spotguard.hooks.consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
@@ -17,6 +16,7 @@ from spotguard.hooks.consensus.events import (
     UnknownEvent,
     WithdrawnEvent,
 )
+from spotguard.hooks.consensus.failover import SECOND
 from spotguard.hooks.consensus.job_state import JobState, WantedSave
 
 

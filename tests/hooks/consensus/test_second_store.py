@@ -21,10 +21,10 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.consensus import channel as channel_module
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.channel import SECOND, Channel, second_rank
+from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import (
+    BackgroundEvent,
     BoundaryEvent,
     CarriedEvent,
     LogEvent,
@@ -32,9 +32,11 @@ from spotguard.hooks.consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
+from spotguard.hooks.consensus.failover import SECOND, side
 from spotguard.hooks.consensus.job_state import JobState, WantedSave
-from spotguard.hooks.consensus.process_group import BesideStore
-from spotguard.hooks.consensus.store import JobStore, StoreSilent
+from spotguard.hooks.consensus.stores import second
+from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
+from spotguard.hooks.consensus.stores.second import BesideStore, second_rank
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.providers.clock import SystemClock
 from tests.hooks.consensus.test_channel import HOST, NOTICE, PATIENCE, Rank, together, within
@@ -94,7 +96,7 @@ class Away:
 
 
 class Job:
-    """Three ranks on two machines."""
+    """Three ranks on two machines. With `hosts`, the process that serves the store counts as the first rank's."""
 
     def __init__(self, host: Host, cut: int | None = None, **how: Any) -> None:
         self.host = host
@@ -103,13 +105,20 @@ class Job:
         self.cut = threading.Event()
         if cut is not None:
             stores[cut] = Away(stores[cut], self.cut)
+        self.hosts = bool(how.get("hosts"))
         self.channels = together(*(lambda r=r: self._join(r, stores[r], makers[r]) for r in range(3)))
         self.ranks = [Rank(channel) for channel in self.channels]
 
-    @staticmethod
-    def _join(rank: int, store: JobStore, maker: BesideStore) -> Channel:
+    def _join(self, rank: int, store: JobStore, maker: BesideStore) -> Channel:
         return Channel.join(
-            store, rank, 3, f"m{rank // 2}", SystemClock(), meet=lambda _: b"life", second=maker
+            store,
+            rank,
+            3,
+            f"m{rank // 2}",
+            SystemClock(),
+            meet=lambda _: b"life",
+            hosts=self.hosts and rank == 0,
+            second=maker,
         )
 
     def called(self) -> int:
@@ -183,7 +192,7 @@ def test_ranks_whose_store_has_gone_call_and_agree_in_the_second_one(host: Host)
         assert [each.standing.departing for each in job.channels] == [{"m0", "m1"}] * 3
         assert {each.step for each in job.agree(epoch, (5, 5, 5))} == {5}
         assert not any(each.lost for each in job.channels)
-        assert [each.side(epoch) for each in job.channels] == [1, 1, 1]
+        assert side(epoch) == 1
 
 
 def test_replicas_save_without_the_rank_that_served_the_store(host: Host) -> None:
@@ -200,7 +209,7 @@ def test_replicas_save_without_the_rank_that_served_the_store(host: Host) -> Non
         assert late == decided[0]  # and no other decision, though it lives
 
 
-def test_a_notice_whose_votes_went_with_the_store_is_called_again_once(host: Host) -> None:
+def test_a_notice_whose_votes_went_with_the_store_is_voted_on_again_once(host: Host) -> None:
     """Three ranks find out at once. Nobody reports that nothing is saved: a later call has replaced it."""
     with a_job(host) as job:
         epoch = job.called()
@@ -279,7 +288,7 @@ def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again
             job.channels[1]._keepers[0].gone = True  # as it seems to that one
             third = replace(OTHER, id="c")
             assert job.channels[1].call(third, within(PATIENCE)) > SECOND
-            until(lambda: first._keepers[1].store.check([first._keys.bell(0, SECOND + 1)]))
+            until(lambda: first._keepers[1].heard > SECOND)
             job.ranks[0].before = None
             goes_on.set()
             written.result(PATIENCE)
@@ -302,15 +311,37 @@ def test_a_state_that_has_moved_is_saved_again_though_the_store_of_its_save_is_g
         assert {each.step for each in job.agree(again, (5, 5, 5))} == {5}
 
 
-def test_the_loss_of_the_second_store_changes_nothing(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    with a_job(host) as job:
-        for channel in job.channels:
-            channel._keepers[1].gone = True
+class Broken(BesideStore):
+    """A second store whose ways break at once."""
+
+    cut = threading.Event()
+
+    def reach(self, place: str) -> Any:
+        return Away(super().reach(place), self.cut)
+
+
+def test_the_loss_of_the_second_store_changes_nothing_but_what_may_be_lost_next(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first rank warns, once, when it next calls for a checkpoint: training continues. The ranks call and agree as before."""
+    Broken.cut = threading.Event()
+
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+    with a_job(host, maker=Broken) as job:
+        Broken.cut.set()
+        until(lambda: all(channel._keepers[1].gone for channel in job.channels))
         assert job.channels[1].call(NOTICE, within(PATIENCE)) == 1
         for rank in job.ranks:
             rank.hears(1)
         assert {each.step for each in job.agree(1, (2, 2, 2))} == {2}
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+        job.channels[1].call(BackgroundEvent(), within(PATIENCE))
+        assert warnings() == []
+        for _ in range(2):
+            job.channels[0].call(BackgroundEvent(), within(PATIENCE))
+    assert len(warnings()) == 1
+    assert "the second store is gone: rank 2 has ended, or cannot be reached" in warnings()[0]
 
 
 class Unreachable(BesideStore):
@@ -401,8 +432,8 @@ def test_a_notice_that_only_some_ranks_have_read_in_the_first_store_stands_for_a
     with a_job(host) as job:
         job.called()
         with host.stopped():
-            job.channels[2].standing = JobState()  # as if it had read nothing
-            job.channels[2]._ends.clear()
+            job.channels[2].failover.standing = JobState()  # as if it had read nothing
+            job.channels[2].failover._ends.clear()
             job.channels[2].call(WithdrawnEvent("nothing"), within(PATIENCE))
             for rank in job.ranks:
                 rank.until(SECOND + 3)
@@ -465,6 +496,53 @@ def test_a_rank_that_is_deaf_to_the_first_store_takes_all_with_it(host: Host) ->
         assert {each.step for each in job.agree(epoch, (3, 3, 3))} == {3}
 
 
+def test_a_thread_calls_while_its_rank_hears(host: Host) -> None:
+    """No lock is held over what hears an event: it may wait for a thread that calls."""
+    with a_job(host) as job, ThreadPoolExecutor(1) as pool:
+        first, numbers = job.ranks[0], list[int]()
+
+        def held(epoch: int, call: LogEvent, standing: JobState) -> None:
+            first.before = None
+            numbers.append(pool.submit(first.channel.call, OTHER, within(PATIENCE)).result(PATIENCE))
+
+        first.before = held
+        host.dies()
+        job.channels[1].call(NOTICE, within(PATIENCE))
+        for channel in job.channels:
+            until(lambda channel=channel: {each.id for each in channel.standing.notices} == {"a", "b"})  # type: ignore[misc]
+        assert len(numbers) == 1
+        assert numbers[0] > SECOND
+
+
+def test_the_host_of_the_second_store_waits_for_no_rank_that_has_gone_with_the_first(host: Host) -> None:
+    """It waits for every other one, or that one's process might abort."""
+    with a_job(host, hosts=True) as job, ThreadPoolExecutor(1) as pool:
+        host.dies()  # the first rank never closes
+        for channel in job.channels[1:]:
+            until(lambda channel=channel: channel.orphaned)  # type: ignore[misc]
+        closed = pool.submit(job.channels[2].close, 1000.0)
+        keeper = job.channels[1]._keepers[1]
+        until(lambda: keeper.store.check([keeper.keys.left(2)]))
+        assert not closed.done()
+        job.channels[1].close(0.0)
+        closed.result(PATIENCE)
+
+
+def test_a_rank_leaves_once_though_another_one_takes_it_for_gone(host: Host) -> None:
+    """It may have lost nothing but its way."""
+    with a_job(host) as job:
+        keeper = job.channels[1]._keepers[1]
+        for rank, by in ((0, 2), (0, 0), (0, 0), (2, 2)):
+            keeper.caller.say(protocol.leave(keeper.keys, rank, by), within(PATIENCE))
+        waited = keeper.caller.say(
+            protocol.wait_left(keeper.keys), within(PATIENCE), lambda: protocol.Waited.LATE
+        )
+        assert waited is protocol.Waited.LATE
+        keeper.caller.say(protocol.leave(keeper.keys, 1, 1), within(PATIENCE))
+        waited = keeper.caller.say(protocol.wait_left(keeper.keys), within(PATIENCE))
+        assert waited is protocol.Waited.THERE
+
+
 class Mute(BesideStore):
     """A place that takes connections and never answers."""
 
@@ -476,7 +554,7 @@ class Mute(BesideStore):
 def test_a_second_store_that_takes_connections_and_never_answers_holds_up_no_rank(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "_REACHED", 1.0)
+    monkeypatch.setattr(second, "_REACHED", 1.0)
     job = Job(host, maker=Mute)
     try:
         assert [len(channel._keepers) for channel in job.channels] == [1, 1, 1]
@@ -492,7 +570,7 @@ def test_a_process_that_may_open_too_few_files_serves_no_second_store() -> None:
     serve = """
 import resource, sys
 from torch.distributed import TCPStore
-from spotguard.hooks.consensus.process_group import BesideStore
+from spotguard.hooks.consensus.stores.second import BesideStore
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
 first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(bool(BesideStore(first, 200).serve()), resource.getrlimit(resource.RLIMIT_NOFILE)[0])

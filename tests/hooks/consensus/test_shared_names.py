@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.shared_names import refuse_namesakes
-from spotguard.hooks.consensus.store import JobStore
+from spotguard.hooks.consensus.stores.connection import JobStore
 from spotguard.hooks.state.state import State
 from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.clock import SystemClock

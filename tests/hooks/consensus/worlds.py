@@ -8,8 +8,8 @@ from functools import cache
 from typing import NamedTuple
 
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.channel import SECOND
 from spotguard.hooks.consensus.events import LogEvent
+from spotguard.hooks.consensus.failover import SECOND
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.protocol import Keys, Saying
 from spotguard.hooks.consensus.vote import Decision, Vote, read_offer

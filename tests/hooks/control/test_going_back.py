@@ -15,7 +15,7 @@ from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.store import JobStore
+from spotguard.hooks.consensus.stores.connection import JobStore
 from spotguard.hooks.control.ending import sigterm
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol

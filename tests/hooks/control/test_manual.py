@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 pytest.importorskip("torch")
@@ -14,7 +16,8 @@ from spotguard.providers.clock import SystemClock
 
 @pytest.fixture
 def by_hand() -> ManualSaves:
-    return ManualSaves(lambda: SaveRequest("manual", CancelScope(SystemClock())))
+    clock = SystemClock()
+    return ManualSaves(lambda: SaveRequest("manual", CancelScope(clock)), threading.Lock(), clock, None)
 
 
 def test_who_asks_first_waits_for_the_call(by_hand: ManualSaves) -> None:

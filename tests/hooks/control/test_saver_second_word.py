@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.ipc import protocol
+from spotguard.hooks.save.request import SaveRequest
+from spotguard.providers.errors import SpotguardError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import go_on, notice, trained
 from tests.fakes.training import restored, small, wait_open
@@ -80,6 +86,38 @@ def test_a_notice_right_behind_a_withdrawal_has_its_own_save() -> None:
             job.step(2)
     assert store.kinds()["manifests"] == 1
     assert restored(store, small)[0] == 2
+
+
+def test_a_notice_that_comes_as_a_stalls_save_gives_up_has_its_own_save() -> None:
+    """Training moves again, and reaches its boundary within the notice's time. A failure that was the stall's is reported to nobody."""
+    store, clock = WatchedStore(), ManualClock()
+    with trained(store, clock=clock) as (guard, job, heard), ThreadPoolExecutor(1) as pool:
+        job.step(2)  # no boundary comes for the stall's save
+        ended, given_up = guard._saver._ended, threading.Event()
+
+        def at_that_moment(job: SaveRequest, error: SpotguardError) -> None:
+            guard._saver._ended = ended  # type: ignore[method-assign]
+            guard._agent.hear(notice("n1"))
+            given_up.set()
+            ended(job, error)
+
+        def outcome() -> Any:
+            try:
+                return heard.wait(protocol.Committed)
+            finally:
+                guard._agent.hear(protocol.Leave("n1", 75))
+
+        guard._saver._ended = at_that_moment  # type: ignore[method-assign]
+        guard._agent.hear(protocol.Preempt("s1", 1e6, 0.0, protocol.STALL, "spotguard"))
+        while not given_up.wait(0.01):
+            clock.advance(11)
+            guard._gate.wake()
+        waiting = pool.submit(outcome)
+        with pytest.raises(Preempted):
+            guard.step()
+        assert waiting.result(PATIENCE).step == 3
+        assert heard.of(protocol.Failed) == []
+    assert restored(store, small)[0] == 3
 
 
 def test_of_two_notices_one_withdrawn_the_other_holds() -> None:

@@ -41,7 +41,7 @@ COMPLETE = CheckpointName(1, STEP, 2 * BESIDE)
 class Left:
     """Rank 0 of two, of which the other one does not answer any more."""
 
-    lost = False
+    orphaned = False
 
     def __init__(self) -> None:
         self.failures: list[tuple[int, str]] = []
@@ -72,7 +72,7 @@ class Left:
     def failed(self, job: SaveRequest, why: str) -> None:
         self.failures.append((job.epoch, why))
 
-    def call_again(self, job: SaveRequest) -> bool:
+    def revote(self, job: SaveRequest) -> bool:
         return False
 
     def by_hand(self, step: int) -> None: ...

@@ -21,7 +21,7 @@ from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.saving import put_saving
 from spotguard.hooks.consensus.agree_on import of_the_first
 from spotguard.hooks.consensus.channel import Channel
-from spotguard.hooks.consensus.store import JobStore, StoreSilent
+from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.collective import cannot_begin, restore_together, see_the_same
 from spotguard.hooks.restore.in_flight import SavesInFlight

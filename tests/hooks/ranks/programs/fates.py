@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spotguard.hooks.consensus.process_group import BesideStore
-from spotguard.hooks.consensus.store import JobStore
+from spotguard.hooks.consensus.stores.connection import JobStore
+from spotguard.hooks.consensus.stores.second import BesideStore
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 

@@ -19,7 +19,7 @@ from torch import nn
 import spotguard
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.process_group import _over_tcp
-from spotguard.hooks.consensus.store import JobStore
+from spotguard.hooks.consensus.stores.connection import JobStore
 from spotguard.hooks.consensus.topology import this_machine
 from spotguard.hooks.guard import Guard
 from spotguard.providers.clock import SystemClock

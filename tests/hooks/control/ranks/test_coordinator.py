@@ -22,9 +22,9 @@ from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import LogEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.vote import Decision
-from spotguard.hooks.control.coordinator import Coordinator
 from spotguard.hooks.control.gate import Gate
 from spotguard.hooks.control.gate_rule import Shut
+from spotguard.hooks.control.ranks.coordinator import Coordinator
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
 from spotguard.hooks.ipc.notice import PreemptionNotice
@@ -327,7 +327,7 @@ def test_a_first_rank_that_hears_no_calls_calls_for_nothing_but_notices() -> Non
     with two(SystemClock(), met=store) as (first, second):
         store.cut = True
         second.ranks.over("nothing", "")
-        until(lambda: first.ranks.lost)
+        until(lambda: first.ranks.orphaned)
         first.saver.ready = second.saver.ready = True
         assert not first.ranks.background("it is time")
         with pytest.raises(CheckpointError, match="this rank can no longer call the other ranks"):
@@ -392,7 +392,7 @@ def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_o
     with two(clock, met=store) as (first, second):
         store.cut = True
         second.ranks.over("nothing", "")  # whatever comes next
-        until(lambda: first.ranks.lost)
+        until(lambda: first.ranks.orphaned)
         notice = Preempt("x", 30.0, 3.0, "terminate", "aws")
         first.ranks.notice(notice)
         assert "this rank receives no more calls" in first.heard.outcome()
@@ -446,8 +446,8 @@ def test_another_machines_stall_stays_one_when_this_machines_agent_answers(
         found: list[PreemptionNotice] = []
         called: list[PeerPreempted] = []
         monkeypatch.setattr(second.saver, "emergency", lambda notice, *_, **__: found.append(notice))
-        monkeypatch.setattr(second.ranks, "_send", called.append)
-        second.ranks.welcomed(True)
+        monkeypatch.setattr(second.ranks.notices, "_send", called.append)
+        second.ranks.notices.greet(True)
         first.ranks.notice(Preempt("x", 600.0, 60.0, kind, "spotguard", drill=kind == "stall"))
         until(lambda: bool(found and called))
         second.ranks.notice(Preempt(called[0].id, 600.0, 60.0, PEER, "spotguard", called[0].drill))
@@ -525,7 +525,7 @@ def test_a_first_rank_whose_store_one_rank_has_lost_is_waited_for_as_any_other(b
         first.ranks.notice(Preempt("x", 30.0, 3.0, "terminate", "aws"))
         assert [end.heard.outcome() for end in (first, second)] == ["committed"] * 2
         assert second.ranks.channel.orphaned
-        (epoch,) = {end.ranks.channel.decided for end in (first, second)}
+        (epoch,) = {end.ranks.channel.failover.decided for end in (first, second)}
         job = SaveRequest("emergency", CancelScope(SystemClock()), epoch=epoch)
         agreed = second.ranks.agreed(job, Decision(epoch, 7, ranks=(0, 1)), 7)
         assert not agreed.failed
@@ -547,4 +547,19 @@ def test_a_save_that_has_failed_before_the_ranks_left_its_store_is_known_to_have
         job = SaveRequest("emergency", CancelScope(SystemClock()), epoch=5)
         store.cut = True
         first.ranks.failed(job, "its store refuses")  # by which the other one loses the store
-        until(lambda: second.ranks._failed.get(5) == {0: "its store refuses"})
+        until(lambda: second.ranks.failed_ranks._failed.get(5) == {0: "its store refuses"})
+
+
+def test_the_rank_that_serves_the_store_has_its_values_distrusted_though_it_dies_right_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its store goes with it, before any other rank has read a word there."""
+    store = Cut(HashStore())
+    with two(SystemClock(), met=store, second=Beside()) as (first, second):
+        monkeypatch.setattr(first.ranks, "_report_failed", lambda call: None)  # a dead rank reports nothing
+        store.cut = True
+        first.ranks.distrust("its values may be wrong")
+        until(lambda: second.ranks.channel.orphaned or bool(second.ranks.failed_ranks.distrusted))
+        second.ranks.over("nothing", "")
+        until(lambda: second.ranks.channel.standing.withdrawn >= {"nothing"})
+        assert second.ranks.failed_ranks.distrusted == "on rank 0 its values may be wrong"

@@ -11,14 +11,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 
-from ...providers.clock import Clock
-from ...providers.errors import SpotguardError
-from ..checkpoint.ranking import counts
-from ..consensus.callers import CallerPool
-from ..consensus.channel import Channel
-from ..consensus.events import (
+from ....providers.clock import Clock
+from ....providers.errors import SpotguardError
+from ...checkpoint.ranking import counts
+from ...consensus.channel import Channel
+from ...consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
     CarriedEvent,
@@ -29,29 +27,29 @@ from ..consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
-from ..consensus.job_state import JobState
-from ..consensus.topology import Host, gather_holdings, holding, machines_to_watch
-from ..consensus.vote import Decision, Vote, ranges, shared
-from ..ipc import protocol
-from ..ipc.notice import BY_HAND, PreemptionNotice, alarm_of
-from ..save.cancel_scope import Abandoned
-from ..save.checkpointer import Checkpointer
-from ..save.plan.budget import early
-from ..save.plan.partitioner import RankRoles
-from ..save.request import SaveRequest, SaveSpec, Weights
-from ..state.state import State
-from .report import MessageSender, Report
-from .requests import SaveRequests
+from ...consensus.failover import side
+from ...consensus.job_state import JobState
+from ...consensus.stores.connection import within
+from ...consensus.topology import covered, gather_holdings, holding, machines_to_watch
+from ...consensus.vote import Decision, Vote, ranges, shared
+from ...ipc import protocol
+from ...ipc.notice import PreemptionNotice, alarm_of
+from ...save.cancel_scope import Abandoned
+from ...save.checkpointer import Checkpointer
+from ...save.plan.budget import early
+from ...save.plan.partitioner import RankRoles
+from ...save.request import SaveRequest, SaveSpec, Weights
+from ...state.state import State
+from ..report import MessageSender, Report
+from ..requests import SaveRequests
+from .callers import CallerPool
+from .failed_ranks import FailedRanks
+from .notices import JobNotices
 
 log = logging.getLogger("spotguard")
 
 #: The place of the weights in a save, by the decision's level.
 _WEIGHTS: dict[str, Weights] = {"full": "with the rest", "weights-first": "first", "weights-early": "early"}
-#: Seconds that a staying machine gives its own save: a little less than its agent gives, and far more than any save takes. It is
-#: not the deadline of any machine.
-STAYS = 590.0
-#: Seconds for which a rank may still write after its machine's deadline: clouds are late more often than early.
-_LATE = 10.0
 #: The share of a notice's time that calling the other ranks may take: they answer in milliseconds.
 _CALLING = 0.3
 #: Seconds that any other call may take.
@@ -73,28 +71,12 @@ class Coordinator:
         self.channel = channel
         self._clock = clock
         self._callers = CallerPool(clock)
-        self._send = send
-        self._machine = channel.machines[channel.rank]
-        #: Added to this machine's notice ids. Two machines may get notices of one id: AWS's notice contains only the time.
-        self._tag = f"@{sha256(self._machine.encode()).hexdigest()[:8]}"
-        #: The active calls of other machines, by id. The agent gets them on each connection.
-        self._foreign: dict[str, protocol.PeerPreempted] = {}
-        self._agent_knows = False
-        self._lock = threading.Lock()  # guards what follows
-        #: The notices that this machine's own agent delivered, by id.
-        self._own: dict[str, PreemptionNotice] = {}
-        self._called: set[str] = set()
-        self._until: dict[str, float] = {}
+        self.notices = JobNotices(channel, clock, send)
+        self.failed_ranks = FailedRanks(channel)
+        self._lock = threading.Lock()  # guards `_asking`
         self._asking = self._anew = False
-        #: Why the state is not to be saved at an error: a rank has told that its values may be wrong.
-        self.distrusted = ""
         #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
         self.speaks = self.first
-        #: Ranks whose save has failed, with the reason, by the epoch of the call that asked for the save.
-        self._failed: dict[int, dict[int, str]] = {}
-        #: This rank's own such reports. Ranks that have left the first store have not read those that were made there.
-        #: By whether a save has failed; the other one is that this rank's values may be wrong.
-        self._reported: dict[bool, FailedEvent] = {}
 
     def begin(
         self,
@@ -114,9 +96,9 @@ class Coordinator:
         self._state = state
         self._report = report
         self._cards, heartbeats = gather_holdings(self.channel, state, heartbeat)
-        self._machines = machines_to_watch(self.channel.machines, self.channel.rank, heartbeats)
+        self.notices.to_watch = machines_to_watch(self.channel.machines, self.channel.rank, heartbeats)
         self._callers.begin()
-        self.channel.orphan = self._orphaned
+        self.channel.orphan = self.failed_ranks.orphaned
         self.channel.listen(self._hear)
 
     def close(self) -> None:
@@ -124,23 +106,8 @@ class Coordinator:
         self._callers.close()
         self.channel.close()
 
-    def welcomed(self, knows: bool, heartbeat: str = "") -> None:
-        """Send an agent that has connected, for the first time or again, the other machines and their active calls.
-
-        Args:
-            knows: the agent knows what a call is. An older agent would drop this process for an unknown message.
-            heartbeat: where this agent answers heartbeats; "" for nowhere.
-        """
-        if heartbeat and self._machines:
-            self._send(protocol.WatchMachines(self._machines))
-        with self._lock:
-            self._agent_knows = knows
-            calls = [*self._foreign.values()] if knows else []
-        for each in calls:
-            self._send(each)
-
     @property
-    def lost(self) -> bool:
+    def orphaned(self) -> bool:
         return self.channel.orphaned
 
     def counts(self, epoch: int) -> bool:
@@ -159,23 +126,16 @@ class Coordinator:
         if message.kind == protocol.PEER:
             # This process knows the notice from the call itself; or it came after the call, and parks. The agent does not tell
             # whether another machine's agent has seen a stall.
-            with self._lock:
-                foreign = self._foreign.get(message.id)
-            stall = foreign is not None and foreign.kind in protocol.STANDSTILL
+            stall = self.notices.is_stall_elsewhere(message.id)
             self._saver.emergency(replace(preemption, stall=stall))
             return
-        with self._lock:
-            # A copy: the saver joins other notices to the object that it gets, and removes them from it.
-            self._own.setdefault(message.id, replace(preemption)).join(preemption)
-            known = message.id in self._called or any(
-                notice.id == message.id + self._tag for notice in self.channel.standing.notices
-            )
-            self._called.add(message.id)
+        known = self.notices.deliver(message.id, preemption)
         self._saver.emergency(preemption)
         if known:
             return
-        left, id = message.seconds_left, message.id + self._tag
-        call = NoticeEvent(id, message.kind, message.source, left, self._machine, left, message.drill)
+        left, id = message.seconds_left, self.notices.id_in_job(message.id)
+        machine = self.channel.machines[self.channel.rank]
+        call = NoticeEvent(id, message.kind, message.source, left, machine, left, message.drill)
 
         def unheard(why: str) -> None:
             self._saver.unheard(why)
@@ -192,9 +152,7 @@ class Coordinator:
 
         If the notice is another machine's, that machine calls its withdrawal.
         """
-        with self._lock:
-            ours = id in self._own
-        if ours:
+        if self.notices.is_own(id):
             self.over(id, why)
         elif all(id != notice.id for notice in self.channel.standing.notices):
             # The call is void, or was made before this process began: the agent's message came late.
@@ -230,13 +188,10 @@ class Coordinator:
         self._call(BoundaryEvent(job.epoch, why), _PATIENCE, unheard)
 
     def failed(self, job: SaveRequest, why: str) -> None:
-        with self._lock:
-            if self._failed.get(job.epoch):
-                return  # one failed rank is enough to end all ranks' saves
-        self._report_failed(FailedEvent(job.epoch, self.channel.rank, why))
+        if not self.failed_ranks.any(job.epoch):
+            self._report_failed(self.failed_ranks.report(job.epoch, why))
 
     def _report_failed(self, call: FailedEvent) -> None:
-        self._reported[bool(call.epoch)] = call
         self._call(
             call,
             _PATIENCE,
@@ -245,30 +200,26 @@ class Coordinator:
 
     def distrust(self, why: str) -> None:
         """Have no rank save for the errors that follow from this rank's. Returns once the others can read it."""
-        until = self._clock.monotonic() + _PATIENCE
-        call = self._reported[False] = FailedEvent(0, self.channel.rank, why)
-        try:
-            self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
+        call = self.failed_ranks.report(0, why)
+        try:  # this process ends soon, perhaps with the job's own store in it
+            self.channel.call(call, within(self._clock, _PATIENCE), ends=True)
         except SpotguardError as error:
             log.debug("no other rank learned that %s: %s", why, error)
 
     def by_hand(self, step: int) -> None:
         if self.first:
-            self._call(ManualEvent(step), _PATIENCE, lambda why: self._saver.unheard_by_hand(step, why))
+            self._call(ManualEvent(step), _PATIENCE, lambda why: self._saver.manual_saves.unheard(step, why))
 
     def over(self, id: str, why: str) -> None:
-        with self._lock:
-            ours = self._own.pop(id, None) is not None
-            self._called.discard(id)
-        call = WithdrawnEvent(id + self._tag if ours else id)
+        call = WithdrawnEvent(self.notices.drop(id))
         self._call(call, _PATIENCE, lambda error: self._saver.release(id, f"{why}; {error}"))
 
     def _call(self, call: LogEvent, seconds: float, unheard: Callable[[str], None]) -> None:
-        until = self._clock.monotonic() + seconds
+        left = within(self._clock, seconds)
 
         def run() -> None:
             try:
-                self.channel.call(call, lambda: max(0.0, until - self._clock.monotonic()))
+                self.channel.call(call, left)
             except SpotguardError as error:
                 unheard(str(error))
                 return
@@ -276,40 +227,23 @@ class Coordinator:
                 unheard("this rank receives no more calls")
 
         # All ranks read a notice and its withdrawal in the order in which this rank called them.
-        self._callers.give(run, until)
+        self._callers.give(run, self._clock.monotonic() + seconds)
 
-    def _orphaned(self) -> None:
-        """Have a save that is under way not wait for the rank that is gone with the job's own store."""
-        wanted = self.channel.standing.wanted
-        if wanted is not None and not self.channel.side(wanted.epoch):
-            with self._lock:
-                self._failed.setdefault(wanted.epoch, {}).update(self._gone())
-
-    def _gone(self) -> dict[int, str]:
-        """Return the rank that is gone with the job's own store, and why nothing more comes from it.
-
-        This is a guess, because only this rank's connection may have broken. A rank that votes in the second store lives.
-        """
-        host = self.channel.host if self.channel.orphaned else None
-        return {} if host is None else {host: "its process is gone, and the job's store with it"}
-
-    def call_again(self, job: SaveRequest) -> bool:
+    def revote(self, job: SaveRequest) -> bool:
         left, preemption = job.scope.left(), job.preemption
-        if preemption is None or not self._gone() or self.channel.lost or self.channel.side(job.epoch):
+        if preemption is None or not self.failed_ranks.gone() or self.channel.lost or side(job.epoch):
             return False
         if not self.channel.standing.counts(job.epoch) or (left is not None and left < _WORTH):
             return False
-        now = self._clock.monotonic()
 
         def run() -> None:
-            until = self._clock.monotonic() + _PATIENCE
             try:
-                self.channel.revote(job.epoch, lambda: max(0.0, until - self._clock.monotonic()))
+                self.channel.revote(job.epoch, within(self._clock, _PATIENCE))
             except SpotguardError as error:
                 why = str(error)
                 self._saver.in_turn(lambda: self._nothing_newer(preemption, why))
 
-        self._callers.give(run, now)  # a call before this one may wait for a silent store
+        self._callers.give(run, self._clock.monotonic())  # a call before this one may wait for a silent store
         return True
 
     def _nothing_newer(self, preemption: PreemptionNotice, why: str) -> None:
@@ -332,7 +266,7 @@ class Coordinator:
             case NoticeEvent():
                 self._noticed(epoch, call, standing)
             case WithdrawnEvent(id=id):
-                self._void(id)
+                self._let_go(id)
             case CarriedEvent():
                 self._moved(epoch, call, standing)
             case RevoteEvent():
@@ -343,24 +277,11 @@ class Coordinator:
                     self._anew = False
                     self._checkpointer.renew()
                 self._wanted(epoch, standing, call.why)
-            case FailedEvent(epoch=0, rank=rank, why=why):
-                self.distrusted = f"on rank {rank} {why}"
-            case FailedEvent(epoch=of, rank=rank, why=why):
-                with self._lock:
-                    self._failed.setdefault(of, {})[rank] = why
+            case FailedEvent():
+                self.failed_ranks.heard(call)
             case ManualEvent(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
-
-    def _void(self, id: str) -> None:
-        with self._lock:
-            # Even if another rank of this machine called the withdrawal: the next notice with this id begins anew.
-            self._own.pop(self._as_here(id), None)
-            self._called.discard(self._as_here(id))
-            foreign = self._foreign.pop(id, None) is not None and self._agent_knows
-        if foreign:
-            self._send(protocol.PeerCancelled(id))
-        self._let_go(self._as_here(id))
 
     def _moved(self, epoch: int, call: CarriedEvent, standing: JobState) -> None:
         """Take up a job state that a rank has carried into the second store.
@@ -369,19 +290,20 @@ class Coordinator:
         """
         before = self.channel.standing
         known, there = ({each.id for each in state.notices} for state in (before, standing))
-        longer = call.heard >= self.channel.left_at
+        longer = call.heard >= self.channel.failover.left_at
         for id in known - there if longer else ():
-            self._void(id)
+            self._let_go(id)
         for notice in standing.notices:
             if notice.id not in known and (longer or standing.counts(epoch)):
                 self._noticed(epoch, notice, standing)
         self._wanted(epoch, standing)
         if before.carried is None:  # these ranks' reports may be in the first store alone
-            for report in [*self._reported.values()]:
+            for report in self.failed_ranks.reported:
                 self._report_failed(report)
 
     def _let_go(self, id: str) -> None:
-        release = partial(self._saver.release, id, "the notice was withdrawn, or the drill is over")
+        here = self.notices.void(id)
+        release = partial(self._saver.release, here, "the notice was withdrawn, or the drill is over")
         preemption = self._saver.preemption
         if preemption is not None and preemption.kind in protocol.OF_A_RANK:
             # The rank that ended first withdraws the notice. The other ranks first report the outcome of their saves to their
@@ -391,55 +313,12 @@ class Coordinator:
             release()
 
     def _noticed(self, epoch: int, call: NoticeEvent, standing: JobState) -> None:
-        now = self._clock.monotonic()
-        with self._lock:
-            self._until[call.machine] = now + call.seconds_left + _LATE
-            own = self._own.get(self._as_here(call.id))
-        if own is not None:
-            preemption = replace(own, ids=[*own.ids])
-        else:
-            # A launcher ends all its workers at once, and a test is one job: their deadline applies to every machine.
-            ours = call.machine == self._machine or call.kind in {BY_HAND, *protocol.OF_A_RANK}
-            seconds = call.seconds_left if ours else STAYS
-            kind = call.kind if ours else protocol.PEER
-            id = self._as_here(call.id)
-            # An estimate. This machine's agent may deliver the exact reserve at any moment.
-            reserve = seconds / 10 if ours else 0.0
-            message = protocol.Preempt(id, seconds, reserve, kind, call.source, call.drill)
-            preemption = replace(alarm_of(message, now), stall=call.kind in protocol.STANDSTILL)
-            if not ours:
-                self._tell_agent(self._called_by(call, standing, now))
+        preemption = self.notices.noticed(call, standing)
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
         self._saver.emergency(
             preemption, epoch if wanted else 0, at_boundary=at_boundary, departing=self._departing(standing)
         )
-
-    def _as_here(self, id: str) -> str:
-        """Return the notice id as this machine's agent knows it. Another machine's id keeps its tag."""
-        return id.removesuffix(self._tag)
-
-    def _called_by(self, call: NoticeEvent, standing: JobState, now: float) -> protocol.PeerPreempted:
-        machines, gone = self.channel.machines, Host.decode(call.machine)
-        staying = (machine for machine in machines if machine not in standing.departing)
-        return protocol.PeerPreempted(
-            call.id,
-            call.kind,
-            call.source,
-            call.seconds_left,
-            now,
-            detail="".join(gone.names[:1]),
-            drill=call.drill,
-            gone=" ".join(gone.names),
-            meet=next((address for each in staying if (address := Host.decode(each).address)), ""),
-        )
-
-    def _tell_agent(self, called: protocol.PeerPreempted) -> None:
-        with self._lock:
-            self._foreign[called.id] = called
-            knows = self._agent_knows
-        if knows:
-            self._send(called)
 
     def _wanted(self, epoch: int, standing: JobState, why: str = "") -> None:
         wanted = standing.wanted
@@ -492,7 +371,7 @@ class Coordinator:
             left=job.scope.left() if rank in roles.departing else None,
             last=last.step if last is not None and last.level == "full" else -1,
             plan=shared(self._state.fingerprint()),
-            covers=ranges(sorted(self._covered())),
+            covers=ranges(covered(self._cards, holding(self._state))),
             parks=parks,
             stands=self._saver.no_more_steps or (job.preemption is not None and job.preemption.stall),
             early=step is not None
@@ -503,29 +382,17 @@ class Coordinator:
     def agreed(self, job: SaveRequest, decision: Decision, step: int) -> SaveSpec:
         absent = frozenset(range(self.channel.world)) - frozenset(decision.ranks)
         going = {self.channel.machines[rank] for rank in job.departing}
-        with self._lock:
-            self._failed = {of: each for of, each in self._failed.items() if of >= job.epoch}
-            failed = self._failed.setdefault(job.epoch, {})
-            if not self.channel.side(job.epoch):
-                failed.update(self._gone())
-            # Only of machines that go: `_until` also holds machines whose notice was withdrawn.
-            times = [until for machine, until in self._until.items() if machine in going]
         return SaveSpec(
             step,
             job.epoch,
             RankRoles(job.departing, decision.whole_each, absent),
             speaks=self.speaks,
-            side=self.channel.side(job.epoch),
+            side=side(job.epoch),
             weights=_WEIGHTS[decision.level],
-            departing_until=max(times, default=self._clock.monotonic() + STAYS),
-            failed=failed,
+            departing_until=self.notices.departing_until(going),
+            failed=self.failed_ranks.begin(job.epoch),
             why=decision.why,
         )
 
     def _departing(self, standing: JobState) -> frozenset[int]:
         return standing.departing_ranks(self.channel.machines)
-
-    def _covered(self) -> frozenset[int]:
-        """Return the ranks whose whole state this rank holds too."""
-        mine = holding(self._state)
-        return frozenset(rank for rank, theirs in enumerate(self._cards) if theirs.within(mine))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spotguard.hooks.consensus.callers import CallerPool
+from spotguard.hooks.control.ranks.callers import CallerPool
 from spotguard.providers.clock import SystemClock
 
 #: Seconds after which a wait between threads counts as a hang.

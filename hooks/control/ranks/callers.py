@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...providers.clock import Clock
+from ....providers.clock import Clock
 
 log = logging.getLogger("spotguard")
 
