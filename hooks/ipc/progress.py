@@ -22,9 +22,9 @@ from .phase_times import PhaseTimes
 
 #: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.
 _PLACES: tuple[tuple[str, str, str], ...] = (
-    ("spotguard/hooks/guard.py", "save", "save"),
-    ("spotguard/hooks/guard.py", "step", "save"),
-    ("spotguard/hooks/guard.py", "restore", "save"),
+    ("spotguard/hooks/guard/guard.py", "save", "save"),
+    ("spotguard/hooks/guard/guard.py", "step", "save"),
+    ("spotguard/hooks/guard/guard.py", "restore", "save"),
     ("torch/utils/data/dataloader.py", "__next__", "data"),
     ("torch/utils/data/dataloader.py", "__iter__", "data"),
     ("torchdata/stateful_dataloader/stateful_dataloader.py", "__next__", "data"),

@@ -166,7 +166,7 @@ def test_the_newest_stays_and_the_one_before_it_goes(stage: Path) -> None:
 def test_where_there_is_no_room_for_two_the_uploaded_one_goes(stage: Path) -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        guard._stage.room = lambda: 0  # type: ignore[union-attr,method-assign]
+        guard._parts.stage.room = lambda: 0  # type: ignore[union-attr,method-assign]
         for number in (2, 3):
             guard._saver.background()
             assert heard.wait(protocol.Committed, number - 1).step == number
@@ -184,7 +184,7 @@ def test_what_nobody_trains_is_written_again_if_the_agent_says_that_it_is_damage
         for number in range(3):
             step_on(guard, job, number)
             if number == 2:
-                guard._messages.hear(protocol.CheckpointNow("a test", anew=True))
+                guard._parts.messages.hear(protocol.CheckpointNow("a test", anew=True))
             guard._saver.background()
             assert heard.wait(protocol.Committed, number + 1).step == number + 1
     large = [key for key, data in objects(store).items() if len(data) > 64 * 64 * 4]

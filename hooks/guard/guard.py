@@ -4,46 +4,30 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
-from ..providers.clock import Clock
-from ..providers.errors import StateError, UsageError
-from ..providers.stores.base import BlobStore
-from .arguments import completed_steps, for_one_process, kept, stage_folder, without_our_frames, yes
-from .checkpoint.format.keys import check_run_id
-from .checkpoint.history import AttemptHistory
-from .checkpoint.local_stage import Stage
-from .consensus.channel import Channel
-from .control.coordinator import Coordinator
-from .control.ending import sigterm
-from .control.ending.error_save import ErrorSave, no_worker_error
-from .control.ending.shutdown import ProcessShutdown
-from .control.ending.sigterm import Preempted
-from .control.gate import Gate
-from .control.gate_rule import Shut
-from .control.losses.watch import LossWatch
-from .control.report import GuardView, Report
-from .control.saver import Saver
-from .control.session import AgentMessages, AgentSession
-from .ipc import protocol
-from .ipc.notice import BY_HAND, PreemptionNotice
-from .ipc.phase_times import PhaseTimes
-from .ipc.progress import TrainingProgress
-from .restore.collective import cannot_begin
-from .restore.restore import Restored
-from .restore.startup import Startup, StartupMessages
-from .save.cancel_scope import Abandoned
-from .save.checkpointer import Checkpointer
-from .save.plan.partitioner import ALL_STAY
-from .save.plan.schedule import CheckpointSchedule, lost_training, mean_between
-from .save.request import SavedCheckpoint
-from .state.state import State
+from ...providers.clock import Clock
+from ...providers.errors import StateError, UsageError
+from ...providers.stores.base import BlobStore
+from ..arguments import completed_steps, without_our_frames
+from ..checkpoint.format.keys import check_run_id
+from ..consensus.channel import Channel
+from ..control.ending import sigterm
+from ..control.ending.error_save import no_worker_error
+from ..control.ending.sigterm import Preempted
+from ..control.gate_rule import Shut
+from ..control.report import GuardView
+from ..ipc import protocol
+from ..ipc.notice import BY_HAND, PreemptionNotice
+from ..save.cancel_scope import Abandoned
+from ..save.request import SavedCheckpoint
+from .background import BackgroundCheckpoints
+from .load import load
+from .parts import GuardCallbacks, GuardParts
+from .position import position, registration
 
 log = logging.getLogger("spotguard")
 
@@ -89,156 +73,34 @@ class Guard:
         clock: Clock,
         channel: Channel | None = None,
     ) -> None:
-        self._clock = clock
-        #: This rank's channel to the other ranks; None in a job of one process.
-        self._channel = channel
-        self._rank, self._world = (0, 1) if channel is None else (channel.rank, channel.world)
-        self._agent = AgentSession(self._hello, self._position, self._hear, self._lost, self._welcomed)
-        self._coordinator = None if channel is None else Coordinator(channel, clock, self._agent.send)
-        self._run_id = run_id
-        self._store = store
-        self._startup_messages = StartupMessages(self._rank == 0, store.url)
-        self._phase_times = PhaseTimes()
-        self._history = AttemptHistory(lambda: self._phase_times.facts)
-        self._gate = Gate(together=channel is not None)
-        self._losses = LossWatch(self._rank, self._world, f"spotguard ls {store.url} --run-id {run_id}")
-        try:
-            # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
-            self._schedule = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
-            self._state = State(
-                state,
-                self._gate.before_change,
-                clock,
-                after_change=self._gate.after_change,
-                rank=self._rank,
-                world=self._world,
-            )
-        except Exception as error:
-            if channel is not None:
-                cannot_begin(channel, error)
-            raise
-        self._progress = TrainingProgress(
-            lambda: self._gate.place.completed, clock, lambda: self._state.evaluates, times=self._phase_times
+        callbacks = GuardCallbacks(
+            self._registration, self._position, self._counted, self._alarm_ended, self.leave
         )
+        parts = self._parts = GuardParts(store, run_id, state, clock, channel, callbacks)
+        #: The parts that the boundary passes, and those that several methods use.
+        self._gate, self._state, self._losses = parts.gate, parts.state, parts.losses
+        self._schedule, self._history, self._clock = parts.schedule, parts.history, clock
+        self._run_id, self._rank, self._world = run_id, parts.rank, parts.world
+        self._channel, self._coordinator, self._agent = channel, parts.coordinator, parts.agent
         self._restored_at, self._restored_step, self._skip_steps = 0.0, 0, 0
         #: Queues, and no functions: only spotguard's own code runs on the threads that save.
         self._followers: list[SimpleQueue[Any]] = []
-        self._restored = self.closed = self._forked = self._looked_back = False
+        self._restored = self.closed = self._forked = False
         #: The script has called `restore`, and not begun `steps` since.
         self._fresh = False
         try:
-            self._build()
+            parts.admit()
+            self._saver, self._checkpointer, self._report = parts.saver, parts.checkpointer, parts.report
+            self._background = BackgroundCheckpoints(parts)
+            parts.begin()
         except BaseException:
             self._undo()  # a guard that failed must neither answer the agent nor stop the optimizer
             raise
         self._agent.built()
-        self._shutdown.begin()
-        self._errors.begin()
+        parts.shutdown.begin()
+        parts.errors.begin()
         sigterm.in_child(self._forget)
         atexit.register(self.close)
-
-    def _build(self) -> None:
-        self._nbytes = self._state.expected_bytes()
-        run_id, clock, keep = self._run_id, self._clock, kept("SPOTGUARD_KEEP")
-        self._startup = Startup(self._store, run_id, clock, self._channel)
-        self._startup.meet(self._state)
-        # Connect to the agent and check access before the claim: the attempt of a refused process would fence the accepted one.
-        self._startup.admit(lambda: self._agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
-        alone = self._channel is None
-        folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
-        self._stage = self._startup.stage = None if folder is None else Stage(folder, run_id, self._nbytes)
-        attempt = self._startup.claim()
-        lossy = bool(for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"), alone))
-        self._checkpointer = Checkpointer(
-            self._store,
-            run_id,
-            attempt,
-            clock=clock,
-            keep=keep,
-            rank=self._rank,
-            world=self._world,
-            incarnation="" if self._channel is None else self._channel.incarnation,
-            lossy=lossy,
-            copies=self._schedule.interval < math.inf,
-            stage=self._stage,
-            history=self._history,
-            suspicion=self._losses.why,
-        )
-        self._checkpointer.nbytes = self._nbytes
-        self._report = Report(
-            self._checkpointer.requests.put,
-            run_id,
-            lambda: self._checkpointer.attempt,
-            clock,
-            self._agent.send,
-            self._alarm_told,
-            self._alarm_ended,
-            rank=self._rank,
-            keeps=lambda: self._coordinator is None or self._coordinator.speaks,
-            history=lambda: {**self._history.of_rank(self._rank), "completed": self._gate.place.completed},
-        )
-        self._saver = Saver(
-            gate=self._gate,
-            state=self._state,
-            checkpointer=self._checkpointer,
-            clock=clock,
-            listener=self._report,
-            released=sigterm.redeliver,
-            saved=self._counted,
-            coordinator=self._coordinator,
-        )
-        self._messages = AgentMessages(
-            self._saver,
-            self._schedule,
-            self._report,
-            clock,
-            self.leave,
-            self._checkpointer.renew,
-            self._coordinator,
-        )
-        self._shutdown = ProcessShutdown(self._saver, self._agent, self._coordinator, self.leave)
-        self._errors = ErrorSave(
-            self._gate,
-            self._state,
-            self._saver,
-            self._checkpointer,
-            self._progress,
-            self._report,
-            clock,
-            self._shutdown.unanswered,
-            self._coordinator,
-        )
-        self._saver.start()
-        if self._coordinator is not None:
-            self._coordinator.channel.meetings.look = self._gate.look
-            self._coordinator.begin(
-                self._saver, self._checkpointer, self._state, self._report, self._agent.heartbeat
-            )
-        self._state.monitor.begin()
-
-    def _counted(self, saved: SavedCheckpoint) -> None:
-        """Pass a committed save to the schedule. The saver thread calls it.
-
-        After the first background save the first rank also reads from the store how often this run was preempted.
-        """
-        self._announce(saved.step, saved)
-        cost = lost_training(saved.blocked, saved.seconds) if saved.blocked else None
-        beside = self._history.step_seconds
-        self._history.saved(
-            saved.step,
-            # A save that the script waits for costs all its time.
-            lost_training(saved.blocked, saved.seconds - saved.blocked, *beside)
-            if saved.blocked
-            else saved.seconds,
-        )
-        if saved.blocked and not (self._looked_back or self._saver.alarmed or self._rank):
-            self._looked_back = True
-            starts = self._checkpointer.requests.starts()
-            self._schedule.loses_every(
-                mean_between(starts, self._clock.time(), self._history.committed_attempts)
-            )
-        self._schedule.saved(saved.at, saved.seconds, cost)
-        self._history.interval = self._schedule.interval
 
     # --- the training thread ---
 
@@ -284,59 +146,26 @@ class Guard:
         # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
         self._saver.call_off("guard.restore() was called")
         self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
-        done = self._go_back(step, run_id)
+        done = load(self._parts, step=step, run_id=run_id, again=self._restored)
+        self._skip_steps = 0 if run_id != self._run_id else max(0, self._parts.startup.skip_until - done.step)
         # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
         self._state.restored()
         self._restored_at, self._restored_step = self._clock.monotonic(), done.step
         self._fresh = True
-        self._progress.begin()
+        self._parts.progress.begin()
         self._announce(done.step)
         self._unsettled = _SETTLED
         self._schedule.restored(self._clock.monotonic())
         self._agent.tell_position()
-        self._startup_messages.restored(run_id, done.step, guarded=self._agent.guarded, skip=self._skip_steps)
+        self._parts.startup_messages.restored(
+            run_id, done.step, guarded=self._agent.guarded, skip=self._skip_steps
+        )
         if done.staged is not None:
             self._saver.bring(done.staged)
         self._gate.stand()
         return done.step
-
-    def _go_back(self, step: int | None, run_id: str) -> Restored:
-        if self._coordinator is not None:
-            self._saver.ready = False  # its state is about to be replaced, so this rank offers no step
-        done = None
-        try:
-            self._gate.begin_boundary()
-            if self._restored:
-                attempt = self._startup.claim()
-                self._report.record_end("left")
-                self._checkpointer.begin_attempt(attempt)
-            done = self._startup.load(self._state, step=step, run_id=run_id)
-            self._state.at_boundary()
-        except BaseException:
-            unchanged = done is None and not self._state.poisoned
-            self._gate.abort_boundary(unchanged=unchanged)
-            self._saver.ready = unchanged and self._restored  # an unchanged state can be saved as before
-            raise
-        self._checkpointer.restored(done.stored)
-        self._history.restored(
-            () if done.whole is None else done.whole.manifests,
-            step=done.step,
-            own=run_id == self._run_id,
-            now=self._clock.monotonic(),
-            wall=self._clock.time(),
-            world=self._world,
-        )
-        self._phase_times.restored(self._history.earlier_phases)
-        self._history.interval = self._schedule.interval
-        # A person who asks for a step knows that checkpoint. Otherwise each suspicion goes on at one rank: its own, if there are as
-        # many ranks as before.
-        known = () if step is not None or done.whole is None else done.whole.manifests
-        own = (each.suspect for each in known if each.rank % self._world == self._rank and each.suspect)
-        self._losses.begin(done.step, next(own, ""))
-        self._skip_steps = 0 if run_id != self._run_id else max(0, self._startup.skip_until - done.step)
-        return done
 
     def step(self, *, loss: Any = None) -> None:
         """Mark the boundary: everything that belongs to this step is done.
@@ -390,12 +219,7 @@ class Guard:
         now = self._clock.monotonic()
         self._history.boundary(now)
         if now >= self._schedule.due:
-            taken = (
-                self._saver.background()
-                if self._coordinator is None
-                else self._coordinator.background("the interval has passed")
-            )
-            self._schedule.begun(self._clock.monotonic(), taken=taken)
+            self._background.begin()
 
     def watch_loss(self, loss: Any) -> None:
         """Give the loss of the step that is under way, in a loop over `steps`. `step` takes it as `loss`.
@@ -443,7 +267,7 @@ class Guard:
             done = self.restore()
         self._fresh = False
         if total is not None and done >= total:
-            self._startup_messages.finished(self._run_id, done, total)
+            self._parts.startup_messages.finished(self._run_id, done, total)
         for step in count(done) if total is None else range(done, total):
             yield step
             self.step()
@@ -510,60 +334,6 @@ class Guard:
                 "saves and restores [SG413]"
             )
 
-    # --- messages to and from the agent ---
-
-    def _hear(self, message: protocol.Message) -> None:
-        self._messages.hear(message)
-
-    def _lost(self) -> None:
-        self._saver.lost()
-
-    def _welcomed(self, calls: bool, heartbeat: str) -> None:
-        if self._coordinator is not None:
-            self._coordinator.welcomed(calls, heartbeat)
-
-    def _hello(self) -> protocol.Register:
-        return protocol.Register(
-            pid=os.getpid(),
-            run_id=self._run_id,
-            name=os.path.basename(sys.argv[0] or "python"),
-            store=self._store.url,
-            rank=self._rank,
-            world=self._world,
-            nbytes=self._nbytes,
-            checkpoints=True,
-            elsewhere=self._channel is not None and len(set(self._channel.machines)) > 1,
-        )
-
-    def _position(self) -> protocol.Position:
-        last, cost = self._checkpointer.last, self._checkpointer.cost(ALL_STAY)
-        progress, loss = self._progress.look(), self._losses.loss
-        return protocol.Position(
-            step=self._gate.place.completed if self._restored else -1,
-            checkpoint_step=-1 if last is None else last.step,
-            checkpoint_age=0.0 if last is None else self._clock.monotonic() - last.at,
-            checkpoint_level="full" if last is None else last.level,
-            mode="boundary" if self._state.boundary_only else "window",
-            detail=self._state.boundary_only,
-            save_seconds=-1.0 if cost.seconds is None else cost.seconds,
-            rate=cost.rate or 0.0,
-            interval=0.0 if math.isinf(self._schedule.interval) else self._schedule.interval,
-            restored_age=self._clock.monotonic() - self._restored_at if self._restored else -1.0,
-            phase=progress.phase,
-            still=round(progress.still, 3),
-            where=progress.where,
-            limit=progress.limit,
-            attempt=self._checkpointer.attempt,
-            loss="" if loss is None else repr(loss),
-            suspect=self._losses.why(self._gate.place.completed),
-            high_loss=self._losses.high,
-            bad_loss_steps=self._losses.bad_loss_steps,
-            uploading=self._checkpointer.uploading is not None,
-            failures=self._startup.failures,
-            earlier_step_seconds=self._history.earlier_step_seconds,
-            **self._state.monitor.position(),
-        )
-
     @property
     def skip_steps(self) -> int:
         """The number of steps whose data the script is to leave out now, after `restore`: it made values wrong (`--recover nan=back`).
@@ -588,7 +358,7 @@ class Guard:
             self._rank,
             self._run_id,
             self._checkpointer.attempt,
-            self._store,
+            self._parts.store,
             self._clock,
             lambda: self._saver.saving,
             lambda: self._gate.place.completed,
@@ -599,20 +369,6 @@ class Guard:
         self._followers.append(events)
         if self._restored:
             events.put((self._restored_step, None, None))
-
-    def _announce(
-        self, step: int, saved: SavedCheckpoint | None = None, notice: PreemptionNotice | None = None
-    ) -> None:
-        for events in self._followers:
-            events.put((step, saved, notice))
-
-    def _alarm_told(self, preemption: PreemptionNotice) -> None:
-        self._shutdown.alarm_told(preemption)
-
-    def _alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
-        if committed and self._checkpointer.last is not None:
-            self._announce(self._checkpointer.last.step, self._checkpointer.last, preemption)
-        self._shutdown.alarm_ended(preemption, committed)
 
     def preempt(self, seconds: float) -> None:
         """Give this guard a notice by hand, as `spotguard.testing.preempt` does: save, then raise `Preempted`.
@@ -648,7 +404,7 @@ class Guard:
             ...     guard.fail(error)
             ...     raise
         """
-        self._errors.handle(error)
+        self._parts.errors.handle(error)
 
     def leave(self, code: int) -> None:
         """Have the training thread raise `Preempted` where it is parked, or at its next boundary.
@@ -658,17 +414,36 @@ class Guard:
         """
         self._gate.leave(lambda: Preempted(code))
 
+    # --- what the parts call, on threads of their own ---
+
+    def _registration(self) -> protocol.Register:
+        return registration(self._parts)
+
+    def _position(self) -> protocol.Position:
+        return position(self._parts, self._restored_at if self._restored else None)
+
+    def _counted(self, saved: SavedCheckpoint) -> None:
+        self._announce(saved.step, saved)
+        self._background.saved(saved)
+
+    def _alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
+        if committed and self._checkpointer.last is not None:
+            self._announce(self._checkpointer.last.step, self._checkpointer.last, preemption)
+        self._parts.shutdown.alarm_ended(preemption, committed)
+
+    def _announce(
+        self, step: int, saved: SavedCheckpoint | None = None, notice: PreemptionNotice | None = None
+    ) -> None:
+        for events in self._followers:
+            events.put((step, saved, notice))
+
     # --- fork and close ---
 
     def _forget(self) -> None:
         """Drop everything in a forked child, which is not the guarded process."""
         self._gate.inert = self.closed = self._forked = True
-        self._state.monitor.close()
-        self._state.audit.forget()
         atexit.unregister(self.close)
-        if self._channel is not None:
-            self._channel.forget()
-        self._agent.forget()
+        self._parts.forget()
 
     def close(self) -> None:
         """Wait for the save that is under way, then leave the agent and the other ranks.
@@ -677,11 +452,11 @@ class Guard:
         """
         if self.closed:
             return
-        why = "interrupted" if isinstance(self._errors.ending, KeyboardInterrupt) else "ended"
+        why = "interrupted" if isinstance(self._parts.errors.ending, KeyboardInterrupt) else "ended"
         try:
-            self._errors.end()
+            self._parts.errors.end()
             with no_worker_error():  # a launcher ends the loader's workers, too
-                self._shutdown.at_exit()
+                self._parts.shutdown.at_exit()
                 self.closed = True
                 self._saver.close(_LAST_UPLOAD, lambda: self._record_end(why))
         finally:  # even after a Ctrl-C meanwhile
@@ -689,15 +464,10 @@ class Guard:
 
     def _record_end(self, why: str) -> None:
         """Record that the script has ended by itself. A notice and an error have records of their own."""
-        if self._saver.ready and not (self._errors.met or self._saver.alarmed or sigterm.held()):
+        if self._saver.ready and not (self._parts.errors.met or self._saver.alarmed or sigterm.held()):
             self._report.record_end(why)
 
     def _undo(self) -> None:
         self.closed = True
         atexit.unregister(self.close)
-        self._agent.end()
-        self._gate.retire()
-        self._state.close()
-        if self._coordinator is not None:
-            self._coordinator.close()
-        self._agent.close()
+        self._parts.close()
