@@ -25,8 +25,8 @@ from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_n
 from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.local_stage import Stage
 from ..state.device import SideStreams, host_memory
-from ..state.host_buffer import HostBuffer, available_memory
-from ..state.memory_access import copyable
+from ..state.host_buffer import HostBuffer
+from ..state.memory_access import available_memory, copyable
 from ..state.tensor_item import StateTensor
 from .cancel_scope import Abandoned, CancelScope
 from .plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
@@ -273,9 +273,11 @@ class Snapshot:
 
         The first background checkpoint would take it while training stands still: 1.9 s for 3.6 GB (measured on an H200).
         """
-        busy = self._thread is not None and self._thread.is_alive()
-        if not busy and any(each.tensor.is_cuda for each in self._missing(state_tensors)):
-            self._begin(state_tensors)
+        if self._thread is not None and self._thread.is_alive():
+            return
+        missing = self._missing(state_tensors)
+        if any(each.tensor.is_cuda for each in missing):
+            self._begin(state_tensors, missing)
 
     def take(self, state_tensors: tuple[StateTensor, ...], scope: CancelScope) -> tuple[StateTensor, ...]:
         """Copy the state tensors as they stand. Return them with their tensors in host memory.
@@ -286,8 +288,8 @@ class Snapshot:
         """
         scope.check()
         self._end(scope)
-        if self._missing(state_tensors):
-            self._begin(state_tensors)
+        if missing := self._missing(state_tensors):
+            self._begin(state_tensors, missing)
             self._end(scope)
         if self._error is not None:
             raise self._error
@@ -309,9 +311,9 @@ class Snapshot:
         if self._thread is not None:
             self._thread.join(_LAST)
 
-    def _begin(self, state_tensors: tuple[StateTensor, ...]) -> None:
+    def _begin(self, state_tensors: tuple[StateTensor, ...], missing: list[StateTensor]) -> None:
         self._thread = threading.Thread(
-            target=self._hold, args=(state_tensors,), name="spotguard-memory", daemon=True
+            target=self._hold, args=(state_tensors, missing), name="spotguard-memory", daemon=True
         )
         self._thread.start()
 
@@ -320,10 +322,9 @@ class Snapshot:
             self._thread.join(_POLL)
             scope.check()
 
-    def _hold(self, state_tensors: tuple[StateTensor, ...]) -> None:
-        """Take the memory for copies of these tensors, and let go of other copies. On the thread."""
+    def _hold(self, state_tensors: tuple[StateTensor, ...], missing: list[StateTensor]) -> None:
+        """Take the memory for the missing copies, and let go of copies of other tensors. On the thread."""
         try:
-            missing = self._missing(state_tensors)
             there = {each.name for each in state_tensors} - {each.name for each in missing}
             kept = [block for block in self._blocks if block.copies.keys() <= there]
             freed = sum(block.nbytes for block in self._blocks) - sum(block.nbytes for block in kept)
