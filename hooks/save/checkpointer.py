@@ -27,7 +27,8 @@ from .cancel_scope import CancelScope
 from .cleanup import Cleanup, SmallRequests
 from .commit.publish import publish
 from .committer import Committer
-from .local_copy import Snapshot, StagedSave, StageWriter
+from .local_copy.snapshot import Snapshot
+from .local_copy.stage_writer import StagedSave, StageWriter
 from .plan.budget import EarlierCheckpoint
 from .plan.partitioner import RankRoles
 from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState

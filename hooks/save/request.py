@@ -25,7 +25,7 @@ from ..state.collected import CollectedState
 from ..state.state import State
 from ..state.tensor_item import StateTensor
 from .cancel_scope import CancelScope
-from .local_copy import StagedSave
+from .local_copy.stage_writer import StagedSave
 from .plan.partitioner import ALL_STAY, RankRoles
 from .plan.write_plan import WrittenState
 from .upload.transfer import Progress

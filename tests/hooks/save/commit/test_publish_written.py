@@ -21,7 +21,7 @@ from spotguard.hooks.restore.resharding import read
 from spotguard.hooks.restore.verify import verify
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
-from spotguard.hooks.save.local_copy import StageWriter
+from spotguard.hooks.save.local_copy.stage_writer import StageWriter
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter

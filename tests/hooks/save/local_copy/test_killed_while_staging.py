@@ -20,7 +20,7 @@ from tests.fakes.noticed import Heard
 from tests.fakes.store import Killed
 from tests.fakes.training import different, guarded, restored, small, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore
-from tests.hooks.save.stages import settled
+from tests.hooks.save.local_copy.stages import settled
 
 pytestmark = pytest.mark.torch
 

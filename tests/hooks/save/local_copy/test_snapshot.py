@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.local_copy import Snapshot
+from spotguard.hooks.save.local_copy.snapshot import Snapshot
 from spotguard.hooks.state.memory_access import available_memory
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.errors import CheckpointError
@@ -114,7 +114,7 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: SimpleQueue[int] = SimpleQueue()
         self.given = threading.Semaphore(0)
-        monkeypatch.setattr("spotguard.hooks.save.local_copy.host_memory", self.memory)
+        monkeypatch.setattr("spotguard.hooks.save.local_copy.snapshot.host_memory", self.memory)
 
     def memory(self, nbytes: int, device: object) -> tuple[torch.Tensor, bool]:
         self.asked.put(nbytes)
@@ -226,7 +226,7 @@ def test_a_refused_pin_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.append(device)
         return torch.zeros(nbytes, dtype=torch.uint8), False
 
-    monkeypatch.setattr("spotguard.hooks.save.local_copy.host_memory", memory)
+    monkeypatch.setattr("spotguard.hooks.save.local_copy.snapshot.host_memory", memory)
     Snapshot().take(on_gpu(200), scope())
     assert devices == [torch.device("cpu"), None]
 

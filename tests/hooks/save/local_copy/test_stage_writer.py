@@ -18,7 +18,7 @@ from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.store import Fault
 from tests.fakes.training import different, guarded, restored, seed, small, step_on, trajectory
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
-from tests.hooks.save.stages import adapter, left_behind, objects, restores, settled, stage, staged
+from tests.hooks.save.local_copy.stages import adapter, left_behind, objects, restores, settled, stage, staged
 
 pytestmark = pytest.mark.torch
 __all__ = ["stage"]
