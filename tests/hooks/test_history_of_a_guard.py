@@ -53,7 +53,7 @@ class SlowMarkerStore(WatchedStore):
 
 def copy_takes(guard: Guard, clock: ManualClock, seconds: float) -> None:
     """Have each copy in host memory take this long."""
-    snapshot = guard._checkpointer._snapshot
+    snapshot = guard._checkpointer._copies.snapshot
     copy = snapshot.take
 
     def take(*given: Any) -> Any:

@@ -1,4 +1,5 @@
 """The local copy of the state for a background checkpoint, so that training goes on during the upload.
 
-`stage_writer` makes it on a disk of this machine, if there is one for it; else `snapshot` makes it in host memory.
+`local_copies` chooses between two ways. `stage_writer` copies to a disk of this machine, if there is one for it. Else `snapshot`
+copies to host memory.
 """

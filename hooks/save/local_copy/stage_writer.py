@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -26,6 +25,7 @@ from ..cancel_scope import Abandoned, CancelScope
 from ..plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
 from ..plan.partitioner import ALL_STAY, RankRoles
 from ..plan.write_plan import StoredObject, TensorForm, WritePlan, WriteProgress, WrittenState
+from ..request import StagedSave
 from ..shard_writer import ShardWriter
 from ..upload.uploader import Fill, StateChanged
 
@@ -36,17 +36,6 @@ log = logging.getLogger("spotguard")
 _PATIENCE, _SLOWEST = 5.0, 50e6
 #: The placeholder of an object that this rank takes no part in.
 _ANOTHERS = PlannedObject(b"", (), 0, holders=(-1,))
-
-
-@dataclass(frozen=True, slots=True)
-class StagedSave:
-    """A checkpoint on the stage, under the name that it will have in the store."""
-
-    name: CheckpointName
-    #: Its objects on the stage, and their CRCs.
-    write_progress: WriteProgress
-    #: Reads the objects back.
-    fill: Fill[HostBuffer]
 
 
 class StageWriter:

@@ -52,14 +52,14 @@ def test_one_that_is_damaged_before_its_upload_is_never_committed(
     """The bytes are held against the checksums that were taken when they left the state."""
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
-        begin = guard._checkpointer._stager._fill  # type: ignore[union-attr]
+        begin = guard._checkpointer._copies.stager._fill  # type: ignore[union-attr]
 
         def spoil(write_progress):  # type: ignore[no-untyped-def]
             path = stage / next(iter(staged(stage)))
             path.write_bytes(path.read_bytes()[:-1] + b"?")
             return begin(write_progress)
 
-        guard._checkpointer._stager._fill = spoil  # type: ignore[union-attr,method-assign]
+        guard._checkpointer._copies.stager._fill = spoil  # type: ignore[union-attr,method-assign]
         guard._saver.background()
         guard.save()  # behind it, and to the store directly
         assert [message.step for message in heard.of(protocol.Committed)] == [2]
@@ -82,7 +82,7 @@ def test_a_disk_that_lost_an_object_costs_one_background_checkpoint(
         guard._saver.background()
         heard.wait(protocol.Committed)
         step_on(guard, job, 1)
-        stager = guard._checkpointer._stager
+        stager = guard._checkpointer._copies.stager
         assert stager is not None
         begin = stager._fill
 
@@ -142,7 +142,7 @@ def test_a_full_disk_costs_a_warning(stage: Path, caplog: pytest.LogCaptureFixtu
     """The ordinary way is taken, and the next one is staged again."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        writer = guard._checkpointer._stager.writer  # type: ignore[union-attr]
+        writer = guard._checkpointer._copies.stager.writer  # type: ignore[union-attr]
         disk, full = writer.uploads.store, WatchedStore()
         full.faults = [Fault(1, ("put",), error=lambda: FullError("no room"))]
         writer.uploads.store = full
@@ -165,7 +165,7 @@ def test_a_disk_that_hangs_holds_training_up_once(stage: Path, caplog: pytest.Lo
     with trained(store, clock=clock) as (guard, job, heard):
         slow = WatchedStore()
         slow.hold(is_object)
-        guard._checkpointer._stager.writer.uploads.store = slow  # type: ignore[union-attr]
+        guard._checkpointer._copies.stager.writer.uploads.store = slow  # type: ignore[union-attr]
         guard._saver.background()
         assert slow.reached.wait(PATIENCE)
         clock.advance(60)
@@ -185,7 +185,7 @@ def test_a_notice_does_not_wait_for_the_disk(stage: Path) -> None:
     with trained(store) as (guard, _, heard):
         slow = WatchedStore()
         slow.hold(is_object)
-        guard._checkpointer._stager.writer.uploads.store = slow  # type: ignore[union-attr]
+        guard._checkpointer._copies.stager.writer.uploads.store = slow  # type: ignore[union-attr]
         guard._saver.background()
         assert slow.reached.wait(PATIENCE)
         guard._agent.hear(notice())

@@ -65,7 +65,7 @@ def one_life(store: WatchedStore, stage: Path, life: Life, calls: int, *, after:
     with guarded(Mortal(store, life), job.values) as guard:
         heard = Heard(guard)
         guard.restore()
-        stager = guard._checkpointer._stager
+        stager = guard._checkpointer._copies.stager
         assert stager is not None
         stager.stage.files = stager.writer.uploads.store = Mortal(stager.stage.files, life)  # type: ignore[assignment]
         step_on(guard, job, 0, 1)

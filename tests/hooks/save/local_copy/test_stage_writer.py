@@ -36,7 +36,7 @@ def test_a_background_checkpoint_goes_to_the_store_over_the_disk(
     with trained(store) as (guard, _, heard), caplog.at_level(logging.INFO):
         guard._saver.background()
         assert heard.wait(protocol.Committed).step == 2
-        assert guard._checkpointer._snapshot._blocks == []
+        assert guard._checkpointer._copies.snapshot._blocks == []
         assert guard._position().checkpoint_step == 2
     assert staged(stage) == objects(store) != {}
     assert store.kinds() == {"objects": 2, "manifests": 1, "markers": 1}
