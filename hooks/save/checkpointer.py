@@ -32,7 +32,7 @@ from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenStat
 from .policy import BackgroundUpload, EmergencySave
 from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
 from .shard_writer import ShardWriter
-from .share import RankShare
+from .share import AgreedSaves, RankShare
 from .upload.transfer import Progress
 from .upload.uploader import StateChanged
 
@@ -94,11 +94,8 @@ class Checkpointer:
         self.spoiled = ""
         #: The reason why the registered state itself lacks moments; "" if it lacks none.
         self._lacks = ""
-        #: The last save that the ranks agreed on for a notice: the identity of its state, and its progress in the store.
-        self._shared: tuple[tuple[int, int], WriteProgress] | None = None
-        #: Checkpoints whose part this rank has put, and whose commit it has not seen. Each entry has the identity of the
-        #: state, the checkpoint's name, and the function that makes the checkpoint `last`.
-        self._unseen: list[tuple[tuple[int, int], CheckpointName, Callable[[], object]]] = []
+        #: What calls of the ranks have left in the store.
+        self._agreed = AgreedSaves()
         #: The next save refers to no object of an earlier one.
         self._renews = False
         #: Bytes of a full save; 0 before it is known.
@@ -219,7 +216,7 @@ class Checkpointer:
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
-            self._shared, self._unseen = None, []
+            self._agreed.forget()
         save = SaveContext(state, collected, agreed, numbers, kind, scope, progress, in_place=True)
         try:
             with self._history.saving():
@@ -232,7 +229,7 @@ class Checkpointer:
                 return self._whole(save, name, started, blocked=opened_at - started)
         except StateChanged as error:
             self.spoiled = str(error)
-            self._shared, self._unseen = None, []
+            self._agreed.forget()
             return None
 
     def _whole(
@@ -277,10 +274,11 @@ class Checkpointer:
                 write_progress=write_progress,
                 fill=fill,
             )
-            record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
-            self._unseen = [(save.identity, name, record)] if save.agreed.epoch else []
+            if save.agreed.epoch:
+                record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
+                self._agreed.put(save, name, record)
             self._committer.commit(save, name, "full", write_progress.written(name), self._writer)
-            self._unseen = []
+            self._agreed.seen()
         finally:
             # Before the clean-up too: from here on there is no upload that a notice could let finish.
             self._upload = None
@@ -350,12 +348,12 @@ class Checkpointer:
 
     def _share(self, save: SaveContext, started: float) -> SavedCheckpoint:
         """Run this rank's share of the save that the ranks agreed on."""
-        write_progress = self._begun(save)
+        write_progress = self._agreed.progress(save, self._plan(save))
 
         def commit(name: CheckpointName, level: Level, written: WrittenState, scope: CancelScope) -> None:
             if level == "full":
                 record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
-                self._unseen.append((save.identity, name, record))
+                self._agreed.put(save, name, record)
             self._committer.commit(replace(save, scope=scope), name, level, written, self._writer)
 
         share = RankShare(
@@ -378,27 +376,7 @@ class Checkpointer:
         This is for a call of the ranks that a later call has replaced. The other ranks may have committed the earlier one, and
         may be gone.
         """
-        there = (
-            record for _, name, record in reversed(self._unseen) if self.requests.complete(name, self._world)
-        )
-        next(there, lambda: None)()
-
-    def _begun(self, save: SaveContext) -> WriteProgress:
-        """Return the progress of this very state from an earlier call of the ranks; without such a call, a new progress.
-
-        A second call comes when a second machine goes, and the ranks share the writing in another way. Objects in the
-        store stay valid. This holds even if this rank has seen the earlier checkpoint complete: other ranks may not have.
-        """
-        write_plan, roles = self._plan(save), save.agreed.roles
-        before = self._shared
-        if before is not None and before[0] == save.identity and before[1].write_plan is write_plan:
-            write_progress = before[1].with_roles(roles)
-        else:
-            write_progress = WriteProgress(write_plan, roles=roles)
-            # The other ranks may still commit the checkpoints of this state.
-            self._unseen = [each for each in self._unseen if each[0] == save.identity]
-        self._shared = save.identity, write_progress
-        return write_progress
+        self._agreed.look_back(lambda name: self.requests.complete(name, self._world))
 
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
         state_tensors = save.collected.state_tensors
