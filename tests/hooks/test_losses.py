@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.checkpoint.catalog import list_checkpoints
+from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.losses.detector import QUIET
 from spotguard.hooks.guard import Guard
