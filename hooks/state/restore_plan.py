@@ -16,10 +16,10 @@ from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
 from .parts.module import KnownTensor
-from .parts.optimizer_tree import SavedTrees
 from .parts.rng import RngPart
 from .parts.stateful import is_position
-from .parts.values import Part, StatefulPart, room, tensors_in
+from .parts.tree import SavedTrees, tensors_in
+from .parts.values import Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
 from .tensor_item import StateTensor
 

@@ -25,9 +25,10 @@ from .misuse.step_monitor import StepMonitor, hook
 from .misuse.unsaved import UnsavedState
 from .parts.loaders import ResumableLoader
 from .parts.module import ModulePart
-from .parts.optimizer import OptimizerPart
+from .parts.optimizers.optimizer import OptimizerPart
 from .parts.registry import build, check_held
-from .parts.values import Copied, InPlace, StatefulPart, check_savable, prove
+from .parts.tree import prove
+from .parts.values import Copied, InPlace, StatefulPart, check_savable
 from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint

@@ -1,5 +1,7 @@
-"""The saved tree of an optimizer, its form and a check of it; and optimizer state in another shape than its parameter's: factors of a variance (Adafactor), preconditioners
-(Shampoo), numbers of blocks (8-bit Adam).
+"""The saved tree of an optimizer: its form, and a check of it.
+
+It may hold state in another shape than its parameter's: factors of a variance (Adafactor), preconditioners (Shampoo), numbers of
+blocks (8-bit Adam).
 
 A moment is beside its parameter, and a restore cuts it like the parameter for any number of ranks. Factors cannot be
 cut this way. A DTensor declares its own layout. A plain tensor was made from one shard and belongs to that very
@@ -9,14 +11,14 @@ tree records that it is plain, because by its shape it would be a moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....providers.errors import CheckpointError
-from ..sharding.boxes import box
-from ..sharding.dtensor import RankOf, cut_of, is_dtensor, layout
+from .....providers.errors import CheckpointError
+from ...sharding.boxes import box
+from ...sharding.dtensor import cut_of, is_dtensor, layout
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -188,73 +190,3 @@ def _is_key(value: Any) -> bool:
     except TypeError:  # a list inside: not a key
         return False
     return not isinstance(value, torch.Tensor)
-
-
-class SavedTrees:
-    """The trees of all ranks of the saved job under one registered name. Each tree is decoded once, when it is first needed.
-
-    Args:
-        saved: the encoded tree by rank of that job, for each rank that has the name.
-        world: the number of ranks of that job.
-        ranks: this process's rank in the resumed job, and the number of its ranks.
-        decode: decodes an encoded tree.
-        stand_ins: for a rank without the name, the rank whose tree is identical to it.
-    """
-
-    def __init__(
-        self,
-        saved: Mapping[int, Any],
-        world: int,
-        ranks: RankOf,
-        decode: Callable[[Any], Any],
-        stand_ins: Mapping[int, int],
-    ) -> None:
-        self.ranks = ranks
-        self.world = world
-        place = ranks.rank % world
-        if place not in saved:
-            place = stand_ins.get(place, place)
-        self._order = sorted(saved, key=lambda rank: (rank != place, rank))
-        self._saved = saved
-        self._there = place in saved
-        self._decode = decode
-        self._decoded: dict[int, Any] = {}
-
-    @property
-    def own(self) -> Any:
-        """Return the tree of the rank whose place this rank has.
-
-        If that rank did not have the name, return the tree of its stand-in, or of the first rank that has the name.
-        """
-        return self.of(self.source)
-
-    @property
-    def source(self) -> int:
-        """Return the rank that `own` comes from."""
-        return self._order[0]
-
-    def of(self, rank: int) -> Any:
-        if rank not in self._decoded:
-            self._decoded[rank] = self._decode(self._saved[rank])
-        return self._decoded[rank]
-
-    def each(self) -> Iterator[tuple[int, Any]]:
-        """Yield pairs of rank and tree, beginning with `own`. A tree is decoded only when the caller reaches it."""
-        return ((rank, self.of(rank)) for rank in self._order)
-
-    @property
-    def decoded(self) -> Sequence[Any]:
-        return list(self._decoded.values())
-
-    @property
-    def was_there(self) -> bool:
-        """Return whether the rank whose place this rank has, or its stand-in, saved anything.
-
-        A rank that died before the others saved did not.
-        """
-        return self._there
-
-    @property
-    def alone(self) -> bool:
-        """Return whether one process saved everything, and one process restores it."""
-        return self.world == 1 and self.ranks.world == 1

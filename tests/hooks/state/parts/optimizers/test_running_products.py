@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from spotguard.hooks.state.parts.running_products import running_products
+from spotguard.hooks.state.parts.optimizers.running_products import running_products
 from tests.fakes.training import Job, different, finished, guarded, seed, step_on, trajectory
 
 pytestmark = pytest.mark.torch

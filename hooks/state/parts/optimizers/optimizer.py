@@ -14,16 +14,26 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ....providers.errors import CheckpointError, StateError
-from ..inner_tensors import check_outlines, is_outline, named, outlined, whole
-from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, is_dtensor, layout, local, state_tensor
-from ..tensor_item import StateTensor, Tier
+from .....providers.errors import CheckpointError, StateError
+from ...inner_tensors import check_outlines, is_outline, named, outlined, whole
+from ...sharding.dtensor import (
+    DeclaredReplicas,
+    RankOf,
+    TargetMemory,
+    is_dtensor,
+    layout,
+    local,
+    state_tensor,
+)
+from ...tensor_item import StateTensor, Tier
+from ..module import KnownTensor
+from ..tree import SavedTrees, freeze, tensors_in
+from ..values import Part, StatefulPart, copy_into, load_into, room
+from ..wrappers import can_be_hooked, check_says_state
 from . import optimizer_tree
-from .module import KnownTensor
-from .optimizer_tree import SavedTrees, check_well_formed, steps
+from .merge import cannot_be_cut, merge
+from .optimizer_tree import check_well_formed
 from .running_products import running_products
-from .values import Part, StatefulPart, copy_into, freeze, load_into, room, tensors_in
-from .wrappers import can_be_hooked, check_says_state
 
 log = logging.getLogger("spotguard")
 
@@ -260,77 +270,9 @@ class OptimizerPart:
         return {**{key: tree[key] for key in ("class", "param_groups")}, "state": {}, "on_host": []}
 
     def merge(self, trees: SavedTrees) -> Any:
-        """Return one tree, merged by the parameters' names.
-
-        The groups' numbers come from the rank whose place this rank has. The state of each parameter comes from the
-        first rank whose optimizer steps it.
-        """
-        if trees.alone:
-            return trees.own
-        wanted = {self._key[id(p)] for group in self._groups for p in group}
-        missing = set(wanted)
-        sound: dict[int, dict[str, Any]] = {}
-        for _, tree in self._each(trees, sound):
-            if len(tree["param_groups"]) != len(trees.own["param_groups"]):
-                return trees.own
-            missing -= steps(tree)
-            if self._ranks.world > 1 and not missing:
-                break
-        used = dict(sound)
-        only_rank = self._ranks.world == 1
-        groups = []
-        for i, group in enumerate(trees.own["param_groups"]):
-            names = [n for rank in sorted(used) for n in used[rank]["param_groups"][i]["params"]]
-            kept = [n for n in dict.fromkeys(names) if only_rank or n in wanted]
-            groups.append({**group, "params": kept})
-        state: dict[str, Any] = {}
-        shards: dict[str, Any] = {}
-        passed: set[str] = set()
-        for tree in used.values():
-            for name, values in tree["state"].items():
-                if name not in passed and (only_rank or name in self._param):
-                    state[name] = values
-                    if name in tree.get("shards", {}):
-                        state[name], shards[name] = self._of_this_shard(name, self._each(trees, sound))
-            passed |= {*steps(tree), *tree["state"]}
-        on_host = sorted({name for tree in sound.values() for name in tree["on_host"]})
-        plain = sorted({name for tree in sound.values() for name in tree.get("plain", [])})
-        # A tensor with one name has the same layout on all ranks.
-        placed = {
-            name: saved_layout
-            for tree in sound.values()
-            for name, saved_layout in tree.get("placed", {}).items()
-        }
-        more = {"on_host": on_host, "shards": shards, "placed": placed, "plain": plain}
-        return {**trees.own, "param_groups": groups, "state": state, **more}
-
-    def _each(
-        self, trees: SavedTrees, checked: dict[int, dict[str, Any]]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Do the work of `SavedTrees.each`, and check each tree first. The checked trees go into `checked`."""
-        for rank, tree in trees.each():
-            if rank not in checked:
-                self._check_kind(tree)
-                check_well_formed(self.name, tree)
-                checked[rank] = tree
-            yield rank, tree
-
-    def _of_this_shard(
-        self, key: str, each: Iterable[tuple[int, dict[str, Any]]]
-    ) -> tuple[Any, optimizer_tree.Shard]:
-        """Return the saved state of a parameter from a rank that had exactly this rank's shard, and the shard's place."""
-        here = optimizer_tree.shard(self._param[key]) if key in self._param else None
-        for _, tree in each:
-            if here is not None and tree.get("shards", {}).get(key) == here:
-                return tree["state"].get(key, {}), here
-        raise self._cannot_be_cut(key)
-
-    def _cannot_be_cut(self, key: str) -> StateError:
-        return StateError(
-            f"{self.name} keeps state of {key!r} that cannot be resharded (factors, or blocks, of one "
-            "shard), and no rank that saved had this rank's part of it; resume with the ranks and the "
-            f"mesh that saved it, or leave {self.name} out of register to start it fresh"
-        )
+        """Return one tree, merged by the parameters' names."""
+        stepped = {self._key[id(p)] for group in self._groups for p in group}
+        return merge(self.name, trees, stepped, self._param, self._check_form)
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
         """Yield memory for each state tensor: beside its parameter and in its layout, so state of a shard is a shard."""
@@ -357,7 +299,7 @@ class OptimizerPart:
                             alike = field != "step" and not is_outline(value)
                             made = _empty(param, outline, host, alike=alike)
                     if made is None:
-                        raise self._cannot_be_cut(key)
+                        raise cannot_be_cut(self.name, key)
                     yield TargetMemory.of(outline, made)
         first = next((p for group in self._groups for p in group), None)
         for _, values in tree.get("other", ()):
@@ -377,9 +319,12 @@ class OptimizerPart:
                 "register the same optimizer, or leave it out of register to start it fresh"
             )
 
-    def targets(self, tree: Any) -> None:
+    def _check_form(self, tree: Any) -> None:
         self._check_kind(tree)
         check_well_formed(self.name, tree)
+
+    def targets(self, tree: Any) -> None:
+        self._check_form(tree)
         check_outlines(self.name, tree["state"])
         check_outlines(self.name, tree.get("other", []))
         theirs = [g["params"] for g in tree["param_groups"]]
