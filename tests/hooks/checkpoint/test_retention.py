@@ -19,7 +19,7 @@ from spotguard.hooks.checkpoint.format.manifest import FORMAT, LEVELS, Level
 from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, Keep, plan_pruning, prune
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save

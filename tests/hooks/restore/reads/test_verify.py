@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.marker import put_manifest
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
 

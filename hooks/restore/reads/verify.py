@@ -6,13 +6,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...providers.clock import Clock, SystemClock
-from ...providers.errors import CheckpointError, NotFoundError, StoreError
-from ...providers.stores.base import BlobStore
-from ..checkpoint.catalog import WholeCheckpoint
-from ..checkpoint.format.manifest import Chunk, RankManifest
-from ..checkpoint.format.safetensors_header import check_headers
-from ..save.upload.workers import PlainBuffer
+from ....providers.clock import Clock, SystemClock
+from ....providers.errors import CheckpointError, NotFoundError, StoreError
+from ....providers.stores.base import BlobStore
+from ...checkpoint.catalog import WholeCheckpoint
+from ...checkpoint.format.manifest import Chunk, RankManifest
+from ...checkpoint.format.safetensors_header import check_headers
+from ...save.upload.workers import PlainBuffer
 from .fetch import BufferSpan, Fetch, Progress
 from .ranges import ReadBatch, WantedChunk, plan
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from spotguard.hooks.checkpoint.format.manifest import Chunk
-from spotguard.hooks.restore.ranges import (
+from spotguard.hooks.restore.reads.ranges import (
     LAG,
     LEAST,
     MAX_BUFFERS,

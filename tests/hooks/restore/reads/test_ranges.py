@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.hooks.checkpoint.format.manifest import Chunk
-from spotguard.hooks.restore.ranges import GAP_BYTES, MOST_PARTS, REQUEST_BYTES, ReadBatch, WantedChunk, plan
+from spotguard.hooks.restore.reads.ranges import (
+    GAP_BYTES,
+    MOST_PARTS,
+    REQUEST_BYTES,
+    ReadBatch,
+    WantedChunk,
+    plan,
+)
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.hooks.restore.fetch import READERS
-from spotguard.hooks.restore.ranges import LEAST, MAX_BUFFERS, SPARE
+from spotguard.hooks.restore.reads.fetch import READERS
+from spotguard.hooks.restore.reads.ranges import LEAST, MAX_BUFFERS, SPARE
 from spotguard.providers.errors import DeniedError
 from tests.fakes.clock import ManualClock
 from tests.fakes.reads import PATIENCE, Reads
 from tests.fakes.store import Fault
-from tests.hooks.restore.many_reads import (
+from tests.hooks.restore.reads.many_reads import (
     Strict,
     hanging,
     in_background,

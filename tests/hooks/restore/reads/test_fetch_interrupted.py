@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.clock import ManualClock
 from tests.fakes.reads import PATIENCE, Reads, ctrl_c_as_usual
-from tests.hooks.restore.many_reads import (
+from tests.hooks.restore.reads.many_reads import (
     Strict,
     hanging,
     in_background,

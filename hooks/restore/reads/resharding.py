@@ -17,16 +17,16 @@ from functools import partial
 
 import torch
 
-from ...providers.clock import Clock
-from ...providers.errors import CheckpointError
-from ...providers.stores.base import BlobStore
-from ..checkpoint.format.boxes import Box, common
-from ..checkpoint.format.coverage import Coverage, MergedTensor
-from ..checkpoint.format.dtypes import ITEMSIZE, torch_dtype
-from ..checkpoint.format.manifest import Chunk
-from ..checkpoint.format.safetensors_header import check_headers
-from ..state.host_buffer import HostBuffer, box
-from ..state.tensor_item import StateTensor
+from ....providers.clock import Clock
+from ....providers.errors import CheckpointError
+from ....providers.stores.base import BlobStore
+from ...checkpoint.format.boxes import Box, common
+from ...checkpoint.format.coverage import Coverage, MergedTensor
+from ...checkpoint.format.dtypes import ITEMSIZE, torch_dtype
+from ...checkpoint.format.manifest import Chunk
+from ...checkpoint.format.safetensors_header import check_headers
+from ...state.host_buffer import HostBuffer, box
+from ...state.tensor_item import StateTensor
 from .fetch import BufferSpan, Fetch, Progress, StrictSink
 from .ranges import WantedChunk, plan
 

@@ -7,14 +7,14 @@ import zlib
 import pytest
 
 from spotguard.hooks.checkpoint.format.manifest import Chunk
-from spotguard.hooks.restore.fetch import READERS, Fetch
-from spotguard.hooks.restore.ranges import WantedChunk
+from spotguard.hooks.restore.reads.fetch import READERS, Fetch
+from spotguard.hooks.restore.reads.ranges import WantedChunk
 from spotguard.hooks.save.upload.workers import PlainBuffer
 from spotguard.providers.errors import CheckpointError, CorruptError, DeniedError, NotFoundError, StoreError
 from tests.cases import cases
 from tests.fakes.reads import Reads
 from tests.fakes.store import Fault, Killed
-from tests.hooks.restore.many_reads import (
+from tests.hooks.restore.reads.many_reads import (
     Kept,
     Strict,
     loads_of,

@@ -15,8 +15,8 @@ from math import prod
 from statistics import median
 from typing import Generic, NamedTuple, TypeVar
 
-from ..checkpoint.format.codec import NewerFormatError
-from ..checkpoint.format.manifest import Chunk
+from ...checkpoint.format.codec import NewerFormatError
+from ...checkpoint.format.manifest import Chunk
 
 #: Bytes of one request. S3 advises ranges of 8 to 16 MiB. At the 50 to 95 MB/s of one connection this takes a tenth of a
 #: second. The first byte's 10 to 30 ms then count little, and a request that is sent again costs little.

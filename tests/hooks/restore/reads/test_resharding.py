@@ -14,9 +14,9 @@ from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.hooks.checkpoint.format.safetensors_header import header
-from spotguard.hooks.restore.ranges import GAP_BYTES, REQUEST_BYTES
-from spotguard.hooks.restore.resharding import fill, parts_of
-from spotguard.hooks.restore.resharding import read as read_leaves
+from spotguard.hooks.restore.reads.ranges import GAP_BYTES, REQUEST_BYTES
+from spotguard.hooks.restore.reads.resharding import fill, parts_of
+from spotguard.hooks.restore.reads.resharding import read as read_leaves
 from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES

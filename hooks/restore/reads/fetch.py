@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, NoReturn, Protocol
 
-from ...providers.clock import Clock, SystemClock
-from ...providers.errors import CheckpointError, CorruptError, NotFoundError, StoreError
-from ...providers.stores.base import BlobStore
-from ..checkpoint.format import crc
-from ..save.upload.workers import B
+from ....providers.clock import Clock, SystemClock
+from ....providers.errors import CheckpointError, CorruptError, NotFoundError, StoreError
+from ....providers.stores.base import BlobStore
+from ...checkpoint.format import crc
+from ...save.upload.workers import B
 from .ranges import SPARE, ReadBatch, ReadRequest, RequestsInFlight, WantedChunk
 
 #: Called with (bytes read, bytes in total), on the thread that waits.

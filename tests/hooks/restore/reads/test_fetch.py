@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.restore.ranges import MAX_BUFFERS
+from spotguard.hooks.restore.reads.ranges import MAX_BUFFERS
 from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.providers.errors import CheckpointError, StoreError, ThrottledError, UnavailableError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import PATIENCE, Reads
 from tests.fakes.store import Fault
-from tests.hooks.restore.many_reads import (
+from tests.hooks.restore.reads.many_reads import (
     LIMIT,
     Strict,
     loads_of,
