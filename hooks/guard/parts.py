@@ -27,9 +27,9 @@ from ..control.report import Report
 from ..control.saver import Saver
 from ..control.session import AgentMessages, AgentSession
 from ..ipc import protocol
+from ..ipc.failures.phase_times import PhaseTimes
+from ..ipc.failures.progress import TrainingProgress
 from ..ipc.notice import PreemptionNotice
-from ..ipc.phase_times import PhaseTimes
-from ..ipc.progress import TrainingProgress
 from ..restore.collective import cannot_begin
 from ..restore.startup import Startup, StartupMessages
 from ..save.checkpointer import Checkpointer

@@ -13,7 +13,7 @@ from spotguard.hooks.checkpoint.format.codec import decode_marker
 from spotguard.hooks.checkpoint.format.keys import MARKER
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.ipc.phase_times import LEAST
+from spotguard.hooks.ipc.failures.phase_times import LEAST
 from spotguard.providers.stores.base import Sent
 from spotguard.report.reading import read_run
 from spotguard.testing import preempt

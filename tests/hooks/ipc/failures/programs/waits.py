@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from spotguard.hooks.ipc.flight_recorder import recorded_collectives
+from spotguard.hooks.ipc.failures.flight_recorder import recorded_collectives
 
 store = HashStore()
 ranks: list[Any] = [None, None]

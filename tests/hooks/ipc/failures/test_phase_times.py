@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.ipc.phase_times import ENOUGH, ENOUGH_HERE, LEAST, TIMES, PhaseTimes
+from spotguard.hooks.ipc.failures.phase_times import ENOUGH, ENOUGH_HERE, LEAST, TIMES, PhaseTimes
 
 
 class Thread:

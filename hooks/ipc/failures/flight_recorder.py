@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...providers.text import NAME, clip
+from ....providers.text import NAME, clip
 
 #: The recorders: NCCL's own, and that of all other backends.
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")

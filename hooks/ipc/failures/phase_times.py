@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .messages import PHASES, STEP_PHASES
+from ..messages import PHASES, STEP_PHASES
 
 #: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
 LEAST, TIMES = 60.0, 5.0

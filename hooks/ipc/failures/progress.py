@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ...providers.clock import Clock
+from ....providers.clock import Clock
 from .phase_times import PhaseTimes
 
 #: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.

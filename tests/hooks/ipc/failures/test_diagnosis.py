@@ -15,8 +15,8 @@ import requests
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from spotguard.hooks.ipc.diagnosis import DiagnosedError, diagnose
 from spotguard.hooks.ipc.failure_classes import CLASSES
+from spotguard.hooks.ipc.failures.diagnosis import DiagnosedError, diagnose
 
 pytestmark = pytest.mark.torch
 

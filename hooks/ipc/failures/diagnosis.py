@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from ...providers.redaction import redacted
-from .failure_classes import CLASSES, FailureClass
-from .messages import TrainingFailed
+from ....providers.redaction import redacted
+from ..failure_classes import CLASSES, FailureClass
+from ..messages import TrainingFailed
 from .progress import line_of, of_library, phase_of
 
 #: Characters of an error's message that are looked at, and that are kept: half from its begin, half from its end. A long one is

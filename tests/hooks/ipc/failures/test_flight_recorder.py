@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch.distributed")
 
-from spotguard.hooks.ipc import flight_recorder
-from spotguard.hooks.ipc.flight_recorder import recorded_collectives
+from spotguard.hooks.ipc.failures import flight_recorder
+from spotguard.hooks.ipc.failures.flight_recorder import recorded_collectives
 
 pytestmark = pytest.mark.torch
 

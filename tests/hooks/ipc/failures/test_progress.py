@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from spotguard.hooks.ipc.progress import ProgressSeen, TrainingProgress, stacks
+from spotguard.hooks.ipc.failures.progress import ProgressSeen, TrainingProgress, stacks
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch
