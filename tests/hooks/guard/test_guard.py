@@ -489,7 +489,7 @@ def test_what_cannot_be_saved_is_refused_at_register(folder: Path) -> None:
     for value, said in (
         (lambda: None, "thing is of type function"),
         ({"f": open}, "thing.f"),
-        ({"p": Reduced()}, "thing.p is a tests.hooks.test_guard.Reduced, which cannot be saved"),
+        ({"p": Reduced()}, "thing.p is a tests.hooks.guard.test_guard.Reduced, which cannot be saved"),
         (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2))), "StatefulDataLoader"),
     ):
         with pytest.raises(StateError) as refused:
