@@ -26,7 +26,7 @@ from spotguard.agent.core.state import Policy
 from spotguard.agent.ipc import control
 from spotguard.agent.process import proctree
 from spotguard.alerts.rules import default_rules
-from spotguard.hooks.ipc import phase_times
+from spotguard.hooks.ipc.failures import phase_times
 from tests.fakes.webhook import webhook
 
 from .rows import Row

@@ -19,7 +19,7 @@ from typing import Any
 from spotguard.agent.core.failures.stall import Stall, StallWatch
 from spotguard.agent.core.session import Session
 from spotguard.agent.core.state import Policy
-from spotguard.hooks.ipc.phase_times import PhaseTimes
+from spotguard.hooks.ipc.failures.phase_times import PhaseTimes
 from spotguard.hooks.ipc.protocol import Position, Register
 
 from .rows import Row, table

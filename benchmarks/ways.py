@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from spotguard.hooks import guard as home
+from spotguard import hooks
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.stores.connection import JobStore
 from spotguard.hooks.control.ending import sigterm
@@ -34,7 +34,7 @@ from .rows import Row
 from .scale import Scale
 
 #: Below it lie the files that count.
-_HOOKS = str(Path(home.__file__).parent)
+_HOOKS = str(Path(hooks.__file__).parent)
 _RANKS = 4
 
 

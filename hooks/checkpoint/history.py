@@ -32,7 +32,7 @@ class AttemptHistory:
     saving thread calls `saving` and `saved`.
 
     Args:
-        phases: returns how long the phases of training take (`ipc.phase_times`), for later attempts.
+        phases: returns how long the phases of training take (`ipc.failures.phase_times`), for later attempts.
     """
 
     def __init__(self, phases: Callable[[], Mapping[str, Any]] = dict) -> None:

@@ -18,9 +18,9 @@ from ...providers.errors import SpotguardError
 from ...providers.stores.base import BlobStore
 from ..checkpoint.format.keys import end_key, failure_key, outcome_key, stacks_key
 from ..ipc import protocol
-from ..ipc.flight_recorder import recorded_collectives
+from ..ipc.failures.flight_recorder import recorded_collectives
+from ..ipc.failures.progress import stacks
 from ..ipc.notice import PreemptionNotice
-from ..ipc.progress import stacks
 from ..save.request import SavedCheckpoint
 
 log = logging.getLogger("spotguard")

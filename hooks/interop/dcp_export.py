@@ -37,8 +37,8 @@ from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.boxes import Box
 from ..checkpoint.format.coverage import Coverage
-from ..restore.fetch import Progress
-from ..restore.resharding import ReadTarget, fill
+from ..restore.reads.fetch import Progress
+from ..restore.reads.resharding import ReadTarget, fill
 from .dcp_names import FlatCheckpoint, SavedTree, flat, values_of
 from .dcp_reader import metadata_of, saved_bytes
 

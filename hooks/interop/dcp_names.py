@@ -23,8 +23,8 @@ from ...providers.errors import CheckpointError
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.values.decoder import decode
-from ..restore.resharding import ReadTarget, parts_of
-from ..state.parts.optimizer_tree import check_well_formed
+from ..restore.reads.resharding import ReadTarget, parts_of
+from ..state.parts.optimizers.optimizer_tree import check_well_formed
 from ..state.tensor_item import StateTensor
 
 #: Path of a value in the nested state dict.

@@ -39,7 +39,7 @@ from ..checkpoint.format.boxes import Box
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import LEVELS, lacks
-from ..restore.resharding import ReadTarget, fill
+from ..restore.reads.resharding import ReadTarget, fill
 from ..restore.retrying_store import RetryingStore
 from .dcp_names import FlatCheckpoint, SavedTree, flat, values_of
 

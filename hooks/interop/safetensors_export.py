@@ -23,8 +23,8 @@ from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import ITEMSIZE, safetensors_form
 from ..checkpoint.format.manifest import RankManifest
 from ..checkpoint.format.safetensors_header import header
-from ..restore.fetch import BufferSpan, Fetch, Progress, StrictSink
-from ..restore.ranges import WantedChunk, plan
+from ..restore.reads.fetch import BufferSpan, Fetch, Progress, StrictSink
+from ..restore.reads.ranges import WantedChunk, plan
 from ..save.upload.workers import PlainBuffer
 
 #: Prefix of a private name (`manifest.private_name`), of any rank.

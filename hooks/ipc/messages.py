@@ -158,7 +158,7 @@ class TrainingFailed(Message):
     """Report of the error that ends training, before its save. A process sends it only to an agent whose `Welcome` has `failures`."""
 
     type: ClassVar[str] = "training-failed"
-    #: As in `ipc.diagnosis.DiagnosedError`.
+    #: As in `ipc.failures.diagnosis.DiagnosedError`.
     kind: str
     error: str
     #: The first line of the error's message.
@@ -168,7 +168,7 @@ class TrainingFailed(Message):
     fingerprint: str
     #: The completed steps.
     step: int
-    #: As in `ipc.diagnosis.DiagnosedError`.
+    #: As in `ipc.failures.diagnosis.DiagnosedError`.
     stays: bool = False
 
 

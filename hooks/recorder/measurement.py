@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import dataloader
 
 from ...providers.clock import Clock
+from ..ipc.failures.progress import phase_now
 from ..ipc.notice import PreemptionNotice
-from ..ipc.progress import phase_now
 from ..save.request import SavedCheckpoint
 from . import startup
 from .guard import GuardRecorder, RecordedGuard

@@ -11,7 +11,7 @@ from ...providers.errors import AllDamagedError, NotFoundError
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName, anew_key
-from .verify import verify
+from .reads.verify import verify
 
 log = logging.getLogger("spotguard")
 

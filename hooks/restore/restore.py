@@ -43,7 +43,7 @@ from ..state.state import State
 from .begin_anew import DamagedCheckpoints
 from .in_flight import SavesInFlight
 from .progress import ReadProgress
-from .resharding import read
+from .reads.resharding import read
 
 log = logging.getLogger("spotguard")
 

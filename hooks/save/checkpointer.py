@@ -20,22 +20,20 @@ from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.ranking import counts
 from ..checkpoint.retention import Keep
-from ..state.changes.audit import Reference
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
-from ..state.tensor_item import StateTensor
 from .cancel_scope import CancelScope
 from .cleanup import Cleanup, SmallRequests
 from .commit.publish import publish
 from .committer import Committer
-from .local_copy import Snapshot, StagedSave, StageWriter
+from .local_copy.local_copies import LocalCopies
 from .plan.budget import EarlierCheckpoint
 from .plan.partitioner import RankRoles
 from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
 from .policy import BackgroundUpload, EmergencySave
 from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
 from .shard_writer import ShardWriter
-from .share import RankShare
+from .share import AgreedSaves, RankShare
 from .upload.transfer import Progress
 from .upload.uploader import StateChanged
 
@@ -64,7 +62,6 @@ class Checkpointer:
     ) -> None:
         self._store = store
         self._lossy = lossy
-        self._copies = copies
         self._run_id = run_id
         self.attempt = attempt
         self._clock = clock
@@ -83,11 +80,9 @@ class Checkpointer:
             history=self._history,
             suspicion=suspicion,
         )
-        self._suspicion = suspicion
         self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans)
-        self._stager = None if stage is None else StageWriter(stage, self._writer)
+        self._copies = LocalCopies(stage, self._writer, self._committer, clock, suspicion, ahead=copies)
         self._count = itertools.count()
-        self._snapshot = Snapshot()
         #: The write plan of the last save, or of the rehearsal after it.
         self._write_plan: WritePlan | None = None
         #: The background save whose bytes are on their way.
@@ -100,11 +95,8 @@ class Checkpointer:
         self.spoiled = ""
         #: The reason why the registered state itself lacks moments; "" if it lacks none.
         self._lacks = ""
-        #: The last save that the ranks agreed on for a notice: the identity of its state, and its progress in the store.
-        self._shared: tuple[tuple[int, int], WriteProgress] | None = None
-        #: Checkpoints whose part this rank has put, and whose commit it has not seen. Each entry has the identity of the
-        #: state, the checkpoint's name, and the function that makes the checkpoint `last`.
-        self._unseen: list[tuple[tuple[int, int], CheckpointName, Callable[[], object]]] = []
+        #: What calls of the ranks have left in the store.
+        self._agreed = AgreedSaves()
         #: The next save refers to no object of an earlier one.
         self._renews = False
         #: Bytes of a full save; 0 before it is known.
@@ -164,14 +156,11 @@ class Checkpointer:
         state_tensors = state.collect().state_tensors
         self._writer.rehearse(state_tensors, lossy=self._lossy)
         self._write_plan = self._writer.plans.of(state_tensors)
-        if self._copies and self._stager is None:
-            self._snapshot.prepare(state_tensors)
+        self._copies.prepare(state_tensors)
 
     def close(self) -> None:
         """End the writer's threads. The saving thread calls this after its last save."""
-        self._snapshot.close()
-        if self._stager is not None:
-            self._stager.writer.close()
+        self._copies.close()
         self._writer.close()
 
     def begin_attempt(self, attempt: int) -> None:
@@ -182,8 +171,7 @@ class Checkpointer:
 
     def _forget_objects(self) -> None:
         self._writer.plans.forget()
-        if self._stager is not None:
-            self._stager.writer.plans.forget()
+        self._copies.forget_objects()
 
     def restored(self, whole: WholeCheckpoint | None) -> None:
         """Note that training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
@@ -232,7 +220,7 @@ class Checkpointer:
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
         if kind != "emergency":
-            self._shared, self._unseen = None, []
+            self._agreed.forget()
         save = SaveContext(state, collected, agreed, numbers, kind, scope, progress, in_place=True)
         try:
             with self._history.saving(drill=drill):
@@ -240,55 +228,13 @@ class Checkpointer:
                     return self._emergency(save, started)
                 if opened is None:
                     return self._whole(save, self._name(save), started)
-                save, name, opened_at = self._apart(save, opened)
+                save, name, opened_at = self._copies.take(save, self._name, opened)
                 self._history.stood_still(opened_at - started)
                 return self._whole(save, name, started, blocked=opened_at - started)
         except StateChanged as error:
             self.spoiled = str(error)
-            self._shared, self._unseen = None, []
+            self._agreed.forget()
             return None
-
-    def _apart(
-        self, save: SaveContext, opened: Callable[[], None]
-    ) -> tuple[SaveContext, CheckpointName, float]:
-        """Copy the state to this machine's disk, or else to host memory. Return the save of the copy, its name, and a time.
-
-        The name is taken before the gate opens: after that training may go back, and the copy belongs to the attempt before.
-        The time is when the gate opened, plus the seconds that the checksums took.
-        """
-        state, collected, reference = save.state, save.collected, save.reference()
-        state_tensors: tuple[StateTensor, ...] = ()
-        why = ""
-        if (staged := self._stage(save, reference)) is None:
-            state_tensors, why = self._snapshot.take(collected.state_tensors, save.scope), state.broken()
-        name = self._name(save) if staged is None else staged.name
-        checksums = state.audit.seconds
-        self._suspicion(name.step, True)  # reads the losses of devices: after this, training moves again
-        opened()
-        at = self._clock.monotonic() + checksums
-        if staged is None:
-            why = why or save.check(reference, state_tensors)
-        if why:
-            raise StateChanged(why)
-        return (
-            replace(
-                save, collected=replace(collected, state_tensors=state_tensors), in_place=False, held=staged
-            ),
-            name,
-            at,
-        )
-
-    def _stage(self, save: SaveContext, reference: Reference | None) -> StagedSave | None:
-        if (stager := self._stager) is None or stager.stage.off:
-            return None
-        state_tensors, name = save.collected.state_tensors, self._name(save)
-
-        def commit(written: WrittenState, scope: CancelScope) -> None:
-            save.check_written(reference, written)
-            self._committer.commit(replace(save, scope=scope), name, "full", written, stager.writer)
-
-        write_plan = self._writer.plans.of(state_tensors, renew=True)
-        return stager.hold(state_tensors, write_plan, name, save.scope, save.moved, commit)
 
     def _whole(
         self, save: SaveContext, name: CheckpointName, started: float, blocked: float = 0.0
@@ -332,10 +278,11 @@ class Checkpointer:
                 write_progress=write_progress,
                 fill=fill,
             )
-            record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
-            self._unseen = [(save.identity, name, record)] if save.agreed.epoch else []
+            if save.agreed.epoch:
+                record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
+                self._agreed.put(save, name, record)
             self._committer.commit(save, name, "full", write_progress.written(name), self._writer)
-            self._unseen = []
+            self._agreed.seen()
         finally:
             # Before the clean-up too: from here on there is no upload that a notice could let finish.
             self._upload = None
@@ -359,7 +306,7 @@ class Checkpointer:
             StoreError: the store or the disk failed.
             CheckpointError: this version of spotguard does not stage in that form.
         """
-        stager, last, name = self._stager, self.last, whole.name
+        stager, last, name = self._copies.stager, self.last, whole.name
         if stager is None or (last is not None and last.step >= name.step):
             return None
         started, attempt = self._clock.monotonic(), self.attempt
@@ -405,12 +352,12 @@ class Checkpointer:
 
     def _share(self, save: SaveContext, started: float) -> SavedCheckpoint:
         """Run this rank's share of the save that the ranks agreed on."""
-        write_progress = self._begun(save)
+        write_progress = self._agreed.progress(save, self._plan(save))
 
         def commit(name: CheckpointName, level: Level, written: WrittenState, scope: CancelScope) -> None:
             if level == "full":
                 record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
-                self._unseen.append((save.identity, name, record))
+                self._agreed.put(save, name, record)
             self._committer.commit(replace(save, scope=scope), name, level, written, self._writer)
 
         share = RankShare(
@@ -433,27 +380,7 @@ class Checkpointer:
         This is for a call of the ranks that a later call has replaced. The other ranks may have committed the earlier one, and
         may be gone.
         """
-        there = (
-            record for _, name, record in reversed(self._unseen) if self.requests.complete(name, self._world)
-        )
-        next(there, lambda: None)()
-
-    def _begun(self, save: SaveContext) -> WriteProgress:
-        """Return the progress of this very state from an earlier call of the ranks; without such a call, a new progress.
-
-        A second call comes when a second machine goes, and the ranks share the writing in another way. Objects in the
-        store stay valid. This holds even if this rank has seen the earlier checkpoint complete: other ranks may not have.
-        """
-        write_plan, roles = self._plan(save), save.agreed.roles
-        before = self._shared
-        if before is not None and before[0] == save.identity and before[1].write_plan is write_plan:
-            write_progress = before[1].with_roles(roles)
-        else:
-            write_progress = WriteProgress(write_plan, roles=roles)
-            # The other ranks may still commit the checkpoints of this state.
-            self._unseen = [each for each in self._unseen if each[0] == save.identity]
-        self._shared = save.identity, write_progress
-        return write_progress
+        self._agreed.look_back(lambda name: self.requests.complete(name, self._world))
 
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
         state_tensors = save.collected.state_tensors
@@ -496,5 +423,5 @@ class Checkpointer:
         """Remove old checkpoints, as `name` is committed, unless a newer attempt has begun."""
         self.cleanup.prune(self._keep, attempt, scope)
         # If the prune was abandoned, a restore may be reading the stage.
-        if self._stager is not None and not scope.abandoned:
-            self._stager.in_the_store(name, self.nbytes, scope)
+        if self._copies.stager is not None and not scope.abandoned:
+            self._copies.stager.in_the_store(name, self.nbytes, scope)

@@ -19,7 +19,7 @@ from ..checkpoint.marker import is_complete
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, plan_pruning
 from ..checkpoint.saving import put_saving
 from .cancel_scope import Abandoned, CancelScope
-from .plan.write_plan import WritePlanCache
+from .plan.plan_cache import WritePlanCache
 from .upload.uploader import Uploader
 from .upload.workers import B
 

@@ -36,7 +36,8 @@ from .plan.budget import (
 )
 from .plan.write_plan import ALL, WEIGHTS, WriteProgress, WrittenState
 from .shard_writer import ShardWriter
-from .upload.transfer import Progress, TransferHandle
+from .upload.transfer import Progress
+from .upload.transfer_handle import TransferHandle
 from .upload.uploader import StateChanged
 
 log = logging.getLogger("spotguard")

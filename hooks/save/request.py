@@ -4,6 +4,7 @@
 - `SaveSpec`: the agreement that a save follows: one step, and in a job of several ranks the points that all agreed on.
 - `SaveCost`: the cost of one rank's part.
 - `SaveContext`: a save on its way: which state of which step, how it is read, and the names under which it is written.
+- `StagedSave`: the copy of its bytes on a disk of this machine.
 - `SavedCheckpoint`: the result: a committed checkpoint.
 """
 
@@ -18,19 +19,20 @@ from typing import Literal
 
 from ...providers.errors import SpotguardError
 from ..checkpoint.catalog import WholeCheckpoint
+from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Kind, Level
 from ..ipc.notice import PreemptionNotice
 from ..state.changes.audit import Reference
 from ..state.collected import CollectedState
+from ..state.device.host_buffer import HostBuffer
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from ..state.tensor_item import StateTensor
 from .cancel_scope import CancelScope
-from .local_copy import StagedSave
 from .plan.partitioner import ALL_STAY, RankRoles
-from .plan.write_plan import WrittenState
+from .plan.write_plan import WriteProgress, WrittenState
 from .upload.transfer import Progress
-from .upload.uploader import StateChanged
+from .upload.uploader import Fill, StateChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,17 @@ class SaveContext:
         A save asks this after each object: a swap there and back would escape every check at the end.
         """
         return self.state.broken() if self.in_place else ""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSave:
+    """A checkpoint on the stage, under the name that it will have in the store."""
+
+    name: CheckpointName
+    #: Its objects on the stage, and their CRCs.
+    write_progress: WriteProgress
+    #: Reads the objects back.
+    fill: Fill[HostBuffer]
 
 
 # --- the request ---

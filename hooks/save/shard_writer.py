@@ -18,8 +18,10 @@ from ..state.device.host_buffer import HostBuffer, box
 from ..state.tensor_item import StateTensor, Tier
 from .cancel_scope import CancelScope
 from .plan.partitioner import ALL_STAY, RankRoles, share_of
-from .plan.write_plan import ALL, WritePlan, WritePlanCache, WriteProgress, WrittenState, is_moment
-from .upload.transfer import Progress, TransferHandle
+from .plan.plan_cache import WritePlanCache
+from .plan.write_plan import ALL, WritePlan, WriteProgress, WrittenState, is_moment
+from .upload.transfer import Progress
+from .upload.transfer_handle import TransferHandle
 from .upload.uploader import Fill, Uploader
 from .upload.workers import WorkerPool
 

@@ -11,7 +11,7 @@ import torch
 
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.encoder import encode
-from .parts.optimizer import OptimizerPart
+from .parts.optimizers.optimizer import OptimizerPart
 from .parts.values import Part, check_savable
 from .sharding.dtensor import RankOf, local
 from .tensor_item import StateTensor

@@ -1,4 +1,4 @@
-"""Checks of a tensor's memory: whether its bytes are at its address, and as which dtype torch can copy them.
+"""Checks of memory: whether a tensor's bytes are at its address, as which dtype torch can copy them, and how much the host has left.
 
 Code that reads memory by address calls these checks first.
 
@@ -9,6 +9,8 @@ Two kinds of tensor look like any other and have no bytes at their address. Read
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 
@@ -57,3 +59,38 @@ _NO_COPY = {getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for b
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or the same memory as a dtype that torch can copy."""
     return tensor.view(torch.uint8) if tensor.dtype in _NO_COPY else tensor
+
+
+# --- the host's memory ---
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_memory(meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS) -> int:
+    """Return the bytes that this process can take without swapping or being killed.
+
+    This is the machine's number, or the container's if that is less. MemAvailable is that of the whole machine. In a pod
+    of 32 GiB on a machine of 512 GiB, a copy that fits the machine would get training killed. (docs.kernel.org: proc.rst,
+    cgroup-v2.rst "memory.max", cgroup-v1/memory.rst.)
+    """
+    facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(facts["MemAvailable"].split()[0]) * 1024
+    for limit, used, stat, reclaimable in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            most = (cgroups / limit).read_text().strip()
+            if most.isdigit():
+                counts = dict(line.split() for line in (cgroups / stat).read_text().splitlines())
+                left = int(most) - int((cgroups / used).read_text()) + int(counts.get(reclaimable, 0))
+                free = min(free, max(0, left))
+        except OSError:
+            continue  # no such limit here: the machine's number counts
+    return free

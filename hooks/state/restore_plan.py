@@ -10,16 +10,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from ...providers.errors import CheckpointError, StateError
+from ...providers.errors import CheckpointError, StateError, UsageError
 from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
 from .parts.module import KnownTensor
-from .parts.optimizer_tree import SavedTrees
 from .parts.rng import RngPart
 from .parts.stateful import is_position
-from .parts.values import Part, StatefulPart, room, tensors_in
+from .parts.tree import SavedTrees, tensors_in
+from .parts.values import Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
 from .tensor_item import StateTensor
 
@@ -143,6 +143,42 @@ def plan(
     ]
     left_out = sorted(set(own) - {part.name for part in parts})
     return RestorePlan(trees, into, left_out, warnings)
+
+
+def may_be_missing(parts: Sequence[Part], names: Iterable[str]) -> frozenset[str]:
+    """Return the names of parts that a checkpoint may lack.
+
+    Raises:
+        UsageError: nothing is registered under one of the names.
+    """
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    registered = [part.name for part in parts if not isinstance(part, RngPart)]
+    for name in wanted:
+        if name not in registered:
+            raise UsageError(
+                f"missing={wanted!r}: nothing is registered as {name!r}; expected one of {', '.join(registered)}"
+            )
+    return frozenset(wanted)
+
+
+def put_back(parts: Sequence[Part], restoring: RestorePlan) -> list[str]:
+    """Give every object its tree. All tensors are filled and verified before this call. Return the warnings, one line each.
+
+    Raises:
+        StateError: an object's own code refuses the saved state.
+    """
+    for part in parts:
+        if part.name in restoring.trees:
+            part.put_back(restoring.trees[part.name])
+    missing = next(part.left_out for part in parts if isinstance(part, RngPart))
+    warnings = [*restoring.warnings]
+    if missing:
+        warnings.append(f"this process has no generator for the saved RNG state of {', '.join(missing)}")
+    if names := ", ".join(restoring.left_out):
+        warnings.append(
+            f"the checkpoint also holds {names}, which this process has not registered: not restored"
+        )
+    return warnings
 
 
 def _why(rank: int, states: Sequence[Mapping[str, Any]], stand_ins: Mapping[int, int]) -> str:

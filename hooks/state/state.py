@@ -14,22 +14,23 @@ from typing import Any
 import torch
 
 from ...providers.clock import Clock, SystemClock
-from ...providers.errors import StateError, UsageError
+from ...providers.errors import StateError
 from ..checkpoint.format.coverage import MergedTensor
 from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector
 from .collected import CollectedState, collect, describe
 from .device.events import Fence
 from .device_boundary import DeviceBoundary, KeptBoundaries
-from .memory_access import unreadable
+from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
 from .misuse.step_monitor import StepMonitor, hook
+from .misuse.unsaved import UnsavedState
 from .parts.loaders import ResumableLoader
 from .parts.module import ModulePart
-from .parts.optimizer import OptimizerPart
+from .parts.optimizers.optimizer import OptimizerPart
 from .parts.registry import build, check_held
-from .parts.rng import RngPart
-from .parts.values import Copied, InPlace, Part, StatefulPart, check_savable, prove
-from .restore_plan import NOBODY, RestorePlan, plan
+from .parts.tree import prove
+from .parts.values import Copied, InPlace, Part, StatefulPart, check_savable
+from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint
 from .tensor_item import StateTensor
@@ -38,15 +39,8 @@ log = logging.getLogger("spotguard")
 
 #: Boundaries at which the training thread checks all optimizer state, until the optimizers have created it.
 _EARLY = 4
-#: Limits for a boundary's copies, in seconds and as a share of a step. Beyond both, saves wait for the boundary instead.
-_COSTLY_SECONDS, _COSTLY_SHARE = 0.002, 0.01
-
-
 #: Seconds between two checks of the modules' tables at boundaries. A check costs 15 µs for ResNet-50. A save checks again.
 _LOOK_EVERY = 1.0
-#: Limits for the time between the optimizer's step and the boundary, in seconds and as a share of a step. Beyond
-#: both, the state warns.
-_LATE_SECONDS, _LATE_SHARE = 1.0, 0.3
 
 
 class State:
@@ -80,14 +74,11 @@ class State:
     ) -> None:
         #: Why saves wait for the boundary; "" if they can start at once. Once set, it is never unset.
         self.boundary_only = ""
-        #: State that an optimizer now holds and that no save would contain. While it is not "", every save is refused.
-        self._lacks = ""
         #: Why training must not continue on this memory: a restore ended halfway. "" if the memory is sound.
         self.poisoned = ""
         #: The number of boundaries taken. While this number is unchanged, the values that a save reads at rest are
         #: unchanged too.
         self.taken = 0
-        self._gone = ""
         self._may_be_missing: frozenset[str] = frozenset()
         self._before_change, self._after_change = before_change, after_change
         self._now = (clock or SystemClock()).monotonic
@@ -106,14 +97,12 @@ class State:
         self.ended_at = 0.0
         self._stepped_at = 0.0
         self._look_at = 0.0
-        self._costly = 0
-        self._late = 0
+        self._times = BoundaryTimes(self.save_at_boundaries)
         self._ranks = RankOf(rank, world)
         registered = build(values, self._ranks)
         self.parts = registered.parts
         self._held = registered.held
-        self._lost = registered.lost
-        self._changing = registered.changing
+        self._unsaved = UnsavedState(registered.lost, registered.changing, self.save_at_boundaries)
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
         self.fence.watch([part.devices for part in self.parts if isinstance(part, Copied)])
@@ -213,12 +202,12 @@ class State:
         Raises:
             StateError: a registered value can no longer be saved.
         """
-        started = self._now()
+        started, times = self._now(), self._times
         # Measure this thread's own CPU time: waiting for the GIL during a save is no cost of the copies. The system
         # call would run twice, 1.3 µs each, of the 5 µs that `guard.step()` may take. So it runs only once the copies
         # look costly. This value measures a cost, and nothing is ordered by it or waits for it. So no Clock provides
         # it.
-        worked = time.thread_time() if self._costly else None
+        worked = time.thread_time() if times.costly else None
         self.taken += 1
         for part in self.parts:
             part.at_boundary()
@@ -239,9 +228,10 @@ class State:
                 self._refresh()
             if not self._restless:
                 once = self._now() - looking
+        # At boundaries 1, 2, 4, 8 and so on: it takes some ms each time, and the first step creates the moments.
         if not self.taken & (self.taken - 1):
             looking = self._now()
-            self._look_for_the_unsaved()
+            self._unsaved.look_elsewhere(self._refresh)
             once += self._now() - looking
         if not self._detector.stands():  # a storage was resized: do not read the old block again
             self._refresh()
@@ -256,16 +246,16 @@ class State:
             self._kept.keep(self.taken, self.parts, self._detector)
         if moved:
             self.save_at_boundaries("parameters changed although no registered optimizer stepped")
-        elif started - self._stepped_at > _LATE_SECONDS and self._stepped and self.ended_at:
-            self._look_at_the_rest(started - self._stepped_at, started - self.ended_at)
+        elif started - self._stepped_at > LATE_SECONDS and self._stepped and self.ended_at:
+            times.came_late(started - self._stepped_at, started - self.ended_at)
         else:
-            self._late = 0
+            times.late = 0
         cost = self._now() - started if worked is None else time.thread_time() - worked
         # The time spent to follow new optimizer state does not predict the cost of later boundaries.
-        if cost - once >= _COSTLY_SECONDS:
-            self._weigh(cost - once, started - self.ended_at)
+        if cost - once >= COSTLY_SECONDS:
+            times.copied(cost - once, started - self.ended_at)
         else:
-            self._costly = 0
+            times.costly = 0
         # Take the slice after the costs are weighed: the audit limits slices to a share of their own.
         if self.boundary_only:
             self.audit.forget()
@@ -295,41 +285,6 @@ class State:
             self._kept.forget()
             log.warning("from now on a save waits for the next guard.step(): %s [SG406]", why)
 
-    def _look_at_the_rest(self, dirty: float, step: float) -> None:
-        """Warn, at the third such boundary in a row, about a long time between the optimizer's step and `guard.step()`.
-
-        A notice must wait for all of this time.
-
-        Args:
-            dirty: seconds from the end of the optimizer's step to this boundary.
-            step: seconds from the last boundary to this one.
-        """
-        self._late = self._late + 1 if dirty > _LATE_SHARE * step else 0
-        if self._late == 3:
-            log.warning(
-                "%.1f s of each %.1f s step are between optimizer.step() and guard.step(), and a notice "
-                "waits for them: call guard.step() right after the optimizer (and scheduler), before "
-                "evaluation [SG407]",
-                dirty,
-                step,
-            )
-
-    def _weigh(self, cost: float, step: float) -> None:
-        """Make saves wait for the boundary if copies cost too much at three boundaries in a row.
-
-        The first of the three counts elapsed time. The two after it count this thread's own CPU time.
-
-        Args:
-            cost: seconds that this boundary's copies took.
-            step: seconds from the last boundary to the start of this one.
-        """
-        if cost < _COSTLY_SHARE * (cost + step):
-            self._costly = 0
-            return
-        self._costly += 1
-        if self._costly == 3:
-            self.save_at_boundaries(f"copying what changes between steps costs {cost * 1e3:.1f} ms a step")
-
     def _refresh(self) -> None:
         for module in self._modules:
             module.refresh()
@@ -345,40 +300,12 @@ class State:
         self._kept.follow(map(local, (*owned, *watched.values())))
         self.fence.follow([*owned, *watched.values(), *(live for live, _ in sources)])
         state_tensors = [state_tensor for part in self.parts for state_tensor in part.state_tensors()]
-        self._look_for_gaps(state_tensors)
+        self._unsaved.look_for_gaps(state_tensors)
         self.audit.follow(state_tensors, map(local, (*owned, *watched.values())))
         # Compute the fingerprint now. When a save asks for it, the training thread may be in the first step, which
         # creates state.
         self._fingerprint = fingerprint(state_tensors)
         self._alone = alone(state_tensors, self._ranks.rank)
-
-    def _look_for_gaps(self, state_tensors: Sequence[StateTensor]) -> None:
-        """Find tensors that no save can hold, although `register` accepted them.
-
-        Log them now; each save refuses them by name.
-        """
-        gaps = ((state_tensor.name, unreadable(state_tensor.tensor)) for state_tensor in state_tensors)
-        gone = next((f"{name} is {why}" for name, why in gaps if why), "")
-        if gone and gone != self._gone:
-            self.save_at_boundaries(gone)
-            log.error("%s: spotguard cannot save while it is; use a plain tensor", gone)
-        self._gone = gone
-
-    def _look_for_the_unsaved(self) -> None:
-        """Find state that optimizers hold since `register` in places that no save reads.
-
-        This runs at boundaries 1, 2, 4, 8 and so on. It takes some ms each time, and the first step creates the
-        moments.
-        """
-        if lost := self._lost():
-            self._refresh()  # the state may belong to a parameter that replaced another
-            lost = self._lost()
-        if lost != self._lacks:
-            self._lacks = lost
-            if lost:
-                log.error("no save is possible: %s", lost)
-        for each in self._changing:
-            each.look()
 
     def take_again(self) -> None:
         """Take the boundary again, with the values of this moment, for a save that the script asks for.
@@ -433,8 +360,8 @@ class State:
         """
         if self.poisoned:
             raise StateError(f"{self.poisoned}; spotguard does not save it")
-        if self._lacks:
-            raise StateError(self._lacks)
+        if self._unsaved.lacks:
+            raise StateError(self._unsaved.lacks)
         return collect(self.parts if parts is None else parts, self._ranks, self.monitor.dead)
 
     def fingerprint(self) -> Mapping[tuple[int, ...], str]:
@@ -493,14 +420,7 @@ class State:
         Raises:
             UsageError: nothing is registered under one of the names.
         """
-        wanted = (names,) if isinstance(names, str) else tuple(names)
-        known = [part.name for part in self.parts if not isinstance(part, RngPart)]
-        for name in wanted:
-            if name not in known:
-                raise UsageError(
-                    f"missing={wanted!r}: nothing is registered as {name!r}; expected one of {', '.join(known)}"
-                )
-        self._may_be_missing = frozenset(wanted)
+        self._may_be_missing = may_be_missing(self.parts, names)
 
     def put_back(self, restoring: RestorePlan) -> list[str]:
         """Give every object its tree. All tensors are filled and verified before this call.
@@ -514,17 +434,7 @@ class State:
         Raises:
             StateError: an object's own code refuses the saved state.
         """
-        for part in self.parts:
-            if part.name in restoring.trees:
-                part.put_back(restoring.trees[part.name])
+        warnings = put_back(self.parts, restoring)
         self._refresh()
         self._environment = describe()
-        missing = next(part.left_out for part in self.parts if isinstance(part, RngPart))
-        warnings = [*restoring.warnings]
-        if missing:
-            warnings.append(f"this process has no generator for the saved RNG state of {', '.join(missing)}")
-        if names := ", ".join(restoring.left_out):
-            warnings.append(
-                f"the checkpoint also holds {names}, which this process has not registered: not restored"
-            )
         return warnings

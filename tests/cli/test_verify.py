@@ -17,7 +17,7 @@ from spotguard.hooks.checkpoint.catalog import examine
 from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, Chunk, TensorEntry
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save

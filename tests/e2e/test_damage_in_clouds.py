@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import manifest_name
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.stores.base import BlobStore
 from tests.e2e.clouds import CLOUDS, begin_day
 from tests.fakes.training import different, guarded, restored, small

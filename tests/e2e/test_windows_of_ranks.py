@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from spotguard.hooks.checkpoint.catalog import find_whole
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from tests.e2e.clouds import Day, InCloud, begin_day, puts
 from tests.e2e.harness import in_order
 from tests.e2e.lives import Drill

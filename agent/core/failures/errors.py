@@ -1,7 +1,7 @@
 """The errors and deaths of training processes, and what a failed command is put down to.
 
-The hook of a process tells its error (`hooks.ipc.diagnosis`). A process that dies without a word was killed: then the kernel's
-counters and the exit code are the evidence. Pure, like all of `core`.
+The hook of a process tells its error (`hooks.ipc.failures.diagnosis`). A process that dies without a word was killed: then the
+kernel's counters and the exit code are the evidence. Pure, like all of `core`.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from types import TracebackType
 
 from ....providers.clock import Clock
 from ...ipc import protocol
-from ...ipc.diagnosis import DiagnosedError, diagnose
+from ...ipc.failures.diagnosis import DiagnosedError, diagnose
+from ...ipc.failures.progress import TrainingProgress
 from ...ipc.notice import alarm_of
-from ...ipc.progress import TrainingProgress
 from ...save.checkpointer import Checkpointer
 from ...state.state import State
 from ..gate import Gate

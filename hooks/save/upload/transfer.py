@@ -1,12 +1,11 @@
-"""The transfer: the objects of one save on their way, and the handle by which the saving thread waits for them.
+"""The transfer: the objects of one save on their way.
 
 The writer's workers share a `Transfer`: the queue of objects, the puts in flight, their progress, and the first error. The
-thread that started the transfer has a `TransferHandle`. It may do other work meanwhile, and may call the transfer off.
+thread that started the transfer has a `TransferHandle`.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 from collections import deque
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from ....providers.errors import StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
 from ..cancel_scope import Abandoned, CancelScope
-from ..plan.throughput import StoreLink, UploadWidth
+from ..plan.throughput import StoreLink
 from ..plan.write_plan import ALL, StoredObject, WriteProgress
 
 #: Called with a phase, the bytes that have left for the store, and the bytes of the complete save. It must not wait.
@@ -356,55 +355,3 @@ class Transfer(StoreRequest):
         """Return the bytes that have left for the store: of the objects in the store, and of those on their way."""
         flights = [flight for flight in list(self._flights) if flight.index not in self.write_progress.stored]
         return self._bytes + sum(min(flight.sent, len(flight.data)) for flight in flights)
-
-
-# --- the handle ---
-
-
-class TransferHandle:
-    """A transfer on its way. The thread that started it uses the handle."""
-
-    def __init__(self, work: Transfer, width: UploadWidth | None, nbytes: int) -> None:
-        self._work = work
-        self._width = width
-        self._nbytes = nbytes
-        self._began = work.scope.now()
-
-    def wait(self, turn: Callable[[], bool] = lambda: False, until: float = math.inf) -> bool:
-        """Wait until all objects are in the store.
-
-        Args:
-            turn: returns whether the waiting thread has other work now.
-            until: monotonic seconds at which it has other work.
-
-        Returns:
-            True if all objects are in the store. False if it is `turn` or `until`; the transfer goes on meanwhile.
-
-        Raises:
-            Abandoned, StoreError, StateChanged, CheckpointError: as `ShardWriter.write`. The transfer is over.
-        """
-        work = self._work
-        try:
-            work.scope.part(until).wait(lambda: work.over() or turn(), work.changed)
-        except Abandoned as why:
-            if work.scope.abandoned or work.scope.left() == 0.0:
-                self.call_off(why)
-        if work.error is None and not work.over():
-            return False
-        now, error = work.scope.now(), work.error
-        work.at_rest(now)
-        if error is not None:
-            raise error
-        work.scope.check()
-        if self._width is not None:
-            self._width.learn(self._nbytes, now - self._began)
-        return True
-
-    def wake(self) -> None:
-        """Have the waiting thread check `turn`. Any thread may call this."""
-        self._work.changed.set()
-
-    def call_off(self, why: Abandoned) -> None:
-        """Call the transfer off: the workers send nothing more, and objects that still arrive do not count."""
-        self._work.call_off(why)
-        self._work.at_rest(self._work.scope.now())

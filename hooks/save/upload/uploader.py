@@ -22,10 +22,12 @@ from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_
 from ...state.tensor_item import Tier
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.bin_packing import PlannedObject
+from ..plan.plan_cache import WritePlanCache
 from ..plan.throughput import StoreLink, UploadWidth
-from ..plan.write_plan import ALL, StoredObject, WritePlanCache, WriteProgress
+from ..plan.write_plan import ALL, StoredObject, WriteProgress
 from .retry import look_again, retry
-from .transfer import ObjectInFlight, Progress, StoreRequest, Superseded, Transfer, TransferHandle
+from .transfer import ObjectInFlight, Progress, StoreRequest, Superseded, Transfer
+from .transfer_handle import TransferHandle
 from .workers import B, Task, UploadWorker, WorkerPool
 
 log = logging.getLogger("spotguard")

@@ -14,7 +14,6 @@ import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -218,38 +217,3 @@ def box(tensor: torch.Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) 
         if offset or size != tensor.shape[dim]:
             tensor = tensor.narrow(dim, offset, size)
     return tensor
-
-
-# --- available memory ---
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-def available_memory(meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS) -> int:
-    """Return the bytes that this process can take without swapping or being killed.
-
-    This is the machine's number, or the container's if that is less. MemAvailable is that of the whole machine. In a pod
-    of 32 GiB on a machine of 512 GiB, a copy that fits the machine would get training killed. (docs.kernel.org: proc.rst,
-    cgroup-v2.rst "memory.max", cgroup-v1/memory.rst.)
-    """
-    facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    free = int(facts["MemAvailable"].split()[0]) * 1024
-    for limit, used, stat, reclaimable in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        try:
-            most = (cgroups / limit).read_text().strip()
-            if most.isdigit():
-                counts = dict(line.split() for line in (cgroups / stat).read_text().splitlines())
-                left = int(most) - int((cgroups / used).read_text()) + int(counts.get(reclaimable, 0))
-                free = min(free, max(0, left))
-        except OSError:
-            continue  # no such limit here: the machine's number counts
-    return free

@@ -1,1 +1,5 @@
-"""Training loops that would be saved wrongly: `guard.step()` in the wrong place, or optimizers that are not registered."""
+"""Training loops that would be saved wrongly, or that make saves wait.
+
+`step_monitor` watches the calls: `guard.step()` in the wrong place (`loop_order`), and optimizers that are not registered
+(`unregistered`). `unsaved` finds state that no save could hold. `boundary_times` finds boundaries that come late or cost much.
+"""

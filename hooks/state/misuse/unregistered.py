@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..parts.module import unwrap
+from ..parts.module_entries import unwrap
 
 #: The most names in a message.
 _FEW = 2

@@ -28,18 +28,16 @@ from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..tensor_item import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
-from .optimizer_tree import SavedTrees
+from .module_entries import EXTRA_STATE, entries_of, plain_tensors, unwrap
+from .tree import SavedTrees, freeze_of
 from .values import (
     COPY_AT_BOUNDARY,
     REFUSALS,
     Part,
     StatefulPart,
     check_fits,
-    check_restorable,
-    check_savable,
     copy_into,
     error_text,
-    freeze_of,
 )
 
 log = logging.getLogger("spotguard")
@@ -57,10 +55,6 @@ class KnownTensor(NamedTuple):
     span: frozenset[int] = frozenset()
 
 
-#: The key of `get_extra_state` in `nn.Module.state_dict`.
-_EXTRA_STATE = "_extra_state"
-
-
 def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
     """Return the part for a module: in place if its state dict is its own tensors, by `state_dict` otherwise.
 
@@ -74,76 +68,10 @@ def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
     ) and not isinstance(module, torch.jit.ScriptModule):
         return StatefulPart(name, module)  # it defines its own state
     shards(name, module)  # refuse unsupported modules before asking for their state
-    entries = _entries(name, module)
+    entries = entries_of(name, module)
     if entries is None:
         return StatefulPart(name, module)
     return ModulePart(name, module, entries, registered, ranks)
-
-
-def _entries(name: str, module: nn.Module) -> dict[str, Any] | None:
-    """Return the entries of a module's state dict: its own tensors, and extra states.
-
-    None if a hook computes another value: then only the module's own `state_dict` can produce it.
-    """
-    entries = module.state_dict(keep_vars=True)
-    own = {id(t) for t in module.parameters()} | {id(t) for t in module.buffers()}
-    for key, value in entries.items():
-        if nn.parameter.is_lazy(value):
-            raise StateError(
-                f"{name}.{key} is not initialized yet; run one forward pass (or give its sizes) before register"
-            )
-        for path, tensor in _plain_tensors(key, value):
-            check_savable(f"{name}.{path}", tensor, _instead(value))
-        extra = not isinstance(value, torch.Tensor) and key.rpartition(".")[2] == _EXTRA_STATE
-        if not extra and id(value) not in own:
-            return None
-        for path, tensor in _plain_tensors(key, value):
-            check_restorable(f"{name}.{path}", tensor)
-    return entries
-
-
-def _plain_tensors(key: str, value: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensor under this key, or the inner tensors of a parameter whose bytes are in these."""
-    if not isinstance(value, torch.Tensor):
-        return []
-    inside = inner(value) if isinstance(value, nn.Parameter) else []
-    return [(f"{key}.{each.path}", each.tensor) for each in inside] or [(key, value)]
-
-
-def _instead(value: Any) -> str:
-    """Return what to do instead of saving a parameter whose bytes cannot be read."""
-    if not isinstance(value, nn.Parameter) or value.requires_grad:
-        return "use a plain tensor, or leave it out"
-    return (
-        "as it is frozen, register the trained parameters instead of the model, as in "
-        "trained=nn.ParameterDict({key.replace('.', '/'): p for key, p in model.named_parameters() if p.requires_grad})"
-    )
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """Return the module inside `torch.compile`, DistributedDataParallel, and wrappers that only show its state dict."""
-    while True:
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
-            module = module._orig_mod  # type: ignore[assignment]
-        elif (inside := _shown(module)) is not None:
-            module = inside
-        else:
-            return module
-
-
-def _shown(module: nn.Module) -> nn.Module | None:
-    """Return the inner module if a wrapper's own `state_dict` has the same tensors under the same names (Fabric's)."""
-    inside = getattr(module, "module", None)
-    if type(module).state_dict is nn.Module.state_dict or not isinstance(inside, nn.Module):
-        return None
-    try:
-        ours, theirs = (dict(each.state_dict(keep_vars=True)) for each in (module, inside))
-    except TypeError:  # the wrapper's own method takes other arguments: it defines its own state
-        return None
-    alike = all(ours[key] is theirs[key] or key.endswith(_EXTRA_STATE) for key in ours.keys() & theirs.keys())
-    return inside if alike and ours.keys() == theirs.keys() else None
 
 
 class ModulePart:
@@ -173,9 +101,9 @@ class ModulePart:
     def _list(self, entries: dict[str, Any]) -> None:
         self._tables = ModuleTables(self._module)
         #: key -> the live tensor; a tied weight appears under each of its keys.
-        self._live = {path: each for k, v in entries.items() for path, each in _plain_tensors(k, v)}
+        self._live = {path: each for k, v in entries.items() for path, each in plain_tensors(k, v)}
         #: key -> the parameter around an inner tensor.
-        self._around = {path: v for k, v in entries.items() for path, _ in _plain_tensors(k, v) if path != k}
+        self._around = {path: v for k, v in entries.items() for path, _ in plain_tensors(k, v) if path != k}
         #: key -> a parameter with inner tensors, and its text.
         self._outer = {
             k: v for k, v in entries.items() if isinstance(v, torch.Tensor) and k not in self._live
@@ -208,7 +136,7 @@ class ModulePart:
         """List the module again: from here on a save has the layers and tensors added since `register`, and lacks
         those removed.
         """
-        entries = _entries(self.name, self._module)
+        entries = entries_of(self.name, self._module)
         if entries is None:
             raise StateError(
                 f"{self.name} got a part after register whose state_dict does not hold its own tensors; "
@@ -382,7 +310,7 @@ class ModulePart:
         states: dict[str, Any] = {}
         for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
-                key = f"{prefix}.{_EXTRA_STATE}".lstrip(".")
+                key = f"{prefix}.{EXTRA_STATE}".lstrip(".")
                 states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.devices)
         return states
 
@@ -451,7 +379,7 @@ class ModulePart:
         for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
                 try:
-                    module.set_extra_state(tree[f"{prefix}.{_EXTRA_STATE}".lstrip(".")])
+                    module.set_extra_state(tree[f"{prefix}.{EXTRA_STATE}".lstrip(".")])
                 except REFUSALS as error:
                     raise StateError(
                         f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "

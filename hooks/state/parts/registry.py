@@ -17,7 +17,7 @@ from ..inner_tensors import outlined
 from ..sharding.dtensor import RankOf
 from .loaders import ResumableLoader
 from .module import KnownTensor, ModulePart, module_part
-from .optimizer import Named, OptimizerPart, optimizer_part
+from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
 from .stateful import (
@@ -29,7 +29,8 @@ from .stateful import (
     keeps_loaded_aside,
     reads_a_device,
 )
-from .values import DictPart, Part, StatefulPart, TensorPart, tensors_in
+from .tree import tensors_in
+from .values import DictPart, Part, StatefulPart, TensorPart
 from .wrappers import can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
 #: Types of plain values: objects that a restore cannot put a state back into.

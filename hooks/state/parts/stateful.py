@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from ....providers.errors import StateError
 from .loaders import ResumableLoader
-from .values import StatefulPart, freeze, freeze_of, prove
+from .tree import freeze, freeze_of, prove
+from .values import StatefulPart
 
 
 def is_stateful_loader(value: object) -> bool:

@@ -12,9 +12,10 @@ import os
 from dataclasses import dataclass
 
 from spotguard.hooks.arguments import default_store
-from spotguard.hooks.checkpoint.catalog import CheckpointFolder, WholeCheckpoint, examine, list_runs, scan
+from spotguard.hooks.checkpoint.catalog import CheckpointFolder, WholeCheckpoint, examine, scan
 from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
+from spotguard.hooks.checkpoint.listing import list_runs
 from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore

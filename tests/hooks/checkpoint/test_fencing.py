@@ -16,7 +16,7 @@ from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoints_prefix
 from spotguard.hooks.checkpoint.marker import mark_alone, put_manifest
 from spotguard.hooks.checkpoint.retention import prune
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
 from tests.cases import cases

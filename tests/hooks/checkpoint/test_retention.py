@@ -12,13 +12,14 @@ import pytest
 
 from spotguard.agent.config import parsers
 from spotguard.hooks.checkpoint.attempts import claim_attempt
-from spotguard.hooks.checkpoint.catalog import find_whole, list_checkpoints, scan, whole_checkpoints
+from spotguard.hooks.checkpoint.catalog import find_whole, scan, whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, LEVELS, Level
+from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, Keep, plan_pruning, prune
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
-from spotguard.hooks.checkpoint.catalog import list_checkpoints, list_runs
+from spotguard.hooks.checkpoint.listing import list_checkpoints, list_runs
 from spotguard.hooks.checkpoint.retention import plan_pruning
 from spotguard.hooks.checkpoint.store_probe import probe
 from spotguard.hooks.restore.retrying_store import PATIENCE, RetryingStore

@@ -114,7 +114,7 @@ def test_what_lies_on_the_disk_is_not_tidied_while_it_is_read(
         store.hold(lambda key: is_marker(key) and "/000000003-" in key)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
-        staged = guard._checkpointer._stager
+        staged = guard._checkpointer._copies.stager
         assert staged is not None
         tidied: list[str] = []
         monkeypatch.setattr(staged.stage, "prune", lambda name, nbytes: tidied.append(str(name)))

@@ -10,7 +10,7 @@ import pytest
 from spotguard.hooks.checkpoint.format.keys import outcome_key
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.ipc.flight_recorder import RecordedCollective, RecordedCollectives
+from spotguard.hooks.ipc.failures.flight_recorder import RecordedCollective, RecordedCollectives
 from spotguard.hooks.ipc.notice import BY_HAND, PreemptionNotice
 from spotguard.hooks.save.request import SavedCheckpoint
 from tests.fakes.clock import ManualClock

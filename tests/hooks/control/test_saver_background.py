@@ -64,7 +64,7 @@ def test_where_memory_is_short_no_copy_is_begun(caplog: pytest.LogCaptureFixture
         def short(meminfo: Path = Path(), cgroups: Path = Path()) -> int:
             return 2**20
 
-        guard._checkpointer._snapshot.available = short
+        guard._checkpointer._copies.snapshot.available = short
         guard._saver.background()
         go_on(guard, job)
     assert "--every off" in caplog.text

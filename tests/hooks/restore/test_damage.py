@@ -17,8 +17,8 @@ from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.hooks.checkpoint.format.safetensors_header import header
 from spotguard.hooks.checkpoint.marker import put_manifest
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.restore.restore import restore
-from spotguard.hooks.restore.verify import verify
 from spotguard.hooks.state.restore_plan import RestorePlan
 from spotguard.hooks.state.tensor_item import StateTensor
 from spotguard.providers.errors import CheckpointError

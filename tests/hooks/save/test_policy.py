@@ -11,7 +11,7 @@ import torch
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.retention import prune
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import Abandoned
 from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
 from tests.fakes.store import Fault

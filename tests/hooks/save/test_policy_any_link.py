@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import Abandoned
 from spotguard.hooks.state.tensor_item import Tier
 from tests.fakes.narrow_store import PIECE

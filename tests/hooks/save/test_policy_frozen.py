@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from tests.fakes.training import Job, different, seed
 from tests.hooks.save.narrow_saves import RATE, Saving, saving
 

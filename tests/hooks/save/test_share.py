@@ -12,7 +12,7 @@ from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.share import RankShare
-from spotguard.hooks.save.upload.transfer import TransferHandle
+from spotguard.hooks.save.upload.transfer_handle import TransferHandle
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from tests.fakes.watched_store import WatchedStore

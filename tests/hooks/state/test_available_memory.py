@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.state.device.host_buffer import available_memory
+from spotguard.hooks.state.memory_access import available_memory
 
 pytestmark = pytest.mark.torch
 

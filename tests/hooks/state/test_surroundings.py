@@ -112,7 +112,7 @@ def test_what_is_looked_at_once_is_not_weighed() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         state.at_boundary()
-        assert state._costly == 0
+        assert state._times.costly == 0
     assert state.boundary_only == ""
 
 

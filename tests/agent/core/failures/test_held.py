@@ -12,7 +12,7 @@ from spotguard.agent.actions import Incident, Launch, Log, LookAtProcess, ReadSt
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.failures.stall import OLD, SILENT
 from spotguard.agent.events import MachineSeen
-from spotguard.hooks.ipc.phase_times import LEAST
+from spotguard.hooks.ipc.failures.phase_times import LEAST
 from spotguard.hooks.ipc.protocol import STALL, Preempt, Resume, WatchMachines
 from tests.agent.core.failures.test_stall import Run
 from tests.fakes.story import START

@@ -22,7 +22,7 @@ from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.ending.standstill import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
 from spotguard.agent.events import MachineSeen
-from spotguard.hooks.ipc.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
+from spotguard.hooks.ipc.failures.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
 from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume, WatchMachines
 from tests.fakes.story import Story
 

@@ -9,18 +9,14 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.checkpoint.attempts import newest_attempt
-from spotguard.hooks.checkpoint.catalog import (
-    WholeCheckpoint,
-    find_whole,
-    list_checkpoints,
-    whole_checkpoints,
-)
+from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole, whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import decode_attempt
 from spotguard.hooks.checkpoint.format.keys import attempt_key
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.hooks.checkpoint.format.values.decoder import decode
 from spotguard.hooks.checkpoint.format.values.sameness import same
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.checkpoint.listing import list_checkpoints
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.stores.file import FileStore
 from tests.golden.make_v1 import RUN, STATE, TENSORS, content
 

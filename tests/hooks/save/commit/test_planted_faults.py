@@ -17,7 +17,7 @@ from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, Tens
 from spotguard.hooks.checkpoint.index import IndexBuilder
 from spotguard.hooks.checkpoint.marker import put_index, put_manifest, put_marker
 from spotguard.hooks.checkpoint.retention import plan_pruning, prune
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import IncompleteError, publish_together
 from spotguard.hooks.save.shard_writer import ShardWriter

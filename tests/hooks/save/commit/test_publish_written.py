@@ -17,11 +17,11 @@ from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, check
 from spotguard.hooks.checkpoint.format.manifest import RankManifest, private_name
 from spotguard.hooks.checkpoint.local_stage import Stage
 from spotguard.hooks.checkpoint.marker import put_manifest
-from spotguard.hooks.restore.resharding import read
-from spotguard.hooks.restore.verify import verify
+from spotguard.hooks.restore.reads.resharding import read
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
-from spotguard.hooks.save.local_copy import StageWriter
+from spotguard.hooks.save.local_copy.stage_writer import StageWriter
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter

@@ -345,8 +345,8 @@ def test_rows_that_are_other_while_a_stage_is_written_are_committed_nowhere(
         weight = job.values["model"][0].weight.detach().numpy()
         kept = weight[7].copy()
         checkpointer = guard._checkpointer
-        assert checkpointer._stager is not None
-        staged, write = checkpointer._stager.writer, checkpointer._stager.writer.write
+        assert checkpointer._copies.stager is not None
+        staged, write = checkpointer._copies.stager.writer, checkpointer._copies.stager.writer.write
 
         def edited(*args: Any, **kwargs: Any) -> Any:
             weight[7] = 0.5

@@ -24,11 +24,11 @@ from torch.optim import Optimizer
 
 from spotguard.hooks.state.parts import reachable
 from spotguard.hooks.state.parts.reachable import EXEMPT, SavedTensors, unsaved
-from spotguard.hooks.state.parts.values import tensors_in
+from spotguard.hooks.state.parts.tree import tensors_in
 from spotguard.providers.errors import SpotguardError, StateError
 from tests.fakes import foreign_optimizers as foreign
 from tests.fakes.training import Job, bits, different, guarded, seed, step_on
-from tests.hooks.state.parts.test_optimizer import OPTIMIZERS, saved_and_resumed
+from tests.hooks.state.parts.optimizers.test_optimizer import OPTIMIZERS, saved_and_resumed
 
 pytestmark = pytest.mark.torch
 

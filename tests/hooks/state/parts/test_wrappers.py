@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.state.parts.module import ModulePart
-from spotguard.hooks.state.parts.optimizer import OptimizerPart
+from spotguard.hooks.state.parts.optimizers.optimizer import OptimizerPart
 from spotguard.hooks.state.parts.values import StatefulPart
 from spotguard.providers.errors import StateError
 from spotguard.testing import preempt
 from tests.fakes import foreign_optimizers as foreign
 from tests.fakes.training import Job, different, guarded, seed, step_on, wait_shut
 from tests.fakes.watched_store import WatchedStore
-from tests.hooks.state.parts.test_optimizer import saved_and_resumed
+from tests.hooks.state.parts.optimizers.test_optimizer import saved_and_resumed
 
 pytestmark = pytest.mark.torch
 

@@ -17,8 +17,8 @@ from spotguard.hooks.checkpoint.format.codec import NewerFormatError
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, parse_manifest_name
 from spotguard.hooks.checkpoint.format.manifest import lacks
 from spotguard.hooks.restore.progress import ReadProgress
+from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.restore.retrying_store import RetryingStore
-from spotguard.hooks.restore.verify import verify
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import BlobStore

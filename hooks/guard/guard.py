@@ -1,0 +1,473 @@
+"""`Guard`, the object that `register` returns: a training script restores, marks its steps and saves through it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+
+from ...providers.clock import Clock
+from ...providers.errors import StateError, UsageError
+from ...providers.stores.base import BlobStore
+from ..arguments import completed_steps, without_our_frames
+from ..checkpoint.format.keys import check_run_id
+from ..consensus.channel import Channel
+from ..control.ending import sigterm
+from ..control.ending.error_save import no_worker_error
+from ..control.ending.sigterm import Preempted
+from ..control.gate_rule import Shut
+from ..control.report import GuardView
+from ..ipc import protocol
+from ..ipc.notice import BY_HAND, PreemptionNotice
+from ..save.cancel_scope import Abandoned
+from ..save.request import SavedCheckpoint
+from .background import BackgroundCheckpoints
+from .load import load
+from .parts import GuardCallbacks, GuardParts
+from .position import position, registration
+
+log = logging.getLogger("spotguard")
+
+#: Boundaries after which the state has its final shape and the guard plans a save. Optimizers make their state at the first.
+_SETTLED = 5
+#: Seconds that an ending process waits for a background checkpoint that is still uploading.
+_LAST_UPLOAD = 60.0
+
+
+class Guard:
+    """The link between a training loop and spotguard; `register` makes it.
+
+    Call `restore`, `step`, `steps` and `save` on the one thread that trains. All other threads of the guard are spotguard's own.
+
+    Example:
+        The loop with `steps`, which restores and marks each boundary:
+
+        >>> guard = spotguard.register(model=model, optimizer=optimizer)
+        >>> for step in guard.steps(total):
+        ...     train_one_step(step)
+        >>> guard.save()
+
+        The same loop with `restore` and `step`:
+
+        >>> for step in range(guard.restore(), total):
+        ...     train_one_step(step)
+        ...     guard.step()
+        >>> guard.save()
+
+    Attributes:
+        closed: whether `close` was called. A forked child, which is not guarded, finds it true too.
+        loop_owned: whether a framework's code runs the loop, and an adapter marks its boundaries. `save` then saves the last
+            boundary, as a notice does, wherever in the framework's step it is called.
+    """
+
+    loop_owned = False
+
+    def __init__(
+        self,
+        store: BlobStore,
+        run_id: str,
+        state: dict[str, Any],
+        clock: Clock,
+        channel: Channel | None = None,
+    ) -> None:
+        callbacks = GuardCallbacks(
+            self._registration, self._position, self._counted, self._alarm_ended, self.leave
+        )
+        parts = self._parts = GuardParts(store, run_id, state, clock, channel, callbacks)
+        #: The parts that the boundary passes, and those that several methods use.
+        self._gate, self._state, self._losses = parts.gate, parts.state, parts.losses
+        self._schedule, self._history, self._clock = parts.schedule, parts.history, clock
+        self._run_id, self._rank, self._world = run_id, parts.rank, parts.world
+        self._channel, self._coordinator, self._agent = channel, parts.coordinator, parts.agent
+        self._restored_at, self._restored_step, self._skip_steps = 0.0, 0, 0
+        #: Queues, and no functions: only spotguard's own code runs on the threads that save.
+        self._followers: list[SimpleQueue[Any]] = []
+        self._restored = self.closed = self._forked = False
+        #: The script has called `restore`, and not begun `steps` since.
+        self._fresh = False
+        try:
+            parts.admit()
+            self._saver, self._checkpointer, self._report = parts.saver, parts.checkpointer, parts.report
+            self._background = BackgroundCheckpoints(parts)
+            parts.begin()
+        except BaseException:
+            self._undo()  # a guard that failed must neither answer the agent nor stop the optimizer
+            raise
+        self._agent.built()
+        parts.shutdown.begin()
+        parts.errors.begin()
+        sigterm.in_child(self._forget)
+        atexit.register(self.close)
+
+    # --- the training thread ---
+
+    @without_our_frames
+    def restore(
+        self, *, step: int | None = None, run_id: str | None = None, missing: Iterable[str] = ()
+    ) -> int:
+        """Load the newest complete checkpoint into the registered objects, in place.
+
+        Call it before the loop, also on the first start. You can call it again to go back to an earlier state.
+        Every save after that counts as newer than all earlier ones, whatever its step.
+
+        Args:
+            step: completed steps of the checkpoint to load. Default: the newest checkpoint.
+            run_id: name of the run whose checkpoint is loaded. Default: this run. The other run's checkpoints are not
+                changed. A restart with the same argument loads the other run again; to resume this run first, call
+                `guard.restore() or guard.restore(run_id="base")`.
+            missing: registered names that the checkpoint may lack, for state that the script registers since later, such as
+                `missing=("ema",)`. What the checkpoint lacks keeps its present value, with a warning.
+
+        Returns:
+            Completed steps: 0 if there is no checkpoint.
+
+        Raises:
+            StateError: the checkpoint does not fit the registered state. Nothing was changed, unless the message says that
+                an object refused its state half-way: `step` then refuses until a restore succeeds.
+            UsageError: `step` is not a number of steps, `run_id` is not a valid run name, or `missing` names nothing
+                registered. Also after `close`, and in a forked child.
+            CheckpointError: the store has no checkpoint of the given step or run, or every checkpoint is damaged.
+            StoreError: the store refused, or did not answer for 60 s. It is then not known which checkpoints it has.
+            Preempted: a notice came, and training must end.
+
+        Example:
+            >>> done = guard.restore()
+            >>> for step in range(done, total):
+            ...     train_one_step(step)
+            ...     guard.step()
+        """
+        self._only_here("restore")
+        step = None if step is None else completed_steps(step)
+        run_id = self._run_id if run_id is None else check_run_id(run_id)
+        self._state.allow_missing(missing)
+        # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
+        self._saver.call_off("guard.restore() was called")
+        self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
+        done = load(self._parts, step=step, run_id=run_id, again=self._restored)
+        self._skip_steps = 0 if run_id != self._run_id else max(0, self._parts.startup.skip_until - done.step)
+        # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
+        self._gate.arrive(done.step)
+        self._restored = self._saver.ready = True
+        self._state.restored()
+        self._restored_at, self._restored_step = self._clock.monotonic(), done.step
+        self._fresh = True
+        self._parts.progress.begin()
+        self._announce(done.step)
+        self._unsettled = _SETTLED
+        self._schedule.restored(self._clock.monotonic())
+        self._agent.tell_position()
+        self._parts.startup_messages.restored(
+            run_id, done.step, guarded=self._agent.guarded, skip=self._skip_steps
+        )
+        if done.staged is not None:
+            self._saver.bring(done.staged)
+        self._gate.stand()
+        return done.step
+
+    def step(self, *, loss: Any = None) -> None:
+        """Mark the boundary: everything that belongs to this step is done.
+
+        Call it once for each completed optimizer step, after the scheduler and any other change of the state.
+        During a notice it may wait here until a save has read the state. `steps` calls it for you.
+        After `close`, and in a forked child, it does nothing.
+
+        Args:
+            loss: the loss of this step, as `watch_loss` takes it.
+
+        Raises:
+            Preempted: the machine is going, and the state is committed. Do not catch it: it is a `SystemExit` with code 75.
+            UsageError: `restore` was not called before, or `loss` is not one real number.
+            StateError: a restore failed half-way, so the state in memory is a mix; or a registered object changed in a way
+                that cannot be saved.
+
+        Example:
+            >>> optimizer.step()
+            >>> scheduler.step()
+            >>> guard.step(loss=loss)
+        """
+        if self._state.poisoned:
+            raise StateError(f"{self._state.poisoned}; call guard.restore() again, or restart the process")
+        if not self._restored:
+            raise UsageError(
+                "guard.step() was called before guard.restore(): call done = guard.restore() once, "
+                "before the loop [SG405]"
+            )
+        gate, state = self._gate, self._state
+        if gate.inert:
+            return
+        if loss is not None:
+            self._losses.take(gate.place.completed + 1, loss)
+        state.monitor.boundary()
+        try:
+            gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
+            if state.audit.wanted == gate.place.completed:
+                state.audit.take(lambda: self._saver.alarmed)
+        except BaseException:
+            if state.audit.wanted == gate.place.completed:
+                state.audit.give_up()  # after Ctrl-C right behind the boundary the saver would wait for it without end
+            raise
+        if self._unsettled:
+            self._unsettled -= 1
+            if not self._unsettled:
+                self._saver.rehearse()
+        if self._rank:
+            return
+        # Only the first rank's clock decides, for all ranks.
+        now = self._clock.monotonic()
+        self._history.boundary(now)
+        if now >= self._schedule.due:
+            self._background.begin()
+
+    def watch_loss(self, loss: Any) -> None:
+        """Give the loss of the step that is under way, in a loop over `steps`. `step` takes it as `loss`.
+
+        While losses are not finite, checkpoints are suspect: they do not count for `--keep`. Losses far above the usual ones are
+        reported.
+        Training is never stopped, changed or waited for: a tensor on an accelerator is read at a later boundary.
+
+        Args:
+            loss: a number, or a tensor of one element on any device.
+
+        Raises:
+            UsageError: it is not one real number.
+
+        Example:
+            >>> for step in guard.steps(400_000):
+            ...     guard.watch_loss(train_one_step(step))
+        """
+        if not self._gate.inert:
+            self._losses.take(self._gate.place.completed + 1, loss)
+
+    def steps(self, total: int | None = None) -> Iterator[int]:
+        """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
+
+        After a call of `restore`, it begins at the step that was restored.
+
+        Args:
+            total: optimizer steps of the whole run, including those that earlier attempts completed; None for a run without
+                an end.
+
+        Yields:
+            Step numbers from the count of completed steps to `total - 1`; none if the checkpoint has `total` steps already.
+
+        Raises:
+            Preempted: the machine is going, and the state is committed.
+            SpotguardError: any error of `restore` or `step`.
+
+        Example:
+            >>> for step in guard.steps(400_000):
+            ...     train_one_step(step)
+            >>> guard.save()
+        """
+        done, stepped = self._gate.place.completed, self._state.monitor.steps
+        if not (self._fresh and done == self._restored_step and not stepped):
+            done = self.restore()
+        self._fresh = False
+        if total is not None and done >= total:
+            self._parts.startup_messages.finished(self._run_id, done, total)
+        for step in count(done) if total is None else range(done, total):
+            yield step
+            self.step()
+
+    @without_our_frames
+    def save(self) -> SavedCheckpoint:
+        """Save now and wait for the commit. Call it at a boundary, right after `guard.step()`.
+
+        In a job of several ranks every rank calls it, at the same step. A guard of `spotguard.integrations` saves the last
+        boundary, wherever it is called.
+
+        Returns:
+            The committed checkpoint. In a job of several ranks it may be the one that a notice made of this very step.
+
+        Raises:
+            UsageError: called in the middle of a step, before `restore`, after `close`, or in a forked child.
+            StoreError: the store failed; the last committed checkpoint is untouched.
+            CheckpointError: another thread changed the state while the saver read it. Or a rank of the job is dead, has no state
+                yet, or does not come. Nothing is saved.
+            Preempted: a notice came meanwhile, and its own save is committed.
+
+        Example:
+            >>> saved = guard.save()
+            >>> print(f"step {saved.step}: {saved.nbytes} bytes in {saved.seconds:.1f} s, at {saved.url}")
+        """
+        if not self._restored:
+            raise UsageError(
+                "guard.save() was called before guard.restore(): call done = guard.restore() once, "
+                "before the loop"
+            )
+        self._only_here("save")
+        if self.in_step:
+            raise UsageError(
+                "guard.save() was called in the middle of a step: call it right after guard.step(), or "
+                "first in the body of a loop over guard.steps() [SG405]"
+            )
+        if self._state.monitor.trained_unseen:  # without a torch optimizer, the gate saw no step
+            raise UsageError(
+                f"guard.save() would save trained weights as step {self._gate.place.completed}, because guard.step() was not "
+                "called since guard.restore(): call guard.step() after each step of the training [SG405]"
+            )
+        while True:
+            # Between two boundaries of a framework's loop only the copies of the last one are exact. There are none if saves wait
+            # for the boundary.
+            standing = self.loop_owned and not self._state.boundary_only
+            self._gate.take_again((lambda: None) if standing else self._state.take_again)
+            try:
+                return self._saver.manual()
+            except Abandoned as why:
+                log.debug("guard.save() waits: %s", why)
+            finally:
+                self._gate.stand()  # a notice ends in Preempted here, or lets training go on
+            if (saved := self._saver.made_meanwhile()) is not None:
+                return saved
+
+    def _only_here(self, method: str) -> None:
+        if self.closed and not self._forked:
+            raise UsageError(
+                f"guard.{method}() was called after guard.close(): a closed guard neither saves nor restores"
+            )
+        if self._gate.inert:
+            raise UsageError(
+                f"guard.{method}() was called in a forked child: only the process that called register() "
+                "saves and restores [SG413]"
+            )
+
+    @property
+    def skip_steps(self) -> int:
+        """The number of steps whose data the script is to leave out now, after `restore`: it made values wrong (`--recover nan=back`).
+
+        Example:
+            >>> done = guard.restore()
+            >>> for batch in itertools.islice(loader, guard.skip_steps, None):
+            ...     train(batch)
+            ...     guard.step()
+        """
+        return self._skip_steps
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the optimizer has stepped since the last boundary."""
+        return self._gate.place.dirty
+
+    @property
+    def view(self) -> GuardView:
+        """This guard for threads beside training, such as those of `spotguard.integrations`."""
+        return GuardView(
+            self._rank,
+            self._run_id,
+            self._checkpointer.attempt,
+            self._parts.store,
+            self._clock,
+            lambda: self._saver.saving,
+            lambda: self._gate.place.completed,
+            self._follow,
+        )
+
+    def _follow(self, events: SimpleQueue[Any]) -> None:
+        self._followers.append(events)
+        if self._restored:
+            events.put((self._restored_step, None, None))
+
+    def preempt(self, seconds: float) -> None:
+        """Give this guard a notice by hand, as `spotguard.testing.preempt` does: save, then raise `Preempted`.
+
+        Returns at once, with the gate shut; the training thread raises later.
+
+        Args:
+            seconds: time until the deadline, in which the save must commit.
+        """
+        # Closed here, before the saver thread gets its turn: the ten small steps of a test would be over by then.
+        self._gate.close(Shut.AT_BOUNDARY if self._state.boundary_only else Shut.BEFORE_CHANGE)
+        until = (now := self._clock.monotonic()) + seconds
+        if self._coordinator is not None:
+            self._coordinator.notice(protocol.Preempt("by hand", seconds, 0.0, BY_HAND, "spotguard.testing"))
+            return
+        self._saver.emergency(
+            PreemptionNotice(["by hand"], until, until, "spotguard.testing", BY_HAND, by_hand=True, seen=now)
+        )
+
+    def fail(self, error: Exception) -> None:
+        """Save for an error that ends training, and name it. An error that nothing catches comes here by itself.
+
+        Call it on the training thread where a tool catches the error and ends the process, as Hydra does; then raise the error
+        again. Only the first error counts. During a preemption it does nothing, because the notice's save counts.
+
+        Args:
+            error: the error.
+
+        Example:
+            >>> try:
+            ...     train(guard)
+            ... except Exception as error:
+            ...     guard.fail(error)
+            ...     raise
+        """
+        self._parts.errors.handle(error)
+
+    def leave(self, code: int) -> None:
+        """Have the training thread raise `Preempted` where it is parked, or at its next boundary.
+
+        Args:
+            code: exit code of the process.
+        """
+        self._gate.leave(lambda: Preempted(code))
+
+    # --- what the parts call, on threads of their own ---
+
+    def _registration(self) -> protocol.Register:
+        return registration(self._parts)
+
+    def _position(self) -> protocol.Position:
+        return position(self._parts, self._restored_at if self._restored else None)
+
+    def _counted(self, saved: SavedCheckpoint) -> None:
+        self._announce(saved.step, saved)
+        self._background.saved(saved)
+
+    def _alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
+        if committed and self._checkpointer.last is not None:
+            self._announce(self._checkpointer.last.step, self._checkpointer.last, preemption)
+        self._parts.shutdown.alarm_ended(preemption, committed)
+
+    def _announce(
+        self, step: int, saved: SavedCheckpoint | None = None, notice: PreemptionNotice | None = None
+    ) -> None:
+        for events in self._followers:
+            events.put((step, saved, notice))
+
+    # --- fork and close ---
+
+    def _forget(self) -> None:
+        """Drop everything in a forked child, which is not the guarded process."""
+        self._gate.inert = self.closed = self._forked = True
+        atexit.unregister(self.close)
+        self._parts.forget()
+
+    def close(self) -> None:
+        """Wait for the save that is under way, then leave the agent and the other ranks.
+
+        The interpreter calls it at exit. After it nothing is saved any more. A second call does nothing.
+        """
+        if self.closed:
+            return
+        why = "interrupted" if isinstance(self._parts.errors.ending, KeyboardInterrupt) else "ended"
+        try:
+            self._parts.errors.end()
+            with no_worker_error():  # a launcher ends the loader's workers, too
+                self._parts.shutdown.at_exit()
+                self.closed = True
+                self._saver.close(_LAST_UPLOAD, lambda: self._record_end(why))
+        finally:  # even after a Ctrl-C meanwhile
+            self._undo()
+
+    def _record_end(self, why: str) -> None:
+        """Record that the script has ended by itself. A notice and an error have records of their own."""
+        if self._saver.ready and not (self._parts.errors.met or self._saver.alarmed or sigterm.held()):
+            self._report.record_end(why)
+
+    def _undo(self) -> None:
+        self.closed = True
+        atexit.unregister(self.close)
+        self._parts.close()

@@ -1,0 +1,241 @@
+"""The parts of a guard: each is made here, and connected with those that it needs.
+
+No part knows the guard. A part that has news for it calls one of `GuardCallbacks`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...providers.clock import Clock
+from ...providers.stores.base import BlobStore
+from ..arguments import for_one_process, kept, stage_folder, yes
+from ..checkpoint.history import AttemptHistory
+from ..checkpoint.local_stage import Stage
+from ..consensus.channel import Channel
+from ..control.ending import sigterm
+from ..control.ending.error_save import ErrorSave
+from ..control.ending.shutdown import ProcessShutdown
+from ..control.gate import Gate
+from ..control.losses.watch import LossWatch
+from ..control.ranks.coordinator import Coordinator
+from ..control.report import Report
+from ..control.saver import Saver
+from ..control.session import AgentMessages, AgentSession
+from ..ipc import protocol
+from ..ipc.failures.phase_times import PhaseTimes
+from ..ipc.failures.progress import TrainingProgress
+from ..ipc.notice import PreemptionNotice
+from ..restore.collective import cannot_begin
+from ..restore.startup import Startup, StartupMessages
+from ..save.checkpointer import Checkpointer
+from ..save.plan.schedule import CheckpointSchedule
+from ..save.request import SavedCheckpoint
+from ..state.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class GuardCallbacks:
+    """What the parts of a guard call, on threads of their own.
+
+    Attributes:
+        registration: returns the first message of each connection to the agent.
+        position: returns where training stands, for the agent.
+        saved: called with each checkpoint that no notice asked for.
+        ended: called with each notice that ended, and whether its save committed.
+        leave: ends training with an exit code.
+    """
+
+    registration: Callable[[], protocol.Register]
+    position: Callable[[], protocol.Position]
+    saved: Callable[[SavedCheckpoint], None]
+    ended: Callable[[PreemptionNotice, bool], None]
+    leave: Callable[[int], None]
+
+
+class GuardParts:
+    """The parts of one guard. Here are those that need no store; `admit` makes the others, and `begin` starts their threads.
+
+    Args:
+        store: the store of the checkpoints.
+        run_id: the name of the run.
+        state: the registered values, by name.
+        clock: the clock.
+        channel: this rank's channel to the other ranks; None in a job of one process.
+        callbacks: what the parts call.
+
+    Raises:
+        UsageError: a setting in the environment cannot be used.
+        StateError: a value cannot be saved.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        run_id: str,
+        state: dict[str, Any],
+        clock: Clock,
+        channel: Channel | None,
+        callbacks: GuardCallbacks,
+    ) -> None:
+        self.store, self.run_id, self.clock, self.channel = store, run_id, clock, channel
+        self._callbacks = callbacks
+        self.rank, self.world = (0, 1) if channel is None else (channel.rank, channel.world)
+        self.agent = AgentSession(
+            callbacks.registration, callbacks.position, self._hear, self._lost, self._welcomed
+        )
+        self.coordinator = None if channel is None else Coordinator(channel, clock, self.agent.send)
+        self.startup_messages = StartupMessages(self.rank == 0, store.url)
+        self.phase_times = PhaseTimes()
+        self.history = AttemptHistory(lambda: self.phase_times.facts)
+        self.gate = gate = Gate(together=channel is not None)
+        self.losses = LossWatch(self.rank, self.world, f"spotguard ls {store.url} --run-id {run_id}")
+        try:
+            # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
+            self.schedule = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
+            self.state = State(
+                state,
+                gate.before_change,
+                clock,
+                after_change=gate.after_change,
+                rank=self.rank,
+                world=self.world,
+            )
+        except Exception as error:
+            if channel is not None:
+                cannot_begin(channel, error)
+            raise
+        self.progress = TrainingProgress(
+            lambda: gate.place.completed, clock, lambda: self.state.evaluates, times=self.phase_times
+        )
+
+    def admit(self) -> None:
+        """Have the agent, the store and the other ranks admit this process. Claim its attempt, and make the other parts.
+
+        Raises:
+            UsageError: the agent refuses this process, a setting cannot be used, or two ranks have different ones.
+            StateError: two tensors of the job have one name.
+            StoreError: the store cannot be used.
+        """
+        self.nbytes = self.state.expected_bytes()
+        keep = kept("SPOTGUARD_KEEP")
+        self.startup = Startup(self.store, self.run_id, self.clock, self.channel)
+        self.startup.meet(self.state)
+        # Connect to the agent and check access before the claim: the attempt of a refused process would fence the accepted one.
+        self.startup.admit(lambda: self.agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
+        alone = self.channel is None
+        folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
+        self.stage = self.startup.stage = None if folder is None else Stage(folder, self.run_id, self.nbytes)
+        attempt = self.startup.claim()
+        lossy = bool(for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"), alone))
+        self.checkpointer = Checkpointer(
+            self.store,
+            self.run_id,
+            attempt,
+            clock=self.clock,
+            keep=keep,
+            rank=self.rank,
+            world=self.world,
+            incarnation="" if self.channel is None else self.channel.incarnation,
+            lossy=lossy,
+            copies=self.schedule.interval < math.inf,
+            stage=self.stage,
+            history=self.history,
+            suspicion=self.losses.why,
+        )
+        self.checkpointer.nbytes = self.nbytes
+        self._make_savers()
+
+    def _make_savers(self) -> None:
+        """Make the parts that save for the agent, the script and its errors, and those that report it."""
+        self.report = Report(
+            self.checkpointer.requests.put,
+            self.run_id,
+            lambda: self.checkpointer.attempt,
+            self.clock,
+            self.agent.send,
+            self._alarm_told,
+            self._callbacks.ended,
+            rank=self.rank,
+            keeps=lambda: self.coordinator is None or self.coordinator.speaks,
+            history=lambda: {**self.history.of_rank(self.rank), "completed": self.gate.place.completed},
+        )
+        self.saver = Saver(
+            gate=self.gate,
+            state=self.state,
+            checkpointer=self.checkpointer,
+            clock=self.clock,
+            listener=self.report,
+            released=sigterm.redeliver,
+            saved=self._callbacks.saved,
+            coordinator=self.coordinator,
+        )
+        self.messages = AgentMessages(
+            self.saver,
+            self.schedule,
+            self.report,
+            self.clock,
+            self._callbacks.leave,
+            self.checkpointer.renew,
+            self.coordinator,
+        )
+        self.shutdown = ProcessShutdown(self.saver, self.agent, self.coordinator, self._callbacks.leave)
+        self.errors = ErrorSave(
+            self.gate,
+            self.state,
+            self.saver,
+            self.checkpointer,
+            self.progress,
+            self.report,
+            self.clock,
+            self.shutdown.unanswered,
+            self.coordinator,
+        )
+
+    def begin(self) -> None:
+        """Start the saver thread, listen to the other ranks, and watch the training loop."""
+        self.saver.start()
+        if self.coordinator is not None:
+            self.coordinator.channel.meetings.look = self.gate.look
+            self.coordinator.begin(
+                self.saver, self.checkpointer, self.state, self.report, self.agent.heartbeat
+            )
+        self.state.monitor.begin()
+
+    # --- between the session and parts that are made after it, since they send through it ---
+
+    def _hear(self, message: protocol.Message) -> None:
+        self.messages.hear(message)
+
+    def _lost(self) -> None:
+        self.saver.end_drills()
+
+    def _welcomed(self, calls: bool, heartbeat: str) -> None:
+        if self.coordinator is not None:
+            self.coordinator.notices.greet(calls, heartbeat)
+
+    def _alarm_told(self, preemption: PreemptionNotice) -> None:
+        self.shutdown.alarm_told(preemption)
+
+    # --- the end ---
+
+    def forget(self) -> None:
+        """Drop everything in a forked child, which is not the guarded process."""
+        self.state.monitor.close()
+        self.state.audit.forget()
+        if self.channel is not None:
+            self.channel.forget()
+        self.agent.forget()
+
+    def close(self) -> None:
+        """Let training pass the gate, and leave the other ranks and the agent. The savers have ended, or were never made."""
+        self.agent.end()
+        self.gate.retire()
+        self.state.close()
+        if self.coordinator is not None:
+            self.coordinator.close()
+        self.agent.close()

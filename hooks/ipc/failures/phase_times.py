@@ -1,0 +1,95 @@
+"""How long each phase of training may stand still: five times the longest pause in it that ended by itself.
+
+A checkpoint carries the times, so that a later attempt knows them from its first steps on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ..messages import PHASES, STEP_PHASES
+
+#: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
+LEAST, TIMES = 60.0, 5.0
+#: The number of times that a phase must have passed, in all attempts together, and in this one: what compiles, or fills a buffer,
+#: does so at the first passes of every attempt.
+ENOUGH, ENOUGH_HERE = 20, 5
+#: The longest pause that counts while nothing is usual yet, in seconds: a first step may compile for minutes.
+_LONGEST = 1800.0
+#: Two moments of the last progress that differ by less are one: they are reckoned from ages.
+_SAME = 0.5
+#: No count that is real is larger.
+_LARGEST = 10**15
+
+
+class PhaseTimes:
+    """The phases of one training thread, from one look at it to the next. It is pure: times are handed in."""
+
+    def __init__(self) -> None:
+        #: By phase: how often it has passed in this attempt, and in earlier ones.
+        self._here: Counter[str] = Counter()
+        self._earlier: dict[str, int] = {}
+        #: By phase: the longest pause, here or in an earlier attempt; and the longest one behind the first pass, which later attempts
+        #: are told. A first step that compiles would make their limits as long as its own.
+        self._longest: dict[str, float] = {}
+        self._longest_later: dict[str, float] = {}
+        #: The last look, in monotonic seconds, and what it has found.
+        self._looked_at = 0.0
+        self._phase, self._moved_at, self._step = "", math.inf, -1
+
+    def look(self, phase: str, still: float, step: int, now: float) -> float:
+        """Take in a look; return the seconds without progress that are a stall in this phase, or -1 while too little is known.
+
+        Args:
+            phase: the phase, as in `progress.ProgressSeen`.
+            still: seconds without progress.
+            step: the completed steps.
+            now: monotonic seconds.
+        """
+        moved_at = now - still
+        if moved_at > self._moved_at + _SAME and self._phase in PHASES:
+            # No more than the limit: a stall makes the next limit five times as long, not a hundred times.
+            limit = self._limit(self._phase)
+            stood = min(max(0.0, self._looked_at - self._moved_at), _LONGEST if limit < 0 else limit)
+            self._longest[self._phase] = max(stood, self._longest.get(self._phase, 0.0))
+            if self._here[self._phase]:
+                self._longest_later[self._phase] = max(stood, self._longest_later.get(self._phase, 0.0))
+            self._here[self._phase] += 1
+        if step > self._step >= 0:
+            self._here.update(dict.fromkeys(STEP_PHASES, step - self._step))
+        self._phase, self._moved_at, self._step, self._looked_at = phase, moved_at, step, now
+        return self._limit(phase)
+
+    def _limit(self, phase: str) -> float:
+        here = self._here[phase]
+        if here < ENOUGH_HERE or here + self._earlier.get(phase, 0) < ENOUGH:
+            return -1.0
+        return max(LEAST, TIMES * self._longest.get(phase, 0.0))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The times as plain JSON: by phase, how often it has passed, and the longest pause in seconds."""
+        return {
+            phase: [
+                self._here[phase] + self._earlier.get(phase, 0),
+                round(self._longest_later.get(phase, 0.0), 1),
+            ]
+            for phase in PHASES
+            if self._here[phase] or phase in self._earlier
+        }
+
+    def restored(self, told: object) -> None:
+        """Take in the `facts` that a checkpoint carries. Another program may have written anything there."""
+        if not isinstance(told, Mapping):
+            return
+        self._here.clear()  # a restore in one process: the checkpoint has them
+        for phase in PHASES:
+            match told.get(phase):
+                case [int(passed), float() | int() as longest] if 0 < passed <= _LARGEST and longest >= 0:
+                    self._earlier[phase] = passed
+                    pause = float(min(longest, _LONGEST))
+                    self._longest[phase] = max(pause, self._longest.get(phase, 0.0))
+                    self._longest_later[phase] = max(pause, self._longest_later.get(phase, 0.0))

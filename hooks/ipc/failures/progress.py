@@ -1,0 +1,236 @@
+"""The phase of training, and for how long it has stood still: read from the training thread's stack when its agent is told.
+
+Nothing runs on the training thread, and nothing is paid per step. A look takes about 20 µs, every two seconds.
+
+Training moves while steps complete, while its loader delivers batches, while its thread computes, or while its stack is found at
+more than a few places. A thread that waits in vain has few (a loop that polls a queue has two or three), and uses no processor. An
+evaluation over a slow loader completes no step and computes little (seen: 0.4 % of a core, and a false alarm after a minute).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from ....providers.clock import Clock
+from .phase_times import PhaseTimes
+
+#: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.
+_PLACES: tuple[tuple[str, str, str], ...] = (
+    ("spotguard/hooks/guard/guard.py", "save", "save"),
+    ("spotguard/hooks/guard/guard.py", "step", "save"),
+    ("spotguard/hooks/guard/guard.py", "restore", "save"),
+    ("torch/utils/data/dataloader.py", "__next__", "data"),
+    ("torch/utils/data/dataloader.py", "__iter__", "data"),
+    ("torchdata/stateful_dataloader/stateful_dataloader.py", "__next__", "data"),
+    ("torch/_tensor.py", "backward", "backward"),
+    ("torch/autograd/__init__.py", "", "backward"),
+    ("torch/optim/optimizer.py", "", "optimizer"),
+    ("torch/distributed/distributed_c10d.py", "", "collective"),
+    ("torch/distributed/checkpoint/state_dict_saver.py", "", "save"),
+    ("torch/serialization.py", "save", "save"),
+    ("safetensors/torch.py", "save_file", "save"),
+    ("transformers/modeling_utils.py", "save_pretrained", "save"),
+    ("/pdb.py", "", "save"),  # a person holds it
+    ("torch/nn/modules/module.py", "_call_impl", "forward"),
+)
+#: Files of loaders whose iterators count the batches that they have delivered.
+_LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
+#: Where the gate parks a thread for a save.
+_GATE = "spotguard/hooks/control/gate.py"
+#: Places of a waiting thread that count as one: more are progress.
+_FEW = 4
+#: Seconds between two looks beyond which this process was stopped, or suspended, or without an agent: such time does not count.
+_GAP = 6.0
+#: The share of a processor above which the training thread computes.
+_BUSY = 0.01
+#: Folders of code that is not the user's.
+_LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSeen:
+    """The present work of the training thread."""
+
+    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "other" for the script's own code, "" before
+    #: training and after it.
+    phase: str = ""
+    #: Seconds without any sign of progress; negative if not known.
+    still: float = -1.0
+    #: The innermost line of the script, as "train.py:42 in main"; "" if there is none.
+    where: str = ""
+    #: Seconds without progress that are a stall in this phase; negative while too little is known of it.
+    limit: float = -1.0
+
+
+class TrainingProgress:
+    """The progress of one training thread.
+
+    Args:
+        completed: returns the completed steps.
+        clock: the clock.
+        evaluates: returns whether the registered models are in evaluation.
+        worked: returns the processor seconds that a thread has used.
+        times: the times of its phases.
+    """
+
+    def __init__(
+        self,
+        completed: Callable[[], int],
+        clock: Clock,
+        evaluates: Callable[[], bool],
+        worked: Callable[[threading.Thread], float] | None = None,
+        times: PhaseTimes | None = None,
+    ) -> None:
+        self._completed, self._clock = completed, clock
+        self._evaluates, self._worked = evaluates, worked or processor_seconds
+        self._times = times or PhaseTimes()
+        self._thread: threading.Thread | None = None
+        self._step = -1
+        #: The iterator of a loader in which the thread was found last, and the batches that it had delivered.
+        self._delivered = (0, 0)
+        #: Places of the thread since it last moved.
+        self._places: set[int] = set()
+        self._moved_at = self._looked_at = self._work = 0.0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Follow the calling thread from now on: it trains."""
+        self._thread = threading.current_thread()
+        self._moved_at = self._clock.monotonic()
+        self._places.clear()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread trains."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def begins_here(self) -> bool:
+        """Whether training has not begun, and the calling thread is the main one."""
+        return self._thread is None and threading.current_thread() is threading.main_thread()
+
+    def look(self) -> ProgressSeen:
+        """Return what the training thread does now. Any thread may ask."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> ProgressSeen:
+        thread = self._thread
+        frame = None if thread is None or thread.ident is None else sys._current_frames().get(thread.ident)
+        if thread is None or frame is None or not thread.is_alive():
+            return ProgressSeen()
+        phase, place, where = _read(frame)
+        if phase in ("forward", "other") and self._evaluates():
+            phase = "evaluation"
+        now, step, work = self._clock.monotonic(), self._completed(), self._worked(thread)
+        delivered = _delivered(frame) or self._delivered
+        self._places.add(place)
+        if self._looked_at and now - self._looked_at > _GAP:
+            self._moved_at += now - self._looked_at - _GAP
+        computes = work - self._work > _BUSY * (now - self._looked_at)
+        # A thread that waits for a GPU may spin at one place.
+        computes = computes and (len(self._places) > 1 or not _uses_gpu())
+        if (step, delivered) != (self._step, self._delivered) or len(self._places) > _FEW or computes:
+            self._places = {place}
+            self._moved_at = now
+        self._step, self._delivered, self._work, self._looked_at = step, delivered, work, now
+        still = now - self._moved_at
+        return ProgressSeen(phase, still, where, self._times.look(phase, still, step, now))
+
+
+def phase_now(thread: threading.Thread) -> str:
+    """Return the phase in which a thread of this process is, without "evaluation"; "" if it runs no Python."""
+    frame = sys._current_frames().get(thread.ident) if thread.ident is not None else None
+    return "" if frame is None else _read(frame)[0]
+
+
+def processor_seconds(thread: threading.Thread) -> float:
+    """Return the processor seconds that a thread of this process has used, in ticks of 10 ms; 0 where /proc does not tell."""
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _uses_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def stacks() -> list[str]:
+    """Return the stack of each thread of this process, the main thread's first, its outermost frame first: files, lines and
+    functions, and no values. Threads at the same place are one.
+
+    No file is read: the script may lie on the file system that hangs.
+    """
+    names = {each.ident: each.name for each in threading.enumerate()}
+    main = threading.main_thread().ident
+    found: dict[str, list[str]] = {}
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda each: each[0] != main):
+        lines = [
+            f"  {each.f_code.co_filename}:{each.f_lineno} in {each.f_code.co_name}"
+            for each in _outwards(frame)
+        ]
+        lines.reverse()
+        found.setdefault("\n".join(lines), []).append(names.get(ident, "a thread that Python did not start"))
+    return [f"{', '.join(names)}:\n{text}" for text, names in found.items()]
+
+
+def _read(frame: FrameType) -> tuple[str, int, str]:
+    """Return the phase, a number for the place of the stack, and the innermost line of the script."""
+    stack = [*_outwards(frame)]
+    places = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in stack]
+    where = next((line_of(each) for each in places if not of_library(each[0])), "")
+    phases = [phase_of(each) for each in places]
+    if any(each.f_code.co_filename.endswith(_GATE) for each in stack):
+        return "save", 0, where
+    phase = next((each for each in reversed(phases) if each), "other")
+    # A loader polls its workers, and a collective its peers, so only the frames outside say where the thread is.
+    waiting = phase if phase in ("data", "save") else "collective"
+    inner = len(phases) - 1 - phases[::-1].index(waiting) if waiting in phases else 0
+    if waiting == "collective" and waiting in phases:
+        phase = waiting
+    return phase, hash(tuple((each.f_code, each.f_lasti) for each in stack[inner:])), where
+
+
+def _delivered(frame: FrameType) -> tuple[int, int] | None:
+    """Return which iterator of a loader the thread waits for, and how many batches it has delivered; None if it waits for none."""
+    for each in _outwards(frame):
+        if each.f_code.co_name == "__next__" and each.f_code.co_filename.endswith(_LOADERS):
+            iterator = each.f_locals.get("self")
+            return id(iterator), int(getattr(iterator, "_num_yielded", 0))
+    return None
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def phase_of(place: tuple[str, int, str]) -> str:
+    """Return the phase that a frame stands for, given its file, line and function; "" for none."""
+    file, _, name = place
+    for path, function, phase in _PLACES:
+        if file.endswith(path) and function in ("", name):
+            return phase
+    return ""
+
+
+def of_library(path: str) -> bool:
+    """Return whether a file is not the user's."""
+    return path.startswith("<") or any(folder in path for folder in _LIBRARIES)
+
+
+def line_of(place: tuple[str, int, str]) -> str:
+    """Return a frame for a person, as "train.py:42 in main"."""
+    file, line, function = place
+    return f"{Path(file).name}:{line} in {function}"

@@ -1,0 +1,229 @@
+"""The work of the training thread, read from its stack: the phase, the line of the script, and since when it stands still."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from spotguard.hooks.ipc.failures.progress import ProgressSeen, TrainingProgress, stacks
+from tests.fakes.clock import ManualClock
+
+pytestmark = pytest.mark.torch
+
+
+class Waits:
+    """A place where a thread waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.there, self.go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.there.set()
+        self.go.wait()
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._waits()
+        return torch.zeros(1)
+
+
+class Turns(Dataset[torch.Tensor]):
+    """Each of its samples waits until it is let go."""
+
+    def __init__(self, turns: list[Waits]) -> None:
+        self._turns = turns
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._turns[index]()
+        return torch.zeros(1)
+
+
+class Waiting(torch.autograd.Function):
+    waits: Waits
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+        Waiting.waits()
+        return grads[0]
+
+
+class Module(torch.nn.Module):
+    def __init__(self, waits: Waits) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def forward(self) -> None:
+        self._waits()
+
+
+class Optimizer(torch.optim.SGD):
+    def __init__(self, waits: Waits) -> None:
+        super().__init__([torch.nn.Parameter(torch.zeros(1))])
+        self._waits = waits
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self._waits()
+
+
+def backward(waits: Waits) -> None:
+    Waiting.waits = waits
+    Waiting.apply(torch.zeros(1, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
+
+
+PLACES: dict[str, Callable[[Waits], object]] = {
+    "other": lambda waits: waits(),
+    "data": lambda waits: next(iter(DataLoader(Samples(waits)))),
+    "forward": lambda waits: Module(waits)(),
+    "backward": backward,
+    "optimizer": lambda waits: Optimizer(waits).step(),
+}
+
+
+class Thread:
+    """A training thread at a place, and what its progress is."""
+
+    def __init__(self, place: Callable[[Waits], object], *others: Waits, evaluates: bool = False) -> None:
+        self._others = others
+        self.clock, self.step, self.work = ManualClock(), 0, 0.0
+        self.progress = TrainingProgress(
+            lambda: self.step, self.clock, lambda: evaluates, lambda thread: self.work
+        )
+        self.waits = Waits()
+        self._thread = threading.Thread(target=self._run, args=(place,))
+
+    def _run(self, place: Callable[[Waits], object]) -> None:
+        self.progress.begin()
+        place(self.waits)
+
+    @contextmanager
+    def at_place(self) -> Iterator[Thread]:
+        self._thread.start()
+        self.waits.there.wait()
+        try:
+            yield self
+        finally:
+            for each in (self.waits, *self._others):
+                each.go.set()
+            self._thread.join()
+
+    def later(self, seconds: float = 2.0) -> ProgressSeen:
+        self.clock.advance(seconds)
+        return self.progress.look()
+
+
+@pytest.mark.parametrize("phase", PLACES)
+def test_the_phase_is_where_the_thread_stands(phase: str) -> None:
+    with Thread(PLACES[phase]).at_place() as thread:
+        found = thread.later()
+        assert (found.phase, found.still) == (phase, 0.0)
+        assert found.where.startswith("test_progress.py:")
+        assert thread.later().still == 2.0
+
+
+def test_a_model_in_evaluation_evaluates() -> None:
+    with Thread(PLACES["forward"], evaluates=True).at_place() as thread:
+        assert thread.later().phase == "evaluation"
+
+
+@pytest.mark.parametrize("what", ["step", "computes"])
+def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
+    """It completes steps; or it computes, and is found at more than one place."""
+    two = [Waits(), Waits()]
+
+    def place(waits: Waits) -> None:
+        waits()
+        two[0]()
+        two[1]()
+
+    with Thread(place, *two).at_place() as thread:
+        assert thread.later().still == 0.0
+        if what == "step":
+            thread.step += 1
+        else:
+            thread.waits.go.set()
+            two[0].there.wait()
+            thread.work += 5.0
+        assert thread.later().still == 0.0
+        assert thread.later().still == 2.0
+
+
+def test_a_loader_that_delivers_batches_does_not_stand_still() -> None:
+    """An evaluation completes no step, and computes little; its stack is found at one place, in the loader."""
+    later = [Waits() for _ in range(3)]
+
+    def place(waits: Waits) -> None:
+        for _ in DataLoader(Turns([waits, *later])):
+            pass
+
+    with Thread(place, *later).at_place() as thread:
+        thread.later()
+        for before, turn in zip([thread.waits, *later], later, strict=False):
+            assert thread.later().still == 2.0
+            before.go.set()
+            turn.there.wait()
+            assert thread.later().still == 0.0
+        assert thread.later(4.0).still == 4.0
+
+
+def test_a_thread_that_polls_stands_still() -> None:
+    """It is found at two places, and uses no processor."""
+    second = Waits()
+
+    def place(waits: Waits) -> None:
+        waits()
+        second()
+
+    with Thread(place, second).at_place() as thread:
+        thread.later()
+        thread.waits.go.set()
+        second.there.wait()
+        assert thread.later().still == 2.0
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    with Thread(PLACES["other"]).at_place() as thread:
+        thread.later()
+        thread.later()
+        assert thread.later(300.0).still < 10.0
+
+
+def test_nothing_is_known_before_training_and_after_it() -> None:
+    thread = Thread(PLACES["other"])
+    assert thread.later() == ProgressSeen()
+    with thread.at_place():
+        pass
+    assert thread.later() == ProgressSeen()
+
+
+def test_stacks_have_places_and_no_values() -> None:
+
+    def place(waits: Waits, secret: str = "hunter2") -> None:
+        assert secret
+        next(iter(DataLoader(Samples(waits))))
+
+    with Thread(place).at_place():
+        main, *others = stacks()
+    assert main.startswith("MainThread:\n")
+    assert any("dataloader.py" in each and "in place" in each for each in others)
+    assert "hunter2" not in "".join([main, *others])
