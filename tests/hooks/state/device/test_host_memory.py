@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from spotguard.hooks.state import device as devices
+from spotguard.hooks.state.device import host_memory as module
 from spotguard.hooks.state.device.host_memory import host_memory
 
 pytestmark = pytest.mark.torch
@@ -27,7 +27,7 @@ class Runtime:
         self._current: object = torch.device("cuda", 0)
         patch.setattr(torch.cuda, "cudart", lambda: self)
         patch.setattr(torch.cuda, "device", self.device)
-        patch.setattr(devices, "work_beside_captures", lambda: None)
+        patch.setattr(module, "work_beside_captures", lambda: None)
 
     @contextmanager
     def device(self, device: object) -> Iterator[None]:
