@@ -238,9 +238,9 @@ def test_who_does_not_come_to_a_meeting_is_named() -> None:
     """By all that wait for it."""
     with a_job(over_tcp()) as ranks:
         with pytest.raises(StoreSilent, match="rank 0 of 3"):
-            ranks[1].channel.meetings.tell(None, 1.0)
+            ranks[1].channel.meetings.tell(None, 3.0)
         with pytest.raises(StoreSilent, match="rank 0 of 3"):
-            ranks[1].channel.meetings.gather(b"", 1.0)
+            ranks[1].channel.meetings.gather(b"", 3.0)
 
 
 def test_a_mistake_in_whoever_hears_does_not_stop_the_hearing(caplog: pytest.LogCaptureFixture) -> None:

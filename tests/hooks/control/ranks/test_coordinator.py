@@ -505,7 +505,7 @@ def test_a_call_that_comes_while_a_rank_ends_is_answered() -> None:
         ending = pool.submit(first.saver.close, PATIENCE)
         until(lambda: first.saver._ending and not first.saver._jobs.empty())
         now = clock.monotonic()
-        first.saver.emergency(PreemptionNotice(["x"], now + 2, now + 1, "aws", "terminate"), 6)
+        first.saver.emergency(PreemptionNotice(["x"], now + 5, now + 4, "aws", "terminate"), 6)
         held.set()
         ending.result(PATIENCE)
         assert "no answer in time from rank 1 of 2" in first.heard.outcome()
