@@ -133,8 +133,9 @@ class KeptBoundaries:
 
     def ended(self, events: BoundaryEvents) -> None:
         """Note the events of the boundary."""
-        if self._last is not None:
-            self._last.events = events
+        last = self._last  # the saver thread may forget it
+        if last is not None:
+            last.events = events
 
     def forget(self) -> None:
         self._last = self._before = None

@@ -261,9 +261,8 @@ class State:
             self.audit.forget()
         else:
             self.audit.turn(started - self.ended_at if self._stepped else 0.0)
-        self._kept.ended(
-            self.fence.record()
-        )  # after the slice: the saver thread compares the slice on its own stream
+        # After the slice: the saver thread compares the slice on its own stream.
+        self._kept.ended(self.fence.record())
         self._stepped = False
         self.ended_at = self._now()
 
