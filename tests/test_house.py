@@ -49,6 +49,16 @@ def test_a_retired_word_is_refused_with_the_word_to_say(planted: Path) -> None:
     assert said == "agent/herald.py: 'herald' is retired: say notice_hook"
 
 
+def test_a_docstring_that_names_a_parameter_of_before_is_refused(planted: Path) -> None:
+    """Of a function, and of a class; further lines of a description are no names."""
+    (planted / "agent/ipc/client.py").write_text(
+        'class Client:\n    """A client.\n\n    Args:\n        socket: its path\n            note: long.\n    """\n\n'
+        "    def __init__(self, path: str) -> None: ...\n"
+    )
+    (said,) = HOUSE.main(planted)
+    assert said == "agent/ipc/client.py: Client documents 'socket', and has no such parameter"
+
+
 def test_an_exception_that_is_needed_no_more_is_refused(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ class Poller:
             post: takes the events.
             clock: the clock of the polls.
             rng: spreads the waits after a failure.
-            chorus: the health that this source shares with the other sources of the same service.
+            common_health: the health that this source shares with the other sources of the same service.
             count: the agent's count of polls.
         """
         self._source = source

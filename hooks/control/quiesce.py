@@ -46,7 +46,7 @@ class Quiescence:
         state: the state to save.
         listener: reports to the agent.
         ending: returns whether training is over, so that an unfinished step will reach no boundary.
-        assembly: the other ranks; None for a job of one process.
+        coordinator: the other ranks; None for a job of one process.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class SaveRequests:
         checkpointer: writes the checkpoints.
         clock: the clock.
         released: called when a notice is void, or the process has outlived it, and training goes on.
-        assembly: the other ranks; None for a job of one process. With other ranks, each save begins with a call that all of
+        coordinator: the other ranks; None for a job of one process. With other ranks, each save begins with a call that all of
             them read, and has that call's number (epoch).
     """
 
@@ -118,7 +118,7 @@ class SaveRequests:
         """Save for a notice. Every other save gives way. A known deadline only moves earlier.
 
         Args:
-            alarm: the notice.
+            preemption: the notice.
             epoch: the number of the ranks' call. In a job of several ranks, a notice without a call only moves deadlines: the
                 save begins with the call.
             at_boundary: save at a parked boundary only.

@@ -49,7 +49,7 @@ class Saver(SaveRequests):
         listener: reports each save to the agent.
         released: called when a notice is void, or the process has outlived it, and training goes on.
         saved: called with each checkpoint that no notice asked for.
-        assembly: the other ranks; None for a job of one process.
+        coordinator: the other ranks; None for a job of one process.
     """
 
     def __init__(

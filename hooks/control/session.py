@@ -158,12 +158,12 @@ class AgentMessages:
 
     Args:
         saver: saves for a notice.
-        cadence: the schedule of background checkpoints.
+        schedule: the schedule of background checkpoints.
         report: confirms to the agent that a notice was delivered.
         clock: the clock.
         leave: ends training with an exit code.
         renew: has the next save refer to no object of an earlier one.
-        ranks: the other ranks of this job, which get each notice too; None for a job of one process.
+        coordinator: the other ranks of this job, which get each notice too; None for a job of one process.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class ShardWriter:
 
         Args:
             moved: called after each object's bytes were read. It returns "" or what has moved since the boundary.
-            draft: the objects that an earlier part of this save has put. `write` notes each new object in it, even if it raises.
+            write_progress: the objects that an earlier part of this save has put. `write` notes each new object in it, even if it raises.
             fill: reads the bytes of an object, if they do not come from the tensors.
 
         Raises:

@@ -386,7 +386,7 @@ class State:
         This reads every byte of them.
 
         Args:
-            leaves: the state tensors as they were collected, or copies of them.
+            state_tensors: the state tensors as they were collected, or copies of them.
             look: called before each 64 MiB. If it raises, the reading ends with its exception.
         """
         return digests(state_tensors, self._ranks.rank, look)

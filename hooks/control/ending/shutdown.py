@@ -26,7 +26,7 @@ class ProcessShutdown:
     Args:
         saver: takes the save requests.
         agent: this process's connection to the agent.
-        ranks: the other ranks; None for a job of one process.
+        coordinator: the other ranks; None for a job of one process.
         leave: ends training with an exit code.
     """
 

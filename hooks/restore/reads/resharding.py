@@ -110,7 +110,7 @@ def parts_of(whole: Coverage, tensor: MergedTensor, state_tensor: StateTensor) -
     Args:
         whole: the coverage of the checkpoint.
         tensor: the tensor as the manifests describe it.
-        leaf: the memory, with its place in the tensor.
+        state_tensor: the memory, with its place in the tensor.
 
     Raises:
         CheckpointError: the chunks do not fill the memory.

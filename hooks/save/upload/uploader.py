@@ -110,7 +110,7 @@ class Uploader(Generic[B]):
         """Begin to put the missing objects of these tiers, and return the handle to wait for them.
 
         Args:
-            draft: the objects that an earlier part of this save has put. The workers note each new object in it.
+            write_progress: the objects that an earlier part of this save has put. The workers note each new object in it.
             fill: writes the bytes of an object into a worker's buffer.
             moved: called after each `fill`. It returns "" or what has moved since the boundary.
 

@@ -77,7 +77,7 @@ class Reference:
         """Return a description of the edit since the boundary; "" if all bytes are unchanged.
 
         Args:
-            leaves: the state tensors as they were collected at that boundary, or copies of them.
+            state_tensors: the state tensors as they were collected at that boundary, or copies of them.
             pause: waits for a number of seconds; called with 0 before each 64 MiB.
 
         Raises:
@@ -196,7 +196,7 @@ class Audit:
         If their total size changed, the early boundaries begin again, so that slices soon cover all bytes.
 
         Args:
-            leaves: the state tensors. The audit skips those that are copies of ours.
+            state_tensors: the state tensors. The audit skips those that are copies of ours.
             live: the tensors that a save reads in place.
         """
         memory = {tensor.untyped_storage().data_ptr() for tensor in live if not unreadable(tensor)}

@@ -56,7 +56,7 @@ def digests(
     """Return the CRC32 of each tensor that other ranks hold too, by its name and its offsets. This reads every byte of them.
 
     Args:
-        leaves: the state tensors, or copies of them.
+        state_tensors: the state tensors, or copies of them.
         rank: this process's rank.
         look: called before each 64 MiB. If it raises, the reading ends with its exception.
     """
