@@ -18,8 +18,8 @@ from ..checkpoint.format.dtypes import dtype_name
 from ..checkpoint.format.manifest import named
 from ..state.sharding.fingerprint import crc_of
 from ..state.tensor_item import StateTensor
-from .agree_on import of_all
 from .channel import Channel
+from .collective_results import results_of_all_ranks
 
 log = logging.getLogger("spotguard")
 
@@ -74,14 +74,16 @@ def refuse_namesakes(channel: Channel, collect: Callable[[], Sequence[StateTenso
         shared.extend(state_tensor for state_tensor in collect() if state_tensor.group)
         return [*{state_tensor.group for state_tensor in shared}]
 
-    of_ranks = of_all(channel, lie_on)
+    of_ranks = results_of_all_ranks(channel, lie_on)
     groups = {tuple(group) for each in of_ranks for group in each}
     if len(groups) < 2:
         return  # nearly always: all shared tensors are on the same ranks
     first = {
         state_tensor.name: state_tensor for state_tensor in shared if state_tensor.group[0] == channel.rank
     }
-    of_ranks = of_all(channel, lambda: {name: _said(state_tensor) for name, state_tensor in first.items()})
+    of_ranks = results_of_all_ranks(
+        channel, lambda: {name: _said(state_tensor) for name, state_tensor in first.items()}
+    )
     pairs = [*namesakes([_read(message) for message in of_ranks])]
     for pair in pairs:
         if not pair.alike:
@@ -110,8 +112,8 @@ def _compare(channel: Channel, first: Mapping[str, StateTensor], pairs: Sequence
         StateError: two namesakes have different values.
     """
     read = {pair.name for pair in pairs[:_READ]}
-    # Reading bytes may fail for want of memory, so it runs inside `of_all`.
-    checksums = of_all(
+    # Reading bytes may fail for want of memory, so it runs inside `results_of_all_ranks`.
+    checksums = results_of_all_ranks(
         channel,
         lambda: {n: [x.offsets, [*x.tensor.shape], crc_of(x.tensor)] for n, x in first.items() if n in read},
     )

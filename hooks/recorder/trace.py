@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from ..state.device.captures import capturing
+from ..state.device.cuda_graphs import capturing
 from . import checksums
 from .plan import Place
 

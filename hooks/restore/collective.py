@@ -25,8 +25,15 @@ from ...providers.errors import (
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import ReadableStore, WholeCheckpoint, examine, scan
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from ..consensus.agree_on import PATIENCE, as_our_error, as_verdict, error_of, of_all, of_the_first
 from ..consensus.channel import Channel
+from ..consensus.collective_results import (
+    PATIENCE,
+    as_our_error,
+    as_verdict,
+    error_of,
+    result_of_first_rank,
+    results_of_all_ranks,
+)
 from ..consensus.stores.connection import StoreSilent
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
@@ -76,7 +83,7 @@ def see_the_same(channel: Channel, options: Mapping[str, str]) -> None:
         UsageError: two ranks have different values.
         SpotguardError: the error of a rank that called `cannot_begin`.
     """
-    of_ranks = of_all(channel, lambda: dict(options))
+    of_ranks = results_of_all_ranks(channel, lambda: dict(options))
     for rank, theirs in enumerate(of_ranks):
         for name, value in theirs.items():
             if value != (first := of_ranks[0].get(name)):
@@ -108,7 +115,7 @@ def restore_together(
     with _shelf(channel, store) as shelf:
         pick = _Pick(shelf, run_id, choice, damages)
         while True:
-            picked = of_the_first(channel, pick.next)
+            picked = result_of_first_rank(channel, pick.next)
             if picked == _AGAIN:
                 continue
             first, *stand_ins = picked.split(" ")
@@ -119,7 +126,7 @@ def restore_together(
                 if (
                     choice.step is None
                     and not must
-                    and of_the_first(channel, lambda: int(damages.forgiven(state.poisoned)))
+                    and result_of_first_rank(channel, lambda: int(damages.forgiven(state.poisoned)))
                 ):
                     return Restored(0, None)
                 return none_left(store, run_id, choice.step, must, failed)

@@ -21,7 +21,7 @@ log = logging.getLogger("spotguard")
 
 #: Seconds after a save's deadline in which its last request may still arrive.
 _GRACE = 5.0
-#: The longest wait in seconds. The other ranks wait for the first one up to `agree_on.PATIENCE`.
+#: The longest wait in seconds. The other ranks wait for the first one up to `collective_results.PATIENCE`.
 _MOST = 240.0
 #: Seconds between two listings: the first number, doubled each time up to the second.
 _FIRST, _PAUSE = 0.25, 2.0

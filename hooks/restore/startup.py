@@ -24,8 +24,8 @@ from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
 from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.store_probe import probe
-from ..consensus.agree_on import of_all, of_the_first
 from ..consensus.channel import Channel
+from ..consensus.collective_results import result_of_first_rank, results_of_all_ranks
 from ..consensus.shared_names import refuse_namesakes
 from ..consensus.topology import booted, machine_names, this_machine
 from ..ipc.failure_classes import (
@@ -97,7 +97,7 @@ class Startup:
             return [{kind: count for kind, (_, count) in self._rules.items()}, self.skip_until]
 
         # Each machine's agent decides by itself, so one may know more than the others.
-        for counts, skip in [ask()] if self._channel is None else of_all(self._channel, ask):
+        for counts, skip in [ask()] if self._channel is None else results_of_all_ranks(self._channel, ask):
             self.failures = larger_counts(self.failures, counts_of(counts))
             self.skip_until = max(self.skip_until, int(skip))
 
@@ -151,7 +151,7 @@ class Startup:
         )
 
     def _ask(self, what: Callable[[], _T]) -> _T:
-        return what() if self._channel is None else of_the_first(self._channel, what)
+        return what() if self._channel is None else result_of_first_rank(self._channel, what)
 
     def _patient(self, then: str) -> RetryingStore:
         return RetryingStore(self._store, self._clock, then)

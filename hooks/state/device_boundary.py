@@ -10,8 +10,8 @@ of the step before the one that hangs:
 Tensors on devices have the bytes of boundary k, until the device begins the optimizer's step. What the host keeps has gone on.
 So the values that boundaries copy are kept for two boundaries, with the bytes of tensors in host memory (Adam's step counts).
 
-The device's events order this (`Fence`). Copies that were complete before the event in front of the optimizer's step was reached
-hold nothing of that step. That event is recorded only if no version shows an earlier change.
+The host records an event in front of each optimizer's step (`Fence`). A copy that is complete before the device reaches it is of
+boundary k. If a tensor's version counter shows an earlier change, no event is recorded, and the boundary is not used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HostState(Protocol):
 class KeptBoundary:
     """What the host had at one boundary."""
 
-    #: `State.taken` at that boundary.
+    #: The number of that boundary, as `State.taken` counts them.
     taken: int
     #: The values that each part has copied.
     copies: Sequence[Any]
@@ -67,13 +67,16 @@ class KeptBoundary:
 
 
 class TensorsInPlace:
-    """The tensors that a save reads in place: copies of those in host memory, and the addresses of all.
+    """The tensors that a save reads in place: copies of those in host memory, and the addresses of all."""
 
-    Raises:
-        ValueError: the copies would be too large, or the next one would overwrite them.
-    """
+    def __init__(self, tensors: Sequence[torch.Tensor], copies: BoundaryCopies) -> None:
+        self.copies = copies
+        self._tensors = tensors
+        self._addresses = self._now()
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> TensorsInPlace | None:
+        """Return these tensors; None if the copies would be too large, or the next one would overwrite them."""
         there = [each for each in tensors if on_host(each) and each.numel() and not unreadable(each)]
         addresses = {each.data_ptr() for each in there}
         if (
@@ -81,12 +84,9 @@ class TensorsInPlace:
             or len(addresses) < len(there)  # two of them begin at one address
             or any(each.is_pinned() for each in there)  # a device may fill it later
         ):
-            raise ValueError("the tensors in host memory cannot be kept twice")
-        self.copies = BoundaryCopies(there)
-        if self.copies.overwrites:
-            raise ValueError("torch copies a tensor in host memory, over its last copy")
-        self._tensors = tensors
-        self._addresses = self._now()
+            return None
+        copies = BoundaryCopies(there)
+        return None if copies.overwrites else cls(tensors, copies)
 
     def _now(self) -> list[int]:
         return [0 if unreadable(each) else each.data_ptr() for each in self._tensors]
@@ -115,11 +115,7 @@ class KeptBoundaries:
         """Keep what the host has at this boundary. After the parts' copies; `ended` follows."""
         self._before, self._last = self._last, None
         if self._followed:
-            tensors, self._followed = self._followed, ()
-            try:
-                self._in_place = TensorsInPlace(tensors)
-            except ValueError:
-                return
+            self._in_place, self._followed = TensorsInPlace.of(self._followed), ()
         in_place = self._in_place
         if in_place is None or not in_place.copies.stand():
             return
@@ -174,7 +170,7 @@ class DeviceBoundary:
         return self._state.environment
 
     def digests(
-        self, state_tensors: Iterable[StateTensor], look: Callable[[], object] = int
+        self, state_tensors: Iterable[StateTensor], look: Callable[[], object] = lambda: None
     ) -> dict[str, int]:
         return self._state.digests(state_tensors, look)
 

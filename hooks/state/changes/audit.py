@@ -23,7 +23,7 @@ import torch
 from ....providers.errors import CheckpointError
 from ...checkpoint.format.crc import combine
 from ...checkpoint.format.manifest import TensorEntry
-from ..device.captures import capturing
+from ..device.cuda_graphs import capturing
 from ..device.events import Fence
 from ..memory_access import unreadable
 from ..tensor_item import StateTensor

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .captures import capturing
+from .cuda_graphs import capturing
 from .streams import HOST, backend, new_stream, under
 
 #: Seconds between two queries of an event. A host-side wait for an event could not be cancelled.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .captures import work_beside_captures
+from .cuda_graphs import work_beside_captures
 
 log = logging.getLogger("spotguard")
 

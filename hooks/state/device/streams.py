@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .captures import work_beside_captures
+from .cuda_graphs import work_beside_captures
 
 #: Device types without kernels.
 HOST = ("cpu", "meta")

@@ -19,8 +19,8 @@ from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_pr
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.saving import put_saving
-from spotguard.hooks.consensus.agree_on import of_the_first
 from spotguard.hooks.consensus.channel import Channel
+from spotguard.hooks.consensus.collective_results import result_of_first_rank
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.collective import cannot_begin, restore_together, see_the_same
@@ -227,7 +227,7 @@ def test_what_ends_the_first_rank_for_all_is_said_to_all() -> None:
     def ask() -> int:
         raise error
 
-    first, second = both(lambda c: of_the_first(c, ask), lambda c: of_the_first(c, ask))
+    first, second = both(lambda c: result_of_first_rank(c, ask), lambda c: result_of_first_rank(c, ask))
     assert first is error
     assert isinstance(second, StateError)
     assert str(second) == "rank 0: MemoryError: no more"

@@ -43,7 +43,7 @@ _ERRORS: dict[str, type[SpotguardError]] = {
 _T = TypeVar("_T", int, str)
 
 
-def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
+def result_of_first_rank(channel: Channel, ask: Callable[[], _T]) -> _T:
     """Call `ask` on the first rank and return its result on all ranks. If it fails, all ranks raise its error."""
     mine: bytes | None = None
     error: Exception | None = None
@@ -58,7 +58,7 @@ def of_the_first(channel: Channel, ask: Callable[[], _T]) -> _T:
     return got
 
 
-def of_all(channel: Channel, ask: Callable[[], object]) -> list[Any]:
+def results_of_all_ranks(channel: Channel, ask: Callable[[], object]) -> list[Any]:
     """Call `ask` on every rank and return all results, as JSON decodes them, in the order of ranks.
 
     If it fails on one rank, that rank raises the original exception. The others raise the error that it has sent.
