@@ -195,12 +195,17 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class ExcludeMachine:
-    """Keep the job from the machine that failed: name it in `--exclude-file`, and label its Kubernetes node."""
+    """Keep the job from the machine that failed: name it in `--exclude-file`.
+
+    If its hardware is broken, label its Kubernetes node, too.
+    """
 
     #: Its name as the other machines know it; "": this machine.
     machine: str = ""
     #: The class of the failure.
     kind: str = "unknown"
+    #: The error itself names broken hardware. The label of a node concerns all jobs, and stays until a person removes it.
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,7 +314,7 @@ class Agent:
                 self._alerts.tell(action.kind, action.facts)
         elif isinstance(action, ExcludeMachine):
             for exclusion in self._exclusions:
-                exclusion.add(action.machine, action.kind)
+                exclusion.add(action.machine, action.kind, broken=action.broken)
         elif isinstance(action, Acknowledge):
             for watch in self._watches:
                 watch.acknowledge(action.notice_id)

@@ -75,7 +75,7 @@ class Policy:
     recover: Mapping[str, RecoveryRule] = field(default_factory=dict)
     #: Whoever starts the job again reads which machines to exclude (`--exclude-file`).
     excludes: bool = False
-    #: The Kubernetes node of this pod that is labelled where the machine failed (`NODE_NAME`); "" for none.
+    #: The Kubernetes node of this pod, which is labelled if its hardware is broken (`NODE_NAME`); "" for none.
     node: str = ""
     #: The command is a launcher that starts its ranks again after a failure of one (`torchrun --max-restarts`).
     launcher_restarts: bool = False

@@ -23,7 +23,7 @@ _NODE = "SLURMD_NODENAME"
 class Exclusion(Protocol):
     """Protocol of an `ExcludeFile` and of a `NodeLabel`: a way to keep the job from the machine that failed."""
 
-    def add(self, machine: str, kind: str) -> None: ...
+    def add(self, machine: str, kind: str, *, broken: bool) -> None: ...
 
     def close(self) -> None: ...
 
@@ -41,7 +41,7 @@ class ExcludeFile:
         self._machine = env.get(_NODE) or os.uname().nodename
         self._writer: threading.Thread | None = None
 
-    def add(self, machine: str, kind: str) -> None:
+    def add(self, machine: str, kind: str, *, broken: bool = False) -> None:
         """Append the name of a machine, "" for this one, in a thread. Never blocks."""
         self._machine = machine or self._machine
         self._writer = threading.Thread(target=self._append, name="spotguard-exclude-file", daemon=True)

@@ -53,14 +53,18 @@ class NodeLabel:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, machine: str, kind: str) -> None:
+    def add(self, machine: str, kind: str, *, broken: bool) -> None:
         """Begin to set the label. Returns at once. The node of another machine is not known, so its label stays.
+
+        The label stays until a person removes it, and concerns all jobs. So a failure that a program or a file system can cause on
+        every machine sets none.
 
         Args:
             machine: the machine that failed; "": this one.
             kind: the class of the failure.
+            broken: whether the error itself names broken hardware.
         """
-        if machine or self._process is not None:
+        if machine or not broken or self._process is not None:
             return
         given = {"node": self._node, "value": kind, "env": self._server, "mount": MOUNT}
         try:

@@ -16,6 +16,13 @@ RECOVERED = "SPOTGUARD_FAILURES"
 SKIP_STEPS = "SPOTGUARD_SKIP_STEPS"
 #: The beginning of a notice's id by which a run that stands still leaves its machine (`--recover stall=leave`).
 LEAVES_FOR_STALL = "leave-stall"
+#: Texts of errors that only broken hardware or its driver makes: CUDA's errors 214 and 220, the kernel driver's log, NVML's return
+#: codes. Most errors of CUDA are none of them: a wrong build of the program makes `CUDA error: no kernel image is available` on
+#: every machine, and a lost GPU may be an `unspecified launch failure`, as a bad index in a kernel is.
+HARDWARE_TEXTS = (
+    r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|NVRM: Xid|Xid \(PCI|GPU is lost|"
+    r"(?:could ?n[o']t|cannot|failed to) communicate with the NVIDIA driver|NVML: Driver Not Loaded"
+)
 #: No count that is real is larger.
 _LARGEST = 10**9
 
@@ -105,6 +112,16 @@ CLASSES = {
 
 #: All classes of failures: those of errors, a death by a signal, and training that stands still.
 FAILURES = (*CLASSES, "killed", "stall")
+
+
+def is_broken_hardware(kind: str, message: str) -> bool:
+    """Return whether an error itself is evidence that its machine is broken, and not only that a program met an error there.
+
+    Args:
+        kind: the error's class.
+        message: the error's message.
+    """
+    return kind == "gpu" and re.search(HARDWARE_TEXTS, message, re.IGNORECASE) is not None
 
 
 def rules_text(rules: Mapping[str, tuple[str, int]]) -> str:

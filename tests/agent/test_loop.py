@@ -109,18 +109,20 @@ def test_a_machine_that_is_left_is_named_before_the_exit(options: Options, tmp_p
 def test_the_node_of_a_machine_that_is_left_is_labelled_before_the_exit(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a pod: the Job makes the next one soon after the exit."""
+    """In a pod: the Job makes the next one soon after the exit. An error that a program can make labels nothing."""
     pytest.importorskip("cryptography")
-    rules = recover("--recover", "killed=leave")
-    kills = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    rules = recover("--recover", "gpu=leave")
+    fails = 'hook.say(TrainingFailed("gpu", "RuntimeError", "CUDA error: {}", "t.py:1", "forward", "f", 7)); sys.exit(1)'
+    of_program, of_hardware = "device-side assert triggered", "uncorrectable ECC error encountered"
     with ApiServer(tmp_path, "n7") as server:
         monkeypatch.setattr(node_label, "MOUNT", str(server.account))
         for name, value in {**server.env, "NODE_NAME": "n7"}.items():
             monkeypatch.setenv(name, value)
         assert app.run(replace(options, recover=rules), ["false"]) == 1
+        assert app.run(replace(options, recover=rules), training(fails.format(of_program))) == 75
         assert server.requests == []
-        assert app.run(replace(options, recover=rules), kills) == 75
-        assert server.labels("n7") == {"kubernetes.io/os": "linux", node_label.LABEL: "killed"}
+        assert app.run(replace(options, recover=rules), training(fails.format(of_hardware))) == 75
+        assert server.labels("n7") == {"kubernetes.io/os": "linux", node_label.LABEL: "gpu"}
 
 
 def test_notice_commit_leave_75(options: Options) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from ....hooks.ipc.failure_classes import is_broken_hardware
 from ....providers.notice import NoticeKind
 from ....providers.text import span
 from ...actions import Incident, Rest
@@ -214,7 +215,10 @@ class RestartPolicy:
         if decision.action is RecoveryAction.LEAVE:
             kind = "unknown" if cause is None else cause.kind
             # A rank that has lost another one is not on the machine that failed.
-            exclude(self._turn, decision.why, kind, None if kind == "peer-lost" else "")
+            machine = None if kind == "peer-lost" else ""
+            error = None if cause is None else cause.error
+            broken = error is not None and is_broken_hardware(kind, error.message)
+            exclude(self._turn, decision.why, kind, machine, broken=broken)
         elif decision.action is RecoveryAction.STOP and decision.why:
             self._turn.log(decision.why, logging.ERROR)
         return decision

@@ -155,27 +155,32 @@ class Standstill:
         self._delivery.start(Preemption(notice, self._turn.now, self._turn.policy.reserve), stall.held)
 
 
-def exclude(turn: Turn, why: str, kind: str, machine: str | None) -> None:
+def exclude(turn: Turn, why: str, kind: str, machine: str | None, *, broken: bool = False) -> None:
     """Log how the job goes on without the machine that failed, and name it for whoever starts the job again.
 
     Args:
         why: the rule by which this machine is left.
         kind: the class of the failure.
         machine: the machine that failed; "": this one; None: it is not known here.
+        broken: whether the error itself names broken hardware. Training that stands still is no such evidence: on a file system that
+            hangs, ranks of every machine wait for no other rank.
     """
     policy = turn.policy
+    labels = policy.node and machine == "" and broken
     goes_on = f"{why}: exit code {policy.exit_code}, so that the job goes on elsewhere"
     if machine is None:
         then = "the machine that failed is not known here: exclude it in your scheduler"
-    elif policy.excludes or (policy.node and not machine):
+    elif policy.excludes or labels:
         named = f"{machine or 'this machine'} is named in --exclude-file"
         labelled = f"node {policy.node} is labelled, if the cluster permits it"
-        ways = (policy.excludes, named), (policy.node and not machine, labelled)
+        ways = (policy.excludes, named), (labels, labelled)
         then = ", and ".join(text for used, text in ways if used)
-        turn.do(ExcludeMachine(machine, kind))
+        turn.do(ExcludeMachine(machine, kind, broken))
     else:
         then = (
             f"exclude {machine or 'this machine'} in your scheduler (Slurm, once the job waits again: scontrol update "
             "JobId=ID ExcNodeList=NODE)"
         )
+    if policy.node and machine == "" and not broken:
+        then += f"; node {policy.node} is not labelled, because nothing shows that its hardware is broken"
     turn.log(f"{goes_on}; {then}", logging.ERROR)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ....providers.redaction import redacted
-from ..failure_classes import CLASSES, FailureClass
+from ..failure_classes import CLASSES, HARDWARE_TEXTS, FailureClass
 from ..messages import TrainingFailed
 from .progress import line_of, of_library, phase_of
 
@@ -47,7 +47,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     ),
     (
         "gpu",
-        r"CUDA error: |uncorrectable ECC|fallen off the bus|cuDNN error|CUBLAS_STATUS_EXECUTION_FAILED|device-side assert",
+        rf"CUDA error: |cuDNN error|CUBLAS_STATUS_EXECUTION_FAILED|device-side assert|{HARDWARE_TEXTS}",
     ),
     ("disk-full", r"No space left on device|Disk quota exceeded"),
 )

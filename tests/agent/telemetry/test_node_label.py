@@ -24,7 +24,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 
 def test_the_node_is_labelled_before_the_end(server: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
     label = NodeLabel("n7", server.env)
-    label.add("", "gpu")
+    label.add("", "gpu", broken=True)
     label.close()
     assert server.labels("n7")[LABEL] == "gpu"
     (record,) = caplog.records
@@ -36,8 +36,8 @@ def test_a_refusal_is_logged_once_with_the_role_and_the_command_that_helps(
 ) -> None:
     server.permits = False
     label = NodeLabel("n7", server.env)
-    label.add("", "gpu")
-    label.add("", "stall")  # the run is leaving already
+    label.add("", "gpu", broken=True)
+    label.add("", "stall", broken=True)  # the run is leaving already
     label.close()
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -51,15 +51,18 @@ def test_the_end_waits_no_longer_for_a_server_that_is_silent(
 ) -> None:
     server.silent.set()
     label = NodeLabel("n7", server.env, patience=0.0)
-    label.add("", "gpu")
+    label.add("", "gpu", broken=True)
     label.close()
     assert "did not answer in" in caplog.text
     assert LABEL not in server.labels("n7")
 
 
-def test_the_failure_of_another_machine_labels_nothing(server: ApiServer) -> None:
+@pytest.mark.parametrize(("machine", "broken"), [("node2", True), ("", False)])
+def test_the_failure_of_another_machine_or_of_no_hardware_labels_nothing(
+    server: ApiServer, machine: str, broken: bool
+) -> None:
     label = NodeLabel("n7", server.env)
-    label.add("node2", "stall")
+    label.add(machine, "gpu", broken=broken)
     label.close()
     assert server.requests == []
 

@@ -18,12 +18,12 @@ def job(rules: str, max_restarts: int = 0, **policy: Any) -> Story:
     return Story(recover=recover("--recover", rules), max_restarts=max_restarts, **policy)
 
 
-def fails(story: Story, kind: str, step: int = 1) -> None:
+def fails(story: Story, kind: str, step: int = 1, message: str = "m") -> None:
     session = story.opens(story.pid)
     if kind == "killed":
         story.ends(-signal.SIGKILL)
         return
-    story.says(session, TrainingFailed(kind, "E", "m", "x", "other", "f", step, stays=kind == "data"))
+    story.says(session, TrainingFailed(kind, "E", message, "x", "other", "f", step, stays=kind == "data"))
     story.ends(1)
 
 
@@ -164,14 +164,41 @@ def test_the_machine_that_is_left_is_named_unless_another_one_failed(
     assert ("not known here" in text) == (not excluded)
 
 
+BROKEN = "CUDA error: uncorrectable ECC error encountered"
+
+
 def test_the_node_of_a_pod_is_labelled_by_the_class_of_the_failure() -> None:
     """In Kubernetes nobody reads a file."""
     story = Story(recover=recover("--recover", "gpu=leave"), node="n7")
-    fails(story, "gpu")
-    assert (story.all(ExcludeMachine), story.code) == ([ExcludeMachine("", "gpu")], 75)
+    fails(story, "gpu", message=BROKEN)
+    assert (story.all(ExcludeMachine), story.code) == ([ExcludeMachine("", "gpu", broken=True)], 75)
     text = next(each.text for each in story.all(Log) if "goes on elsewhere" in each.text)
     assert "node n7 is labelled" in text
     assert "exclude-file" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("gpu", "CUDA error: device-side assert triggered"),
+        ("gpu", "CUDA error: no kernel image is available for execution on the device"),
+        ("gpu", "CUDA error: invalid configuration argument"),
+        ("gpu", "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        ("program", BROKEN),
+        ("killed", ""),
+    ],
+)
+@pytest.mark.parametrize("excludes", [True, False])
+def test_what_a_program_can_cause_on_every_machine_labels_no_node(
+    kind: str, message: str, excludes: bool
+) -> None:
+    """Each agent decides alone: a wrong build would label all nodes of the job until a person acts."""
+    story = Story(recover=recover("--recover", f"{kind}=leave"), node="n7", excludes=excludes)
+    fails(story, kind, message=message)
+    assert story.all(ExcludeMachine) == [ExcludeMachine("", kind)] * excludes
+    text = next(each.text for each in story.all(Log) if "goes on elsewhere" in each.text)
+    assert "node n7 is not labelled" in text
+    assert story.code == 75
 
 
 @pytest.mark.parametrize("rule", ["gpu=stop", "gpu=restart", "network=leave"])

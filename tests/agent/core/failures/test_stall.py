@@ -531,6 +531,17 @@ def test_a_stall_of_a_job_of_one_machine_is_of_that_machine() -> None:
     assert run.story.all(ExcludeMachine) == [ExcludeMachine("", "stall")]
 
 
+def test_a_stall_labels_no_node() -> None:
+    """On a file system that hangs, ranks of every machine wait for no other rank, and each agent decides alone."""
+    run = beside(recover=recover("--recover", "stall=leave"), node="n7", stall_first=LEAST)
+    run.stands(LEAST + 2, "data", "data")
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.stands(LEAST + 2, "data", "data")
+    assert run.story.all(ExcludeMachine) == []
+    assert any("node n7 is not labelled" in each.text for each in run.story.all(Log))
+
+
 def ends_after_commits(run: Run) -> None:
     for rank in run.ranks:
         run.story.commits(rank, run.step)

@@ -119,6 +119,7 @@ def test_a_worker_that_is_killed_is_named() -> None:
         ),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "gpu"),
         (RuntimeError("CUDA error: device-side assert triggered"), "gpu"),
+        (RuntimeError("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost."), "gpu"),
         (ConnectionRefusedError("[Errno 111] Connection refused"), "network"),
         (TypeError("unsupported operand"), "program"),
         (ValueError("the information is in the finance table"), "program"),
