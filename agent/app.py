@@ -238,6 +238,7 @@ def _alerts(
     begin = {
         "run_id": options.run_id or path.stem,
         "command": "agent" if service else "run",
+        "socket": str(path),
         "store": options.store,
         "stage": options.stage,
         "rules": options.rules,

@@ -11,16 +11,16 @@ import json
 import os
 import socket
 import struct
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .channel import Channel
-
 if TYPE_CHECKING:
     from ..state.state import State
+    from .channel import Channel
 
 #: `ioctl_netdevice(7)`: an interface's IPv4 address, in bytes 20 to 24 of its `ifreq`.
 _SIOCGIFADDR = 0x8915
@@ -69,6 +69,16 @@ def machine_names(tokens: Sequence[str]) -> list[str]:
     """Return the names of machines for people, of the first few: an attempt's record keeps them."""
     hosts = [Host.decode(token) for token in tokens[:_NAMED]]
     return [host.names[0] for host in hosts if host.names]
+
+
+def machine_id(host: Host) -> str:
+    """Return a short word for a machine that no other machine of a job has: 8 digits for its boot, `-`, and 8 for its agent's place.
+
+    A host name is none: a pod may keep its name on another node, and get a new one on the same node.
+    """
+    boot, _, place = host.id.partition(" ")
+    boot = boot or "".join(host.names[:1])
+    return f"{zlib.crc32(boot.encode()):08x}-{zlib.crc32(place.encode()):08x}"
 
 
 def booted(now: float) -> int | None:

@@ -27,7 +27,7 @@ from ..checkpoint.store_probe import probe
 from ..consensus.channel import Channel
 from ..consensus.collective_results import result_of_first_rank, results_of_all_ranks
 from ..consensus.shared_names import refuse_namesakes
-from ..consensus.topology import booted, machine_names, this_machine
+from ..consensus.topology import Host, booted, machine_id, machine_names, this_machine
 from ..ipc.failure_classes import (
     CLASSES,
     LEAVES_FOR_STALL,
@@ -110,10 +110,13 @@ class Startup:
         command = redacted(sys.orig_argv)  # every reader of the store can read it, at any later time
         info = {"pid": os.getpid(), "command": command, "launchers": launchers(os.environ)}
         here = (
-            [this_machine("").encode()] if self._channel is None else [*dict.fromkeys(self._channel.machines)]
+            [this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode()]
+            if self._channel is None
+            else [*dict.fromkeys(self._channel.machines)]
         )
         info |= {
             "machines": machine_names(here),
+            "machine_ids": [machine_id(Host.decode(each)) for each in here],
             "machine_count": len(here),
             "up": booted(self._clock.time()),
         }

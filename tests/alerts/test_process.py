@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -238,6 +239,30 @@ def test_what_fired_as_the_machine_went_is_resolved_by_the_next_agent_that_train
         assert (begun["status"], ended["status"]) == ("firing", "resolved")
         assert ended["labels"] == begun["labels"]
         assert ended["endsAt"] is not None
+
+
+def test_only_the_agent_of_rank_0_ends_what_a_machine_that_is_gone_has_left(
+    helper: Helper, receiver: Webhook, folder: Path
+) -> None:
+    """At a thousand machines, each would read the records of all."""
+    given: dict[str, Any] = {"webhooks": [receiver.url], "store": folder.as_uri()}
+    first = helper.start(**given)
+    helper.incident("stall", text="rank 0 in data", run_id="gpt")
+    receiver.until(1)
+    eventually(lambda: [*folder.glob("gpt/alerts/*.json")], "it is recorded")
+    first.kill()
+    first.wait()
+    (record,) = folder.glob("gpt/alerts/*.json")
+    time, words, random = record.name[:17], record.name[18:35], record.name[36:]
+    assert re.fullmatch("[0-9a-f]{8}-[0-9a-f]{8}", words)
+    record.rename(record.with_name(f"{time}-00000000-00000000-{random}"))  # of another machine
+    for rank in (1, 0):
+        assert len(receiver.got) == 1
+        helper.start(**given)
+        helper.incident("training", run_id="gpt", rank=rank)
+        assert helper.ended()[0] == 0
+    assert receiver.got[1]["alerts"][0]["status"] == "resolved"
+    assert [*folder.glob("gpt/alerts/*-ended.json")]
 
 
 def test_what_no_receiver_has_taken_has_no_record_and_no_end(

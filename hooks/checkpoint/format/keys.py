@@ -141,6 +141,11 @@ def ended_alert_key(run_id: str, id: str) -> str:
     return f"{run_id}/alerts/{id}-ended.json"
 
 
+def claimed_alert_key(run_id: str, id: str, number: int) -> str:
+    """Return the key of the record that a helper is about to send the end of this alert, as the `number`th one that tries."""
+    return f"{run_id}/alerts/{id}-claimed-{number}.json"
+
+
 def anew_key(run_id: str) -> str:
     """Return the key of the record that says up to which damaged checkpoint `--begin-anew` was spent."""
     return f"{run_id}/begun-anew.json"

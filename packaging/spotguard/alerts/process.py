@@ -26,6 +26,7 @@ from ..agent.config.options import FAILURE_FACTS
 from ..agent.process.memory.kills import DEFAULT, VARIABLE
 from ..agent.process.shell_command import ShellCommand
 from ..agent.telemetry import logs
+from ..hooks.consensus.topology import machine_id, this_machine
 from ..providers.clock import Clock, SystemClock
 from ..providers.text import TEXT, clip
 from .agent_pipes import AgentLines, AgentReports
@@ -49,6 +50,8 @@ log = logging.getLogger("spotguard.agent")
 _TICK = 5.0
 #: Seconds between two messages to Alertmanager about what fires.
 _AGAIN = 60.0
+#: Seconds between two looks at what earlier agents have left open: their incidents last an hour.
+_LOOK_BACK = 3600.0
 #: Seconds at the end: for messages, and for the operator's command, which has as much at any time.
 _LAST_MESSAGES, _OF_COMMAND = 10.0, 60.0
 #: Seconds before a failure whose lines in the kernel's log count as its evidence.
@@ -90,7 +93,8 @@ class AlertProcess:
         ]
         self._records = StoreProcesses(clock)
         #: Alerts that people were sent. A service has no credentials for the stores of its runs.
-        self._sent = SentAlerts(self._origin.host, self._records.start)
+        here = machine_id(this_machine(str(begin.get("socket") or "")))
+        self._sent = SentAlerts(self._origin.host, here, self._records.start)
         self._remembers = begin.get("command") != "agent"
         self._know(self._run_id, begin.get("store"))
         self._accepted: SimpleQueue[Alert] = SimpleQueue()
@@ -100,7 +104,9 @@ class AlertProcess:
 
             receivers = map(Receiver.of, begin["webhooks"])
             self._senders = [
-                AlertSender(receiver, self._origin, clock, self._accept if receiver.for_people else _pass)
+                AlertSender(
+                    receiver, self._origin, clock, self._accept if receiver.for_people else lambda _: None
+                )
                 for receiver in receivers
             ]
         command = begin.get("on_failure")
@@ -110,8 +116,9 @@ class AlertProcess:
         self._findings: Counter[str] = Counter(xid=0, oom=0, disk=0, **{"machine-check": 0})
         self._again_at = clock.monotonic() + _AGAIN
         self._reported: Any = None
-        #: The runs that have trained under this agent.
-        self._trained: set[str] = set()
+        #: The runs that have trained under this agent, and whether their rank 0 has.
+        self._trained: dict[str, bool] = {}
+        self._look_back_at = clock.monotonic() + _LOOK_BACK
         #: Whether the agent has said that it ends.
         self._ends = False
         if self._kernel_log.closed:
@@ -157,21 +164,22 @@ class AlertProcess:
                 self._records.start(job_of(facts, self._clock.time()))
         self._know(str(facts["run_id"]), facts.get("store"))
         if kind == "training":
-            self._end_earlier(str(facts["run_id"]))
+            self._end_earlier(str(facts["run_id"]), facts.get("rank") == 0)
         self._handle(self._evaluation.incident(kind, facts, now))
         self._report()
 
-    def _end_earlier(self, run_id: str) -> None:
-        """End the alerts of an agent before this one, as the run trains for the first time under this one."""
-        if run_id in self._trained:
+    def _end_earlier(self, run_id: str, first: bool) -> None:
+        """End the alerts of agents before this one, as the run, or its rank 0, trains for the first time under this one."""
+        known = self._trained.get(run_id)
+        if known is not None and known >= first:
             return
-        self._trained.add(run_id)
+        self._trained[run_id] = first
         rules = self._evaluation.ended_by("training")
         for sender in self._senders:
-            if rules and not sender.receiver.for_people:
+            if rules and known is None and not sender.receiver.for_people:
                 sender.end_earlier(run_id, rules)
         if self._people:
-            self._sent.end_earlier(run_id, OPPOSITES["training"], self._end_recorded)
+            self._sent.end_earlier(run_id, OPPOSITES["training"], self._end_recorded, every=first)
 
     def _end_recorded(self, records: Iterable[Mapping[str, Any]]) -> None:
         now = self._clock.monotonic()
@@ -202,7 +210,8 @@ class AlertProcess:
         while not self._accepted.empty():
             alert = self._accepted.get()
             plain = as_json(alert, self._origin, lambda at: at + offset)
-            messages.append({**plain, "incident": alert.rule.incident})
+            until = None if alert.until is None else alert.until + offset
+            messages.append({**plain, "incident": alert.rule.incident, "until": until})
         self._sent.sent(messages)
 
     def look(self) -> None:
@@ -220,6 +229,9 @@ class AlertProcess:
         self._handle(self._evaluation.expire(now))
         self._record_sent()
         self._records.busy()
+        if now >= self._look_back_at:
+            self._look_back_at = now + _LOOK_BACK
+            self._sent.look_back()
         if now >= self._again_at:
             self._again_at = now + _AGAIN
             if firing := self._evaluation.firing:
@@ -324,9 +336,6 @@ class AlertProcess:
         if self._command is not None:
             self._command.close()
         self._kernel_log.close()
-
-
-def _pass(_: object) -> None: ...
 
 
 def _local(begin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -31,13 +32,13 @@ class StoreJob:
         module: the module that it runs; it reads the body as JSON from stdin.
         body: plain JSON.
         failure: what a failure means, for the log, with its code.
-        then: takes the JSON that the process has printed; None if it prints nothing.
+        then: takes what the process has printed, the JSON of each line, also if it failed or was killed; None if it prints nothing.
     """
 
     module: str
     body: Mapping[str, Any]
     failure: str
-    then: Callable[[Any], None] | None = None
+    then: Callable[[list[Any]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,52 +59,77 @@ class StoreProcesses:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._running: list[_Running] = []
+        #: Jobs that could not be started, and until when that is tried.
+        self._waiting: list[tuple[StoreJob, float]] = []
 
     def start(self, job: StoreJob) -> None:
-        """Start a process. Never blocks."""
-        # Not a pipe: nobody reads before the end.
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the process has ended
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", job.module],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            process_group=0,
-        )
-        self._running.append(_Running(job, self._clock.monotonic() + PATIENCE, process, output))
+        """Start a process, now or later: a machine out of memory or processes may have some again. Never blocks."""
+        self._begin(job, self._clock.monotonic() + PATIENCE)
+
+    def _begin(self, job: StoreJob, until: float) -> None:
+        try:
+            # Not a pipe: nobody reads before the end.
+            output = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the process has ended
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", job.module],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    process_group=0,
+                )
+            except OSError:
+                output.close()
+                raise
+        except OSError as error:
+            if self._clock.monotonic() < until:
+                self._waiting.append((job, until))
+            else:
+                log.warning("%s cannot be started (%s): %s", sys.executable, error.strerror, job.failure)
+            return
+        self._running.append(_Running(job, until, process, output))
         assert process.stdin is not None
-        with process.stdin as given:
-            given.write(json.dumps(job.body).encode())  # a few KiB: a pipe takes 64
+        # A few KiB: a pipe takes 64. A process that has ended already takes nothing, and its exit code counts.
+        with suppress(BrokenPipeError), process.stdin as given:
+            given.write(json.dumps(job.body).encode())
 
     def busy(self) -> bool:
         """Return whether a process works. One that is out of time is killed, and one that has ended hands over its output."""
-        running, self._running = self._running, []
-        for each in running:
-            if each.process.poll() is not None:
-                self._ended(each)
-            elif self._clock.monotonic() >= each.until:
-                _kill(each)
+        waiting, self._waiting = self._waiting, []
+        for job, until in waiting:
+            self._begin(job, until)
+        for each in [*self._running]:
+            in_time = self._clock.monotonic() < each.until
+            if each.process.poll() is None and in_time:
+                continue
+            self._running.remove(each)
+            if each.process.poll() is None:
+                each.process.kill()
+                each.process.wait()
                 log.warning("the store took more than %.0f s: %s", PATIENCE, each.job.failure)
-            else:
-                self._running.append(each)
-        return bool(self._running)
+            elif each.process.returncode:
+                log.warning("%s", each.job.failure)
+            _hand_over(each)
+        return bool(self._running or self._waiting)
 
     def close(self) -> None:
         """Kill the processes that are left."""
         for each in self._running:
-            _kill(each)
-        self._running = []
-
-    def _ended(self, each: _Running) -> None:
-        with each.output as output:
-            output.seek(0)
-            data = output.read()
-        if each.process.returncode:
-            log.warning("%s", each.job.failure)
-        elif each.job.then is not None:
-            each.job.then(json.loads(data))
+            each.process.kill()
+            each.process.wait()
+            each.output.close()
+        self._running, self._waiting = [], []
 
 
-def _kill(each: _Running) -> None:
-    each.process.kill()
-    each.process.wait()
-    each.output.close()
+def _hand_over(each: _Running) -> None:
+    """Hand over each whole line that the process has printed."""
+    with each.output as output:
+        output.seek(0)
+        lines = output.read().splitlines()
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):  # cut by the kill, or a library's
+            log.warning("%s has printed a line that is no JSON: %s", each.job.module, each.job.failure)
+    if each.job.then is not None and found:
+        each.job.then(found)
