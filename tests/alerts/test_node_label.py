@@ -42,6 +42,7 @@ def test_a_refusal_by_rbac_names_the_role_that_is_missing_and_is_not_tried_again
     why = set_label("n7", "gpu", server.env, server.account)
     assert 'cannot patch resource "nodes"' in why
     assert 'rules: [{apiGroups: [""], resources: [nodes], verbs: [patch]}]' in why
+    assert "its token does not name its node" in why
     assert LABEL not in server.labels("n7")
     assert len(server.requests) == 1
 

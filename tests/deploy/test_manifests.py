@@ -257,13 +257,19 @@ def test_a_job_knows_the_name_of_its_node(name: str) -> None:
 
 
 def test_the_right_to_label_a_node_is_that_of_the_jobs_account_and_of_its_own_node() -> None:
-    role, binding, policy, bound = documents("node-label", None)
+    policy, bound, role, binding = documents("node-label", None)  # a right is not there before its limit
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     (account,) = binding["subjects"]
     assert account["name"] == pod("job", "aws")["serviceAccountName"]
     (condition,) = policy["spec"]["matchConditions"]
     assert f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"' in condition["expression"]
+    own_node, own_label = policy["spec"]["validations"]
+    assert '["authentication.kubernetes.io/node-name"][0] == request.name' in own_node["expression"]
+    assert own_label["expression"].count(f'"{LABEL}"') == 2
+    assert {own_node["reason"], own_label["reason"]} == {
+        "Forbidden"
+    }  # the agent names what is missing at a 403
     assert bound["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 

@@ -31,7 +31,10 @@ _NODE = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 #: Statuses after which the same request may be accepted later: too many requests, and errors of the server.
 _LATER = frozenset({429, 500, 502, 503, 504})
-_ROLE = 'a ClusterRole with rules: [{apiGroups: [""], resources: [nodes], verbs: [patch]}] would let it (spotguard deploy containers node-label)'
+_ROLE = (
+    'a ClusterRole with rules: [{apiGroups: [""], resources: [nodes], verbs: [patch]}] would let it (spotguard deploy containers '
+    "node-label), or its token does not name its node, which takes Kubernetes 1.32"
+)
 
 
 class _NotLabelled(Exception):
