@@ -118,17 +118,31 @@ def test_what_alertmanager_has_of_before_ends_as_it_began() -> None:
 def test_the_end_of_another_agent_s_alert_has_that_alert_s_labels() -> None:
     """A receiver finds by them what it ends. A record may hold anything, so what is no label or severity is none."""
     began = as_json(OF_METRIC, ORIGIN, wall)
-    alert = ended_alert(began, 1200.0)
+    alert = ended_alert(began, 1200.0, wall(1200.0))
     ended = as_json(alert, Origin("new", "other"), wall)
     assert (ended["status"], ended["labels"], ended["summary"]) == (
         "resolved",
         began["labels"],
         began["summary"],
     )
-    odd = ended_alert({"labels": {"severity": "worst", "rank": 3}, "summary": 7}, 1200.0)
+    assert (ended["startsAt"], ended["endsAt"]) == (began["startsAt"], "2026-11-20T10:18:20.000Z")
+    said = Receiver.of("slack:https://x").body([alert], Origin("new", "other"), 1200.0, wall)["text"]
+    assert said.splitlines()[1].startswith(f"resolved {OF_METRIC.rule.name} on {ORIGIN.host}: ")
+    odd = ended_alert({"labels": {"severity": "worst", "rank": 3}, "summary": 7}, 1200.0, wall(1200.0))
     assert (odd.rule.name, odd.rule.severity, odd.labels, odd.summary) == (
         "unknown",
         "info",
         (("rank", "3"),),
         "7",
     )
+
+
+@pytest.mark.parametrize("name", ["<!channel>", "a b", "", "x" * 500])
+def test_a_recorded_name_that_is_no_rule_s_reaches_nobody(name: str) -> None:
+    """Whoever may write to the store could call everybody in the channel."""
+    labels = {"alertname": name, "run_id": "<!here>", "instance": "<!everyone>"}
+    alert = ended_alert({"labels": labels, "summary": "<!channel>", "startsAt": 7}, 1200.0, wall(1200.0))
+    said = Receiver.of("slack:https://x").body([alert], ORIGIN, 1200.0, wall)["text"]
+    assert "resolved unknown on &lt;!everyone&gt;: &lt;!channel&gt;" in said
+    assert "<!" not in said
+    assert alert.began == 1200.0

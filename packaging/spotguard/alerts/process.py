@@ -114,11 +114,10 @@ class AlertProcess:
             ShellCommand("--on-failure", command, clock, lambda: None, outlived=True) if command else None
         )
         self._findings: Counter[str] = Counter(xid=0, oom=0, disk=0, **{"machine-check": 0})
-        self._again_at = clock.monotonic() + _AGAIN
+        self._again_at, self._look_back_at = (clock.monotonic() + each for each in (_AGAIN, _LOOK_BACK))
         self._reported: Any = None
         #: The runs that have trained under this agent, and whether their rank 0 has.
         self._trained: dict[str, bool] = {}
-        self._look_back_at = clock.monotonic() + _LOOK_BACK
         #: Whether the agent has said that it ends.
         self._ends = False
         if self._kernel_log.closed:
@@ -182,8 +181,8 @@ class AlertProcess:
             self._sent.end_earlier(run_id, OPPOSITES["training"], self._end_recorded, every=first)
 
     def _end_recorded(self, records: Iterable[Mapping[str, Any]]) -> None:
-        now = self._clock.monotonic()
-        for alert in [ended_alert(each, now) for each in records]:
+        now, wall = self._clock.monotonic(), self._clock.time()
+        for alert in [ended_alert(each, now, wall) for each in records]:
             log.info("alert %s of an earlier agent is over: %s", alert.rule.name, alert.summary)
             for sender in self._people:
                 sender.offer([alert])

@@ -17,7 +17,7 @@ from ..providers.dates import parse_iso
 from ..providers.redaction import redacted
 from ..providers.text import TEXT, clip
 from .evaluation import Alert
-from .rules import SEVERITIES, Rule
+from .rules import SEVERITIES, Rule, is_rule_name
 
 #: Seconds after which Alertmanager ends an alert that it hears nothing more of: four times the seconds between two messages,
 #: as Prometheus does it.
@@ -159,33 +159,40 @@ def as_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dic
     }
 
 
-def ended_alert(record: Mapping[str, Any], now: float) -> Alert:
+def ended_alert(record: Mapping[str, Any], now: float, wall: float) -> Alert:
     """Return an alert of an earlier agent, as ended, by its record.
 
     Args:
-        record: what `as_json` has made.
+        record: what `as_json` has made. Whoever may write to the store may have written anything.
         now: monotonic seconds of the end.
+        wall: Unix seconds of the end.
     """
     labels = record.get("labels")
     found = labels if isinstance(labels, dict) else {}
     named = {clip(str(name), TEXT): clip(str(value), TEXT) for name, value in found.items()}
     severity = named.pop("severity", SEVERITIES[0])
+    name = named.pop("alertname", "")
     rule = Rule(
-        named.pop("alertname", "unknown"), severity=severity if severity in SEVERITIES else SEVERITIES[0]
+        name if is_rule_name(name) else "unknown",
+        severity=severity if severity in SEVERITIES else SEVERITIES[0],
     )
-    return Alert(rule, tuple(named.items()), clip(str(record.get("summary", "")), 4 * TEXT), now, ended=now)
+    began = parse_iso(record.get("startsAt"))
+    since = now - (wall - began) if began is not None and 0 <= began <= wall else now
+    return Alert(rule, tuple(named.items()), clip(str(record.get("summary", "")), 4 * TEXT), since, ended=now)
 
 
 def _text_of(alerts: Sequence[Alert], origin: Origin) -> str:
-    lines = [_line_of(alert) for alert in alerts[:_SHOWN]]
+    lines = [_line_of(alert, origin) for alert in alerts[:_SHOWN]]
     if len(alerts) > _SHOWN:
         lines.append(f"and {len(alerts) - _SHOWN} more")
     return "\n".join([f"spotguard, run {_slack(origin.run_id)} on {_slack(origin.host)}:", *lines])
 
 
-def _line_of(alert: Alert) -> str:
+def _line_of(alert: Alert, origin: Origin) -> str:
     state = f"*{alert.rule.severity.upper()}*" if alert.ended is None else "resolved"
-    return f"{state} {alert.rule.name}: {_slack(_clean(alert.summary))}"
+    host = labels_of(alert, origin)["instance"]  # of an earlier agent's alert it is another one
+    where = "" if host == origin.host else f" on {_slack(host)}"
+    return f"{state} {_slack(alert.rule.name)}{where}: {_slack(_clean(alert.summary))}"
 
 
 def _slack(text: str) -> str:

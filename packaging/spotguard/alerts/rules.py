@@ -133,6 +133,10 @@ def default_text() -> str:
     return resources.files(__package__).joinpath("defaults.toml").read_text()
 
 
+def is_rule_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 def read_rules(path: str, origin: str = "--rules") -> tuple[Rule, ...]:
     """Return the default rules as the file changes them, and the file's own.
 
@@ -200,7 +204,7 @@ class _Reader:
         )
 
     def _rule(self, name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> Rule | None:
-        if not _NAME.fullmatch(name):
+        if not is_rule_name(name):
             self._refuse(name, "", name, "a name of small letters, digits and -, as in loss-high")
         for key in given:
             if key not in _KEYS:
