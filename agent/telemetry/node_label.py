@@ -101,8 +101,11 @@ class NodeLabel:
         output, _ = process.communicate(given)
         try:
             why = str(json.loads(output)["why"])
-        except (ValueError, KeyError, TypeError):  # it was killed, or has a mistake
-            why = f"the API server did not answer in {self._patience:.0f} s"
+        except (ValueError, KeyError, TypeError):
+            if process.returncode == -signal.SIGKILL:
+                why = f"the API server did not answer in {self._patience:.0f} s"
+            else:
+                why = f"its process has ended with {process.returncode}"
         if why:
             self._failed(kind, why)
         else:
@@ -115,7 +118,7 @@ class NodeLabel:
 
     def _failed(self, kind: str, why: str) -> None:
         logger.error(
-            "node %s is not labelled: %s; until then: kubectl label node %s %s=%s",
+            "node %s is not labelled: %s; until then: kubectl label --overwrite node %s %s=%s",
             self._node,
             clip(why, 4 * TEXT),
             self._node,

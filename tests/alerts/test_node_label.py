@@ -87,6 +87,39 @@ def test_a_pod_without_a_token_is_told_how_to_get_one(server: ApiServer) -> None
     assert server.requests == []
 
 
+@pytest.mark.parametrize(
+    "token", [b"secret-one\nsecret-two", b"secret \xff\xfe", "secret-\u00e9".encode(), b" \n"]
+)
+def test_a_token_that_is_none_is_named_and_not_shown(server: ApiServer, token: bytes) -> None:
+    (server.account / "token").write_bytes(token)
+    why = set_label("n7", "gpu", server.env, server.account)
+    assert why == f"{server.account}/token holds no token: expected one word, as the kubelet writes it"
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("text", ["", "no certificate"])
+def test_an_authority_that_is_none_is_not_taken_for_a_missing_token(server: ApiServer, text: str) -> None:
+    (server.account / "ca.crt").write_text(text)
+    why = set_label("n7", "gpu", server.env, server.account)
+    assert "ca.crt holds no certificates" in why
+    assert "automountServiceAccountToken" not in why
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("port", ["tcp://10.0.0.1:443", "99999", "-1", "\u0663"])
+def test_a_port_that_is_none_is_named(server: ApiServer, port: str) -> None:
+    """A Service named `kubernetes-service` makes the kubelet set it so."""
+    why = set_label("n7", "gpu", {**server.env, "KUBERNETES_SERVICE_PORT": port}, server.account)
+    assert why.startswith(f"KUBERNETES_SERVICE_PORT={port!r} is no port")
+    assert server.requests == []
+
+
+def test_a_host_that_is_none_is_given_up(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_label, "_TRIED_FOR", 0.0)
+    why = set_label("n7", "gpu", {**server.env, "KUBERNETES_SERVICE_HOST": "a..b"}, server.account)
+    assert why == "the API server cannot be reached (UnicodeError)"
+
+
 def test_a_server_that_is_not_there_is_given_up(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_label, "_TRIED_FOR", 0.0)
     env = {**server.env, "KUBERNETES_SERVICE_PORT": "1"}

@@ -71,7 +71,7 @@ def set_label(node: str, value: str, env: Mapping[str, str], mount: Path) -> str
         except _NotLabelled as error:
             if not error.later or time.monotonic() + _APART >= until:
                 return str(error)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # a host may be no name
             if isinstance(error, ssl.SSLCertVerificationError):
                 return "the API server's certificate is not that of the cluster's CA"
             if time.monotonic() + _APART >= until:
@@ -80,15 +80,18 @@ def set_label(node: str, value: str, env: Mapping[str, str], mount: Path) -> str
 
 
 def _patch(node: str, value: str, env: Mapping[str, str], mount: Path) -> None:
+    token, authority = _token(mount / "token"), mount / "ca.crt"
     try:
-        # Read at each try: the kubelet replaces the token before it expires.
-        token = (mount / "token").read_text().strip()
-        context = ssl.create_default_context(cafile=str(mount / "ca.crt"))
-    except OSError as error:
+        context = ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # ssl.SSLError is one, too
         raise _NotLabelled(
-            f"{mount} cannot be read ({error.strerror}): set automountServiceAccountToken: true"
+            f"{authority} holds no certificates ({error.strerror}): the kubelet writes the cluster's CA there"
         ) from None
     port = env.get("KUBERNETES_SERVICE_PORT_HTTPS") or env.get("KUBERNETES_SERVICE_PORT") or "443"
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise _NotLabelled(
+            f"KUBERNETES_SERVICE_PORT={clip(port, TEXT)!r} is no port: a Service named kubernetes-service sets it: enableServiceLinks: false"
+        )
     server = http.client.HTTPSConnection(
         env["KUBERNETES_SERVICE_HOST"], int(port), timeout=_PATIENCE, context=context
     )
@@ -116,6 +119,19 @@ def _patch(node: str, value: str, env: Mapping[str, str], mount: Path) -> None:
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
     if not isinstance(labels, dict) or labels.get(LABEL) != value:
         raise _NotLabelled("the answer is not that of an API server: it has no such label")
+
+
+def _token(path: Path) -> str:
+    """Return the account's token. Read at each try, because the kubelet replaces it before it expires."""
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise _NotLabelled(
+            f"{path} cannot be read ({error.strerror}): set automountServiceAccountToken: true"
+        ) from None
+    if re.fullmatch(rb"[!-~]+", token) is None:  # http.client's error would show it
+        raise _NotLabelled(f"{path} holds no token: expected one word, as the kubelet writes it")
+    return token.decode("ascii")
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_a_refusal_is_logged_once_with_the_role_and_the_command_that_helps(
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert "resources: [nodes], verbs: [patch]" in record.message
-    assert record.message.endswith("kubectl label node n7 spotguard.dev/unhealthy=gpu")
+    assert record.message.endswith("kubectl label --overwrite node n7 spotguard.dev/unhealthy=gpu")
     assert LABEL not in server.labels("n7")
 
 
@@ -55,6 +55,20 @@ def test_the_end_waits_no_longer_for_a_server_that_is_silent(
     label.close()
     assert "did not answer in" in caplog.text
     assert LABEL not in server.labels("n7")
+
+
+def test_a_process_that_crashes_is_no_server_that_is_silent(
+    server: ApiServer, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashing = tmp_path / "python"
+    crashing.write_text("#!/bin/sh\ncat >/dev/null\nexit 3\n")
+    crashing.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(crashing))
+    label = NodeLabel("n7", server.env)
+    label.add("", "gpu", broken=True)
+    label.close()
+    assert "its process has ended with 3" in caplog.text
+    assert "did not answer" not in caplog.text
 
 
 @pytest.mark.parametrize(("machine", "broken"), [("node2", True), ("", False)])
