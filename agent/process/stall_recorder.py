@@ -66,7 +66,11 @@ class StallRecorder:
 
     def record(self, action: RecordFailure) -> None:
         """Begin to record a failure in the store of its run, if it has one."""
-        if not action.facts.get("store") or self._works(_FAILURE):
+        if not action.facts.get("store"):
+            return
+        if self._works(_FAILURE):
+            run_id = action.facts.get("run_id")
+            logger.warning("a failure of run %s is not recorded: another one is being recorded", run_id)
             return
         self._start(
             _FAILURE,

@@ -104,6 +104,18 @@ def test_a_rank_that_was_killed_is_recorded_in_its_run_s_store(
     assert caplog.messages == []
 
 
+def test_a_second_failure_while_one_is_being_recorded_is_logged(
+    recorder: StallRecorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "store")  # a store that never answers
+    recorder.record(RecordFailure({**KILLED, "store": (tmp_path / "store").as_uri()}))
+    recorder.record(RecordFailure({**KILLED, "store": tmp_path.as_uri(), "run_id": "other"}))
+    assert caplog.messages == ["a failure of run other is not recorded: another one is being recorded"]
+    recorder.close()
+    ended(recorder)
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_py_spy_that_hangs_is_killed_with_its_reader(tmp_path: Path) -> None:
     fake, said = tmp_path / "py-spy", tmp_path / "pid"
     fake.write_text(f"#!/bin/sh\necho $$ > {said}.new\nmv {said}.new {said}\nexec sleep 600\n")
