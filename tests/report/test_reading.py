@@ -115,6 +115,7 @@ def test_a_run_that_was_ended_after_a_stall_was_not_preempted() -> None:
     kept = Kept()
     kept.claim()
     kept.at(1160.0).outcome(kind="restart", notice={"source": "spotguard"}, history={"first": 0})
+    assert [each.asked for each in kept.read().attempts[0].events] == [True]
     kept.at(1170.0).claim()
     kept.at(1200.0).save(9, 2, first=5, began=1174.0)
     first, _ = reckon(kept.read()).attempts

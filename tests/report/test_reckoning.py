@@ -106,6 +106,30 @@ def test_after_a_notice_that_was_withdrawn_training_goes_on() -> None:
     assert (line.end, line.ended, line.last) == ("running", START + 170, None)
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_after_a_restart_that_was_never_done_training_goes_on(committed: bool) -> None:
+    """The agent may be killed between the save and the end of the command."""
+    asked = EventFact("error", START + 80, "training stood still", 70, committed, 2.0, asked=True)
+    went_on = replace(FAILED, events=(asked, *FAILED.events))
+    assert reckon(only(went_on)).attempts[0].last == 160
+    stood = replace(FAILED, checkpoints=(checkpoint(70, 81, emergency=True),), events=(asked,))
+    (line,) = reckon(only(stood)).attempts
+    assert (line.end, line.last) == ("error", 70)
+
+
+def test_a_rank_that_was_killed_after_a_stall_has_its_steps_kept_by_the_stalls_save() -> None:
+    """Its last position is older than the save, so its record does not know that checkpoint."""
+    stall = EventFact("stall", START + 105, "training stood still", 100, True, 2.0)
+    killed = EventFact("error", START + 170, "training stood still (it was killed)", 100, False)
+    attempt = replace(PREEMPTED, events=(stall, killed))
+    for checkpoints in (PREEMPTED.checkpoints, ()):  # its checkpoints may be deleted
+        first, _ = reckon(only(replace(attempt, checkpoints=checkpoints), replace(FAILED))).attempts
+        assert (first.end, first.lost, first.kept) == ("error", 0, 40)
+    without = replace(attempt, events=(killed,), checkpoints=PREEMPTED.checkpoints[:1])
+    first, _ = reckon(only(without, replace(FAILED))).attempts
+    assert first.kept == 0
+
+
 @pytest.mark.parametrize(
     ("now", "interval", "state"),
     [

@@ -101,7 +101,10 @@ def _line(
     lost = None if last is None or resumed is None else max(0, last - resumed)
     kept: int | None = None
     if stops and end is not None and done is not None and since is not None:
-        kept = max(0, done - since - (lost or 0)) if end.committed else 0
+        # A rank that was killed after a stall had no time to hear of the save, so its record may not know the checkpoint.
+        stalls = [each for each in attempt.events if each.kind in ("stall", "false-stall")]
+        saved = end.committed or any(each.committed and each.step == done for each in stalls)
+        kept = max(0, done - since - (lost or 0)) if saved else 0
     return AttemptLine(
         number=attempt.number,
         machines=attempt.machines,
@@ -127,24 +130,28 @@ def _line(
 def end_of(attempt: AttemptFacts) -> EventFact | None:
     """Return the event that ended the attempt, or None if the store does not have it.
 
-    After a notice that was withdrawn, training went on: a checkpoint of a later step shows that. Dates alone would not, for they
-    are of two clocks.
+    After a notice that was withdrawn, training went on, and so it does if the agent that was to start it again is killed first.
     """
+    ends = [each for each in attempt.events if not (each.asked and _went_on(attempt, each))]
     for kind in ("error", "false-error"):
-        if (error := first_error(attempt.events, kind)) is not None:
+        if (error := first_error(ends, kind)) is not None:
             return error
     by_kind = {each.kind: each for each in attempt.events}  # the newest of each kind
     for kind in ("ended", "interrupted", "left"):
         if kind in by_kind:
             return by_kind[kind]
     notice = by_kind.get("notice")
-    if notice is None:
-        return None
-    if notice.step is None:
-        later = any(each.at > notice.at + SLACK for each in attempt.checkpoints)
-    else:
-        later = any(each.step > notice.step for each in attempt.checkpoints)
-    return None if later else notice
+    return None if notice is None or _went_on(attempt, notice) else notice
+
+
+def _went_on(attempt: AttemptFacts, event: EventFact) -> bool:
+    """Return whether training went on after a notice.
+
+    A checkpoint of a later step shows that. Dates alone would not, for they are of two clocks.
+    """
+    if event.step is None:
+        return any(each.at > event.at + SLACK for each in attempt.checkpoints)
+    return any(each.step > event.step for each in attempt.checkpoints)
 
 
 def first_error(events: Iterable[EventFact], kind: str = "error") -> EventFact | None:

@@ -41,6 +41,8 @@ class EventFact:
     history: Mapping[str, Any] = field(default_factory=dict)
     #: Whether it is an error that follows from another rank's.
     follows: bool = False
+    #: Whether it is an error by the record of a notice, after which training may go on all the same.
+    asked: bool = False
     #: The time of the record's put, in wall seconds by the store's clock; 0 if not known.
     put: float = 0.0
     #: The id by which a person may dismiss it; "" if it is no alarm. The errors of an attempt's ranks are one alarm.

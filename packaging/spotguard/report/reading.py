@@ -249,7 +249,7 @@ def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
     if not committed and (why := text(record, "reason")):
         words += f"; nothing new was saved: {why}"
     what = {STALL: "stall", RESTART: "error", FAILURE: "save"}.get(kind, "notice")
-    return EventFact(what, at, words, step, committed, seconds, history)
+    return EventFact(what, at, words, step, committed, seconds, history, asked=kind == RESTART)
 
 
 def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
