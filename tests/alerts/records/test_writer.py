@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,16 +90,17 @@ def test_a_process_that_fails_hands_over_nothing(caplog: pytest.LogCaptureFixtur
     assert (found, caplog.messages) == ([], ["it is not read"])
 
 
-def test_a_process_that_is_out_of_time_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "hangs_for_good.py").write_text("import signal\nsignal.pause()\n")
+def test_a_process_that_is_out_of_time_is_killed_and_what_it_had_printed_counts(
+    module: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
     clock, found = ManualClock(), list[Any]()
     processes = StoreProcesses(clock)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-        processes.start(StoreJob("hangs_for_good", {}, "it is not read", found.append))
+    hangs = module("import signal\nprint(1, flush=True)\nsignal.pause()\n")
+    processes.start(StoreJob(hangs, {}, "it is not read", found.append))
     (running,) = processes._running
+    eventually(lambda: os.fstat(running.output.fileno()).st_size, "it has printed")
     assert processes.busy()
     clock.advance(21)
     assert not processes.busy()
-    assert (running.process.returncode, found) == (-9, [])
+    assert (running.process.returncode, found) == (-9, [[1]])
     assert caplog.messages == ["the store took more than 20 s: it is not read"]

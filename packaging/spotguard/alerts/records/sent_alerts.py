@@ -275,6 +275,8 @@ def _machines(store: BlobStore, run_id: str) -> list[str] | None:
 def _delete_old(store: BlobStore, run_id: str, listing: _Listing, now: float) -> None:
     """Delete alerts whose end was sent a day ago: each listing would get longer."""
     old = [id for id, info in listing.ended.items() if 0 < info.modified < now - _OLD]
+    if not old:
+        return
     # An alert without the mark of its end would be open again.
     store.delete([sent_alert_key(run_id, id) for id in old if id in listing.owners], timeout=PATIENCE)
     claims = [
