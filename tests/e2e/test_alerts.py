@@ -110,12 +110,15 @@ def test_the_next_run_ends_the_failure_that_ended_the_last_one(
 def test_people_learn_from_the_next_run_that_the_failure_of_the_last_one_is_over(
     trainee: Trainee, receiver: Webhook
 ) -> None:
-    """Once: a third run has nothing to resolve."""
+    """Once: a third run has nothing to resolve. Helper and ranks know their machine by the same word."""
     with webhook() as slack:
         options = f"--every off --webhook {receiver.url} --webhook slack:{slack.url}"
         running = trainee.guarded(options)
         fails(trainee, running)
         assert running.ended() == 1
+        (claim,) = (trainee.machine.store / "job" / "attempts").iterdir()
+        (word,) = json.loads(claim.read_text())["attempt"]["info"]["machine_ids"]
+        assert [*(trainee.machine.store / "job" / "alerts").glob(f"*-{word}-*.json")]
         for _ in range(2):
             running = trainee.guarded(options)
             trainee.begun(running)
