@@ -38,7 +38,7 @@ from .delivery import Delivery
 from .ending.restart_policy import LINGER, RestartPolicy
 from .ending.shutdown import Service, Shutdown
 from .ending.sigterm import RunSignals
-from .ending.standstill import Standstill
+from .ending.stall_response import StallResponse
 from .failures.errors import FailureCause, FailureLog
 from .failures.recovery import Recovery
 from .failures.stall import StallWatch
@@ -89,7 +89,7 @@ class Machine:
             self._failures,
         )
         self._shutdown = Shutdown(self._turn, self._command, self._delivery)
-        self._standstill = Standstill(
+        self._stall_response = StallResponse(
             self._turn,
             self._sessions,
             self._command,
@@ -106,7 +106,7 @@ class Machine:
             self._peers,
             self._shutdown,
             self._recovery,
-            self._standstill,
+            self._stall_response,
         )
         self._service = Service(self._turn, self._sessions, self._delivery)
         self._signals = RunSignals(self._turn, self._command, self._delivery)
@@ -279,7 +279,7 @@ class Machine:
     def _watch(self, _: None = None) -> None:
         """Handle what is due in every state: checkpoints that upcoming notices ask for, and training that stands still."""
         self._delivery.ask_for_checkpoint()
-        self._standstill.watch()
+        self._stall_response.watch()
 
     def _watch_and_end(self, _: None = None) -> None:
         """Watch, and end the command or the service if a signal has asked for that."""

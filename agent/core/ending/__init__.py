@@ -1,1 +1,1 @@
-"""How a command or a service ends, and whether it starts again. `standstill` is about training that neither goes on nor ends."""
+"""How a command or a service ends, and whether it starts again. `stall_response` is about training that neither goes on nor ends."""

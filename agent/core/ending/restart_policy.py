@@ -20,7 +20,7 @@ from ..preemption import EndState, Preemption
 from ..state import RecoveryAction, Turn
 from .shutdown import Shutdown
 from .sigterm import BY_HAND
-from .standstill import Standstill, exclude
+from .stall_response import StallResponse, exclude
 
 #: Seconds after the command's end in which the last messages of its sessions may still be read from their sockets.
 LINGER = 0.5
@@ -47,7 +47,7 @@ class RestartPolicy:
         peers: Peers,
         shutdown: Shutdown,
         recovery: Recovery,
-        standstill: Standstill,
+        stall_response: StallResponse,
     ) -> None:
         self._turn = turn
         self._command = command
@@ -56,7 +56,7 @@ class RestartPolicy:
         self._peers = peers
         self._shutdown = shutdown
         self._recovery = recovery
-        self._standstill = standstill
+        self._stall_response = stall_response
         #: Restarts after failures.
         self.count = 0
 
@@ -227,7 +227,7 @@ class RestartPolicy:
         if any(part.session.world > len(group) for group in p.groups() for part in group):
             self._peers.rejoin()  # the job's other machines start again, too
         self.count += 1
-        self._relaunch(f"training stood still, {self._standstill.decision.why}", "stall")
+        self._relaunch(f"training stood still, {self._stall_response.decision.why}", "stall")
 
     def _try_again(self, code: int, seconds: float) -> None:
         self._turn.log(

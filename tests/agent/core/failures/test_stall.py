@@ -19,7 +19,7 @@ from spotguard.agent.actions import (
     SignalSession,
 )
 from spotguard.agent.config.parsers import recover
-from spotguard.agent.core.ending.standstill import STALL_WINDOW
+from spotguard.agent.core.ending.stall_response import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
 from spotguard.agent.events import MachineSeen
 from spotguard.hooks.ipc.failures.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes

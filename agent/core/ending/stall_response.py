@@ -28,7 +28,7 @@ STALL_WINDOW = 600.0
 RESTART_WINDOW = 60.0
 
 
-class Standstill:
+class StallResponse:
     """The answer to training that stands still, from the save to the end of the command."""
 
     def __init__(
@@ -110,11 +110,11 @@ class Standstill:
     # --- the end of training that stands for good ---
 
     def _end(self, stall: Stall) -> None:
-        """End training that stands still for good, as `--recover` asks for. Its state was saved when it was told."""
+        """End training that stands still for good, as `--recover` asks for. Its state was saved when the stall was reported, if it could be."""
         command, session = self._command.current, self._sessions.open.get(stall.session.number)
         if command is None or session is None:
             return
-        if session.number in self._killed:
+        if session.number in self._killed:  # by this method, at the stall before
             self.decision = RecoveryDecision(RecoveryAction.RESTART, "its launcher did not start it again")
             self._name_others(session)
             self._restart(stall)
@@ -125,7 +125,7 @@ class Standstill:
         if decision.action is not RecoveryAction.RESTART:
             self._turn.do(Incident("failure", cause.facts()))
         elif self._turn.policy.launcher_restarts:
-            # One owner: torchrun starts all ranks again once one of them is gone.
+            # Only one may start ranks again. torchrun starts all of them once one is gone.
             self._killed.add(session.number)
             self._turn.log(f"{session.who} is killed, so that its launcher starts the ranks again")
             self._turn.do(SignalSession(session.number, signal.SIGKILL))
