@@ -189,6 +189,9 @@ class SaveRequests:
             self._jobs.put(self._urgent)
         else:
             self._urgent, self._concluding, self.ended = None, True, job.epoch
+            if preemption is not None:
+                # Before the report: a notice that comes from here on has a save of its own, and no word of this one.
+                preemption.answered = frozenset(preemption.ids)
 
     def _is_new(self, preemption: PreemptionNotice) -> bool:
         """Return whether this rank learns of the notice now. Several threads may bring it one notice: a call, and the agent."""
