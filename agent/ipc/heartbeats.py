@@ -78,13 +78,15 @@ class _Link:
     beats: Beats
     sock: socket.socket | None = None
     made_at: float = 0.0
+    #: This connection has brought an answer.
+    answered: bool = False
     asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=_OPEN))
     rest: bytearray = field(default_factory=bytearray)
 
     def close(self) -> None:
         if self.sock is not None:
             self.sock.close()
-        self.sock = None
+        self.sock, self.answered = None, False
         self.rest.clear()
 
 
@@ -273,15 +275,19 @@ class Heartbeats:
             return
         except OSError as error:
             # No route and no answer are the silence of a machine. A refusal is that of a kernel that lives.
-            self._drop(link, ended=isinstance(error, ConnectionRefusedError))
+            hung_up = isinstance(error, ConnectionResetError) and not link.answered
+            self._drop(link, ended=hung_up or isinstance(error, ConnectionRefusedError))
             return
-        if not data:  # it has ended, or something between has closed the connection: the next try shows which
-            self._drop(link, ended=False)
+        if not data:
+            # It has ended, or something between has closed the connection: the next try shows which. An agent that started again
+            # hangs up at the first question, until a rank of the run has registered there.
+            self._drop(link, ended=not link.answered)
             return
         link.rest += data
         for number, code in _frames(link.rest):
             if number in link.asked and secrets.compare_digest(code, _code(link.secret, b"answer", number)):
                 link.asked.remove(number)
+                link.answered = True
                 self._tell(link.beats.heard(self._clock.monotonic()))
 
     def _drop(self, link: _Link, *, ended: bool) -> None:

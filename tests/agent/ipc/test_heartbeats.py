@@ -189,6 +189,31 @@ def test_an_agent_that_starts_again_is_heard_at_its_place(
     assert one.next() == MachineSeen(RUNS, "other")
 
 
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_agent_that_starts_again_and_does_not_know_the_run_yet_is_not_silent(
+    reset: bool, agent: Callable[[], Agent]
+) -> None:
+    """Another run's rank has registered there first. The agent hangs up on who has a secret that it does not know."""
+    one, other = agent(), agent()
+    one.heartbeats._every = 0.5  # a loaded machine may take long to accept
+    relay = Relay(other.place())
+    try:
+        one.watch(relay.place)
+        relay.carry(2)
+        assert one.next() == MachineSeen(RUNS, "other")
+        relay.near.close()
+        relay.near, _ = relay.listener.accept()
+        if reset:  # bytes that were not read
+            relay.near.recv(1, socket.MSG_PEEK)
+        else:
+            relay.near.recv(24, socket.MSG_WAITALL)
+        relay.near.close()
+        assert one.next() == MachineSeen(RUNS, "other", ended=True)
+        assert one.events.empty()
+    finally:
+        relay.close()
+
+
 def test_a_place_that_another_program_has_is_left_and_its_secret_kept(agent: Callable[[], Agent]) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
