@@ -23,6 +23,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ...providers.clock import Clock
+from ...providers.text import NAME, clip
 from ..events import Event, MachineSeen
 from .beats import EVERY, Beats, place_of
 
@@ -63,7 +64,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         if not port:
             raise
-        logger.warning("no heartbeats with the machines that know port %d: %s", port, error.strerror)
+        logger.warning("this agent cannot listen at port %d again: %s", port, error.strerror)
         listener = socket.create_server(("", 0), backlog=_CALLERS)
     listener.setblocking(False)
     return listener
@@ -149,9 +150,18 @@ class Heartbeats:
                     logger.warning("no heartbeats with other machines: %s", error.strerror)
                     return ""
                 self._begin()
+            here = self._listener.getsockname()[1]
             if run not in self._secrets:
+                if port and port != here:
+                    logger.warning(
+                        "no heartbeats with the machines that know port %d for run %s: this agent listens at "
+                        "port %d",
+                        port,
+                        clip(run[1], NAME),
+                        here,
+                    )
                 self._secrets = {**self._secrets, run: secret or secrets.token_hex(16)}
-            return f"{self._listener.getsockname()[1]} {self._secrets[run]}"
+            return f"{here} {self._secrets[run]}"
 
     def watch(self, run: tuple[int, str], machines: Mapping[str, str]) -> None:
         """Watch these machines for a run, instead of those before.

@@ -222,6 +222,18 @@ def test_a_place_that_another_program_has_is_left_and_its_secret_kept(agent: Cal
     assert int(found) != port
 
 
+def test_a_run_whose_port_another_one_has_decided_is_named(
+    agent: Callable[[], Agent], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent started again, and listens at one port. The run's other machines hear it no more."""
+    again = agent()
+    _, found, _ = again.place((1000, "new")).split()
+    for _ in range(2):  # its ranks, one by one
+        assert again.place(before="4242 0123456789abcdef") == f"127.0.0.1 {found} 0123456789abcdef"
+    text = "no heartbeats with the machines that know port 4242 for run job: this agent listens at port "
+    assert [record.getMessage() for record in caplog.records] == [f"{text}{found}"]
+
+
 @pytest.mark.parametrize(
     "before", ["80 0123456789abcdef", "99999 0123456789abcdef", "4242", "4242 a b", "\x00"]
 )
