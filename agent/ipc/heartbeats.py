@@ -37,6 +37,8 @@ _CALLERS = 512
 #: Seconds in which a caller has to ask its first question. The most links of an agent, each a descriptor. Seconds between two looks
 #: whether an agent that has ended is back.
 _HELLO, _LINKS, _BACK = 5.0, 256, 30.0
+#: Runs that have a secret at once, and ended ones whose secret is kept: a rank may register while the last one leaves.
+_RUNS, _ENDED = 1024, 64
 #: Ports below are for servers of this machine, and no process may have the agent listen there.
 _FIRST_PORT = 1024
 #: Questions whose answer still counts.
@@ -116,6 +118,8 @@ class Heartbeats:
         self._every = every
         #: By user and run: the secret that its ranks know. Any thread replaces it as a whole.
         self._secrets: Mapping[tuple[int, str], str] = {}
+        #: The secrets of the runs that ended last.
+        self._ended: dict[tuple[int, str], str] = {}
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._callers: dict[socket.socket, _Caller] = {}
@@ -152,6 +156,10 @@ class Heartbeats:
                 self._begin()
             here = self._listener.getsockname()[1]
             if run not in self._secrets:
+                if len(self._secrets) >= _RUNS:
+                    logger.warning("no heartbeats for run %s: %d runs have them", clip(run[1], NAME), _RUNS)
+                    return ""
+                self._ended.pop(run, None)
                 if port and port != here:
                     logger.warning(
                         "no heartbeats with the machines that know port %d for run %s: this agent listens at "
@@ -168,16 +176,31 @@ class Heartbeats:
 
         Args:
             run: the user and the run.
-            machines: by "ADDRESS PORT SECRET", the names. Empty: the run is over.
+            machines: by "ADDRESS PORT SECRET", the names.
         """
         with self._lock:
             if self._closed:
                 return
-            others = {each: theirs for each, theirs in self._wanted.items() if each != run}
-            self._wanted = {**others, run: dict(machines)} if machines else others
-            if not machines:
+            if run in self._ended:  # its last rank had left while this one registered
+                self._secrets = {**self._secrets, run: self._ended.pop(run)}
+            self._want(run, machines)
+
+    def over(self, run: tuple[int, str]) -> None:
+        """Forget a run whose last rank here has left: its machines, and its secret."""
+        with self._lock:
+            if self._closed or run not in {*self._secrets, *self._wanted}:
+                return
+            if run in self._secrets:
+                self._ended[run] = self._secrets[run]
                 self._secrets = {each: secret for each, secret in self._secrets.items() if each != run}
-            self._begin()
+            if len(self._ended) > _ENDED:
+                del self._ended[next(iter(self._ended))]
+            self._want(run, {})
+
+    def _want(self, run: tuple[int, str], machines: Mapping[str, str]) -> None:
+        others = {each: theirs for each, theirs in self._wanted.items() if each != run}
+        self._wanted = {**others, run: dict(machines)} if machines else others
+        self._begin()
 
     def close(self) -> None:
         """End all connections, which the other agents see."""

@@ -163,11 +163,42 @@ def test_a_run_that_is_over_is_watched_no_longer(agent: Callable[[], Agent]) -> 
     with socket.create_server(("127.0.0.1", 0)) as other:
         one.watch(f"127.0.0.1 {other.getsockname()[1]} 0123456789abcdef")
         near, _ = other.accept()
-        one.heartbeats.watch(RUN, {})
+        one.heartbeats.over(RUN)
         near.settimeout(PATIENCE)
         while near.recv(4096):
             pass
         near.close()
+
+
+@pytest.mark.parametrize("machines", [{}, {"10.0.0.2 4242 0123456789abcdef": "node3"}])
+def test_a_run_that_watches_no_machine_is_heard_on(
+    machines: dict[str, str], agent: Callable[[], Agent]
+) -> None:
+    """None of the places that its ranks name may be one. Also if its last rank left while this one registered."""
+    one, other = agent(), agent()
+    place = other.place()
+    other.heartbeats.watch(RUN, machines)
+    assert other.place() == place
+    other.heartbeats.over(RUN)
+    other.heartbeats.watch(RUN, machines)
+    assert other.place() == place
+    one.watch(place)
+    assert one.next() == MachineSeen(RUNS, "other")
+
+
+def test_the_runs_that_have_a_secret_are_limited(
+    agent: Callable[[], Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("spotguard.agent.ipc.heartbeats._RUNS", 2)
+    monkeypatch.setattr("spotguard.agent.ipc.heartbeats._ENDED", 1)
+    heartbeats = agent().heartbeats
+    runs = [(1000, name) for name in ("a", "b", "c")]
+    assert [bool(heartbeats.open(run)) for run in runs] == [True, True, False]
+    assert [record.getMessage() for record in caplog.records] == ["no heartbeats for run c: 2 runs have them"]
+    for run in runs:
+        heartbeats.over(run)
+    assert heartbeats.open(runs[2])
+    assert [*heartbeats._ended] == [runs[1]]
 
 
 def test_nothing_listens_before_it_is_asked_for(agent: Callable[[], Agent]) -> None:
@@ -249,7 +280,7 @@ def test_each_run_has_a_secret_of_its_own(agent: Callable[[], Agent]) -> None:
     places = [other.place((1000, run)) for run in ("job", "second")]
     assert len({*places}) == 2
     assert places == [other.place((1000, run), "4242 anothersecret") for run in ("job", "second")]
-    other.heartbeats.watch((1000, "second"), {})
+    other.heartbeats.over((1000, "second"))
     one.watch(places[0])
     assert one.next() == MachineSeen(RUNS, "other")
     _, port, secret = places[1].split()
