@@ -95,6 +95,18 @@ class Away:
         raise RuntimeError("Connection reset by peer")
 
 
+class Deaf(Away):
+    """A rank's way to a store whose mailbox's connection breaks. The others stand."""
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.current_thread().name == "spotguard-mailbox":
+            return super().__getattr__(name)
+        return getattr(self._store, name)
+
+    def clone(self) -> Deaf:
+        return Deaf(self._store.clone(), self.cut)
+
+
 class Job:
     """Three ranks on two machines. With `hosts`, the process that serves the store counts as the first rank's."""
 
@@ -104,7 +116,7 @@ class Job:
         makers = [how.get("maker", BesideStore)(store, 3) for store in stores]
         self.cut = threading.Event()
         if cut is not None:
-            stores[cut] = Away(stores[cut], self.cut)
+            stores[cut] = how.get("way", Away)(stores[cut], self.cut)
         self.hosts = bool(how.get("hosts"))
         self.channels = together(*(lambda r=r: self._join(r, stores[r], makers[r]) for r in range(3)))
         self.ranks = [Rank(channel) for channel in self.channels]
@@ -526,6 +538,17 @@ def test_the_host_of_the_second_store_waits_for_no_rank_that_has_gone_with_the_f
         assert not closed.done()
         job.channels[1].close(0.0)
         closed.result(PATIENCE)
+
+
+def test_the_host_of_the_first_store_counts_once_though_it_hears_nothing_there(host: Host) -> None:
+    """It would take itself for a rank that has gone, and end its store before another rank has left."""
+    with a_job(host, 0, hosts=True, way=Deaf) as job:
+        keeper = job.channels[1]._keepers[0]
+        job.cut.set()
+        job.channels[1].call(NOTICE, within(PATIENCE))
+        until(lambda: job.channels[0].orphaned)
+        job.channels[0].close(0.0)
+        assert keeper.store.add(f"{keeper.keys.incarnation}/left", 0) == 1
 
 
 def test_a_rank_leaves_once_though_another_one_takes_it_for_gone(host: Host) -> None:
