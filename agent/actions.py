@@ -163,8 +163,8 @@ class FollowMachines:
 
     #: The user and the run.
     run: tuple[int, str]
-    #: By "ADDRESS PORT SECRET", the names. Empty: the run is over.
-    machines: Mapping[str, str]
+    #: By "ADDRESS PORT SECRET", the names. None: the run is over, and its secret with it.
+    machines: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,7 +326,11 @@ class Agent:
         elif isinstance(action, SignalSession):
             self._server.signal(action.session, action.signum, action.group)
         elif isinstance(action, FollowMachines):
-            if self._heartbeats is not None:
+            if self._heartbeats is None:
+                pass
+            elif action.machines is None:
+                self._heartbeats.over(action.run)
+            else:
                 self._heartbeats.watch(action.run, action.machines)
         elif isinstance(action, LookAtProcess):
             self._events.put(ProcessSeen(action.session, may_run(action.pid)))

@@ -183,8 +183,8 @@ class Answers:
         self._sessions.close(event)
         if session is not None and all(other.run != session.run for other in self._sessions.every()):
             self._turn.do(Incident("gone", {"run_id": session.run_id}))
-            if self._stalls.over(session.run):
-                self._turn.do(FollowMachines(session.run, {}))
+            self._stalls.over(session.run)
+            self._turn.do(FollowMachines(session.run, None))
 
     def heard(self, event: Heard) -> None:
         """Handle a message of a session."""

@@ -23,6 +23,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ...providers.clock import Clock
+from ...providers.text import NAME, clip
 from ..events import Event, MachineSeen
 from .beats import EVERY, Beats, place_of
 
@@ -36,6 +37,8 @@ _CALLERS = 512
 #: Seconds in which a caller has to ask its first question. The most links of an agent, each a descriptor. Seconds between two looks
 #: whether an agent that has ended is back.
 _HELLO, _LINKS, _BACK = 5.0, 256, 30.0
+#: Runs that have a secret at once, and ended ones whose secret is kept: a rank may register while the last one leaves.
+_RUNS, _ENDED = 1024, 64
 #: Ports below are for servers of this machine, and no process may have the agent listen there.
 _FIRST_PORT = 1024
 #: Questions whose answer still counts.
@@ -63,7 +66,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         if not port:
             raise
-        logger.warning("no heartbeats with the machines that know port %d: %s", port, error.strerror)
+        logger.warning("this agent cannot listen at port %d again: %s", port, error.strerror)
         listener = socket.create_server(("", 0), backlog=_CALLERS)
     listener.setblocking(False)
     return listener
@@ -78,13 +81,15 @@ class _Link:
     beats: Beats
     sock: socket.socket | None = None
     made_at: float = 0.0
+    #: This connection has brought an answer.
+    answered: bool = False
     asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=_OPEN))
     rest: bytearray = field(default_factory=bytearray)
 
     def close(self) -> None:
         if self.sock is not None:
             self.sock.close()
-        self.sock = None
+        self.sock, self.answered = None, False
         self.rest.clear()
 
 
@@ -113,6 +118,8 @@ class Heartbeats:
         self._every = every
         #: By user and run: the secret that its ranks know. Any thread replaces it as a whole.
         self._secrets: Mapping[tuple[int, str], str] = {}
+        #: The secrets of the runs that ended last.
+        self._ended: dict[tuple[int, str], str] = {}
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._callers: dict[socket.socket, _Caller] = {}
@@ -147,25 +154,53 @@ class Heartbeats:
                     logger.warning("no heartbeats with other machines: %s", error.strerror)
                     return ""
                 self._begin()
+            here = self._listener.getsockname()[1]
             if run not in self._secrets:
+                if len(self._secrets) >= _RUNS:
+                    logger.warning("no heartbeats for run %s: %d runs have them", clip(run[1], NAME), _RUNS)
+                    return ""
+                self._ended.pop(run, None)
+                if port and port != here:
+                    logger.warning(
+                        "no heartbeats with the machines that know port %d for run %s: this agent listens at "
+                        "port %d",
+                        port,
+                        clip(run[1], NAME),
+                        here,
+                    )
                 self._secrets = {**self._secrets, run: secret or secrets.token_hex(16)}
-            return f"{self._listener.getsockname()[1]} {self._secrets[run]}"
+            return f"{here} {self._secrets[run]}"
 
     def watch(self, run: tuple[int, str], machines: Mapping[str, str]) -> None:
         """Watch these machines for a run, instead of those before.
 
         Args:
             run: the user and the run.
-            machines: by "ADDRESS PORT SECRET", the names. Empty: the run is over.
+            machines: by "ADDRESS PORT SECRET", the names.
         """
         with self._lock:
             if self._closed:
                 return
-            others = {each: theirs for each, theirs in self._wanted.items() if each != run}
-            self._wanted = {**others, run: dict(machines)} if machines else others
-            if not machines:
+            if run in self._ended:  # its last rank had left while this one registered
+                self._secrets = {**self._secrets, run: self._ended.pop(run)}
+            self._want(run, machines)
+
+    def over(self, run: tuple[int, str]) -> None:
+        """Forget a run whose last rank here has left: its machines, and its secret."""
+        with self._lock:
+            if self._closed or run not in {*self._secrets, *self._wanted}:
+                return
+            if run in self._secrets:
+                self._ended[run] = self._secrets[run]
                 self._secrets = {each: secret for each, secret in self._secrets.items() if each != run}
-            self._begin()
+            if len(self._ended) > _ENDED:
+                del self._ended[next(iter(self._ended))]
+            self._want(run, {})
+
+    def _want(self, run: tuple[int, str], machines: Mapping[str, str]) -> None:
+        others = {each: theirs for each, theirs in self._wanted.items() if each != run}
+        self._wanted = {**others, run: dict(machines)} if machines else others
+        self._begin()
 
     def close(self) -> None:
         """End all connections, which the other agents see."""
@@ -273,15 +308,19 @@ class Heartbeats:
             return
         except OSError as error:
             # No route and no answer are the silence of a machine. A refusal is that of a kernel that lives.
-            self._drop(link, ended=isinstance(error, ConnectionRefusedError))
+            hung_up = isinstance(error, ConnectionResetError) and not link.answered
+            self._drop(link, ended=hung_up or isinstance(error, ConnectionRefusedError))
             return
-        if not data:  # it has ended, or something between has closed the connection: the next try shows which
-            self._drop(link, ended=False)
+        if not data:
+            # It has ended, or something between has closed the connection: the next try shows which. An agent that started again
+            # hangs up at the first question, until a rank of the run has registered there.
+            self._drop(link, ended=not link.answered)
             return
         link.rest += data
         for number, code in _frames(link.rest):
             if number in link.asked and secrets.compare_digest(code, _code(link.secret, b"answer", number)):
                 link.asked.remove(number)
+                link.answered = True
                 self._tell(link.beats.heard(self._clock.monotonic()))
 
     def _drop(self, link: _Link, *, ended: bool) -> None:

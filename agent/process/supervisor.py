@@ -287,8 +287,12 @@ class Supervisor:
     def _ended(self, pid: int, returncode: int) -> CommandEnded:
         if not returncode:
             return CommandEnded(pid, returncode)
-        kills, pids = self._memory_kills.count(), self._memory_kills.pids()
-        return CommandEnded(pid, returncode, kills, self._memory_kills.limit() if kills else 0, pids)
+        try:
+            kills, pids = self._memory_kills.count(), self._memory_kills.pids()
+            return CommandEnded(pid, returncode, kills, self._memory_kills.limit() if kills else 0, pids)
+        except Exception as error:  # noqa: BLE001 - without the event, the agent would wait for the end without end
+            logger.warning("no evidence of kills for memory at the command's end: %s", error)
+            return CommandEnded(pid, returncode)
 
     def _stop_with_it(self, group: int, signum: int) -> None:
         """Stop the agent with its stopped command, so that the shell sees a stopped job. Continue a command without a shell."""

@@ -310,7 +310,8 @@ class Channel:
                 log.debug("this rank could not announce its end: %s", why)
         for keeper in self._hosted:  # after this rank has left every store: another host may wait for it
             try:
-                if self.gone_rank is not None:  # its process waits for nothing any more, and reports no end
+                # Its process waits for nothing any more, and reports no end. This one may serve the store that it no longer hears.
+                if self.gone_rank not in (None, self.rank):
                     gone = protocol.leave(keeper.keys, self.gone_rank, self.rank)
                     keeper.caller.say(gone, within(self._clock, _JOIN))
                 wait, seconds = protocol.wait_left(keeper.keys), within(self._clock, patience + _JOIN)

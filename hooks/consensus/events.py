@@ -31,6 +31,8 @@ class NoticeEvent:
     drill: bool = False
     #: In the second store's log: the number that this entry had in the first one. 0: it is called here for the first time.
     was: int = 0
+    #: The number of the newest save that the sender has ended. 0: none.
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)

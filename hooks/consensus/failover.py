@@ -75,6 +75,8 @@ class Failover:
         self._taking_in = False
         #: This rank's own events in the log of the first store, by number, until it has read them there.
         self._unheard: dict[int, LogEvent] = {}
+        #: Number of the newest entry of the first store that this rank has taken in, or is taking in.
+        self._begun = 0
         #: Monotonic seconds until which each notice in the first store's log has time.
         self._ends: dict[str, float] = {}
         #: Number of entries of the first store whose sum this rank has carried into the second one.
@@ -135,7 +137,7 @@ class Failover:
                 return True
             if self.at or keeper.gone:
                 return False
-            if self.standing.epoch >= number:
+            if self._begun >= number:
                 return True
             self._unheard[number] = call
         if last.gone:
@@ -197,12 +199,14 @@ class Failover:
             if self._taking_in:
                 return  # the other log's thread is at it, and takes in this entry, too
             self._taking_in = True
-        try:
-            while (entry := self._next()) is not None:
+        failure: BaseException | None = None
+        while (entry := self._next()) is not None:
+            try:
                 self._take_in(*entry, hear)
-        except BaseException:
-            self._taking_in = False
-            raise
+            except BaseException as error:  # noqa: BLE001 the other log's entries are taken in first, for its thread does not
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _next(self) -> tuple[int, Hear] | None:
         with self._lock:
@@ -218,6 +222,10 @@ class Failover:
             if at > self.at:
                 self._leave(at, call)
                 before = JobState(self.keepers[at].keys.before)
+            if not at:
+                # Before `hear`, which may wait for a thread that carries: this entry is carried by the state that follows from it.
+                self._begun = heard.epoch
+                self._unheard.pop(heard.epoch, None)
             if before.includes(call):
                 call = UnknownEvent("it was carried from the first store")
             standing = before.after(call)
@@ -229,7 +237,6 @@ class Failover:
         with self._lock:
             # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
             self.standing = standing
-            self._unheard.pop(heard.epoch, None)
             if standing.wanted is not None and standing.undecided(max(self.decided, self._revoted)):
                 self._revoted = standing.wanted.epoch
                 saying = self.add_once(RevoteEvent(self._revoted), f"revote/{self._revoted}")

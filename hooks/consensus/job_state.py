@@ -184,19 +184,30 @@ class JobState:
 
         A further notice for a departing machine is kept and asks for nothing. The departing machines stay the same, and so does the
         work of each rank. An earlier deadline is known to that machine itself. The first notice that is no drill, after drills,
-        asks for a save: the drill's ranks may have ended their work, one by one. A stall that a second machine sees joins the
-        first one's save, because no machine goes.
+        asks for a save: the drill's ranks may have ended their work, one by one.
+
+        No machine goes for a stall. So a stall that a second machine sees joins the first one's save, unless its caller has ended
+        that save already: no save would answer the second machine's agent. Such a stall asks for a save, which takes milliseconds if
+        the step is committed. That holds even if another rank of the machine, whose save goes on, has called first.
         """
+        joins = self.wanted is not None and notice.ended < self.wanted.epoch
         if any(each.id == notice.id for each in self.notices):
-            return self
+            if joins or notice.kind not in STANDSTILL:
+                return self
+            return replace(self, wanted=self._wanted_for_notice())
         same = [
-            each for each in self.notices if each.machine == notice.machine or _is_one_stall(each, notice)
+            each
+            for each in self.notices
+            if (joins if _is_one_stall(each, notice) else each.machine == notice.machine)
         ]
         on = replace(self, notices=(*self.notices, notice))
         if same and (notice.drill or any(not each.drill for each in same)):
             return on
+        return replace(on, wanted=self._wanted_for_notice())
+
+    def _wanted_for_notice(self) -> WantedSave:
         boundary = bool(self.notices) and self.wanted is not None and self.wanted.boundary
-        return replace(on, wanted=WantedSave(self.epoch, "notice", boundary))
+        return WantedSave(self.epoch, "notice", boundary)
 
     def _withdrawn(self, id: str) -> JobState:
         """Return the state after a withdrawal.

@@ -90,6 +90,11 @@ class Quiescence:
         decision = self._decide(job, how, place, first, passed) if together else None
         if passed is not None:
             job.scope.check()
+            if decision is not None and decision.step != first:
+                why = f"the ranks agreed on step {decision.step}, but the devices hold step {first}"
+                if self._coordinator is not None:
+                    self._coordinator.failed(job, why)  # the others would wait for this rank's part
+                raise Abandoned(why)
             return replace(self._spec(job, decision, first), held_by_devices=passed.boundary)
         if decision is None:
             self._gate.close(how)

@@ -135,7 +135,7 @@ class Report:
         )
         self._telling(preemption)
         self._introduce(preemption)
-        for id in list(preemption.ids):
+        for id in preemption.to_report:
             self._send(_committed(id, saved, now))
         self._record_stacks(preemption, saved.step)
         self._ended(preemption, True)
@@ -157,7 +157,7 @@ class Report:
             _log(preemption, logging.INFO, f"nothing new is committed: {reason}; {newest}")
         self._telling(preemption)
         self._introduce(preemption)
-        for id in list(preemption.ids):
+        for id in preemption.to_report:
             self._send(protocol.Failed(id, reason, last_step))
         self._record(preemption, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
         self._record_stacks(preemption, last_step)
@@ -204,7 +204,7 @@ class Report:
         told before.
         """
         attempt = self._number()
-        for id in preemption.ids:
+        for id in preemption.to_report:
             if found := self._stacks.pop(id, None):
                 self._stalls += 1
                 key = stacks_key(self._run_id, attempt, self._stalls, self._rank)
@@ -222,7 +222,7 @@ class Report:
         self._count += 1
         record = {
             "notice": {
-                "ids": preemption.ids,
+                "ids": preemption.to_report,
                 # Another machine's agent has seen the stall: here it is a drill of that machine.
                 "kind": protocol.STALL if preemption.stall and preemption.drill else preemption.kind,
                 "source": preemption.source,

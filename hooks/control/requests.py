@@ -70,6 +70,8 @@ class SaveRequests:
         self._urgent: SaveRequest | None = None
         #: An emergency save has ended, and this process reports it to the agent: a SIGTERM still waits.
         self._concluding = False
+        #: The ranks' call whose emergency save has ended last in this process.
+        self.ended = 0
         #: Monotonic seconds of the last check of a promoted save.
         self._looked_at = -math.inf
         self._ending = False
@@ -186,7 +188,10 @@ class SaveRequests:
             self._urgent = SaveRequest("emergency", scope, preemption, before=job.before)
             self._jobs.put(self._urgent)
         else:
-            self._urgent, self._concluding = None, True
+            self._urgent, self._concluding, self.ended = None, True, job.epoch
+            if preemption is not None:
+                # Before the report: a notice that comes from here on has a save of its own, and no word of this one.
+                preemption.answered = frozenset(preemption.ids)
 
     def _is_new(self, preemption: PreemptionNotice) -> bool:
         """Return whether this rank learns of the notice now. Several threads may bring it one notice: a call, and the agent."""

@@ -30,8 +30,15 @@ class PreemptionNotice:
     stall: bool = False
     #: The outcome of its save as the log has it; "" before the save has ended.
     outcome: str = ""
+    #: The ids that the save which ended last answers; empty: all. A later notice has a save of its own.
+    answered: frozenset[str] = frozenset()
     #: Monotonic seconds at which this process got it.
     seen: float = 0.0
+
+    @property
+    def to_report(self) -> list[str]:
+        """The ids for which the outcome of the save that ended last is reported."""
+        return [id for id in self.ids if not self.answered or id in self.answered]
 
     def join(self, other: PreemptionNotice) -> None:
         """Merge another notice. The deadline only moves earlier, and the result is a drill only if both are."""

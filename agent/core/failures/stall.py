@@ -246,9 +246,9 @@ class StallWatch:
         self._told = {run: at for run, at in self._told.items() if run in self._runs()}
         self._lasted = {run: at for run, at in self._lasted.items() if run in self._told}
 
-    def over(self, run: tuple[int, str]) -> bool:
-        """Forget the other machines of a run that has no rank here any more; return whether there were any."""
-        return self._machines.pop(run, None) is not None
+    def over(self, run: tuple[int, str]) -> None:
+        """Forget the other machines of a run that has no rank here any more."""
+        self._machines.pop(run, None)
 
     def due(self, now: float) -> Iterator[Stall]:
         """Yield each run that stands still for too long, once until it moves again."""

@@ -74,7 +74,7 @@ class ProcessShutdown:
 
         The process reports the outcome to the agent right after this call.
         """
-        self._answered = preemption, len(preemption.ids)
+        self._answered = preemption, len(preemption.to_report)
 
     def alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
         """End a notice that has no agent to decide what follows: by hand (`spotguard.testing.preempt`), or of a rank itself."""

@@ -135,7 +135,9 @@ class Coordinator:
             return
         left, id = message.seconds_left, self.notices.id_in_job(message.id)
         machine = self.channel.machines[self.channel.rank]
-        call = NoticeEvent(id, message.kind, message.source, left, machine, left, message.drill)
+        # Read after `emergency`: a save that has not ended yet answers this notice, too.
+        ended = self._saver.ended
+        call = NoticeEvent(id, message.kind, message.source, left, machine, left, message.drill, ended=ended)
 
         def unheard(why: str) -> None:
             self._saver.unheard(why)
@@ -319,6 +321,15 @@ class Coordinator:
         self._saver.emergency(
             preemption, epoch if wanted else 0, at_boundary=at_boundary, departing=self._departing(standing)
         )
+        ended, counting = self._saver.ended, standing.wanted
+        ours = call.kind in protocol.STANDSTILL and call.machine == self.channel.machines[self.channel.rank]
+        if ours and counting is not None and ended >= counting.epoch:
+            # Another rank of this machine has joined the stall to a save that this one has ended, and nothing would answer it here.
+            self._call(
+                replace(call, ended=ended),
+                _PATIENCE,
+                lambda why: self._saver.in_turn(lambda: self._nothing_newer(preemption, why)),
+            )
 
     def _wanted(self, epoch: int, standing: JobState, why: str = "") -> None:
         wanted = standing.wanted

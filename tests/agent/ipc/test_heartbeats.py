@@ -163,11 +163,42 @@ def test_a_run_that_is_over_is_watched_no_longer(agent: Callable[[], Agent]) -> 
     with socket.create_server(("127.0.0.1", 0)) as other:
         one.watch(f"127.0.0.1 {other.getsockname()[1]} 0123456789abcdef")
         near, _ = other.accept()
-        one.heartbeats.watch(RUN, {})
+        one.heartbeats.over(RUN)
         near.settimeout(PATIENCE)
         while near.recv(4096):
             pass
         near.close()
+
+
+@pytest.mark.parametrize("machines", [{}, {"10.0.0.2 4242 0123456789abcdef": "node3"}])
+def test_a_run_that_watches_no_machine_is_heard_on(
+    machines: dict[str, str], agent: Callable[[], Agent]
+) -> None:
+    """None of the places that its ranks name may be one. Also if its last rank left while this one registered."""
+    one, other = agent(), agent()
+    place = other.place()
+    other.heartbeats.watch(RUN, machines)
+    assert other.place() == place
+    other.heartbeats.over(RUN)
+    other.heartbeats.watch(RUN, machines)
+    assert other.place() == place
+    one.watch(place)
+    assert one.next() == MachineSeen(RUNS, "other")
+
+
+def test_the_runs_that_have_a_secret_are_limited(
+    agent: Callable[[], Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("spotguard.agent.ipc.heartbeats._RUNS", 2)
+    monkeypatch.setattr("spotguard.agent.ipc.heartbeats._ENDED", 1)
+    heartbeats = agent().heartbeats
+    runs = [(1000, name) for name in ("a", "b", "c")]
+    assert [bool(heartbeats.open(run)) for run in runs] == [True, True, False]
+    assert [record.getMessage() for record in caplog.records] == ["no heartbeats for run c: 2 runs have them"]
+    for run in runs:
+        heartbeats.over(run)
+    assert heartbeats.open(runs[2])
+    assert [*heartbeats._ended] == [runs[1]]
 
 
 def test_nothing_listens_before_it_is_asked_for(agent: Callable[[], Agent]) -> None:
@@ -189,12 +220,49 @@ def test_an_agent_that_starts_again_is_heard_at_its_place(
     assert one.next() == MachineSeen(RUNS, "other")
 
 
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_agent_that_starts_again_and_does_not_know_the_run_yet_is_not_silent(
+    reset: bool, agent: Callable[[], Agent]
+) -> None:
+    """Another run's rank has registered there first. The agent hangs up on who has a secret that it does not know."""
+    one, other = agent(), agent()
+    one.heartbeats._every = 0.5  # a loaded machine may take long to accept
+    relay = Relay(other.place())
+    try:
+        one.watch(relay.place)
+        relay.carry(2)
+        assert one.next() == MachineSeen(RUNS, "other")
+        relay.near.close()
+        relay.near, _ = relay.listener.accept()
+        if reset:  # bytes that were not read
+            relay.near.recv(1, socket.MSG_PEEK)
+        else:
+            relay.near.recv(24, socket.MSG_WAITALL)
+        relay.near.close()
+        assert one.next() == MachineSeen(RUNS, "other", ended=True)
+        assert one.events.empty()
+    finally:
+        relay.close()
+
+
 def test_a_place_that_another_program_has_is_left_and_its_secret_kept(agent: Callable[[], Agent]) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         _, found, secret = agent().place(before=f"{port} 0123456789abcdef").split()
     assert secret == "0123456789abcdef"
     assert int(found) != port
+
+
+def test_a_run_whose_port_another_one_has_decided_is_named(
+    agent: Callable[[], Agent], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent started again, and listens at one port. The run's other machines hear it no more."""
+    again = agent()
+    _, found, _ = again.place((1000, "new")).split()
+    for _ in range(2):  # its ranks, one by one
+        assert again.place(before="4242 0123456789abcdef") == f"127.0.0.1 {found} 0123456789abcdef"
+    text = "no heartbeats with the machines that know port 4242 for run job: this agent listens at port "
+    assert [record.getMessage() for record in caplog.records] == [f"{text}{found}"]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +280,7 @@ def test_each_run_has_a_secret_of_its_own(agent: Callable[[], Agent]) -> None:
     places = [other.place((1000, run)) for run in ("job", "second")]
     assert len({*places}) == 2
     assert places == [other.place((1000, run), "4242 anothersecret") for run in ("job", "second")]
-    other.heartbeats.watch((1000, "second"), {})
+    other.heartbeats.over((1000, "second"))
     one.watch(places[0])
     assert one.next() == MachineSeen(RUNS, "other")
     _, port, secret = places[1].split()

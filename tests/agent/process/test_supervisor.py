@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import select
@@ -17,6 +18,7 @@ import pytest
 
 from spotguard.agent.actions import Launch
 from spotguard.agent.events import CommandEnded, Event
+from spotguard.agent.process.memory.kills import MemoryKills
 from spotguard.agent.process.supervisor import CommandError, Supervisor, take_status
 from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.report import TIMEOUT, Report
@@ -89,6 +91,21 @@ def test_the_end_is_told_as_subprocess_has_it(stand: Stand, script: str, returnc
     assert reapers() == []
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def test_the_end_is_told_though_its_evidence_cannot_be_read(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reaper reads cgroups and the kernel's log first. The agent would wait for that end for ever."""
+
+    def fails(kills: MemoryKills) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(MemoryKills, "count", fails)
+    supervisor = stand.supervise("sh", "-c", "exit 3")
+    pid = supervisor.start()
+    assert stand.events.get(timeout=TIMEOUT) == CommandEnded(pid, 3)
+    assert "no evidence of kills for memory at the command's end" in caplog.text
 
 
 def test_a_signal_goes_to_the_whole_group(stand: Stand) -> None:

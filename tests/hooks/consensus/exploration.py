@@ -28,6 +28,7 @@ from spotguard.hooks.consensus.failover import SECOND
 from spotguard.hooks.consensus.protocol import Answer, Claim, Get, Keys, Set, Wait, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.control.gate_rule import Shut
+from spotguard.hooks.ipc.protocol import STANDSTILL
 from tests.hooks.consensus.sayings import Sayings, Violation, perform
 from tests.hooks.consensus.worlds import (
     Rank,
@@ -123,16 +124,20 @@ class Exploration:
     def _nexts(self, world: World) -> Iterator[tuple[str, World]]:
         scene = self.scene
         if world.called < len(scene.calls):
-            call = scene.calls[world.called]
+            scripted = scene.calls[world.called]
             last = len(world.ranks) - 1
-            if not scene.second or (self._in_first(world.ranks[-1]) and self._may_call(world, last, call)):
-                yield f"called: {call}", world._replace(log=(*world.log, call), called=world.called + 1)
+            for index in range(len(world.ranks)) if _is_stall(scripted) and not scene.second else (last,):
+                rank = world.ranks[index]
+                if not scene.second or (self._in_first(rank) and self._may_call(world, index, scripted)):
+                    called, call = self._called(world, index, scripted)
+                    yield f"{index}: calls {call}", called._replace(log=(*world.log, call))
             for index, rank in enumerate(world.ranks) if scene.second else ():
-                if rank.phase != "gone" and self._may_call(world, index, call):
+                if rank.phase != "gone" and self._may_call(world, index, scripted):
+                    called, call = self._called(world, index, scripted)
                     second = (*world.second, *self._carries(world, index), call)
                     yield (
                         f"{index}: calls in the second store: {call}",
-                        world._replace(second=second, called=world.called + 1, troubled=True),
+                        called._replace(second=second, troubled=True),
                     )
         end = self._committed(world)
         for index, rank in enumerate(world.ranks):
@@ -179,6 +184,16 @@ class Exploration:
         if index != self.scene.host:
             return gone
         return gone._replace(ranks=tuple(rank._replace(cut=True) for rank in gone.ranks))
+
+    def _called(self, world: World, index: int, call: LogEvent) -> tuple[World, LogEvent]:
+        """The world after this rank's call, and the call as it writes it. A stall's must be answered by a save of that rank."""
+        called = world._replace(called=world.called + 1)
+        if not isinstance(call, NoticeEvent) or not _is_stall(call):
+            return called, call
+        rank = world.ranks[index]
+        ended = rank.epoch if rank.phase in ("saved", "ended") and not self.scene.hides_ended else 0
+        called = changed(called, index, rank._replace(unanswered=rank.unanswered | {call.id}))
+        return called, replace(call, ended=ended)
 
     def _may_call(self, world: World, index: int, call: LogEvent) -> bool:
         """Nobody withdraws a notice that it does not know of."""
@@ -358,7 +373,7 @@ class Exploration:
         if decision.step is None or index not in decision.ranks:
             if self._beside(world, rank.epoch):
                 place.close(Shut.OPEN)
-            return placed(rank, place)._replace(phase="ended")
+            return placed(rank, place)._replace(phase="ended", unanswered=frozenset())
         awaited = decision.some_park and place.shut is Shut.AT_BOUNDARY
         place.close(place.shut, None if self.scene.stays_shut else decision.step, awaited=awaited)
         return placed(rank, place)._replace(phase="obeying")
@@ -373,7 +388,7 @@ class Exploration:
             raise self.fail(world, f"rank {index} saves {decision}, and others {others}", "saves")
         if self._beside(world, rank.epoch):
             place.close(Shut.OPEN)
-        saved = changed(world, index, placed(rank, place)._replace(phase="saved"))
+        saved = changed(world, index, placed(rank, place)._replace(phase="saved", unanswered=frozenset()))
         yield "saves", saved._replace(saved=world.saved | {(rank.epoch, decision)})
         if index in self.scene.moving and not world.moved and place.shut is not Shut.AT_BOUNDARY:
             moved = changed(world, index, rank._replace(phase="ended"))
@@ -437,6 +452,9 @@ class Exploration:
                 raise self.fail(world, f"rank {index} waits for ever")
             if rank.heard_second != len(world.second):
                 raise self.fail(world, f"rank {index} has not heard all of the second log")
+            stand = {each.id for each in standing.notices}
+            if (world.second or not rank.cut) and (lost := rank.unanswered & stand):
+                raise self.fail(world, f"no save of rank {index} answers {lost}")
             if rank.cut and not world.second:
                 continue
             if rank.leaving and not rank.left:
@@ -484,6 +502,10 @@ class Exploration:
         for index, rank in alive:
             if index in decision.ranks and rank.phase != "saved" and not lost:
                 raise self.fail(world, f"rank {index} has not saved what others have")
+
+
+def _is_stall(call: LogEvent) -> bool:
+    return isinstance(call, NoticeEvent) and call.kind in STANDSTILL
 
 
 def explore(scene: Scene) -> int:

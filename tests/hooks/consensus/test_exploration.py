@@ -39,6 +39,10 @@ SCENES = {
     "two machines": Scene(2, TWO),
     "a stall that two machines see": Scene(2, STALL),
     "a stall that two machines see, and one takes it back": Scene(2, (*STALL, WithdrawnEvent("a"))),
+    "a stall that one machine sees again, while another's stands": Scene(
+        2, (*STALL, WithdrawnEvent("a"), replace(STALL[0], id="c"))
+    ),
+    "a stall that two ranks of a machine call": Scene(2, (*STALL, STALL[1])),
     "withdrawn": Scene(3, BACK),
     "withdrawn, and noticed again": Scene(2, (*BACK, notice("c"))),
     "beside training": Scene(2, (BackgroundEvent(), BackgroundEvent()), steps=2),
@@ -181,6 +185,7 @@ HASTY = SCENES["replicas, out of time"]
             Scene(2, TWO, second=True, carries=False),
             id="the second log begins with nothing",
         ),
+        pytest.param(Scene(2, STALL, hides_ended=True), id="a stall joins a save that its caller has ended"),
         pytest.param(Scene(2, ONE, stays_shut=True), id="who is behind is not let through"),
         pytest.param(
             Scene(2, ONE, state_tensors=True, boundary_only=frozenset({1}), ends_here=lambda place: True),

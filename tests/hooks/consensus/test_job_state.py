@@ -82,9 +82,24 @@ def test_a_stall_that_two_machines_see_is_one_save_and_its_restart_another() -> 
     assert standing.wanted == WantedSave(1, "notice")
     assert [each.id for each in standing.notices] == ["m0", "m1"]
     assert standing.after(WithdrawnEvent("m0")).wanted == WantedSave(1, "notice")
-    ends = [replace(notice(f"r{m}", m), kind="restart") for m in ("m0", "m1")]
+    ends = [replace(notice(f"r{m}", m), kind="restart", ended=1) for m in ("m0", "m1")]
     assert after(*stalls, *ends).wanted == WantedSave(3, "notice")
     assert after(*stalls, notice("a", "m1")).wanted == WantedSave(3, "notice")
+
+
+def test_a_stall_whose_caller_has_ended_the_first_ones_save_has_its_own() -> None:
+    """Nobody else would answer the second machine's agent."""
+    stall = [replace(notice(m, m, drill=True), kind="stall") for m in ("m0", "m1")]
+    late = replace(stall[1], ended=1)
+    standing = after(stall[0], late)
+    assert standing.wanted == WantedSave(2, "notice")
+    assert [each.id for each in standing.notices] == ["m0", "m1"]
+    assert standing.after(late).wanted == standing.wanted, "the call of another rank of its machine"
+    both = after(*stall)
+    assert both.after(late).wanted == WantedSave(3, "notice"), "the other rank's save went on"
+    again = replace(stall[0], id="c", ended=1)
+    assert both.after(WithdrawnEvent("m0")).after(again).wanted == WantedSave(4, "notice")
+    assert after(*[replace(each, kind="restart", drill=False) for each in (stall[0], late)]).counts(2)
 
 
 def test_withdrawn_training_goes_on() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus import protocol
 from spotguard.hooks.consensus.channel import Channel
@@ -32,10 +32,11 @@ from spotguard.hooks.consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
-from spotguard.hooks.consensus.failover import SECOND, side
+from spotguard.hooks.consensus.failover import SECOND, Failover, side
 from spotguard.hooks.consensus.job_state import JobState, WantedSave
 from spotguard.hooks.consensus.stores import second
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
+from spotguard.hooks.consensus.stores.keeper import Keeper
 from spotguard.hooks.consensus.stores.second import BesideStore, second_rank
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.providers.clock import SystemClock
@@ -95,6 +96,18 @@ class Away:
         raise RuntimeError("Connection reset by peer")
 
 
+class Deaf(Away):
+    """A rank's way to a store whose mailbox's connection breaks. The others stand."""
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.current_thread().name == "spotguard-mailbox":
+            return super().__getattr__(name)
+        return getattr(self._store, name)
+
+    def clone(self) -> Deaf:
+        return Deaf(self._store.clone(), self.cut)
+
+
 class Job:
     """Three ranks on two machines. With `hosts`, the process that serves the store counts as the first rank's."""
 
@@ -104,7 +117,7 @@ class Job:
         makers = [how.get("maker", BesideStore)(store, 3) for store in stores]
         self.cut = threading.Event()
         if cut is not None:
-            stores[cut] = Away(stores[cut], self.cut)
+            stores[cut] = how.get("way", Away)(stores[cut], self.cut)
         self.hosts = bool(how.get("hosts"))
         self.channels = together(*(lambda r=r: self._join(r, stores[r], makers[r]) for r in range(3)))
         self.ranks = [Rank(channel) for channel in self.channels]
@@ -514,6 +527,53 @@ def test_a_thread_calls_while_its_rank_hears(host: Host) -> None:
         assert numbers[0] > SECOND
 
 
+def test_a_call_that_its_caller_is_just_reading_is_not_carried_beside_it(host: Host) -> None:
+    """The job state, which is carried next, has it."""
+    with a_job(host) as job, ThreadPoolExecutor(1) as pool:
+        first, told = job.ranks[0], threading.Event()
+
+        def carries(epoch: int, call: LogEvent, standing: JobState) -> None:
+            first.before = None
+            assert told.wait(PATIENCE)
+            failover = first.channel.failover
+            until(lambda: bool(failover._unheard) or called.done())
+            failover.carry_before(failover.last)
+
+        first.before = carries
+        called = pool.submit(first.channel.call, BackgroundEvent("once"), within(PATIENCE))
+        told.set()
+        called.result(PATIENCE)
+        first.until(SECOND + 1)  # the state that it has carried: all leave the first store
+        first.until(job.channels[1].call(OTHER, within(PATIENCE)))
+        calls = [call for _, call, _ in first.heard]
+        assert sum(isinstance(call, BackgroundEvent) for call in calls) == 1
+        assert first.channel.standing.departing == {"m1"}
+
+
+def test_an_entry_that_cannot_be_taken_in_leaves_none_behind() -> None:
+    """The thread of the other log has left its entry to this one."""
+
+    class Ends(BaseException):
+        pass
+
+    store: Any = HashStore()
+    failover = Failover(Keeper(store, protocol.Keys("x", 1), SystemClock()), 0, SystemClock())
+    entries = [protocol.Hear(number, failover.entry(NOTICE).encode()) for number in (1, 2, 3)]
+    heard = list[int]()
+
+    def hear(epoch: int, call: LogEvent, standing: JobState) -> None:
+        heard.append(epoch)
+        if epoch == 1:
+            failover.hear(0, hear, entries[1])
+            raise Ends
+
+    with pytest.raises(Ends):
+        failover.hear(0, hear, entries[0])
+    assert heard == [1, 2]
+    failover.hear(0, hear, entries[2])
+    assert heard == [1, 2, 3]
+
+
 def test_the_host_of_the_second_store_waits_for_no_rank_that_has_gone_with_the_first(host: Host) -> None:
     """It waits for every other one, or that one's process might abort."""
     with a_job(host, hosts=True) as job, ThreadPoolExecutor(1) as pool:
@@ -526,6 +586,17 @@ def test_the_host_of_the_second_store_waits_for_no_rank_that_has_gone_with_the_f
         assert not closed.done()
         job.channels[1].close(0.0)
         closed.result(PATIENCE)
+
+
+def test_the_host_of_the_first_store_counts_once_though_it_hears_nothing_there(host: Host) -> None:
+    """It would take itself for a rank that has gone, and end its store before another rank has left."""
+    with a_job(host, 0, hosts=True, way=Deaf) as job:
+        keeper = job.channels[1]._keepers[0]
+        job.cut.set()
+        job.channels[1].call(NOTICE, within(PATIENCE))
+        until(lambda: job.channels[0].orphaned)
+        job.channels[0].close(0.0)
+        assert keeper.store.add(f"{keeper.keys.incarnation}/left", 0) == 1
 
 
 def test_a_rank_leaves_once_though_another_one_takes_it_for_gone(host: Host) -> None:

@@ -66,6 +66,8 @@ class Scene:
     reads_first: bool = False
     #: A claim overwrites what is there.
     overwrites: bool = False
+    #: A stall's call does not tell which save its caller has ended.
+    hides_ended: bool = False
     #: Whoever is behind is not let through.
     stays_shut: bool = False
     #: Whether who is told to leave does so where it is parked.
@@ -91,6 +93,8 @@ class Rank(NamedTuple):
     decision: Decision | None = None
     restoring: bool = False
     cut: bool = False
+    #: The stalls that it has called, and for which no save of its own has ended since.
+    unanswered: frozenset[str] = frozenset()
     #: Told to leave; and its training has left.
     leaving: bool = False
     left: bool = False

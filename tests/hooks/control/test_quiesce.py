@@ -207,6 +207,23 @@ def test_a_rank_offers_the_step_that_its_devices_hold(held: bool, step: int) -> 
     assert (spec.step, spec.held_by_devices) == (step, boundary if held else None)
 
 
+def test_devices_that_hold_another_step_than_the_ranks_agreed_on_give_none() -> None:
+    """Its part would stand under another step's number. The other ranks learn that this part does not come."""
+    clock = Passing()
+    gate: Any = Standing()
+    fence = type("Fence", (), {"wait": lambda self, pause: None})()
+    state: Any = type("State", (Behind,), {"fence": fence})(type("Held", (), {"taken": 8})())
+    told: Any = type("Told", (), {"progress": lambda self, *_: None})()
+    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
+    others = Ahead()
+    ranks: Any = others
+    why = "the ranks agreed on step 5, but the devices hold step 4"
+    with pytest.raises(Abandoned, match=why):
+        Quiescence(gate, state, told, lambda: False, ranks).stand(job, False)
+    assert others.failures == [why]
+
+
 def test_a_host_that_passes_a_boundary_meanwhile_gives_no_step() -> None:
     """Its step's number would be another."""
     clock = Passing()

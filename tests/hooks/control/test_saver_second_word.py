@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,9 +13,10 @@ from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.save.request import SaveRequest
-from spotguard.providers.errors import SpotguardError
+from spotguard.providers.errors import DeniedError, SpotguardError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import go_on, notice, trained
+from tests.fakes.store import Fault
 from tests.fakes.training import restored, small, wait_open
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
 
@@ -47,6 +49,28 @@ def test_a_second_notice_is_answered_after_the_commit() -> None:
         heard.wait(protocol.Committed, 3)
         assert {message.id for message in heard.of(protocol.Committed)} == {"n1", "n2"}
     assert store.kinds()["manifests"] == 1
+
+
+def test_a_notice_that_comes_while_an_outcome_is_reported_hears_its_own_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its save begins then, and the earlier one's failure is no word of it."""
+    store = WatchedStore()
+    store.parallel = 1  # no other object is on its way
+    with trained(store) as (guard, _, heard):
+
+        def comes(record: logging.LogRecord) -> bool:
+            if record.getMessage().startswith("nothing new is committed"):
+                guard._agent.hear(notice("n2"))
+            return True
+
+        caplog.handler.addFilter(comes)
+        store.calls.clear()
+        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
+        guard._agent.hear(notice("n1"))
+        heard.wait(protocol.Committed, 2)
+        assert "n2" in {message.id for message in heard.of(protocol.Committed)}
+        assert [message.id for message in heard.of(protocol.Failed)] == ["n1"]
 
 
 @pytest.mark.parametrize("when", ["during", "after"])

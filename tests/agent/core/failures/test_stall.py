@@ -317,9 +317,20 @@ def test_heartbeats_are_exchanged_while_a_rank_is_here() -> None:
     run.story.closes(run.ranks[0])
     assert len(run.story.all(FollowMachines)) == 1
     run.story.closes(run.ranks[1])
-    assert run.story.all(FollowMachines)[1:] == [FollowMachines(begun.run, {})]
+    assert run.story.all(FollowMachines)[1:] == [FollowMachines(begun.run, None)]
     seen(run, 1.0)
     assert run.story.machine.stalls.silent == []
+
+
+def test_a_run_that_watches_no_machine_is_over_when_its_last_rank_has_left() -> None:
+    """It may have a secret for those that watch it. A rank that can name no machine does not end it."""
+    run = Run(2, world=4)
+    run.story.says(run.ranks[0], WatchMachines({"localhost 4242 x": "node2"}))
+    run.story.closes(run.ranks[0])
+    (begun,) = run.story.all(FollowMachines)
+    assert begun.machines == {}
+    run.story.closes(run.ranks[1])
+    assert run.story.all(FollowMachines)[1:] == [FollowMachines(begun.run, None)]
 
 
 def test_a_place_at_which_no_agent_can_be_is_left_out() -> None:
@@ -328,6 +339,7 @@ def test_a_place_at_which_no_agent_can_be_is_left_out() -> None:
     wrong = ["", "10.0.0.2", "host 1 x", "10.0.0.2 0 x", "10.0.0.2 99999 x", "10.0.0.2 1 ", "10.0.0.2 1 x y", "10.0.0.2 1 " + "x" * 65, "10.0.0.2 " + "1" * 5000 + " x", "127.0.0.1 1 x", "169.254.169.254 80 x", "10.0.0.2 1 \ud800"]  # fmt: skip
     run.story.says(run.ranks[0], WatchMachines(dict.fromkeys([*wrong, WHERE], "node2")))
     (begun,) = run.story.all(FollowMachines)
+    assert begun.machines is not None
     assert [*begun.machines] == [WHERE]
 
 

@@ -28,7 +28,7 @@ from spotguard.hooks.control.ranks.coordinator import Coordinator
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
 from spotguard.hooks.ipc.notice import PreemptionNotice
-from spotguard.hooks.ipc.protocol import LAUNCHER, PEER, Message, PeerPreempted, Preempt
+from spotguard.hooks.ipc.protocol import LAUNCHER, PEER, STALL, Message, PeerPreempted, Preempt
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.plan.partitioner import RankRoles
@@ -346,6 +346,47 @@ def test_a_save_by_hand_that_the_first_rank_never_calls_for_ends() -> None:
             clock.advance(3600)
         with pytest.raises(CheckpointError, match="step 7 is not saved: rank 0 has not called for it"):
             asked.result(PATIENCE)
+
+
+def test_a_second_machines_stall_is_answered_though_the_first_ones_save_is_over() -> None:
+    """The first machine's agent has not taken its stall back yet."""
+
+    def refused(request: Request) -> None:
+        if request.verb == "put":
+            raise DeniedError(f"put {request.key}: denied")
+
+    with two(SystemClock(), store=CalledStore(FakeStore(), refused)) as ends:
+        for end in ends:
+            end.saver.ready = True
+        for end, id in zip(ends, "xy", strict=True):
+            end.ranks.notice(Preempt(id, 600.0, 60.0, STALL, "spotguard", drill=True))
+            for each in ends:
+                assert "denied" in each.heard.outcome()
+            until(lambda: not any(each.saver.saving for each in ends))
+        for end, id in zip(ends, "xy", strict=True):
+            end.ranks.withdrawn(id, "the drill is over")
+        until(lambda: not any(each.saver.alarmed for each in ends))
+        assert ends[0].ranks.channel.standing.notices == ()
+
+
+def test_a_stall_that_another_rank_joined_to_a_save_is_answered_by_a_rank_that_has_ended_it() -> None:
+    """The other rank's own save was still under way."""
+    with two(SystemClock()) as (first, second):
+        for end in (first, second):
+            end.state.collect()
+            end.saver.ready = True
+        first.ranks.notice(Preempt("x", 600.0, 60.0, STALL, "spotguard", drill=True))
+        assert [end.heard.outcome() for end in (first, second)] == ["committed"] * 2
+        until(lambda: not (first.saver.saving or second.saver.saving))
+        joined = NoticeEvent(
+            second.ranks.notices.id_in_job("y"), STALL, "spotguard", 600.0, "b", 600.0, drill=True
+        )
+        first.ranks.channel.call(joined, lambda: PATIENCE)
+        assert second.heard.outcome() == "committed"
+        assert second.ranks.channel.standing.notices[-1].id == joined.id
+        first.ranks.withdrawn("x", "the drill is over")
+        second.ranks.over(joined.id, "the drill is over")
+        until(lambda: not (first.saver.alarmed or second.saver.alarmed))
 
 
 def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_its_name() -> None:
