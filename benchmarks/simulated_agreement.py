@@ -20,7 +20,7 @@ from typing import Any, cast
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.protocol import Add, Claim, Drop, Get, Has, Hear, Keys, Set, Wait, Waited
+from spotguard.hooks.consensus.protocol import Add, Claim, Drop, Get, Has, Keys, LogEntry, Set, Wait, Waited
 from spotguard.hooks.consensus.stores.connection import JobStore, first_pause, pauses
 from spotguard.hooks.consensus.vote import ReplicaGroup, Vote, ranges
 
@@ -181,7 +181,7 @@ class _Job:
             return
         ran = time.perf_counter() - began
         match operation:
-            case Hear(epoch=epoch):
+            case LogEntry(epoch=epoch):
                 vote = Vote(
                     rank,
                     1000,

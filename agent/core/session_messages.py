@@ -14,7 +14,7 @@ from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
 from ..actions import FollowMachines, Incident, Tell
 from ..events import Closed, Heard, MachineSeen, Opened, ProcessSeen
-from ..ipc.beats import place_of
+from ..ipc.peer_liveness import place_of
 from ..outcome import Outcome, as_level
 from .command import CommandGroup
 from .delivery import Delivery

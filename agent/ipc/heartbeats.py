@@ -25,7 +25,7 @@ from typing import Any
 from ...providers.clock import Clock
 from ...providers.text import NAME, clip
 from ..events import Event, MachineSeen
-from .beats import EVERY, Beats, place_of
+from .peer_liveness import EVERY, PeerLiveness, place_of
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -78,7 +78,7 @@ class _Link:
 
     address: tuple[str, int]
     secret: str
-    beats: Beats
+    liveness: PeerLiveness
     sock: socket.socket | None = None
     made_at: float = 0.0
     #: This connection has brought an answer.
@@ -321,14 +321,14 @@ class Heartbeats:
             if number in link.asked and secrets.compare_digest(code, _code(link.secret, b"answer", number)):
                 link.asked.remove(number)
                 link.answered = True
-                self._tell(link.beats.heard(self._clock.monotonic()))
+                self._tell(link.liveness.heard(self._clock.monotonic()))
 
     def _drop(self, link: _Link, *, ended: bool) -> None:
         if link.sock is not None:
             self._selector.unregister(link.sock)
         link.close()
         if ended:
-            self._tell(link.beats.ended())
+            self._tell(link.liveness.ended())
 
     def _tick(self) -> None:
         now = self._clock.monotonic()
@@ -344,9 +344,9 @@ class Heartbeats:
                 self._hang_up(sock)
         for link in self._links.values():
             if gap > 2 * self._every:  # this machine, or this agent, was stopped meanwhile
-                link.beats.missed(gap, now)
+                link.liveness.missed(gap, now)
             self._ask(link, now)
-            self._tell(link.beats.look(now))
+            self._tell(link.liveness.look(now))
 
     def _follow(self) -> None:
         """Have one link for each machine that a run wants to be watched."""
@@ -363,15 +363,15 @@ class Heartbeats:
         for key, of in runs.items():
             if key not in self._links and len(self._links) < _LINKS:
                 address, port, secret = key.split(" ")
-                self._links[key] = _Link((address, int(port)), secret, Beats(names[key], self._every))
+                self._links[key] = _Link((address, int(port)), secret, PeerLiveness(names[key], self._every))
             if (link := self._links.get(key)) is not None:
-                self._tell(link.beats.follow(frozenset(of)))
+                self._tell(link.liveness.follow(frozenset(of)))
 
     def _ask(self, link: _Link, now: float) -> None:
-        if link.sock is not None and link.beats.quiet(now) > _ANEW and now - link.made_at > _ANEW:
+        if link.sock is not None and link.liveness.quiet(now) > _ANEW and now - link.made_at > _ANEW:
             self._drop(link, ended=False)
         if link.sock is None:
-            if link.beats.gone and now - link.made_at < _BACK:
+            if link.liveness.gone and now - link.made_at < _BACK:
                 return
             try:
                 link.sock, link.made_at = socket.socket(socket.AF_INET, socket.SOCK_STREAM), now

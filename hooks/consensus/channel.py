@@ -13,7 +13,7 @@ from ...providers.errors import SpotguardError, UsageError
 from ..ipc import typed_json
 from . import barrier, protocol
 from .events import VERSION, BackgroundEvent, LogEvent, ManualEvent, RevoteEvent
-from .failover import SECOND, Failover, Hearer, side
+from .failover import SECOND_STORE, EventHandler, Failover, side
 from .job_state import JobState
 from .protocol import Keys, Waited
 from .stores.connection import SETTLE, SETTLE_MOST, JobStore, StoreSilent, late, within
@@ -126,7 +126,7 @@ class Channel:
         host = second_rank(self.machines)
         served = second.serve() if self.rank == host else ""
         place = self.meetings.tell(served.encode() if self.rank == host else None, _MEET, of=host).decode()
-        keys = replace(self._keys, before=SECOND)
+        keys = replace(self._keys, before=SECOND_STORE)
         keeper = reach(second, place, keys, self._clock) if place else None
         missing = self.meetings.check(keeper is not None, _MEET)
         if keeper is not None and missing < 0:
@@ -165,10 +165,10 @@ class Channel:
         """
         return self.host if self.orphaned else None
 
-    def listen(self, hear: Hearer) -> None:
+    def listen(self, hear: EventHandler) -> None:
         """Have a thread "spotguard-mailbox" call `hear` once for each event, in order. `hear` must not block."""
         for at, keeper in enumerate(self._keepers):
-            keeper.listen(self.rank, partial(self.failover.hear, at, hear), partial(self._gone, at))
+            keeper.listen(self.rank, partial(self.failover.receive, at, hear), partial(self._gone, at))
 
     def call(self, call: LogEvent, left: Callable[[], float | None], *, ends: bool = False) -> int:
         """Send an event to all ranks, including this one, and return its number. Any thread may call it.
@@ -196,7 +196,7 @@ class Channel:
             except StoreSilent as error:
                 why = error
                 continue
-            if self.failover.is_read(keeper, number, call, seconds):
+            if self.failover.wait_until_read(keeper, number, call, seconds):
                 return number
             # The others have left that store, or it has gone or fallen silent since: nobody may ever read the entry.
         raise why
@@ -273,7 +273,7 @@ class Channel:
                 waiting,
             )
         except StoreSilent as why:
-            if self.failover.is_replaced(epoch, total, over):
+            if self.failover.wait_until_replaced(epoch, total, over):
                 return Decision(epoch, None, "a later call has replaced this save")
             return Decision(epoch, None, str(why))
         if decision is None:

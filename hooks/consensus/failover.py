@@ -16,17 +16,17 @@ from ...providers.clock import Clock
 from . import events, protocol
 from .events import CarriedEvent, LogEvent, NoticeEvent, RevoteEvent, UnknownEvent, WithdrawnEvent
 from .job_state import JobState
-from .protocol import Hear, Saying
+from .protocol import LogEntry, Saying
 from .stores.connection import late, pauses, within
 from .stores.keeper import Keeper
 
 log = logging.getLogger("spotguard")
 
 #: Called with an event's number, the event, and the job state after it.
-Hearer = Callable[[int, LogEvent, JobState], None]
+EventHandler = Callable[[int, LogEvent, JobState], None]
 
 #: The number before the first entry of the second store's log. The first store's log never comes so far.
-SECOND = 1_000_000_000
+SECOND_STORE = 1_000_000_000
 #: The most seconds, and the share of the time left, that a call waits for the first store while there is a second one. The answer
 #: takes milliseconds. If it is late for another cause, the ranks leave a store that still lives, which costs nothing.
 _TRIED, _TRIED_SHARE = 3.0, 0.3
@@ -40,7 +40,7 @@ _ADDED = 2.0
 
 def side(epoch: int) -> int:
     """Return the place of the store in whose log this number is: 0 for the job's own, 1 for the second one."""
-    return int(epoch > SECOND)
+    return int(epoch > SECOND_STORE)
 
 
 class Failover:
@@ -71,10 +71,10 @@ class Failover:
         #: Guards what follows, and `at` and `standing`: each keeper has a thread that reads its log.
         self._lock = threading.Lock()
         #: Entries that are read and not yet taken in, each with the place of its store; and whether a thread takes them in.
-        self._entries: deque[tuple[int, Hear]] = deque()
+        self._entries: deque[tuple[int, LogEntry]] = deque()
         self._taking_in = False
         #: This rank's own events in the log of the first store, by number, until it has read them there.
-        self._unheard: dict[int, LogEvent] = {}
+        self._unread: dict[int, LogEvent] = {}
         #: Number of the newest entry of the first store that this rank has taken in, or is taking in.
         self._begun = 0
         #: Monotonic seconds until which each notice in the first store's log has time.
@@ -94,12 +94,15 @@ class Failover:
         """The keeper of the store behind which there is no other one."""
         return self.keepers[-1]
 
-    # --- writing: which store, and whether what it took is read ---
+    # --- writing: which store to call, and whether its entry will be read ---
 
     def turns(
         self, left: Callable[[], float | None], *, ends: bool = False
     ) -> Iterator[tuple[Keeper, Callable[[], float | None]]]:
         """Yield the stores to call in, one after the other, with the time that each has.
+
+        The first store has a short time, the second one half of what is left, and then the first one the rest. A store that is
+        gone is left out.
 
         Args:
             left: returns the seconds that are left; None: no limit.
@@ -126,8 +129,10 @@ class Failover:
         """Return the operations that add an entry to the second store's log, unless another rank adds it under this name."""
         return protocol.call_once(self.last.keys, name, self.entry(call), self.last.heard)
 
-    def is_read(self, keeper: Keeper, number: int, call: LogEvent, left: Callable[[], float | None]) -> bool:
-        """Return whether all ranks will read an entry: this rank reads it, or carries it into the second store.
+    def wait_until_read(
+        self, keeper: Keeper, number: int, call: LogEvent, left: Callable[[], float | None]
+    ) -> bool:
+        """Wait until it is known, and return, whether all ranks will read an entry: this rank reads it, or carries it into the second store.
 
         A store may take an entry and go, or fall silent, before anyone has read it.
         """
@@ -139,19 +144,19 @@ class Failover:
                 return False
             if self._begun >= number:
                 return True
-            self._unheard[number] = call
+            self._unread[number] = call
         if last.gone:
             return True
         never = threading.Event()
         for pause in pauses():
             seconds = left()
-            if number not in self._unheard or self.closing:
+            if number not in self._unread or self.closing:
                 return True
             if seconds is not None and seconds <= 0:
                 break
             self._clock.wait(never, pause)
         with self._lock:
-            return self._unheard.pop(number, None) is None
+            return self._unread.pop(number, None) is None
 
     # --- carrying, and leaving ---
 
@@ -177,65 +182,65 @@ class Failover:
             carried = self.standing.carry(lambda notice: max(0.0, self._ends[notice.id] - now))
             saying = self.add_once(carried, f"carried/{carried.heard}")
             keeper.caller.begin(saying, late(self._clock, _ADDED))
-        for number, call in self._unheard.items():
+        for number, call in self._unread.items():
             if isinstance(call, (NoticeEvent, WithdrawnEvent)):
                 call = replace(call, was=number)
             entry = self.entry(call)
             keeper.caller.begin(protocol.call(keeper.keys, entry, keeper.heard), lambda: None)
-        self._unheard.clear()
+        self._unread.clear()
 
-    def hear(self, at: int, hear: Hearer, heard: Hear) -> None:
+    def receive(self, at: int, handle: EventHandler, entry: LogEntry) -> None:
         """Take in the next entry of a log, on the thread that reads it.
 
-        Events are heard one after the other, and with no lock held: whatever hears one may wait for a thread that calls.
+        Events are handled one after the other, and with no lock held: whatever handles one may wait for a thread that calls.
 
         Args:
             at: the place of the log's store in `keepers`.
-            hear: gets the event.
-            heard: the entry.
+            handle: gets the event.
+            entry: the entry.
         """
         with self._lock:
-            self._entries.append((at, heard))
+            self._entries.append((at, entry))
             if self._taking_in:
                 return  # the other log's thread is at it, and takes in this entry, too
             self._taking_in = True
         failure: BaseException | None = None
-        while (entry := self._next()) is not None:
+        while (following := self._next()) is not None:
             try:
-                self._take_in(*entry, hear)
+                self._take_in(*following, handle)
             except BaseException as error:  # noqa: BLE001 the other log's entries are taken in first, for its thread does not
                 failure = failure or error
         if failure is not None:
             raise failure
 
-    def _next(self) -> tuple[int, Hear] | None:
+    def _next(self) -> tuple[int, LogEntry] | None:
         with self._lock:
             self._taking_in = bool(self._entries)
             return self._entries.popleft() if self._entries else None
 
-    def _take_in(self, at: int, heard: Hear, hear: Hearer) -> None:
+    def _take_in(self, at: int, entry: LogEntry, handle: EventHandler) -> None:
         with self._lock:
             if at < self.at:
                 return  # the ranks have left this store
-            call = events.decode(heard.raw)
+            call = events.decode(entry.raw)
             before = self.standing
             if at > self.at:
                 self._leave(at, call)
                 before = JobState(self.keepers[at].keys.before)
             if not at:
-                # Before `hear`, which may wait for a thread that carries: this entry is carried by the state that follows from it.
-                self._begun = heard.epoch
-                self._unheard.pop(heard.epoch, None)
+                # Before `handle`, which may wait for a thread that carries: this entry is carried by the state that follows from it.
+                self._begun = entry.epoch
+                self._unread.pop(entry.epoch, None)
             if before.includes(call):
                 call = UnknownEvent("it was carried from the first store")
             standing = before.after(call)
             self._keep(call)
         try:
-            hear(heard.epoch, call, standing)
+            handle(entry.epoch, call, standing)
         except Exception:  # a bug of spotguard must not end the only thread that receives events
             log.exception("internal error; please report it [SG704]")
         with self._lock:
-            # Set after `hear`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
+            # Set after `handle`: the saver leaves an epoch once it sees it superseded, and must know by then which save replaces it.
             self.standing = standing
             if standing.wanted is not None and standing.undecided(max(self.decided, self._revoted)):
                 self._revoted = standing.wanted.epoch
@@ -258,8 +263,8 @@ class Failover:
 
     # --- the save that counts ---
 
-    def is_replaced(self, epoch: int, total: float | None, over: Callable[[], bool]) -> bool:
-        """Return whether a call in the second store has replaced a save whose store did not answer."""
+    def wait_until_replaced(self, epoch: int, total: float | None, over: Callable[[], bool]) -> bool:
+        """Wait for a call in the second store, and return whether it has replaced a save whose store did not answer."""
         if side(epoch) or len(self.keepers) == 1 or self.last.gone:
             return not self.counts(epoch)
         self.carry_before(self.last)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
-from ..ipc.protocol import STANDSTILL
+from ..ipc.protocol import STALL_KINDS
 from .events import (
     BackgroundEvent,
     BoundaryEvent,
@@ -192,7 +192,7 @@ class JobState:
         """
         joins = self.wanted is not None and notice.ended < self.wanted.epoch
         if any(each.id == notice.id for each in self.notices):
-            if joins or notice.kind not in STANDSTILL:
+            if joins or notice.kind not in STALL_KINDS:
                 return self
             return replace(self, wanted=self._wanted_for_notice())
         same = [
@@ -221,4 +221,4 @@ class JobState:
 
 
 def _is_one_stall(one: NoticeEvent, other: NoticeEvent) -> bool:
-    return one.kind in STANDSTILL and other.kind in STANDSTILL
+    return one.kind in STALL_KINDS and other.kind in STALL_KINDS

@@ -109,7 +109,7 @@ def listen(keys: Keys, rank: int) -> Saying[None]:
         epoch += 1
         if (yield Wait((keys.bell(rank, epoch),))) is not Waited.THERE:
             return
-        yield Hear(epoch, _one((yield Get((keys.call(epoch),)))))
+        yield LogEntry(epoch, _one((yield Get((keys.call(epoch),)))))
         # No rank rings the bell before this one again: entry e + 1 is there, and the rank that claims e + 2 rings for e + 1.
         if epoch > keys.before + 1:
             yield Drop((keys.bell(rank, epoch - 1),))
@@ -246,7 +246,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Hear:
+class LogEntry:
     """Deliver the next entry of the log; no operation of the store. The answer comes when the rank has handled it."""
 
     epoch: int
@@ -263,7 +263,7 @@ class Waited(Enum):
     OVER = "over"
 
 
-Operation = Set | Add | Claim | Has | Get | Wait | Drop | Hear
+Operation = Set | Add | Claim | Has | Get | Wait | Drop | LogEntry
 #: None: the operation is done and has no other answer.
 Answer = None | int | bool | bytes | tuple[bytes, ...] | Waited
 

@@ -80,7 +80,7 @@ class Vote:
     #: A restore would take its weights alone, and its moments need some seconds more.
     early: bool = False
     #: The rank comes to no later step than it has: training hangs, or an error has ended it there.
-    stands: bool = False
+    final: bool = False
 
     def encode(self) -> str:
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -106,7 +106,7 @@ class Decision:
     #: Some ranks are parked at their boundary. The others wait for them in the next step's collectives.
     some_park: bool = False
     #: Step of a complete checkpoint that is as new, so that nothing is saved. -1: there is none.
-    stands: int = -1
+    saved: int = -1
 
     def encode(self) -> str:
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -172,7 +172,7 @@ def decide(epoch: int, world: int, offers: Sequence[Vote]) -> Decision:
         lost = [rank for rank in silent if not any(rank in each for each in held)]
         last = max(offer.last for offer in offers)
         if last >= max(steps):
-            return replace(nothing(it_stands(late, last)), stands=last)
+            return replace(nothing(it_stands(late, last)), saved=last)
         if lost:
             return nothing(f"{late}, and no other rank holds the state of {named(lost)}")
         if len(steps) > 1:
@@ -198,7 +198,7 @@ def _stuck(offers: Sequence[Vote]) -> list[int]:
     return [
         offer.rank
         for offer in offers
-        if offer.stands and offer.step is not None and (offer.boundary or offer.step < newest)
+        if offer.final and offer.step is not None and (offer.boundary or offer.step < newest)
     ]
 
 

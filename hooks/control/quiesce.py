@@ -219,7 +219,7 @@ class Quiescence:
         )
         scope.check()
         if decision.step is None:
-            raise AlreadyComplete(decision.why) if decision.stands >= 0 else Abandoned(decision.why)
+            raise AlreadyComplete(decision.why) if decision.saved >= 0 else Abandoned(decision.why)
         return decision
 
 

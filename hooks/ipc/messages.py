@@ -25,7 +25,7 @@ STALL = "stall"
 #: Kind of the notice that an agent makes when a run has stood still for too long: the process saves and ends.
 RESTART = "restart"
 #: Kinds of notices of a job that stands still: that one, and the one that ends it, so that it starts again.
-STANDSTILL = frozenset({STALL, RESTART})
+STALL_KINDS = frozenset({STALL, RESTART})
 #: Phases of training that have a usual length: those of every step, and the rarer ones. Beside them a position has "save", and
 #: "" before training.
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "collective")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .protocol import OF_A_RANK, STANDSTILL, Preempt
+from .protocol import OF_A_RANK, STALL_KINDS, Preempt
 
 #: Kind of a notice that a test makes in its own process: no agent decides what follows the commit.
 BY_HAND = "test"
@@ -64,6 +64,6 @@ def alarm_of(notice: Preempt, now: float) -> PreemptionNotice:
         kind=notice.kind,
         drill=notice.drill,
         by_hand=notice.kind == BY_HAND or notice.kind in OF_A_RANK,
-        stall=notice.kind in STANDSTILL,
+        stall=notice.kind in STALL_KINDS,
         seen=now,
     )

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ....providers.clock import Clock
 from ....providers.errors import SpotguardError
-from ..protocol import Add, Answer, Claim, Drop, Get, Has, Hear, Operation, Saying, Set, Wait, Waited
+from ..protocol import Add, Answer, Claim, Drop, Get, Has, LogEntry, Operation, Saying, Set, Wait, Waited
 
 
 class StoreSilent(SpotguardError):
@@ -51,7 +51,7 @@ def connect(store: JobStore) -> JobStore:
 
 
 def do(store: JobStore, operation: Operation) -> Answer:
-    """Run one operation and return its answer. `Wait` and `Hear` are left to the callers, which measure the time.
+    """Run one operation and return its answer. `Wait` and `LogEntry` are left to the callers, which measure the time.
 
     Raises:
         StoreSilent: the store is gone. If its host stands still, the call does not return.
@@ -72,7 +72,7 @@ def do(store: JobStore, operation: Operation) -> Answer:
             case Drop(keys=keys):
                 _drop(store, keys)
                 return None
-            case Wait() | Hear():
+            case Wait() | LogEntry():
                 raise TypeError(f"{operation} is not done here")
     except RuntimeError as error:  # the base class of c10d's errors
         raise StoreSilent(f"the job's store does not answer: {_line(error)} [SG504]") from error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ....providers.clock import Clock
 from .. import protocol
-from ..protocol import Answer, Has, Hear, Keys, Saying, Set, Wait, Waited
+from ..protocol import Answer, Has, Keys, LogEntry, Saying, Set, Wait, Waited
 from .connection import JobStore, StoreConnection, StoreSilent, do, first_pause, wait
 
 #: Seconds that one wait of the mailbox may take: c10d counts milliseconds in 32 bits, which are 24 days.
@@ -37,7 +37,7 @@ class Keeper:
         )
         self.connections = [self._mailbox, self.caller, self.agreement]
 
-    def listen(self, rank: int, hear: Callable[[Hear], None], gone: Callable[[Exception], None]) -> None:
+    def listen(self, rank: int, hear: Callable[[LogEntry], None], gone: Callable[[Exception], None]) -> None:
         """Have the mailbox's thread call `hear` once for each entry, in order, and `gone` once if no more come."""
         self._mailbox.give(lambda store: self._listen(store, rank, hear, gone))
 
@@ -65,14 +65,14 @@ class Keeper:
             connection.close(join)
 
     def _listen(
-        self, store: JobStore, rank: int, hear: Callable[[Hear], None], gone: Callable[[Exception], None]
+        self, store: JobStore, rank: int, hear: Callable[[LogEntry], None], gone: Callable[[Exception], None]
     ) -> None:
         try:
             saying: Saying[None] = protocol.listen(self.keys, rank)
             operation = next(saying)
             while True:
                 answer: Answer = None
-                if isinstance(operation, Hear):
+                if isinstance(operation, LogEntry):
                     hear(operation)
                     self.heard = operation.epoch
                 elif isinstance(operation, Wait):

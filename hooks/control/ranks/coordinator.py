@@ -322,7 +322,7 @@ class Coordinator:
             preemption, epoch if wanted else 0, at_boundary=at_boundary, departing=self._departing(standing)
         )
         ended, counting = self._saver.ended, standing.wanted
-        ours = call.kind in protocol.STANDSTILL and call.machine == self.channel.machines[self.channel.rank]
+        ours = call.kind in protocol.STALL_KINDS and call.machine == self.channel.machines[self.channel.rank]
         if ours and counting is not None and ended >= counting.epoch:
             # Another rank of this machine has joined the stall to a save that this one has ended, and nothing would answer it here.
             self._call(
@@ -363,7 +363,7 @@ class Coordinator:
         decision = channel.agree(job.epoch, offer, left, over)
         self.speaks = channel.rank == min(decision.ranks, default=0)
         if decision.step is not None and channel.rank not in decision.ranks:
-            why = f"stands at step {step}" if offer.stands else "answered too late"
+            why = f"stands at step {step}" if offer.final else "answered too late"
             raise Abandoned(f"the other ranks save step {decision.step} without this rank, which {why}")
         return decision
 
@@ -384,7 +384,7 @@ class Coordinator:
             plan=shared(self._state.fingerprint()),
             covers=ranges(covered(self._cards, holding(self._state))),
             parks=parks,
-            stands=self._saver.no_more_steps or (job.preemption is not None and job.preemption.stall),
+            final=self._saver.no_more_steps or (job.preemption is not None and job.preemption.stall),
             early=step is not None
             and counts(step, self._checkpointer.complete)
             and early(cost.moments, cost.rate),

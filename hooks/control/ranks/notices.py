@@ -127,13 +127,13 @@ class JobNotices:
         message = protocol.Preempt(self.id_here(call.id), seconds, reserve, kind, call.source, call.drill)
         if not ours:
             self._tell_agent(self._called_by(call, standing, now))
-        return replace(alarm_of(message, now), stall=call.kind in protocol.STANDSTILL)
+        return replace(alarm_of(message, now), stall=call.kind in protocol.STALL_KINDS)
 
     def is_stall_elsewhere(self, id: str) -> bool:
         """Return whether another machine called a notice because training stands still."""
         with self._lock:
             foreign = self._foreign.get(id)
-        return foreign is not None and foreign.kind in protocol.STANDSTILL
+        return foreign is not None and foreign.kind in protocol.STALL_KINDS
 
     def void(self, id: str) -> str:
         """Forget a notice that a call has ended, and tell the agent of another machine's. Return its id here."""

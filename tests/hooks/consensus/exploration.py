@@ -24,11 +24,11 @@ from spotguard.hooks.consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
-from spotguard.hooks.consensus.failover import SECOND
+from spotguard.hooks.consensus.failover import SECOND_STORE
 from spotguard.hooks.consensus.protocol import Answer, Claim, Get, Keys, Set, Wait, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.control.gate_rule import Shut
-from spotguard.hooks.ipc.protocol import STANDSTILL
+from spotguard.hooks.ipc.protocol import STALL_KINDS
 from tests.hooks.consensus.sayings import Sayings, Violation, perform
 from tests.hooks.consensus.worlds import (
     Rank,
@@ -392,7 +392,7 @@ class Exploration:
         yield "saves", saved._replace(saved=world.saved | {(rank.epoch, decision)})
         if index in self.scene.moving and not world.moved and place.shut is not Shut.AT_BOUNDARY:
             moved = changed(world, index, rank._replace(phase="ended"))
-            if rank.epoch > SECOND or away(rank):
+            if rank.epoch > SECOND_STORE or away(rank):
                 second = (*world.second, *self._carries(world, index), BoundaryEvent(rank.epoch))
                 yield "has moved", moved._replace(second=second, moved=True)
             else:
@@ -505,7 +505,7 @@ class Exploration:
 
 
 def _is_stall(call: LogEvent) -> bool:
-    return isinstance(call, NoticeEvent) and call.kind in STANDSTILL
+    return isinstance(call, NoticeEvent) and call.kind in STALL_KINDS
 
 
 def explore(scene: Scene) -> int:

@@ -23,7 +23,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # typ
 
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import VERSION, BackgroundEvent, LogEvent, NoticeEvent, WithdrawnEvent
-from spotguard.hooks.consensus.failover import Hearer
+from spotguard.hooks.consensus.failover import EventHandler
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
@@ -60,7 +60,7 @@ class Rank:
         self.channel = channel
         self.heard: list[tuple[int, LogEvent, JobState]] = []
         #: Called before it hears.
-        self.before: Hearer | None = None
+        self.before: EventHandler | None = None
         self._changed = threading.Condition()
         channel.listen(self._hear)
 

@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.hooks.consensus import protocol
 from spotguard.hooks.consensus.events import BackgroundEvent, NoticeEvent, WithdrawnEvent
-from spotguard.hooks.consensus.failover import SECOND
+from spotguard.hooks.consensus.failover import SECOND_STORE
 from spotguard.hooks.consensus.protocol import Claim, Keys, Saying, Waited
 from spotguard.hooks.consensus.vote import Decision, Vote, read_decision
 from tests.hooks.consensus.exploration import Exploration, explore
@@ -140,7 +140,7 @@ def test_replicas_come_to_save_in_the_second_store() -> None:
     exploration = Exploration(SCENES["the first store goes with its rank"])
     exploration.run()
     saved = {saved for world in exploration.came_from for saved in world.saved}
-    in_second = {decision.ranks for epoch, decision in saved if epoch > SECOND}
+    in_second = {decision.ranks for epoch, decision in saved if epoch > SECOND_STORE}
     assert {(1,), (0, 1)} <= in_second
 
 

@@ -16,7 +16,7 @@ from spotguard.hooks.consensus.events import (
     UnknownEvent,
     WithdrawnEvent,
 )
-from spotguard.hooks.consensus.failover import SECOND
+from spotguard.hooks.consensus.failover import SECOND_STORE
 from spotguard.hooks.consensus.job_state import JobState, WantedSave
 
 
@@ -168,7 +168,7 @@ def carried(*calls: LogEvent) -> CarriedEvent:
 
 
 def second(*calls: LogEvent) -> JobState:
-    standing = JobState(SECOND)
+    standing = JobState(SECOND_STORE)
     for call in calls:
         standing = standing.after(call)
     return standing
@@ -181,16 +181,18 @@ def test_what_counts_in_the_first_log_counts_in_the_second() -> None:
     assert standing.undecided(0)
     assert not standing.undecided(1)
     assert second(carried(notice("a")), FailedEvent(1, 0)).counts(1)
-    assert second(carried(notice("a")), RevoteEvent(1), RevoteEvent(1)).counts(SECOND + 2)
-    assert second(carried(notice("a")), BoundaryEvent(1)).wanted == WantedSave(SECOND + 2, "notice", True)
+    assert second(carried(notice("a")), RevoteEvent(1), RevoteEvent(1)).counts(SECOND_STORE + 2)
+    assert second(carried(notice("a")), BoundaryEvent(1)).wanted == WantedSave(
+        SECOND_STORE + 2, "notice", True
+    )
 
 
 def test_the_longer_of_two_states_holds_and_its_new_save_is_voted_on_by_all() -> None:
     short, long = carried(notice("a")), carried(notice("a"), notice("b", "m1"))
     assert second(short, long).departing == second(long, short).departing == {"m0", "m1"}
-    assert second(short, long).counts(SECOND + 2)
+    assert second(short, long).counts(SECOND_STORE + 2)
     assert second(long, short).counts(2)
-    assert second(carried(), short).counts(SECOND + 2)
+    assert second(carried(), short).counts(SECOND_STORE + 2)
 
 
 def test_what_was_withdrawn_in_either_log_does_not_come_back() -> None:
@@ -207,13 +209,13 @@ def test_an_entry_that_was_carried_is_not_read_a_second_time() -> None:
     """Its caller did not know that another rank had read it."""
     again = replace(notice("a"), was=1)
     assert second(carried(notice("a")), WithdrawnEvent("a"), again).notices == ()
-    assert second(carried(), again).counts(SECOND + 2)
+    assert second(carried(), again).counts(SECOND_STORE + 2)
 
 
 def test_a_notice_of_the_second_log_stands_whatever_is_carried_later() -> None:
     standing = second(carried(), notice("b", "m1"), carried(notice("a"), WithdrawnEvent("a")))
     assert standing.departing == {"m1"}
-    assert standing.counts(SECOND + 2)
+    assert standing.counts(SECOND_STORE + 2)
 
 
 def test_a_save_beside_training_is_neither_lost_nor_voted_on_again() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from spotguard.hooks.consensus import protocol
-from spotguard.hooks.consensus.protocol import Drop, Get, Has, Hear, Keys, Saying, Set, Wait, Waited
+from spotguard.hooks.consensus.protocol import Drop, Get, Has, Keys, LogEntry, Saying, Set, Wait, Waited
 from tests.hooks.consensus.sayings import Sayings, Violation, perform
 
 
@@ -109,7 +109,7 @@ class Exploration:
         while known is not None and not isinstance(operation := self.sayings.pending[known], Wait):
             answer: Any = None
             match operation:
-                case Hear(epoch=epoch, raw=raw):
+                case LogEntry(epoch=epoch, raw=raw):
                     if epoch != len(heard) + 1:
                         raise Violation(f"rank {index} hears number {epoch} after {heard}")
                     heard = (*heard, raw)

@@ -32,7 +32,7 @@ from spotguard.hooks.consensus.events import (
     RevoteEvent,
     WithdrawnEvent,
 )
-from spotguard.hooks.consensus.failover import SECOND, Failover, side
+from spotguard.hooks.consensus.failover import SECOND_STORE, Failover, side
 from spotguard.hooks.consensus.job_state import JobState, WantedSave
 from spotguard.hooks.consensus.stores import second
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
@@ -196,7 +196,7 @@ def test_ranks_whose_store_has_gone_call_and_agree_in_the_second_one(host: Host)
         assert {each.step for each in job.agree(job.called(), (4, 5, 5))} == {5}
         host.dies()
         epoch = job.channels[2].call(OTHER, within(PATIENCE))
-        assert epoch > SECOND
+        assert epoch > SECOND_STORE
         for rank in job.ranks:
             assert [each for _, each in rank.until(epoch) if not isinstance(each, CarriedEvent)] == [
                 NOTICE,
@@ -232,9 +232,9 @@ def test_a_notice_whose_votes_went_with_the_store_is_voted_on_again_once(host: H
             decided = [each.result(PATIENCE) for each in waiting]
         assert {each.why for each in decided} == {"a later call has replaced this save"}
         for rank in job.ranks:
-            heard = rank.until(SECOND + 2)
+            heard = rank.until(SECOND_STORE + 2)
             assert [type(each) for _, each in heard] == [NoticeEvent, CarriedEvent, RevoteEvent]
-        assert {each.step for each in job.agree(SECOND + 2, (3, 3, 3))} == {3}
+        assert {each.step for each in job.agree(SECOND_STORE + 2, (3, 3, 3))} == {3}
 
 
 def test_a_decided_save_goes_on_though_its_store_is_gone(host: Host) -> None:
@@ -245,9 +245,9 @@ def test_a_decided_save_goes_on_though_its_store_is_gone(host: Host) -> None:
         for channel in job.channels:
             assert channel._keepers[0]._mailbox.close(PATIENCE)
         for rank in job.ranks:
-            assert [type(each) for _, each in rank.until(SECOND + 1)] == [NoticeEvent, CarriedEvent]
+            assert [type(each) for _, each in rank.until(SECOND_STORE + 1)] == [NoticeEvent, CarriedEvent]
         assert [channel.standing.counts(1) for channel in job.channels] == [True] * 3
-        assert [channel.standing.epoch for channel in job.channels] == [SECOND + 1] * 3
+        assert [channel.standing.epoch for channel in job.channels] == [SECOND_STORE + 1] * 3
 
 
 def test_a_store_that_stands_still_is_left_by_all_ranks_and_what_it_says_later_counts_for_nobody(
@@ -255,15 +255,17 @@ def test_a_store_that_stands_still_is_left_by_all_ranks_and_what_it_says_later_c
 ) -> None:
     with a_job(host) as job:
         with host.stopped():
-            assert job.channels[0].call(NOTICE, within(PATIENCE)) == SECOND + 2
+            assert job.channels[0].call(NOTICE, within(PATIENCE)) == SECOND_STORE + 2
             for rank in job.ranks:
-                rank.until(SECOND + 2)
+                rank.until(SECOND_STORE + 2)
         first = job.channels[1]._keepers[0]
         assert first.caller.say(protocol.call(first.keys, "late", 0), within(PATIENCE)) >= 1
         for channel in job.channels:
             until(lambda channel=channel: channel._keepers[0].heard >= 1)  # type: ignore[misc]
-        assert {each.step for each in job.agree(SECOND + 2, (2, 2, 2))} == {2}
-        assert [[epoch for epoch, _, _ in rank.heard] for rank in job.ranks] == [[SECOND + 1, SECOND + 2]] * 3
+        assert {each.step for each in job.agree(SECOND_STORE + 2, (2, 2, 2))} == {2}
+        assert [[epoch for epoch, _, _ in rank.heard] for rank in job.ranks] == [
+            [SECOND_STORE + 1, SECOND_STORE + 2]
+        ] * 3
         assert job.channels[1].agree(1, Vote(1, 2), within(PATIENCE), lambda: False).step is None
 
 
@@ -277,9 +279,9 @@ def test_all_ranks_follow_the_one_that_is_cut_off_from_the_first_store(host: Hos
             decided = [each.result(PATIENCE) for each in waiting]
         assert [each.step for each in decided] == [None, None]
         for rank in job.ranks:
-            rank.until(SECOND + 2)
-        assert {each.step for each in job.agree(SECOND + 2, (3, 3, 3))} == {3}
-        assert job.channels[0].call(OTHER, within(PATIENCE)) == SECOND + 3
+            rank.until(SECOND_STORE + 2)
+        assert {each.step for each in job.agree(SECOND_STORE + 2, (3, 3, 3))} == {3}
+        assert job.channels[0].call(OTHER, within(PATIENCE)) == SECOND_STORE + 3
 
 
 def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again(host: Host) -> None:
@@ -300,15 +302,15 @@ def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again
             until(lambda: bool(first._keepers[0].store.check([first._keys.call(2)])))
             job.channels[1]._keepers[0].gone = True  # as it seems to that one
             third = replace(OTHER, id="c")
-            assert job.channels[1].call(third, within(PATIENCE)) > SECOND
-            until(lambda: first._keepers[1].heard > SECOND)
+            assert job.channels[1].call(third, within(PATIENCE)) > SECOND_STORE
+            until(lambda: first._keepers[1].heard > SECOND_STORE)
             job.ranks[0].before = None
             goes_on.set()
             written.result(PATIENCE)
         for rank in job.ranks:
             until(lambda rank=rank: {"b", "c"} <= {n.id for n in rank.channel.standing.notices})  # type: ignore[misc]
         until(lambda: len({each.standing for each in job.channels}) == 1)
-        assert job.channels[0].standing.epoch > SECOND
+        assert job.channels[0].standing.epoch > SECOND_STORE
 
 
 def test_a_state_that_has_moved_is_saved_again_though_the_store_of_its_save_is_gone(host: Host) -> None:
@@ -413,7 +415,7 @@ def test_a_notice_whose_withdrawal_comes_first_in_the_second_store_does_not_come
         for rank in job.ranks:
             assert types(rank.until(last)) == ["NoticeEvent", "WithdrawnEvent", "NoticeEvent"]
             assert rank.channel.standing.notices == (OTHER,)
-        assert over > SECOND
+        assert over > SECOND_STORE
 
 
 def test_a_withdrawal_that_only_its_caller_has_read_in_the_first_store_is_carried(host: Host) -> None:
@@ -449,7 +451,7 @@ def test_a_notice_that_only_some_ranks_have_read_in_the_first_store_stands_for_a
             job.channels[2].failover._ends.clear()
             job.channels[2].call(WithdrawnEvent("nothing"), within(PATIENCE))
             for rank in job.ranks:
-                rank.until(SECOND + 3)
+                rank.until(SECOND_STORE + 3)
                 until(lambda rank=rank: rank.channel.standing.departing == {"m0"})  # type: ignore[misc]
         (epoch,) = {each.standing.wanted.epoch for each in job.channels if each.standing.wanted is not None}
         assert {each.step for each in job.agree(epoch, (3, 3, 3))} == {3}
@@ -481,7 +483,7 @@ def test_a_call_whose_store_dies_before_anyone_has_read_it_comes_by_the_second_o
             return number
 
         first.caller.say = answered  # type: ignore[method-assign]
-        assert caller.call(OTHER, within(PATIENCE)) > SECOND
+        assert caller.call(OTHER, within(PATIENCE)) > SECOND_STORE
         for rank in job.ranks:
             until(lambda rank=rank: OTHER.id in {each.id for each in rank.channel.standing.notices})  # type: ignore[misc]
 
@@ -491,10 +493,10 @@ def test_a_call_that_a_store_has_taken_and_nobody_reads_comes_by_the_second_one(
     with a_job(host) as job:
         first = job.channels[1]._keepers[0]
         first.caller.say = lambda *_: 1  # type: ignore[method-assign, assignment]
-        assert job.channels[1].call(NOTICE, within(PATIENCE)) == SECOND + 2
+        assert job.channels[1].call(NOTICE, within(PATIENCE)) == SECOND_STORE + 2
         del first.caller.say
         for rank in job.ranks:
-            assert types(rank.until(SECOND + 2)) == ["NoticeEvent"]
+            assert types(rank.until(SECOND_STORE + 2)) == ["NoticeEvent"]
 
 
 def test_a_rank_that_is_deaf_to_the_first_store_takes_all_with_it(host: Host) -> None:
@@ -502,7 +504,7 @@ def test_a_rank_that_is_deaf_to_the_first_store_takes_all_with_it(host: Host) ->
     with a_job(host, cut=2) as job:
         job.cut.set()
         for rank in job.ranks:
-            rank.until(SECOND + 1)
+            rank.until(SECOND_STORE + 1)
         epoch = job.channels[0].call(NOTICE, within(PATIENCE))
         for rank in job.ranks:
             rank.until(epoch)
@@ -524,7 +526,7 @@ def test_a_thread_calls_while_its_rank_hears(host: Host) -> None:
         for channel in job.channels:
             until(lambda channel=channel: {each.id for each in channel.standing.notices} == {"a", "b"})  # type: ignore[misc]
         assert len(numbers) == 1
-        assert numbers[0] > SECOND
+        assert numbers[0] > SECOND_STORE
 
 
 def test_a_call_that_its_caller_is_just_reading_is_not_carried_beside_it(host: Host) -> None:
@@ -536,14 +538,14 @@ def test_a_call_that_its_caller_is_just_reading_is_not_carried_beside_it(host: H
             first.before = None
             assert told.wait(PATIENCE)
             failover = first.channel.failover
-            until(lambda: bool(failover._unheard) or called.done())
+            until(lambda: bool(failover._unread) or called.done())
             failover.carry_before(failover.last)
 
         first.before = carries
         called = pool.submit(first.channel.call, BackgroundEvent("once"), within(PATIENCE))
         told.set()
         called.result(PATIENCE)
-        first.until(SECOND + 1)  # the state that it has carried: all leave the first store
+        first.until(SECOND_STORE + 1)  # the state that it has carried: all leave the first store
         first.until(job.channels[1].call(OTHER, within(PATIENCE)))
         calls = [call for _, call, _ in first.heard]
         assert sum(isinstance(call, BackgroundEvent) for call in calls) == 1
@@ -558,19 +560,19 @@ def test_an_entry_that_cannot_be_taken_in_leaves_none_behind() -> None:
 
     store: Any = HashStore()
     failover = Failover(Keeper(store, protocol.Keys("x", 1), SystemClock()), 0, SystemClock())
-    entries = [protocol.Hear(number, failover.entry(NOTICE).encode()) for number in (1, 2, 3)]
+    entries = [protocol.LogEntry(number, failover.entry(NOTICE).encode()) for number in (1, 2, 3)]
     heard = list[int]()
 
     def hear(epoch: int, call: LogEvent, standing: JobState) -> None:
         heard.append(epoch)
         if epoch == 1:
-            failover.hear(0, hear, entries[1])
+            failover.receive(0, hear, entries[1])
             raise Ends
 
     with pytest.raises(Ends):
-        failover.hear(0, hear, entries[0])
+        failover.receive(0, hear, entries[0])
     assert heard == [1, 2]
-    failover.hear(0, hear, entries[2])
+    failover.receive(0, hear, entries[2])
     assert heard == [1, 2, 3]
 
 

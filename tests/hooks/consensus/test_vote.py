@@ -58,18 +58,18 @@ def test_a_rank_that_stands_before_the_step_of_the_others_is_not_waited_for(behi
     """It will never come there. The others save without it, if they hold what it holds, and else nobody does."""
     replica = (0, 1, 2)
     ahead = [Vote(rank, 6, covers=ranges(replica)) for rank in (0, 2)]
-    stands = replace(behind, stands=True)
-    decision = decide(1, 3, [*ahead, stands])
+    final = replace(behind, final=True)
+    decision = decide(1, 3, [*ahead, final])
     assert (decision.step, decision.ranks) == (6, (0, 2))
     assert decision.why.startswith("training stands behind the others on rank 1 of 3: its extras are missing")
     assert decide(1, 3, [*ahead, behind]).ranks == replica
     alone = [replace(each, covers=ranges((each.rank,))) for each in ahead]
-    assert decide(1, 3, [*alone, stands]).step is None
-    assert "no other rank holds the state of rank 1" in decide(1, 3, [*alone, stands]).why
+    assert decide(1, 3, [*alone, final]).step is None
+    assert "no other rank holds the state of rank 1" in decide(1, 3, [*alone, final]).why
 
 
 def test_nobody_saves_where_all_stand_in_a_change() -> None:
-    decision = decide(1, 2, [Vote(rank, 6, boundary=True, stands=True) for rank in (0, 1)])
+    decision = decide(1, 2, [Vote(rank, 6, boundary=True, final=True) for rank in (0, 1)])
     assert (decision.step, decision.ranks) == (None, ())
     assert "training stands in the middle of a step on ranks 0, 1 of 2" in decision.why
 
@@ -79,18 +79,18 @@ def test_a_complete_checkpoint_as_new_is_worth_more_than_one_without_the_silent(
     replica = (0, 1, 2)
     there = [Vote(0, 6, last=4, covers=ranges(replica)), Vote(2, 6, last=6, covers=ranges(replica))]
     decision = decide(1, 3, there)
-    assert (decision.step, decision.stands, decision.ranks) == (None, 6, (0, 2))
+    assert (decision.step, decision.saved, decision.ranks) == (None, 6, (0, 2))
     assert decision.why == (
         "no answer in time from rank 1 of 3, and the complete checkpoint of step 6 is as new"
     )
     for older in ([there[0]], [there[0], replace(there[1], step=7, last=6)], [replace(there[1], last=5)]):
-        assert decide(1, 3, older).stands == -1
+        assert decide(1, 3, older).saved == -1
     assert decide(1, 3, [*there, Vote(1, 6, last=6)]).step == 6
 
 
 def test_a_shard_that_is_gone_matters_not_where_the_step_is_complete() -> None:
     """Nobody else holds it, and nothing is lost."""
-    assert decide(1, 2, [Vote(0, 6, last=6)]).stands == 6
+    assert decide(1, 2, [Vote(0, 6, last=6)]).saved == 6
 
 
 def test_one_that_covers_the_silent_is_enough() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spotguard.hooks.consensus import protocol
 from spotguard.hooks.consensus.events import LogEvent
-from spotguard.hooks.consensus.failover import SECOND
+from spotguard.hooks.consensus.failover import SECOND_STORE
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.protocol import Keys, Saying
 from spotguard.hooks.consensus.vote import Decision, Vote, read_offer
@@ -122,29 +122,29 @@ def standing_after(log: tuple[LogEvent, ...]) -> JobState:
 
 @cache
 def standing_in_second(log: tuple[LogEvent, ...]) -> JobState:
-    return standing_in_second(log[:-1]).after(log[-1]) if log else JobState(SECOND)
+    return standing_in_second(log[:-1]).after(log[-1]) if log else JobState(SECOND_STORE)
 
 
 def standing_at(world: World, epoch: int) -> JobState:
     """After this entry, in whichever log it is."""
-    if epoch > SECOND:
-        return standing_in_second(world.second[: epoch - SECOND])
+    if epoch > SECOND_STORE:
+        return standing_in_second(world.second[: epoch - SECOND_STORE])
     return standing_after(world.log[:epoch])
 
 
 def standing_of(world: World, rank: Rank) -> JobState:
     """As this rank has it."""
-    return standing_at(world, SECOND + rank.heard_second if rank.heard_second else rank.heard)
+    return standing_at(world, SECOND_STORE + rank.heard_second if rank.heard_second else rank.heard)
 
 
 def standing_now(world: World) -> JobState:
     """As it is in the end: the second log is newer, once there is anything in it."""
-    return standing_at(world, SECOND + len(world.second) if world.second else len(world.log))
+    return standing_at(world, SECOND_STORE + len(world.second) if world.second else len(world.log))
 
 
 def away(rank: Rank) -> bool:
     """Whether the store of the save that it agrees on is none of its own any more."""
-    return rank.epoch <= SECOND and (rank.cut or rank.heard_second > 0)
+    return rank.epoch <= SECOND_STORE and (rank.cut or rank.heard_second > 0)
 
 
 @cache

@@ -24,7 +24,7 @@ def place_of(text: str) -> tuple[int, str] | None:
 
 
 @dataclass(slots=True)
-class Beats:
+class PeerLiveness:
     """The answers of one machine's agent. Each method returns the news, and None if there is none."""
 
     name: str

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from spotguard.agent.events import MachineSeen
-from spotguard.agent.ipc.beats import EVERY, MISSING, Beats
+from spotguard.agent.ipc.peer_liveness import EVERY, MISSING, PeerLiveness
 
 RUNS = frozenset({(1000, "job")})
 PATIENCE = EVERY * MISSING
 
 
-def heard_at(now: float) -> Beats:
-    beats = Beats("node2", runs=RUNS)
+def heard_at(now: float) -> PeerLiveness:
+    beats = PeerLiveness("node2", runs=RUNS)
     assert beats.heard(now) == MachineSeen(RUNS, "node2")
     return beats
 
@@ -32,7 +32,7 @@ def test_the_first_heartbeat_behind_a_silence_ends_it() -> None:
 
 def test_a_machine_that_was_never_heard_is_never_silent() -> None:
     """A firewall may be between the agents."""
-    assert Beats("node2", runs=RUNS).look(1e6) is None
+    assert PeerLiveness("node2", runs=RUNS).look(1e6) is None
 
 
 def test_an_agent_that_has_ended_is_not_silent() -> None:
