@@ -187,9 +187,9 @@ class State:
             self._stepped = True
             self._stepped_at = self._now()
             self.audit.look()
-            if not self.boundary_only:
+            if self.fence.devices and not self.boundary_only:
                 self.fence.begin(self._detector.unchanged_by_host)
-        else:
+        elif self.fence.devices:
             self.fence.join()
 
     def _after_step(self, frame: FrameType) -> None:
@@ -262,7 +262,9 @@ class State:
         else:
             self.audit.turn(started - self.ended_at if self._stepped else 0.0)
         # After the slice: the saver thread compares the slice on its own stream.
-        self._kept.ended(self.fence.record())
+        events = self.fence.record()
+        if self.fence.devices:
+            self._kept.ended(events)
         self._stepped = False
         self.ended_at = self._now()
 

@@ -153,6 +153,8 @@ class Fence:
         for devices in self._copied:
             if devices and not devices <= {*self.devices}:
                 self.cover(devices)
+        if not self.devices:
+            return self._last
         self._last, self._before = self._before, self._last
         boundary = self._last
         boundary.changes = False
@@ -166,7 +168,7 @@ class Fence:
         Args:
             unchanged: returns whether the host has launched no change of the state before.
         """
-        if not self.devices or capturing() or not unchanged():
+        if capturing() or not unchanged():
             return
         boundary = self._last
         for device in self.devices:
