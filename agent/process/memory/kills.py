@@ -50,6 +50,25 @@ def open_log(path: str) -> tuple[int, str]:
     return fd, ""
 
 
+def read_log(fd: int, reads: int) -> Iterator[bytes]:
+    """Yield what the log has, without waiting. A read of the kernel's log is one record, with its line break.
+
+    Args:
+        fd: the open log; below 0 yields nothing.
+        reads: the most reads.
+    """
+    for _ in range(reads if fd >= 0 else 0):
+        try:
+            data = os.read(fd, _SIZE)
+        except BrokenPipeError:  # records were overwritten before they were read
+            continue
+        except OSError:  # nothing more is there
+            return
+        if not data:
+            return
+        yield data
+
+
 def line_of_kernel(record: bytes) -> str:
     """Return the line of a record that the kernel itself wrote; "" for another one."""
     text = record.decode(errors="replace")
@@ -93,16 +112,12 @@ class MemoryKills:
         return frozenset(int(each["pid"] or each["pid2"]) for each in found if each is not None)
 
     def _lines(self) -> Iterator[str]:
-        for _ in range(_READS if self._fd >= 0 else 0):
-            try:
-                data = os.read(self._fd, _SIZE)
-            except BrokenPipeError:  # records were overwritten before they were read
-                continue
-            except OSError:  # nothing more is there
-                return
-            if not data:
-                return
-            yield from map(line_of_kernel, data.splitlines())
+        rest = b""
+        for data in read_log(self._fd, _READS):
+            *lines, rest = (rest + data).split(b"\n")
+            yield from map(line_of_kernel, lines)
+        if rest:
+            yield line_of_kernel(rest)
 
     def close(self) -> None:
         """Close the log."""

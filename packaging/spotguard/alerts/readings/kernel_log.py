@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...agent.process.memory.kills import DEFAULT, KILL, line_of_kernel, open_log
+from ...agent.process.memory.kills import DEFAULT, KILL, line_of_kernel, open_log, read_log
 from ...providers.text import TEXT, clip
 
 #: Xids after which the machine is to be left, and those that a program causes. NVIDIA's manual "Xid Errors", and the table in
 #: research of Llama 3's failures: 48, 63, 64, 94, 95 memory; 74 NVLink; 79 fallen off the bus. 13, 31, 43 of a program.
 _OF_MACHINE = frozenset({48, 63, 64, 74, 79, 94, 95, 119, 120})
 _OF_PROGRAM = frozenset({13, 31, 43, 45, 68})
-#: Findings that are kept, and bytes of one read.
-_KEPT, _SIZE = 50, 64 * 1024
+#: Findings that are kept.
+_KEPT = 50
 #: Records that are read at once: a driver in trouble may write thousands.
 _AT_ONCE = 1000
 
@@ -125,15 +125,7 @@ class KernelLog:
 
     def read(self, now: float) -> Iterator[KernelFinding]:
         """Yield what the log tells since the last call."""
-        for _ in range(_AT_ONCE):
-            try:
-                data = os.read(self.fd, _SIZE) if self.fd >= 0 else b""
-            except BrokenPipeError:  # records were overwritten before they were read
-                continue
-            except OSError:  # nothing more is there
-                return
-            if not data:
-                return
+        for data in read_log(self.fd, _AT_ONCE):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for raw in lines:
                 # A line that begins with a space continues the record: the kernel's key and value pairs.

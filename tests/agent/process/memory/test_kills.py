@@ -41,6 +41,15 @@ def test_the_processes_that_the_log_names_since_the_beginning_are_returned(log: 
     kills.close()
 
 
+def test_a_line_that_two_reads_share_is_one_line(log: Path) -> None:
+    """A read of a file in the log's place ends anywhere."""
+    kills = MemoryKills(log=str(log))
+    kills.begin()
+    write(log, "6,3,3,-;" + "x" * (64 * 1024 - 30), f"3,2,2,-;{BY_CGROUP}")
+    assert kills.pids() == {42}
+    kills.close()
+
+
 def test_a_line_that_another_program_has_written_to_the_log_is_no_evidence(log: Path) -> None:
     """Priority 11 is one of the facility "user"."""
     kills = MemoryKills(log=str(log))
