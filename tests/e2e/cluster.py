@@ -6,7 +6,6 @@ outlives the rack. Two partitions have the same nodes: what is submitted to `hig
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -22,7 +21,7 @@ from spotguard.agent.ipc.paths import runtime_folder
 from spotguard.deploy.slurm import batch_script
 from tests.caller import servers_required
 from tests.e2e.machines import Node, Rack
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running, eventually, removed
 
 RequireServer = Callable[[str], str]
 #: By which Slurm finds a job's processes: Slurm's default, or the parents of each.
@@ -127,7 +126,7 @@ class Cluster:
     ) -> None:
         self._rack.__exit__(kind, error, trace)
         for top in self._cgroups:  # they would outlive whoever made them
-            eventually(lambda top=top: _removed(top), f"somebody is left in {top}")  # type: ignore[misc]
+            eventually(lambda top=top: removed(top), f"somebody is left in {top}")  # type: ignore[misc]
 
     @property
     def nodes(self) -> list[Node]:
@@ -257,19 +256,6 @@ class Cluster:
     def _all_idle(self) -> bool:
         running = self.head.start("sinfo", "--noheader", "--Node", "--partition=spot", "-o", "%T", **self.env)
         return running.ended() == 0 and running.out.to_the_end().split() == ["idle"] * len(self.nodes)
-
-
-def _removed(top: Path) -> bool:
-    """Remove a tree of control groups; False while a process that was killed has not ended yet."""
-    try:
-        for path in sorted((each for each in top.rglob("*") if each.is_dir()), reverse=True):
-            path.rmdir()
-        top.rmdir()
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        return False
-    return True
 
 
 class Job:

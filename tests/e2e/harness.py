@@ -17,7 +17,7 @@ import pytest
 
 from spotguard.agent.ipc import control
 from spotguard.providers.simulator.aws.service import AwsSimulator
-from tests.e2e.processes import Running
+from tests.e2e.processes import Running, eventually, removed
 
 
 class Machine:
@@ -151,7 +151,8 @@ class Machine:
             running.close()
             print(running.account())  # pytest shows it for a test that failed
         if self._cgroup is not None:
-            self._cgroup.rmdir()
+            cgroup = self._cgroup
+            eventually(lambda: removed(cgroup), f"a process is left in {cgroup}")
 
     def _mine(self) -> Iterator[int]:
         """Processes that inherited this machine's mark, orphans included."""

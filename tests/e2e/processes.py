@@ -6,6 +6,7 @@ Nothing here sleeps: a test waits for a line, or for the end of a process.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -155,3 +156,16 @@ class Running:
         """What it was and all that it said."""
         words = f"{self._popen.args!r} ended with {self._popen.returncode}"
         return f"{words}\n--- stdout\n{self.out.text}--- stderr\n{self.err.text}"
+
+
+def removed(top: Path) -> bool:
+    """Remove a tree of control groups; False while a process that was killed has not ended yet."""
+    try:
+        for path in sorted((each for each in top.rglob("*") if each.is_dir()), reverse=True):
+            path.rmdir()
+        top.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
