@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.control.callback import NoticeCallback
-from spotguard.hooks.control.session import AgentSession
 from spotguard.hooks.ipc.client import SocketClient
 from spotguard.hooks.ipc.protocol import (
     Bye,
@@ -220,8 +219,12 @@ print(len(c.recv(100)), flush=True)
     assert "user 65534 listens there" in caplog.text
 
 
+@pytest.mark.torch
 def test_each_later_agent_learns_where_the_first_one_answered_heartbeats(folder: Path) -> None:
     """The other machines look for it there."""
+    pytest.importorskip("torch")
+    from spotguard.hooks.control.session import AgentSession
+
     path = folder / "a.sock"
     hello = Register(os.getpid(), "job", "train.py", elsewhere=True)
     session = AgentSession(lambda: hello, lambda: Position(0), print, lambda: None, lambda calls, place: None)
