@@ -117,7 +117,7 @@ def test_a_port_that_is_none_is_named(server: ApiServer, port: str) -> None:
 def test_a_host_that_is_none_is_given_up(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_label, "_TRIED_FOR", 0.0)
     why = set_label("n7", "gpu", {**server.env, "KUBERNETES_SERVICE_HOST": "a..b"}, server.account)
-    assert why == "the API server cannot be reached (UnicodeError)"
+    assert why == "the API server's host is no name: check KUBERNETES_SERVICE_HOST"
 
 
 def test_a_server_that_is_not_there_is_given_up(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,8 @@ def set_label(node: str, value: str, env: Mapping[str, str], mount: Path) -> str
         except (OSError, http.client.HTTPException, ValueError) as error:  # a host may be no name
             if isinstance(error, ssl.SSLCertVerificationError):
                 return "the API server's certificate is not that of the cluster's CA"
+            if isinstance(error, UnicodeError):  # a subclass of it in Python 3.13
+                return "the API server's host is no name: check KUBERNETES_SERVICE_HOST"
             if time.monotonic() + _APART >= until:
                 return f"the API server cannot be reached ({type(error).__name__})"
         time.sleep(_APART)
