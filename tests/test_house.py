@@ -50,7 +50,7 @@ def test_a_retired_word_is_refused_with_the_word_to_say(planted: Path) -> None:
 
 
 def test_a_docstring_that_names_a_parameter_of_before_is_refused(planted: Path) -> None:
-    """Of a function, and of a class; further lines of a description are no names."""
+    """A function's, and a class's; further lines of a description are no names."""
     (planted / "agent/ipc/client.py").write_text(
         'class Client:\n    """A client.\n\n    Args:\n        socket: its path\n            note: long.\n    """\n\n'
         "    def __init__(self, path: str) -> None: ...\n"

@@ -1,4 +1,4 @@
-"""What registered training processes say: their answers to a notice, their positions and errors, and notices of a launcher.
+"""The messages of registered training processes: their answers to a notice, their positions and errors, and notices of a launcher.
 
 Pure, like all of `core`: events and the time come in, actions go out.
 """

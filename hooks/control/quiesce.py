@@ -91,10 +91,9 @@ class Quiescence:
         if passed is not None:
             job.scope.check()
             if decision is not None and decision.step != first:
-                why = f"the ranks agreed on step {decision.step}, but the devices hold step {first}"
-                if self._coordinator is not None:
-                    self._coordinator.failed(job, why)  # the others would wait for this rank's part
-                raise Abandoned(why)
+                raise self._given_up(
+                    job, f"the ranks agreed on step {decision.step}, but the devices hold step {first}"
+                )
             return replace(self._spec(job, decision, first), held_by_devices=passed.boundary)
         if decision is None:
             self._gate.close(how)
@@ -116,11 +115,7 @@ class Quiescence:
             why = "training ended before its next guard.step()"
             if _is_stall(job) and not self._ending():
                 why = "training stands in the middle of a step, and does not reach its next guard.step()"
-            if together and self._coordinator is not None:
-                self._coordinator.failed(
-                    job, why
-                )  # the others are a step ahead, and would wait for this rank's part
-            raise Abandoned(why)
+            raise self._given_up(job, why)
         if decision is not None and step != decision.step:
             # A notice of this machine has shut the gate again at another step; that notice's call is on its way.
             raise Abandoned(f"the ranks agreed on step {decision.step}, but training is held at step {step}")
@@ -135,6 +130,12 @@ class Quiescence:
         if decision is None or self._coordinator is None:
             return SaveSpec(step)
         return self._coordinator.agreed(job, decision, step)
+
+    def _given_up(self, job: SaveRequest, why: str) -> Abandoned:
+        """Return the error of a part that will not come. The other ranks, which would wait for it, are told."""
+        if self._coordinator is not None and not job.rehearsal:
+            self._coordinator.failed(job, why)
+        return Abandoned(why)
 
     def _passed(self, job: SaveRequest) -> PassedStep | None:
         """Return the step that the devices hold, if training hangs there and the host has passed it."""
@@ -174,9 +175,7 @@ class Quiescence:
             job.scope.pause(seconds)
             if _is_stall(job) and job.scope.now() >= until:
                 why = "a device stands in a step before the last guard.step(): the host had launched further steps"
-                if self._coordinator is not None:
-                    self._coordinator.failed(job, why)  # the others would wait for this rank's part
-                raise Abandoned(why)
+                raise self._given_up(job, why)
 
         self._state.fence.wait(pause)
 

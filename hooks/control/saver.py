@@ -24,6 +24,7 @@ from ..save.checkpointer import Checkpointer
 from ..save.commit.publish import IncompleteError
 from ..save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from ..state.device.streams import OwnStreams
+from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from .gate import Gate
 from .quiesce import AlreadyComplete, JobCoordinator, Quiescence
@@ -220,6 +221,7 @@ class Saver(SaveRequests):
             job.scope.check()
             agreed = self._still.stand(job, boundary_only, held=held)
             step, boundary_only = agreed.step, boundary_only or agreed.parked
+            state = agreed.held_by_devices or self._state
             if agreed.roles.absent:
                 self._see_what_stands(job, agreed)
             if job.rehearsal:
@@ -243,10 +245,9 @@ class Saver(SaveRequests):
                     continue
                 reason = self._state.boundary_only
             elif not boundary_only:
-                state = agreed.held_by_devices or self._state
                 reason = state.broken() or state.edited()
             if not reason:
-                job.saved = self._save(job, agreed) or job.saved
+                job.saved = self._save(job, agreed, state) or job.saved
                 reason = self._checkpointer.spoiled
             if not reason:
                 return
@@ -310,7 +311,9 @@ class Saver(SaveRequests):
         if self._coordinator is not None and job.preemption is not None:
             job.saved = self.committed
 
-    def _save(self, job: SaveRequest, agreed: SaveSpec) -> SavedCheckpoint | None:
+    def _save(
+        self, job: SaveRequest, agreed: SaveSpec, state: State | DeviceBoundary
+    ) -> SavedCheckpoint | None:
         step = agreed.step
 
         def progress(phase: str, done: int, total: int) -> None:
@@ -329,7 +332,6 @@ class Saver(SaveRequests):
         # A stall's save comes as a drill's, too. Its training stands still, so nothing is lost behind it.
         notice = job.preemption
         drill = notice is not None and notice.drill and not notice.stall
-        state = agreed.held_by_devices or self._state
         return self._checkpointer.save(state, agreed, job.kind, job.scope, progress, opened, drill=drill)
 
     def _conclude(self, job: SaveRequest) -> None:

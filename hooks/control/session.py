@@ -59,7 +59,7 @@ class AgentSession:
         self._calls = False
         #: The agent knows what an error of training is.
         self._failures = False
-        #: Where the first agent answered the heartbeats of other machines' agents; "" for nowhere. The other machines know it, so
+        #: The place at which the first agent answered the heartbeats of other machines' agents; "" for nowhere. The other machines know it, so
         #: each later agent is told.
         self.heartbeat = ""
         self.client: SocketClient | None = None

@@ -40,7 +40,7 @@ from ..state.state import State
 
 @dataclass(frozen=True, slots=True)
 class GuardCallbacks:
-    """What the parts of a guard call, on threads of their own.
+    """The calls that the parts of a guard make, on threads of their own.
 
     Attributes:
         registration: returns the first message of each connection to the agent.

@@ -95,7 +95,7 @@ class Checkpointer:
         self.spoiled = ""
         #: The reason why the registered state itself lacks moments; "" if it lacks none.
         self._lacks = ""
-        #: What calls of the ranks have left in the store.
+        #: The traces in the store of saves for which the ranks have called.
         self._agreed = AgreedSaves()
         #: The next save refers to no object of an earlier one.
         self._renews = False

@@ -51,7 +51,7 @@ class HostState(Protocol):
 
 @dataclass(slots=True)
 class KeptBoundary:
-    """What the host had at one boundary."""
+    """The host's side of one boundary."""
 
     #: The number of that boundary, as `State.taken` counts them.
     taken: int
@@ -97,7 +97,7 @@ class TensorsInPlace:
 
 
 class KeptBoundaries:
-    """What the host had at the last two boundaries. The training thread keeps it, and the saver thread asks for it."""
+    """The host's side of the last two boundaries. The training thread keeps it, and the saver thread asks for it."""
 
     def __init__(self) -> None:
         #: The tensors that are read in place, until the first boundary that is kept.

@@ -139,7 +139,7 @@ def test_the_end_of_another_agent_s_alert_has_that_alert_s_labels() -> None:
 
 @pytest.mark.parametrize("name", ["<!channel>", "a b", "", "x" * 500])
 def test_a_recorded_name_that_is_no_rule_s_reaches_nobody(name: str) -> None:
-    """Whoever may write to the store could call everybody in the channel."""
+    """Another program that writes to the store could call everybody in the channel."""
     labels = {"alertname": name, "run_id": "<!here>", "instance": "<!everyone>"}
     alert = ended_alert({"labels": labels, "summary": "<!channel>", "startsAt": 7}, 1200.0, wall(1200.0))
     said = Receiver.of("slack:https://x").body([alert], ORIGIN, 1200.0, wall)["text"]

@@ -68,7 +68,7 @@ class ApiServer:
 
     @property
     def env(self) -> dict[str, str]:
-        """What the kubelet sets in each container."""
+        """The variables that the kubelet sets in each container."""
         port = str(self._server.server_port)
         return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
 

@@ -132,7 +132,7 @@ def test_the_save_at_an_error_stands_for_a_record_that_a_killed_rank_could_not_w
 
 
 def test_records_that_are_none_are_passed_over() -> None:
-    """Whoever may write to the store may write anything."""
+    """Another program may write anything to the store."""
     kept = Kept()
     kept.claim(machines="a", machine_count="2", up=True, launchers=[3, {"since": "now"}])
     for number, text in enumerate(

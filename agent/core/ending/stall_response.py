@@ -48,7 +48,7 @@ class StallResponse:
         self._stalls = stalls
         self._failures = failures
         self._recovery = recovery
-        #: What follows the end of a training that stands still.
+        #: The decision about the training that stood still last.
         self.decision = RecoveryDecision(RecoveryAction.STOP, "")
         #: Sessions that were killed so that their launcher starts the ranks again.
         self._killed: set[int] = set()

@@ -10,7 +10,7 @@ from ...consensus.failover import side
 
 
 class FailedRanks:
-    """What this rank knows of failed ranks, by the epoch of the call that asked for the save.
+    """This rank's knowledge of failed ranks, by the epoch of the call that asked for the save.
 
     Args:
         channel: the ranks' log.

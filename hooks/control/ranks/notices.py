@@ -42,7 +42,7 @@ class JobNotices:
         self._machine = channel.machines[channel.rank]
         #: Added to this machine's notice ids. Two machines may get notices of one id: AWS's notice contains only the time.
         self._tag = f"@{sha256(self._machine.encode()).hexdigest()[:8]}"
-        #: Where the agents of other machines answer heartbeats, by the machine's name (`topology.machines_to_watch`).
+        #: The places at which other machines' agents answer heartbeats, by the machine's name (`topology.machines_to_watch`).
         self.to_watch: Mapping[str, str] = {}
         self._lock = threading.Lock()  # guards what follows
         #: The notices that this machine's own agent delivered, by id.

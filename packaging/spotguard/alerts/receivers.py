@@ -163,7 +163,7 @@ def ended_alert(record: Mapping[str, Any], now: float, wall: float) -> Alert:
     """Return an alert of an earlier agent, as ended, by its record.
 
     Args:
-        record: what `as_json` has made. Whoever may write to the store may have written anything.
+        record: what `as_json` has made. Another program may have written anything to the store.
         now: monotonic seconds of the end.
         wall: Unix seconds of the end.
     """

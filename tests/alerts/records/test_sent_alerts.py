@@ -240,7 +240,7 @@ def test_what_ended_a_day_ago_is_deleted_by_whoever_lists_it(helpers: Helpers, f
 
 
 def test_records_that_are_none_are_passed_over(helpers: Helpers, folder: Path) -> None:
-    """Whoever may write to the store may write anything."""
+    """Another program may write anything to the store."""
     below = folder / "gpt" / "alerts"
     below.mkdir(parents=True)
     (below / "a.json").write_text("{}")

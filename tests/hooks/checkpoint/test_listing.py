@@ -1,4 +1,4 @@
-"""What `spotguard ls` shows of a store: the status of each checkpoint, from as few requests as it takes."""
+"""The list that `spotguard ls` shows of a store: the status of each checkpoint, from as few requests as it takes."""
 
 from __future__ import annotations
 

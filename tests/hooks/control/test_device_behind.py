@@ -31,7 +31,7 @@ STALL = protocol.Preempt("n1", 60.0, 3.0, protocol.STALL, "spotguard", True)
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not come is given up at once."""
+    """A save gives up at once what does not come."""
     monkeypatch.setattr(quiesce, "_PATIENCE", 0.1)
 
 

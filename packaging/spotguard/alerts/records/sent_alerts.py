@@ -300,9 +300,8 @@ def main() -> int:
             _write(given)
         else:
             for record in _find(given):
-                print(
-                    json.dumps(record), flush=True
-                )  # each at once: a store that hangs later must not lose it
+                # Each at once: a store that hangs later must not lose it.
+                print(json.dumps(record), flush=True)
     except SpotguardError as error:
         print(f"spotguard: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
