@@ -38,7 +38,7 @@ from .sources.health_log import CommonHealth
 from .sources.poller import PollCount, Poller
 from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
-from .telemetry.node_label import NodeLabel, node_of
+from .telemetry.node_label_process import NodeLabel, node_of
 from .telemetry.status import AgentFacts
 
 if TYPE_CHECKING:  # loaded only when an option requests them

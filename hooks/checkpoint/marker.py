@@ -76,10 +76,10 @@ def read_marker(
         return None
 
 
-def is_complete(
+def has_all_manifests(
     store: BlobStore, run_id: str, name: CheckpointName, world: int, *, timeout: float | None = None
 ) -> bool:
-    """Whether the manifests of all its ranks are in the store, marked or not; one listing.
+    """Return whether the manifests of all its ranks are in the store, marked or not; one listing.
 
     Each manifest was put after its objects, so the checkpoint is complete then.
     """

@@ -77,27 +77,20 @@ class Quiescence:
         Raises:
             Abandoned: the save is out of time or was called off, or the ranks decided that nothing is saved.
         """
-        together = self._coordinator is not None and not job.rehearsal
         # In a save by hand, the training thread stands at its boundary and waits for this save, unless a signal calls it away.
         # Other ranks' training threads may still be on their way to their own `save()` of that step; those ranks offer that step.
         by_hand = job.kind == "manual"
         at_boundary = boundary_only and not by_hand
         how = Shut.AT_BOUNDARY if at_boundary else Shut.BEFORE_CHANGE
-        ahead = together and job.is_checkpoint and not at_boundary
-        passed = self._passed(job) if held and not at_boundary else None
+        if held and not at_boundary and (passed := self._passed(job)) is not None:
+            return self._stand_behind(job, passed)
         place = self._gate.close(how)
-        first = place.earliest() + ahead if passed is None else passed.step
-        decision = self._decide(job, how, place, first, passed) if together else None
-        if passed is not None:
-            job.scope.check()
-            if decision is not None and decision.step != first:
-                raise self._given_up(
-                    job, f"the ranks agreed on step {decision.step}, but the devices hold step {first}"
-                )
-            return replace(self._spec(job, decision, first), held_by_devices=passed.boundary)
-        if decision is None:
-            self._gate.close(how)
-        else:
+        decision = None
+        if self._votes(job):
+            # A background save takes the boundary after the earliest: the training thread has still to reach it, and takes
+            # checksums there.
+            ahead = job.is_checkpoint and not at_boundary
+            decision = self._decide(job, how, place, place.earliest() + ahead)
             if ahead and decision.step is not None:
                 self._state.audit.want(decision.step)
             self._gate.close(how, decision.step, awaited=at_boundary and decision.some_park)
@@ -124,6 +117,22 @@ class Quiescence:
             self._state.look_again()
         return replace(self._spec(job, decision, step), parked=at_boundary)
 
+    def _stand_behind(self, job: SaveRequest, passed: PassedStep) -> SaveSpec:
+        """Save a step that the devices hold. The host has passed it, so the gate only keeps it from going further."""
+        place = self._gate.close()
+        decision = (
+            self._decide(job, Shut.BEFORE_CHANGE, place, passed.step, held=True) if self._votes(job) else None
+        )
+        job.scope.check()
+        if decision is not None and decision.step != passed.step:
+            raise self._given_up(
+                job, f"the ranks agreed on step {decision.step}, but the devices hold step {passed.step}"
+            )
+        return replace(self._spec(job, decision, passed.step), held_by_devices=passed.boundary)
+
+    def _votes(self, job: SaveRequest) -> bool:
+        return self._coordinator is not None and not job.rehearsal
+
     def _spec(self, job: SaveRequest, decision: Decision | None, step: int) -> SaveSpec:
         if job.preemption is not None:
             self._listener.progress(job.preemption, "gate", step, 0, 0)
@@ -133,7 +142,7 @@ class Quiescence:
 
     def _given_up(self, job: SaveRequest, why: str) -> Abandoned:
         """Return the error of a part that will not come. The other ranks, which would wait for it, are told."""
-        if self._coordinator is not None and not job.rehearsal:
+        if self._coordinator is not None and self._votes(job):
             self._coordinator.failed(job, why)
         return Abandoned(why)
 
@@ -185,21 +194,20 @@ class Quiescence:
             self._take_part(self._coordinator, job, None, boundary=False, parks=False)
 
     def _decide(
-        self, job: SaveRequest, how: Shut, place: GateRule, first: int, passed: PassedStep | None
+        self, job: SaveRequest, how: Shut, place: GateRule, first: int, *, held: bool = False
     ) -> Decision:
         """Offer a step, and return the ranks' decision.
 
         Args:
             place: the position of the training thread, with the gate shut.
-            first: the step to offer. In a background save it is the boundary after the earliest: the training thread has not
-                reached it, and takes checksums there.
-            passed: that step, if the host has passed it.
+            first: the step to offer.
+            held: the devices hold that step, and the host has passed it.
         """
         coordinator = self._coordinator
         assert coordinator is not None
         parks = how is Shut.AT_BOUNDARY
         to_come = first > place.earliest() or (parks and not (place.at_boundary or place.resting))
-        hangs = _is_stall(job) and place.dirty and not place.resting and passed is None
+        hangs = _is_stall(job) and place.dirty and not place.resting and not held
         return self._take_part(coordinator, job, first, boundary=to_come or hangs, parks=parks)
 
     def _take_part(

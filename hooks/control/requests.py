@@ -77,7 +77,7 @@ class SaveRequests:
         self._ending = False
         #: An error ends training: an unfinished step will reach no boundary.
         self.no_more_steps = False
-        self._alarm: PreemptionNotice | None = None
+        self._preemption: PreemptionNotice | None = None
         #: The ids of the notices that the log has, as `_is_new` compares them.
         self._learned: set[str] = set()
         #: Saves and rehearsals beside training, waiting or under way.
@@ -91,12 +91,12 @@ class SaveRequests:
     @property
     def preemption(self) -> PreemptionNotice | None:
         """The notice that holds this process, whether its save is done or not."""
-        return self._alarm
+        return self._preemption
 
     @property
-    def alarmed(self) -> bool:
+    def has_notice(self) -> bool:
         """Whether a notice holds this process."""
-        return self._alarm is not None
+        return self._preemption is not None
 
     @property
     def saving(self) -> bool:
@@ -129,12 +129,12 @@ class SaveRequests:
         if new := self._is_new(preemption):
             self._log_notice(preemption)
         with self._lock:
-            if (known := self._alarm) is not None:
+            if (known := self._preemption) is not None:
                 known.join(preemption)
                 preemption = known
             if new:
                 preemption.outcome = ""  # its own save is still to come
-            self._alarm = preemption
+            self._preemption = preemption
             interpreter_lock.hurry("notice")
             # The call for a save by hand is void; a training thread that waits for that save parks at the gate.
             self.manual_saves.give_up(Abandoned("a notice came"))
@@ -223,7 +223,7 @@ class SaveRequests:
             departing: as for `emergency`.
             at_boundary: save at a parked boundary only: a rank's state moved while it was read.
         """
-        if (preemption := self._alarm) is not None:
+        if (preemption := self._preemption) is not None:
             self.emergency(preemption, epoch, at_boundary=at_boundary, departing=departing)
 
     def fail_by_hand(self, why: str) -> None:
@@ -262,20 +262,20 @@ class SaveRequests:
         """Check again, while a promoted save uploads, whether it is still worth more than a new save."""
         with self._lock:
             now = self._clock.monotonic()
-            if self._alarm is not None and self._running is job and now - self._looked_at >= _LOOK:
+            if self._preemption is not None and self._running is job and now - self._looked_at >= _LOOK:
                 self._looked_at = now
-                self._give_way(job, self._alarm)
+                self._give_way(job, self._preemption)
 
     def release(self, id: str, why: str) -> None:
         """Let training go on: the notice is void, or the drill is over."""
         with self._lock:
             self._learned.discard(id.removeprefix("peer "))
-            if self._alarm is None or id not in self._alarm.ids:
+            if self._preemption is None or id not in self._preemption.ids:
                 return
-            self._alarm.ids.remove(id)
-            if self._alarm.ids:
+            self._preemption.ids.remove(id)
+            if self._preemption.ids:
                 return
-            preemption, self._alarm = self._alarm, None
+            preemption, self._preemption = self._preemption, None
             if self._urgent is not None:
                 # Before the gate opens: nothing that the saver reads from here on is kept.
                 self._urgent.scope.abandon(why)
@@ -292,13 +292,13 @@ class SaveRequests:
 
     def void_all(self, why: str) -> None:
         """End every notice that holds this process; no other process will."""
-        preemption = self._alarm
+        preemption = self._preemption
         for id in list(preemption.ids) if preemption is not None else []:
             self._void(id, why)
 
     def end_drills(self) -> None:
         """End a drill whose agent is gone, because no other process will. A notice still stands."""
-        preemption = self._alarm
+        preemption = self._preemption
         for id in list(preemption.ids) if preemption is not None and preemption.drill else []:
             self._void(id, "the agent that ran this drill is gone")
 
@@ -324,14 +324,14 @@ class SaveRequests:
         holds = not (epoch or at_boundary or self._state.boundary_only)
         job = SaveRequest("background", self._scope(None), epoch=epoch, at_boundary=at_boundary, holds=holds)
         with self._lock:
-            if self._alarm is not None or ((self._has_beside() or self._overtaken) and not epoch):
+            if self._preemption is not None or ((self._has_beside() or self._overtaken) and not epoch):
                 return False
             self._supersede_beside()
             self._beside.append(job)
         if holds:
             try:
                 self._gate.close()
-                self._state.audit.take(lambda: self.alarmed)
+                self._state.audit.take(lambda: self.has_notice)
             except BaseException:  # Ctrl-C: nothing else would open the gate
                 with self._lock:
                     self._beside.remove(job)
@@ -342,7 +342,7 @@ class SaveRequests:
 
     def _open(self) -> None:
         """Let training go on, unless a notice or a waiting save holds it. The caller has the lock."""
-        if self._alarm is None and not any(job.holds for job in self._beside):
+        if self._preemption is None and not any(job.holds for job in self._beside):
             self._gate.open()
 
     def _supersede_beside(self) -> None:
@@ -356,7 +356,7 @@ class SaveRequests:
     def idle(self) -> bool:
         """Whether a background checkpoint may be requested: no notice holds this process, and no checkpoint is under way."""
         with self._lock:
-            return self._alarm is None and not self._has_beside() and not self._overtaken
+            return self._preemption is None and not self._has_beside() and not self._overtaken
 
     @property
     def _overtaken(self) -> bool:
@@ -368,7 +368,7 @@ class SaveRequests:
     def by_hand(self, step: int, epoch: int) -> None:
         """Save with the first rank, which is in `guard.save()` at this step."""
         with self._lock:
-            if self._alarm is not None:
+            if self._preemption is not None:
                 return  # the gate parks a training thread that waits for this save
             self._supersede_beside()
             job = self.manual_saves.called(step, epoch)
@@ -393,7 +393,7 @@ class SaveRequests:
         While a notice is active, do nothing: a save that the notice promoted belongs to it, and training is parked.
         """
         with self._lock:
-            if self._alarm is not None:
+            if self._preemption is not None:
                 return
             for job in self._beside:
                 job.scope.abandon(why)
@@ -421,7 +421,7 @@ class SaveRequests:
                         "guard.save() was called after guard.close(): a closed guard saves nothing"
                     )
                 urgent = self._urgent
-                if urgent is None and self._coordinator is not None and self._alarm is not None:
+                if urgent is None and self._coordinator is not None and self._preemption is not None:
                     raise Abandoned("a notice came")  # a call would be void; the gate has the answer
                 if urgent is None and self._coordinator is not None:
                     job = self.manual_saves.asked(self._gate.place.completed)

@@ -23,7 +23,7 @@ from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
 from ..save.commit.publish import IncompleteError
 from ..save.request import SavedCheckpoint, SaveRequest, SaveSpec
-from ..state.device.streams import OwnStreams
+from ..state.device.streams import ThreadStreams
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from .gate import Gate
@@ -72,7 +72,7 @@ class Saver(SaveRequests):
         )
         self._saved = saved
         self._last: Callable[[], None] = lambda: None
-        self._streams = OwnStreams()
+        self._streams = ThreadStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
 
     def start(self) -> None:
@@ -123,7 +123,7 @@ class Saver(SaveRequests):
         """Do one request, and report its outcome in every case."""
         with self._lock:
             self._running = job
-            if job.preemption is None and self._alarm is not None and not job.promoted:
+            if job.preemption is None and self._preemption is not None and not job.promoted:
                 job.scope.abandon("a notice came")  # while the request waited its turn
         try:
             try:
@@ -186,7 +186,7 @@ class Saver(SaveRequests):
             log.exception("internal error; please report it [SG704]")
 
     def _patience(self) -> float | None:
-        preemption = self._alarm
+        preemption = self._preemption
         return (
             None
             if preemption is None
@@ -195,7 +195,7 @@ class Saver(SaveRequests):
 
     def _outlive(self) -> None:
         """End a notice that was a false alarm: its deadline passed, and this process neither was told to leave nor ended."""
-        preemption = self._alarm
+        preemption = self._preemption
         if preemption is not None and self._coordinator is not None:
             # This rank calls once, not over and over.
             preemption.deadline = self._clock.monotonic() + _HEARD
@@ -245,7 +245,7 @@ class Saver(SaveRequests):
                     continue
                 reason = self._state.boundary_only
             elif not boundary_only:
-                reason = state.broken() or state.edited()
+                reason = state.inconsistency() or state.edited()
             if not reason:
                 job.saved = self._save(job, agreed, state) or job.saved
                 reason = self._checkpointer.spoiled
@@ -296,7 +296,7 @@ class Saver(SaveRequests):
         """Return the error for the caller of `manual`: `Abandoned` if another try will end, by a notice or another call."""
         if job.after:
             return CheckpointError(job.after)
-        called_off = job.scope.abandoned or self._alarm is not None or self._ending
+        called_off = job.scope.abandoned or self._preemption is not None or self._ending
         if not isinstance(error, Abandoned) or called_off:
             return error
         if self._coordinator is not None and not self._coordinator.counts(job.epoch):
@@ -317,7 +317,7 @@ class Saver(SaveRequests):
         step = agreed.step
 
         def progress(phase: str, done: int, total: int) -> None:
-            preemption = self._alarm if job.promoted else job.preemption
+            preemption = self._preemption if job.promoted else job.preemption
             if preemption is not None:
                 self._listener.progress(preemption, phase, step, done, total)
                 if job.promoted:
@@ -343,7 +343,7 @@ class Saver(SaveRequests):
         if preemption is None:
             given_up = isinstance(job.error, Abandoned)
             # A notice that is void now promoted the save, which then ran out of that notice's time.
-            hurried = job.promoted and self._alarm is None
+            hurried = job.promoted and self._preemption is None
             with self._lock:
                 self._open()
             if job.saved is not None:
@@ -354,7 +354,7 @@ class Saver(SaveRequests):
                 log.warning("%s, training continues: %s", what, job.error)
             return
         # The notice was withdrawn during the save. Another notice, or a later call of the ranks, has a request of its own.
-        if self._alarm is not preemption or job.superseded:
+        if self._preemption is not preemption or job.superseded:
             with self._lock:
                 self._open()
             if job.saved is not None:

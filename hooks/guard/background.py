@@ -43,7 +43,7 @@ class BackgroundCheckpoints:
             if saved.blocked
             else saved.seconds,
         )
-        if saved.blocked and not (self._looked_back or self._parts.saver.alarmed or self._parts.rank):
+        if saved.blocked and not (self._looked_back or self._parts.saver.has_notice or self._parts.rank):
             self._looked_back = True
             starts = self._parts.checkpointer.requests.starts()
             now = self._parts.clock.time()

@@ -74,7 +74,7 @@ class Guard:
         channel: Channel | None = None,
     ) -> None:
         callbacks = GuardCallbacks(
-            self._registration, self._position, self._counted, self._alarm_ended, self.leave
+            self._registration, self._position, self._counted, self._preemption_ended, self.leave
         )
         parts = self._parts = GuardParts(store, run_id, state, clock, channel, callbacks)
         #: The parts that the boundary passes, and those that several methods use.
@@ -204,7 +204,7 @@ class Guard:
         try:
             gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
             if state.audit.wanted == gate.place.completed:
-                state.audit.take(lambda: self._saver.alarmed)
+                state.audit.take(lambda: self._saver.has_notice)
         except BaseException:
             if state.audit.wanted == gate.place.completed:
                 state.audit.give_up()  # after Ctrl-C right behind the boundary the saver would wait for it without end
@@ -426,10 +426,10 @@ class Guard:
         self._announce(saved.step, saved)
         self._background.saved(saved)
 
-    def _alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
+    def _preemption_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
         if committed and self._checkpointer.last is not None:
             self._announce(self._checkpointer.last.step, self._checkpointer.last, preemption)
-        self._parts.shutdown.alarm_ended(preemption, committed)
+        self._parts.shutdown.preemption_ended(preemption, committed)
 
     def _announce(
         self, step: int, saved: SavedCheckpoint | None = None, notice: PreemptionNotice | None = None
@@ -464,7 +464,7 @@ class Guard:
 
     def _record_end(self, why: str) -> None:
         """Record that the script has ended by itself. A notice and an error have records of their own."""
-        if self._saver.ready and not (self._parts.errors.met or self._saver.alarmed or sigterm.held()):
+        if self._saver.ready and not (self._parts.errors.met or self._saver.has_notice or sigterm.held()):
             self._report.record_end(why)
 
     def _undo(self) -> None:

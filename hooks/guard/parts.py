@@ -17,6 +17,7 @@ from ..arguments import for_one_process, kept, stage_folder, yes
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..consensus.channel import Channel
+from ..control.agent_session import AgentMessages, AgentSession
 from ..control.ending import sigterm
 from ..control.ending.error_save import ErrorSave
 from ..control.ending.shutdown import ProcessShutdown
@@ -25,7 +26,6 @@ from ..control.losses.watch import LossWatch
 from ..control.ranks.coordinator import Coordinator
 from ..control.report import Report
 from ..control.saver import Saver
-from ..control.session import AgentMessages, AgentSession
 from ..ipc import protocol
 from ..ipc.failures.phase_times import PhaseTimes
 from ..ipc.failures.progress import TrainingProgress
@@ -158,7 +158,7 @@ class GuardParts:
             lambda: self.checkpointer.attempt,
             self.clock,
             self.agent.send,
-            self._alarm_told,
+            self._outcome_reported,
             self._callbacks.ended,
             rank=self.rank,
             keeps=lambda: self.coordinator is None or self.coordinator.speaks,
@@ -218,8 +218,8 @@ class GuardParts:
         if self.coordinator is not None:
             self.coordinator.notices.greet(calls, heartbeat)
 
-    def _alarm_told(self, preemption: PreemptionNotice) -> None:
-        self.shutdown.alarm_told(preemption)
+    def _outcome_reported(self, preemption: PreemptionNotice) -> None:
+        self.shutdown.outcome_reported(preemption)
 
     # --- the end ---
 

@@ -15,7 +15,7 @@ _LAST_WORDS = 0.25
 
 @dataclass(slots=True)
 class PreemptionNotice:
-    """Notice that this process is answering. Two notices at once are one alarm with the earlier deadline."""
+    """Notice that this process is answering. Two notices at once are answered as one, with the earlier deadline."""
 
     ids: list[str]
     #: Monotonic seconds at which the machine may be gone, and at which the save must be done.
@@ -35,6 +35,22 @@ class PreemptionNotice:
     #: Monotonic seconds at which this process got it.
     seen: float = 0.0
 
+    @classmethod
+    def received(cls, message: Preempt, now: float) -> PreemptionNotice:
+        """Return the notice of an agent's message, with its deadlines on this process's own clock."""
+        until_reserve = message.seconds_left - message.reserve
+        return cls(
+            ids=[message.id],
+            deadline=now + message.seconds_left,
+            save_by=now + until_reserve - min(_LAST_WORDS, until_reserve / 10),
+            source=message.source,
+            kind=message.kind,
+            drill=message.drill,
+            by_hand=message.kind == BY_HAND or message.kind in OF_A_RANK,
+            stall=message.kind in STALL_KINDS,
+            seen=now,
+        )
+
     @property
     def to_report(self) -> list[str]:
         """The ids for which the outcome of the save that ended last is reported."""
@@ -51,19 +67,3 @@ class PreemptionNotice:
         self.stall = self.stall and other.stall
         if outdone:
             self.kind, self.source, self.by_hand = other.kind, other.source, False
-
-
-def alarm_of(notice: Preempt, now: float) -> PreemptionNotice:
-    """Return the agent's notice with its deadlines on this process's own clock."""
-    until_reserve = notice.seconds_left - notice.reserve
-    return PreemptionNotice(
-        ids=[notice.id],
-        deadline=now + notice.seconds_left,
-        save_by=now + until_reserve - min(_LAST_WORDS, until_reserve / 10),
-        source=notice.source,
-        kind=notice.kind,
-        drill=notice.drill,
-        by_hand=notice.kind == BY_HAND or notice.kind in OF_A_RANK,
-        stall=notice.kind in STALL_KINDS,
-        seen=now,
-    )

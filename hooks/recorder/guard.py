@@ -138,9 +138,9 @@ class RecordedGuard(Guard):
         super()._counted(saved)
         self._recorder.saved(saved)
 
-    def _alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
+    def _preemption_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
         self._recorder.saved(self._checkpointer.last if committed else None, preemption)
-        super()._alarm_ended(preemption, committed)
+        super()._preemption_ended(preemption, committed)
 
     # --- for the recorder ---
 

@@ -15,7 +15,7 @@ from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError, StoreError
 from ..checkpoint.attempts import attempt_starts
 from ..checkpoint.format.keys import SAVING, CheckpointName, checkpoint_prefix
-from ..checkpoint.marker import is_complete
+from ..checkpoint.marker import has_all_manifests
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, plan_pruning
 from ..checkpoint.saving import put_saving
 from .cancel_scope import Abandoned, CancelScope
@@ -183,7 +183,7 @@ class SmallRequests:
         store = self._uploads.store
 
         def look(left: float | None) -> None:
-            results.append(is_complete(store, self._run_id, name, world, timeout=left))
+            results.append(has_all_manifests(store, self._run_id, name, world, timeout=left))
 
         try:
             self._ask(look, _GLANCE)

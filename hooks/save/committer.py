@@ -139,7 +139,7 @@ class Committer:
             changed = writer.unchanged(save.collected.state_tensors, written, save.scope)
             edited = "" if save.agreed.parked else save.state.edited()
             if (
-                why := save.state.broken()
+                why := save.state.inconsistency()
                 or edited
                 or (changed and f"{changed} was changed while spotguard read it")
             ):

@@ -100,7 +100,7 @@ class SaveContext:
 
         A save asks this after each object: a swap there and back would escape every check at the end.
         """
-        return self.state.broken() if self.in_place else ""
+        return self.state.inconsistency() if self.in_place else ""
 
 
 @dataclass(frozen=True, slots=True)

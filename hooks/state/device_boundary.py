@@ -141,7 +141,7 @@ class KeptBoundaries:
         for kept in (self._last, self._before):
             if kept is not None and kept.events is not None:
                 boundary = DeviceBoundary(state, kept, kept.events)
-                if not boundary.broken():
+                if not boundary.inconsistency():
                     return boundary
         return None
 
@@ -188,11 +188,11 @@ class DeviceBoundary:
             collected, state_tensors=tuple(each.read_from(by_address) for each in collected.state_tensors)
         )
 
-    def broken(self) -> str:
+    def inconsistency(self) -> str:
         """Return why the devices do not hold that boundary's state; "" if they do."""
         kept = self._kept
         try:
-            why = self._state.replaced() or kept.detector.broken_on_devices(kept.seen)
+            why = self._state.replaced() or kept.detector.inconsistency_on_devices(kept.seen)
             if not why and kept.in_place.moved():
                 why = "a tensor was given other memory after guard.step()"
             # After the reads: whatever they have read is older than this answer.

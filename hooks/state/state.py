@@ -341,9 +341,9 @@ class State:
             return "a module was given another parameter or buffer after guard.step()"
         return ""
 
-    def broken(self) -> str:
+    def inconsistency(self) -> str:
         """Return what moved since the boundary; "" if the state is unchanged."""
-        return self.replaced() or self._detector.broken()
+        return self.replaced() or self._detector.inconsistency()
 
     def edited(self) -> str:
         """Return what the audit finds changed since the boundary; "" if it finds nothing."""

@@ -26,7 +26,7 @@ from spotguard.agent.ipc import control
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.program import CommandError
 from spotguard.agent.process.supervisor import Supervisor
-from spotguard.agent.telemetry import node_label
+from spotguard.agent.telemetry import node_label_process
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks.ipc.protocol import Position
 from spotguard.providers.clock import SystemClock
@@ -115,14 +115,14 @@ def test_the_node_of_a_machine_that_is_left_is_labelled_before_the_exit(
     fails = 'hook.say(TrainingFailed("gpu", "RuntimeError", "CUDA error: {}", "t.py:1", "forward", "f", 7)); sys.exit(1)'
     of_program, of_hardware = "device-side assert triggered", "uncorrectable ECC error encountered"
     with ApiServer(tmp_path, "n7") as server:
-        monkeypatch.setattr(node_label, "MOUNT", str(server.account))
+        monkeypatch.setattr(node_label_process, "MOUNT", str(server.account))
         for name, value in {**server.env, "NODE_NAME": "n7"}.items():
             monkeypatch.setenv(name, value)
         assert app.run(replace(options, recover=rules), ["false"]) == 1
         assert app.run(replace(options, recover=rules), training(fails.format(of_program))) == 75
         assert server.requests == []
         assert app.run(replace(options, recover=rules), training(fails.format(of_hardware))) == 75
-        assert server.labels("n7") == {"kubernetes.io/os": "linux", node_label.LABEL: "gpu"}
+        assert server.labels("n7") == {"kubernetes.io/os": "linux", node_label_process.LABEL: "gpu"}
 
 
 def test_notice_commit_leave_75(options: Options) -> None:

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from spotguard.hooks.state.device.events import Fence  # noqa: E402 - after the skip
 from spotguard.hooks.state.device.host_memory import host_memory  # noqa: E402 - after the skip
-from spotguard.hooks.state.device.streams import SideStreams  # noqa: E402 - after the skip
+from spotguard.hooks.state.device.streams import CopyStreams  # noqa: E402 - after the skip
 
 pytestmark = [
     pytest.mark.torch,
@@ -33,7 +33,7 @@ def test_copies_events_and_pinned_memory_of_other_threads_do_not_end_a_capture()
     rounds, over, copies = threading.Semaphore(0), threading.Event(), []
 
     def save() -> None:
-        streams = SideStreams()
+        streams = CopyStreams()
         while not over.is_set():
             memory, pinned = host_memory(SIZE, source.device)
             assert pinned

@@ -22,7 +22,7 @@ from ....providers.clock import Clock
 from ...ipc import protocol
 from ...ipc.failures.diagnosis import DiagnosedError, diagnose
 from ...ipc.failures.progress import TrainingProgress
-from ...ipc.notice import alarm_of
+from ...ipc.notice import PreemptionNotice
 from ...save.checkpointer import Checkpointer
 from ...state.state import State
 from ..gate import Gate
@@ -161,7 +161,7 @@ class ErrorSave:
         saved = self._saver.committed
         if saved is not None and saved.level != "weights":  # a rank that was gone gives its extras no more
             return ""
-        if self._saver.alarmed and not distrusted:
+        if self._saver.has_notice and not distrusted:
             # A stall's, or that for another rank's error: it needs this rank's part, and the job's store, which may live here.
             self._saver.no_more_steps = True
             self._gate.wake()  # that save may wait for the end of this step, which does not come
@@ -177,7 +177,7 @@ class ErrorSave:
             # The call to all ranks comes back to this one before its save begins.
             self._wait(_CALLED, lambda: not self._saver.saving and self._unanswered())
         else:
-            self._saver.emergency(alarm_of(notice, self._clock.monotonic()))
+            self._saver.emergency(PreemptionNotice.received(notice, self._clock.monotonic()))
         self._wait(PATIENCE, lambda: self._saver.saving or self._unanswered())
         return f"step {step} is not saved"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from ...ipc import protocol
 from ...ipc.notice import PreemptionNotice
+from ..agent_session import AgentSession
 from ..ranks.coordinator import Coordinator
 from ..requests import SaveRequests
-from ..session import AgentSession
 from . import sigterm
 from .sigterm import EX_TEMPFAIL
 
@@ -41,7 +41,7 @@ class ProcessShutdown:
         self._agent = agent
         self._coordinator = coordinator
         self._leave = leave
-        #: The alarm whose save's outcome was reported last, and the number of its notices at that time.
+        #: The notice whose save's outcome was reported last, and the number of its notices at that time.
         self._answered: tuple[PreemptionNotice, int] | None = None
 
     def begin(self) -> None:
@@ -55,7 +55,7 @@ class ProcessShutdown:
         deliver a notice. This process now saves the state that it would save if training still ran. The same holds if a notice
         came a moment before: in a job of several ranks, the save begins with the call to all ranks.
         """
-        if sigterm.held() and not self._saver.alarmed:
+        if sigterm.held() and not self._saver.has_notice:
             sigterm.wait_explained()
             _wait(_LAUNCHER, self.unanswered)
         elif self._coordinator is not None and self._saver.ready:
@@ -69,14 +69,14 @@ class ProcessShutdown:
             return False
         return answered is None or answered[0] is not preemption or answered[1] < len(preemption.ids)
 
-    def alarm_told(self, preemption: PreemptionNotice) -> None:
+    def outcome_reported(self, preemption: PreemptionNotice) -> None:
         """Note that a notice's save has ended. From now on the handler holds no SIGTERM: it may be the agent's.
 
         The process reports the outcome to the agent right after this call.
         """
         self._answered = preemption, len(preemption.to_report)
 
-    def alarm_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
+    def preemption_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
         """End a notice that has no agent to decide what follows: by hand (`spotguard.testing.preempt`), or of a rank itself."""
         if preemption.kind in protocol.OF_A_RANK:
             # Training goes on in a process that got no SIGTERM, and has met no error. A SIGTERM that is held is delivered now.
@@ -86,7 +86,7 @@ class ProcessShutdown:
             self._leave(EX_TEMPFAIL)
 
     def _hold(self) -> sigterm.SigtermHold:
-        if self._saver.alarmed:
+        if self._saver.has_notice:
             return (
                 sigterm.SigtermHold.SAVING
                 if self._saver.saving and self.unanswered()

@@ -33,7 +33,7 @@ from ...consensus.stores.connection import within
 from ...consensus.topology import covered, gather_holdings, holding, machines_to_watch
 from ...consensus.vote import Decision, Vote, ranges, shared
 from ...ipc import protocol
-from ...ipc.notice import PreemptionNotice, alarm_of
+from ...ipc.notice import PreemptionNotice
 from ...save.cancel_scope import Abandoned
 from ...save.checkpointer import Checkpointer
 from ...save.plan.budget import early
@@ -122,7 +122,7 @@ class Coordinator:
 
     def notice(self, message: protocol.Preempt) -> None:
         """Save for a notice that this machine's agent delivered, or for its earlier deadline, and call the other ranks."""
-        preemption = alarm_of(message, self._clock.monotonic())
+        preemption = PreemptionNotice.received(message, self._clock.monotonic())
         if message.kind == protocol.PEER:
             # This process knows the notice from the call itself; or it came after the call, and parks. The agent does not tell
             # whether another machine's agent has seen a stall.

@@ -16,7 +16,7 @@ from ...consensus.events import NoticeEvent
 from ...consensus.job_state import JobState
 from ...consensus.topology import Host
 from ...ipc import protocol
-from ...ipc.notice import BY_HAND, PreemptionNotice, alarm_of
+from ...ipc.notice import BY_HAND, PreemptionNotice
 from ..report import MessageSender
 
 #: Seconds that a staying machine gives its own save: a little less than its agent gives, and far more than any save takes. It is
@@ -127,7 +127,7 @@ class JobNotices:
         message = protocol.Preempt(self.id_here(call.id), seconds, reserve, kind, call.source, call.drill)
         if not ours:
             self._tell_agent(self._called_by(call, standing, now))
-        return replace(alarm_of(message, now), stall=call.kind in protocol.STALL_KINDS)
+        return replace(PreemptionNotice.received(message, now), stall=call.kind in protocol.STALL_KINDS)
 
     def is_stall_elsewhere(self, id: str) -> bool:
         """Return whether another machine called a notice because training stands still."""

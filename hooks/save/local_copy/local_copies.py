@@ -76,7 +76,10 @@ class LocalCopies:
         state_tensors: tuple[StateTensor, ...] = ()
         why = ""
         if (staged := self._stage(save, reference, next_name)) is None:
-            state_tensors, why = self.snapshot.take(collected.state_tensors, save.scope), state.broken()
+            state_tensors, why = (
+                self.snapshot.take(collected.state_tensors, save.scope),
+                state.inconsistency(),
+            )
         name = next_name(save) if staged is None else staged.name
         checksums = state.audit.seconds
         self._suspicion(name.step, True)  # reads the losses of devices: after this, training moves again

@@ -11,7 +11,7 @@ import torch
 
 from ....providers.errors import CheckpointError
 from ...state.device.host_memory import host_memory
-from ...state.device.streams import SideStreams
+from ...state.device.streams import CopyStreams
 from ...state.memory_access import available_memory, copyable
 from ...state.tensor_item import StateTensor
 from ..cancel_scope import Abandoned, CancelScope
@@ -41,7 +41,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._blocks: list[CopyBlock] = []
-        self._streams = SideStreams()
+        self._streams = CopyStreams()
         self.available = available_memory
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None

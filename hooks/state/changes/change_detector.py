@@ -113,7 +113,7 @@ class ChangeDetector:
         """The sampled bytes of devices at the last mark."""
         return self._device.seen
 
-    def broken_on_devices(self, seen: Sequence[torch.Tensor]) -> str:
+    def inconsistency_on_devices(self, seen: Sequence[torch.Tensor]) -> str:
         """Return what changed on devices since the mark at which `on_devices` was `seen`; "" if nothing did.
 
         Versions and the bytes on the host count what the host has launched, which a device may not have run.
@@ -124,7 +124,7 @@ class ChangeDetector:
             return "a parameter on the device was changed after guard.step()"
         return self._replaced()
 
-    def broken(self) -> str:
+    def inconsistency(self) -> str:
         """Return what changed since the mark; "" if nothing did. Any thread may call it.
 
         It takes some µs, and on a device a copy of some bytes of each probe.

@@ -21,7 +21,7 @@ import torch
 from ...checkpoint.format.boxes import Box, run
 from ...checkpoint.format.crc import crc32
 from ..memory_access import copyable, unreadable
-from .streams import SideStreams
+from .streams import CopyStreams
 
 # Torch registers what it makes at a function's first call with libc, to be unmade at exit, under a lock that a fork copies in
 # its present state. The saver thread made its first buffer while training began, and a data loader's worker that was forked at
@@ -50,7 +50,7 @@ class HostBuffer:
         if touched:
             self._bytes.zero_()
         self._address = self._bytes.data_ptr()
-        self._streams = SideStreams()
+        self._streams = CopyStreams()
 
     @property
     def size(self) -> int:

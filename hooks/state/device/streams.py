@@ -49,7 +49,7 @@ def under(stream: _Stream) -> Iterator[None]:
         torch.accelerator.set_stream(here)
 
 
-class SideStreams:
+class CopyStreams:
     """One stream of our own for each device that a save copies from. Only one thread at a time may use it."""
 
     def __init__(
@@ -83,7 +83,7 @@ class SideStreams:
             stream.synchronize()
 
 
-class OwnStreams:
+class ThreadStreams:
     """Streams for the calling thread alone. On the default streams it would wait for the kernels of all threads."""
 
     def __init__(

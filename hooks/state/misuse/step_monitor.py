@@ -164,7 +164,7 @@ class StepMonitor:
         Any thread may call it.
         """
         weights = self._weights
-        return weights is not None and bool(weights.broken())
+        return weights is not None and bool(weights.inconsistency())
 
     def position(self) -> dict[str, Any]:
         """Return the fields for a `Position`. Any thread may call it."""

@@ -17,7 +17,7 @@ from spotguard.hooks.state import device_boundary
 from spotguard.hooks.state.changes.audit import Audit
 from spotguard.hooks.state.changes.change_detector import ChangeDetector
 from spotguard.hooks.state.device.events import Event, Fence
-from spotguard.hooks.state.device.streams import OwnStreams
+from spotguard.hooks.state.device.streams import ThreadStreams
 from tests.fakes.noticed import Heard, trained
 from tests.fakes.training import Job, Make, different, restored, small, step_on, trajectory
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
@@ -83,7 +83,7 @@ def hung(store: WatchedStore, make: Make = small) -> Iterator[tuple[Guard, Job, 
         fence = Fence(device.record, lambda device: "the stream of training")
         fence.cover([torch.device("cuda", 0)])
         guard._state.fence = fence
-        guard._saver._streams = OwnStreams(lambda device: None, lambda device: WithoutStreams())
+        guard._saver._streams = ThreadStreams(lambda device: None, lambda device: WithoutStreams())
         step_on(guard, job, *range(DONE))
         idle = threading.Event()  # it has planned: a plan waits for the device, and training for the plan
         guard._saver.in_turn(idle.set)
@@ -217,7 +217,7 @@ def test_bytes_that_differ_from_the_boundary_are_not_saved_again_and_again(
         launch(guard, job, "at its boundary")
         answers = iter(["", ""])
         monkeypatch.setattr(
-            ChangeDetector, "broken_on_devices", lambda self, seen: next(answers, "other bytes")
+            ChangeDetector, "inconsistency_on_devices", lambda self, seen: next(answers, "other bytes")
         )
         guard._agent.hear(STALL)
         assert "a device stands in a step before" in heard.wait(protocol.Failed).reason

@@ -16,7 +16,7 @@ import torch
 
 from spotguard.hooks.control.ending import error_save
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.ipc.notice import alarm_of
+from spotguard.hooks.ipc.notice import PreemptionNotice
 from spotguard.hooks.ipc.protocol import FAILURE, STALL, Preempt
 from tests.fakes.training import different, finished, guarded, small, step_on, trajectory
 
@@ -123,7 +123,7 @@ def test_a_save_that_is_in_progress_is_waited_for(tmp_path: Path) -> None:
     with guarded(tmp_path, job.values) as guard:
         trained(guard, job)
         notice = Preempt("stall-3", 60.0, 0.0, STALL, "spotguard", drill=True)
-        guard._saver.emergency(alarm_of(notice, time.monotonic()))
+        guard._saver.emergency(PreemptionNotice.received(notice, time.monotonic()))
         ends_with(ValueError("bad"))
         assert saved(tmp_path) == ["000000003"]
 
@@ -137,7 +137,7 @@ def test_a_save_that_waits_for_the_failed_step_is_given_up_at_once(
         trained(guard, job)
         half_a_step(guard, job)
         notice = Preempt("drill-3", 600.0, 0.0, "drill", "spotguard", drill=True)
-        guard._saver.emergency(alarm_of(notice, time.monotonic()))
+        guard._saver.emergency(PreemptionNotice.received(notice, time.monotonic()))
         ends_with(ValueError("bad"))
     assert "nothing new is committed: training ended before its next guard.step()" in caplog.text
     assert "not saved, because the error came between optimizer.step() and guard.step()" in caplog.text
@@ -241,7 +241,7 @@ def test_ctrl_c_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(guard._clock, "wait", interrupted)
         ends_with(ValueError("bad"))
-        assert not guard._saver.alarmed
+        assert not guard._saver.has_notice
     assert record(tmp_path) is not None
 
 
@@ -290,7 +290,7 @@ def test_a_workers_death_does_not_end_the_wait_for_a_save_at_the_exit(
 
             monkeypatch.setattr(guard._saver, "close", closed)
             notice = Preempt("failure-3", 60.0, 0.0, FAILURE, "RuntimeError")
-            guard._saver.emergency(alarm_of(notice, time.monotonic()))
+            guard._saver.emergency(PreemptionNotice.received(notice, time.monotonic()))
         assert signal.getsignal(signal.SIGCHLD) is raises
     finally:
         signal.signal(signal.SIGCHLD, before)

@@ -145,7 +145,7 @@ def test_each_rank_has_its_two_lines(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         trainers[0].guard._agent.hear(notice())
         on_all(lambda rank: trainers[rank].heard.wait(protocol.Committed))
-        (id,) = [each for each in trainers[1].guard._saver._alarm.ids if each.startswith("n1@")]  # type: ignore[union-attr]
+        (id,) = [each for each in trainers[1].guard._saver._preemption.ids if each.startswith("n1@")]  # type: ignore[union-attr]
         trainers[1].guard._agent.hear(protocol.Preempt(f"peer {id}", 600.0, 60.0, PEER, "test", False))
         found = lines(caplog)
         trainers[0].guard._agent.hear(protocol.Withdrawn("n1"))

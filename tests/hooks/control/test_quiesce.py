@@ -14,7 +14,7 @@ from spotguard.hooks.consensus.vote import Decision
 from spotguard.hooks.control.gate_rule import GateRule
 from spotguard.hooks.control.quiesce import Quiescence
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.ipc.notice import alarm_of
+from spotguard.hooks.ipc.notice import PreemptionNotice
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest, SaveSpec
 from spotguard.hooks.state.device.events import Fence
@@ -112,7 +112,9 @@ def test_a_step_that_hangs_is_not_waited_for_longer_than_ranks_are(
     state: Any = type("Unmarked", (Behind,), {"monitor": type("Monitor", (), {"unmarked": ""})})()
     others: Any = Ahead() if ranks > 1 else None
     nothing: Any = None
-    notice = alarm_of(protocol.Preempt("one", 600.0, 0.0, kind, "spotguard"), clock.monotonic())
+    notice = PreemptionNotice.received(
+        protocol.Preempt("one", 600.0, 0.0, kind, "spotguard"), clock.monotonic()
+    )
     job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 600.0), notice)
     why = "in the middle of a step" if kind == protocol.STALL else "out of time"
     with pytest.raises(Abandoned, match=why):
@@ -162,7 +164,9 @@ def test_a_device_that_hangs_before_the_boundary_is_not_waited_for_at_a_stall(
     gate: Any = Standing()
     state: Any = type("State", (Behind,), {"fence": fence})()
     nothing: Any = None
-    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, kind, "spotguard"), clock.monotonic())
+    notice = PreemptionNotice.received(
+        protocol.Preempt("one", 15.0, 0.0, kind, "spotguard"), clock.monotonic()
+    )
     begun = clock.monotonic()
     job = SaveRequest("emergency", CancelScope(clock, begun + 15.0), notice)
     why = "a device stands in a step before" if kind == protocol.STALL else "out of time"
@@ -199,7 +203,9 @@ def test_a_rank_offers_the_step_that_its_devices_hold(held: bool, step: int) -> 
     fence = type("Fence", (), {"wait": lambda self, pause: None})()
     state: Any = type("State", (Behind,), {"fence": fence})(boundary)
     told: Any = type("Told", (), {"progress": lambda self, *_: None})()
-    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    notice = PreemptionNotice.received(
+        protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic()
+    )
     job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
     others: Any = Agreeing()
     spec = Quiescence(gate, state, told, lambda: False, others).stand(job, False, held=held)
@@ -214,7 +220,9 @@ def test_devices_that_hold_another_step_than_the_ranks_agreed_on_give_none() -> 
     fence = type("Fence", (), {"wait": lambda self, pause: None})()
     state: Any = type("State", (Behind,), {"fence": fence})(type("Held", (), {"taken": 8})())
     told: Any = type("Told", (), {"progress": lambda self, *_: None})()
-    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    notice = PreemptionNotice.received(
+        protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic()
+    )
     job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
     others = Ahead()
     ranks: Any = others
@@ -240,7 +248,9 @@ def test_a_host_that_passes_a_boundary_meanwhile_gives_no_step() -> None:
     fence = type("Fence", (), {"wait": lambda self, pause: None})()
     state: Any = type("State", (Behind,), {"fence": fence})(type("Held", (), {"taken": 8})())
     told: Any = type("Told", (), {"progress": lambda self, *_: None})()
-    notice = alarm_of(protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic())
+    notice = PreemptionNotice.received(
+        protocol.Preempt("one", 15.0, 0.0, protocol.STALL, "spotguard"), clock.monotonic()
+    )
     job = SaveRequest("emergency", CancelScope(clock, clock.monotonic() + 15.0), notice)
     spec = Quiescence(gate, state, told, lambda: False).stand(job, False)
     assert (spec.step, spec.held_by_devices) == (6, None)

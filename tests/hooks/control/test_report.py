@@ -79,7 +79,7 @@ class Listening:
         return True
 
 
-def alarm_of(kind: str) -> PreemptionNotice:
+def notice_of(kind: str) -> PreemptionNotice:
     return PreemptionNotice(["sigterm"], 1024.0, 1020.0, "SIGTERM", kind, by_hand=True)
 
 
@@ -99,7 +99,7 @@ def test_the_agent_is_told_of_a_launcher_s_notice_before_any_other_word_of_it(
 ) -> None:
     """Once for each: it did not send it, and keeps an outcome all the same."""
     told = Listening()
-    for preemption in (alarm_of(protocol.LAUNCHER), alarm_of(protocol.LAUNCHER)):
+    for preemption in (notice_of(protocol.LAUNCHER), notice_of(protocol.LAUNCHER)):
         del told.words[:]
         told.report.progress(preemption, "gate", 7, 0, 0)
         end(told.report, preemption)
@@ -114,7 +114,7 @@ def test_of_other_notices_the_agent_knows_or_needs_not_know() -> None:
     told = Listening()
     for kind in ("terminate", BY_HAND):
         for end in ENDS:
-            end(told.report, alarm_of(kind))
+            end(told.report, notice_of(kind))
     assert not any(isinstance(word, protocol.Delivered) for word in told.words)
 
 
@@ -124,13 +124,13 @@ def test_of_other_notices_the_agent_knows_or_needs_not_know() -> None:
 def test_the_record_in_the_store_is_kept_by_whoever_speaks(rank: int, key: str) -> None:
     """With the level, and why it is not full. Another rank keeps none."""
     told = Listening(rank=rank)
-    told.report.committed(alarm_of(protocol.LAUNCHER), SAVED)
+    told.report.committed(notice_of(protocol.LAUNCHER), SAVED)
     ((name, data),) = told.kept.items()
     record = json.loads(data)
     assert (name, record["level"], record["reason"]) == (key, "partial-extras", SAVED.why)
     other = Listening(rank=rank, keeps=False)
-    other.report.committed(alarm_of(protocol.LAUNCHER), SAVED)
-    other.report.failed(alarm_of(protocol.LAUNCHER), "the store is full", 5)
+    other.report.committed(notice_of(protocol.LAUNCHER), SAVED)
+    other.report.failed(notice_of(protocol.LAUNCHER), "the store is full", 5)
     assert other.kept == {}
 
 
@@ -156,7 +156,7 @@ def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:
     )
     for attempt in (3, 3, 4):
         attempts.append(attempt)
-        report.failed(alarm_of(protocol.LAUNCHER), "the store is full", 5)
+        report.failed(notice_of(protocol.LAUNCHER), "the store is full", 5)
     assert kept == [outcome_key("run", 3, 1), outcome_key("run", 3, 2), outcome_key("run", 4, 1)]
 
 

@@ -18,7 +18,7 @@ from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.uploader import StateChanged
-from spotguard.hooks.state.device.streams import SideStreams
+from spotguard.hooks.state.device.streams import CopyStreams
 from spotguard.hooks.state.tensor_item import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
@@ -160,7 +160,7 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
     """On every device that holds some of it, it is taken on the stream that the frame copies by."""
     log: list[str] = []
 
-    class Streams(SideStreams):
+    class Streams(CopyStreams):
         @contextmanager
         def on(self, device: torch.device) -> Iterator[None]:
             log.append(f"on {device}")

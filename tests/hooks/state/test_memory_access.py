@@ -121,7 +121,7 @@ def test_a_freed_storage_is_not_read(folder: Path, caplog: pytest.LogCaptureFixt
         storage = model.weight.untyped_storage()
         nbytes = storage.nbytes()
         storage.resize_(0)
-        assert "resized" in guard._state.broken()
+        assert "resized" in guard._state.inconsistency()
         guard.step()
         with pytest.raises(StateError, match="model/weight is a tensor that needs"):
             guard.save()
@@ -249,10 +249,10 @@ def test_a_witness_of_what_moved_in_memory_looks_at_nothing() -> None:
     detector = ChangeDetector([tensor, freed(3)], [], [(freed(3), freed(3))])
     detector.mark()
     assert detector.stands()
-    assert detector.broken() == ""
+    assert detector.inconsistency() == ""
     tensor.untyped_storage().resize_(1 << 20)
     assert not detector.stands()
-    assert "resized" in detector.broken()
+    assert "resized" in detector.inconsistency()
 
 
 # --- elements that share memory --------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def main() -> None:
                 spotguard.testing.preempt(guard.guard, seconds=60)
             if guard and rank == 1 and ends.meets(f"file:{done}"):
                 Path(f"{out}.notice").touch()
-                while not guard.guard._saver.alarmed:
+                while not guard.guard._saver.has_notice:
                     time.sleep(0.01)
             optimizer.zero_grad()
             for part, goal in zip(x.chunk(passes), y.chunk(passes), strict=True):

@@ -365,7 +365,7 @@ def test_a_second_machines_stall_is_answered_though_the_first_ones_save_is_over(
             until(lambda: not any(each.saver.saving for each in ends))
         for end, id in zip(ends, "xy", strict=True):
             end.ranks.withdrawn(id, "the drill is over")
-        until(lambda: not any(each.saver.alarmed for each in ends))
+        until(lambda: not any(each.saver.has_notice for each in ends))
         assert ends[0].ranks.channel.standing.notices == ()
 
 
@@ -386,7 +386,7 @@ def test_a_stall_that_another_rank_joined_to_a_save_is_answered_by_a_rank_that_h
         assert second.ranks.channel.standing.notices[-1].id == joined.id
         first.ranks.withdrawn("x", "the drill is over")
         second.ranks.over(joined.id, "the drill is over")
-        until(lambda: not (first.saver.alarmed or second.saver.alarmed))
+        until(lambda: not (first.saver.has_notice or second.saver.has_notice))
 
 
 def test_a_notice_that_another_rank_took_back_is_no_measure_of_the_next_one_of_its_name() -> None:
@@ -425,7 +425,7 @@ def test_each_rank_says_what_became_of_a_launchers_save_though_another_took_the_
         until(lambda: not any(end.ranks.channel.standing.notices for end in ends))
         answered.set()
         assert [each.result(PATIENCE) for each in outcomes] == ["committed", "committed"]
-        until(lambda: not any(end.saver.alarmed for end in ends))
+        until(lambda: not any(end.saver.has_notice for end in ends))
 
 
 def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_outlived() -> None:
@@ -437,11 +437,11 @@ def test_a_rank_that_hears_no_calls_says_so_at_a_notice_and_goes_on_when_it_is_o
         notice = Preempt("x", 30.0, 3.0, "terminate", "aws")
         first.ranks.notice(notice)
         assert "this rank receives no more calls" in first.heard.outcome()
-        assert first.saver.alarmed
+        assert first.saver.has_notice
         clock.advance(60)
         first.ranks.notice(notice)  # once more: nobody waits here for so long
-        until(lambda: not first.saver.alarmed)
-        until(lambda: not second.saver.alarmed)
+        until(lambda: not first.saver.has_notice)
+        until(lambda: not second.saver.has_notice)
         assert first.heard.words.empty()
 
 
@@ -473,7 +473,7 @@ def test_a_stall_behind_a_store_that_is_silent_is_answered_soon() -> None:
             assert store.called.wait(PATIENCE)
             clock.advance(11)
             assert "has not answered" in first.heard.outcome()
-            until(lambda: not first.saver.alarmed)
+            until(lambda: not first.saver.has_notice)
         finally:
             store.again.set()
 
@@ -515,7 +515,7 @@ def test_a_stall_that_both_machines_see_is_saved_once_and_each_agent_is_answered
         assert [end.heard.words.get(timeout=PATIENCE) for end in ends] == ["committed"] * 2
         for end, id in zip(ends, "xy", strict=True):
             end.ranks.withdrawn(id, "the drill is over")
-        until(lambda: not any(end.saver.alarmed for end in ends))
+        until(lambda: not any(end.saver.has_notice for end in ends))
         assert all(end.heard.words.empty() for end in ends)
     assert len([key for key in store.objects if key.endswith("COMMIT.json")]) == 1
 
@@ -575,7 +575,7 @@ def test_a_first_rank_whose_store_one_rank_has_lost_is_waited_for_as_any_other(b
         assert (whole.name.step, whole.missing) == (7, ())
         first.ranks.withdrawn("x", "it stays")
         for end in (first, second):
-            until(lambda end=end: not end.saver.alarmed)  # type: ignore[misc]
+            until(lambda end=end: not end.saver.has_notice)  # type: ignore[misc]
             assert end.ranks.channel.standing.notices == ()
 
 

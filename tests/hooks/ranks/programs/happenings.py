@@ -58,7 +58,7 @@ def _false_alarm(life: Life, event: dict[str, Any]) -> None:
     _notice(life, event)
     until(lambda: saver.saving or event["at once"])
     _hear(life, protocol.Withdrawn(event["id"]))
-    until(lambda: not saver.alarmed)
+    until(lambda: not saver.has_notice)
 
 
 def _withdrawn_when_saved(life: Life, event: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def _withdrawn_when_saved(life: Life, event: dict[str, Any]) -> None:
 def _noticed(life: Life, event: dict[str, Any]) -> None:
     guard = life.guard
     assert guard is not None
-    until(lambda: guard._saver.alarmed)
+    until(lambda: guard._saver.has_notice)
     if event.get("shut"):
         until(lambda: guard._gate.place.shut is not Shut.OPEN or life.state_tensors())
 
@@ -116,7 +116,7 @@ def _told_to_leave(life: Life, event: dict[str, Any]) -> None:
     saver, clock = guard._saver, guard._clock
     until(
         lambda: (
-            (preemption := saver._alarm) is not None
+            (preemption := saver._preemption) is not None
             and preemption.deadline < clock.monotonic()
             and not saver.saving
         )

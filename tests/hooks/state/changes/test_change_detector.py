@@ -213,14 +213,14 @@ def test_a_swap_there_and_back_during_the_save_is_noticed(monkeypatch: pytest.Mo
     """What was read in between is other bytes, though at the end all stands as it stood: it is not kept."""
     store, job, noticed = WatchedStore(), wide(), threading.Event()
     with guarded(store, job.values) as guard:
-        broken = guard._state.broken
+        inconsistency = guard._state.inconsistency
 
         def looked() -> str:
-            if why := broken():
+            if why := inconsistency():
                 noticed.set()
             return why
 
-        monkeypatch.setattr(guard._state, "broken", looked)
+        monkeypatch.setattr(guard._state, "inconsistency", looked)
         guard.restore()
         step_on(guard, job, 0)
         store.hold(is_object)
@@ -323,18 +323,18 @@ def test_the_witness_says_what_moved() -> None:
     alias = owned.detach()
     detector = ChangeDetector([owned], [other], [(owned, alias)])
     assert not detector.mark()
-    assert detector.broken() == ""
+    assert detector.inconsistency() == ""
     owned.data[2] = 1
-    assert ".data" in detector.broken()
+    assert ".data" in detector.inconsistency()
     assert detector.mark()
     other.data[2] = 1
-    assert ".data" in detector.broken()
+    assert ".data" in detector.inconsistency()
     assert not detector.mark()
     owned.add_(1)
-    assert "in place" in detector.broken()
+    assert "in place" in detector.inconsistency()
     detector.mark()
     owned.data = owned.data.clone()
-    assert "storage" in detector.broken()
+    assert "storage" in detector.inconsistency()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (4, 5, 6)])
@@ -343,9 +343,9 @@ def test_the_witness_looks_at_every_shape_and_layout(shape: tuple[int, ...]) -> 
     base = torch.zeros(shape).mT if len(shape) > 1 else torch.zeros(shape)
     detector = ChangeDetector([base], [], [])
     detector.mark()
-    assert detector.broken() == ""
+    assert detector.inconsistency() == ""
     base.data.fill_(1)
-    assert (detector.broken() != "") == (base.numel() > 0)
+    assert (detector.inconsistency() != "") == (base.numel() > 0)
 
 
 def test_a_witness_keeps_what_it_looks_at() -> None:
@@ -355,7 +355,7 @@ def test_a_witness_keeps_what_it_looks_at() -> None:
     detector.mark()
     for tensor in tensors:
         tensor.data = torch.empty(0)
-    assert "replaced" in detector.broken() or detector.broken() == ""
+    assert "replaced" in detector.inconsistency() or detector.inconsistency() == ""
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,13 @@ def test_a_change_of_one_tensor_is_seen_by_mark_and_by_broken(which: int) -> Non
     device = detector(tensors, Queue(ALWAYS))
     assert not device.mark()
     assert not device.mark(), "nothing moved"
-    assert device.broken() == ""
+    assert device.inconsistency() == ""
     middle = tuple(size // 2 for size in tensors[which].shape)
     tensors[which].data[middle].view(-1).view(torch.uint8)[0] ^= 1
-    assert device.broken() == "a parameter on the device was changed after guard.step()"
+    assert device.inconsistency() == "a parameter on the device was changed after guard.step()"
     assert device.mark()
     assert not device.mark(), "said once"
-    assert device.broken() == ""
+    assert device.inconsistency() == ""
 
 
 def test_nobody_waits_for_the_device_and_nothing_is_forgotten() -> None:
@@ -106,7 +106,7 @@ def test_what_is_nobodys_may_change_at_a_boundary() -> None:
     device = detector(owned, Queue(ALWAYS), ema)
     device.mark()
     replay(ema)
-    assert device.broken() != ""
+    assert device.inconsistency() != ""
     assert not device.mark()
     replay(owned)
     assert device.mark()
@@ -119,7 +119,7 @@ def test_a_change_on_a_gpu_is_reported() -> None:
     both = ChangeDetector(tensors, [], [])
     both.mark()
     replay(tensors[:1])
-    assert both.broken() != ""
+    assert both.inconsistency() != ""
     said = both.mark()
     torch.cuda.synchronize()
     assert said or both.mark()

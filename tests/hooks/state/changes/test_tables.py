@@ -162,7 +162,7 @@ def test_what_is_hung_in_or_taken_out_is_followed(change: Callable[[Model], None
             clock.advance(1)
             trained(values)
             guard.step()
-            assert guard._state.broken() == ""
+            assert guard._state.inconsistency() == ""
         expected = bits({"model": model}, rng=False)
         saved = guard.save()
     check(store, change, saved.step, expected)

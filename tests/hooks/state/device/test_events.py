@@ -13,7 +13,7 @@ from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.state.device.events import Fence, unordered
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.device.host_memory import host_tensor
-from spotguard.hooks.state.device.streams import OwnStreams, SideStreams
+from spotguard.hooks.state.device.streams import CopyStreams, ThreadStreams
 from spotguard.hooks.state.parts.rng import RngPart, capture, restore
 from spotguard.hooks.state.parts.values import DictPart, StatefulPart
 from spotguard.hooks.state.state import State
@@ -164,7 +164,7 @@ def test_each_device_is_copied_from_on_its_own_stream_and_waited_for() -> None:
     def under(stream: Any) -> AbstractContextManager[object]:
         return cast(Stream, stream).current()
 
-    streams = SideStreams(lambda device: Stream(device, log), under)
+    streams = CopyStreams(lambda device: Stream(device, log), under)
     for device in (FIRST, SECOND, HOST, SECOND):
         with streams.on(device):
             pass
@@ -291,7 +291,7 @@ def test_a_thread_gets_a_stream_of_its_own_on_each_device_once() -> None:
         def set_stream(self, stream: Stream) -> None:
             given.append(stream._name)
 
-    streams = OwnStreams(lambda device: Stream(device, []), lambda device: Backend())
+    streams = ThreadStreams(lambda device: Stream(device, []), lambda device: Backend())
     streams.take([FIRST])
     streams.take([FIRST, SECOND])
     streams.take([FIRST, SECOND])

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spotguard.hooks.state.device.host_buffer import HostBuffer, as_bytes
-from spotguard.hooks.state.device.streams import SideStreams
+from spotguard.hooks.state.device.streams import CopyStreams
 from tests.cases import cases
 
 pytestmark = pytest.mark.torch
@@ -117,7 +117,7 @@ def test_what_is_launched_aside_has_a_stream_on_each_device() -> None:
             raise AssertionError("nobody waits here")
 
     frame = HostBuffer(8)
-    frame._streams = SideStreams(lambda device: Stream(device), under)
+    frame._streams = CopyStreams(lambda device: Stream(device), under)
     with frame.aside(torch.device(name) for name in ("cuda:0", "cpu", "cuda:1")):
         assert current == ["cuda:0", "cuda:1"]
     assert current == []

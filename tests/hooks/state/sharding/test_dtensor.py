@@ -50,7 +50,7 @@ def state_tensors(make: Way, rank: int, world: int) -> dict[str, StateTensor]:
         values = {"model": model, "optimizer": stepped(model)}
         state = State(values, lambda frame: None, rank=rank, world=world)
         state.at_boundary()
-        assert state.broken() == ""
+        assert state.inconsistency() == ""
         return {state_tensor.name: state_tensor for state_tensor in state.collect().state_tensors}
 
 
@@ -204,7 +204,7 @@ def test_a_bare_dtensor_is_a_shard_small_or_large() -> None:
         assert where(found["large"]) == ((4 * 2**20,), (4 * 2**20,), (8 * 2**20,), ())
         assert where(found["same"]) == ((3,), None, None, (0, 1))
         large.to_local().add_(1)
-        assert "changed" in state.broken()
+        assert "changed" in state.inconsistency()
 
 
 def test_what_is_no_part_of_a_tensor_is_refused_by_name() -> None:

@@ -53,7 +53,7 @@ def aside(state: State, seen: list[Any]) -> Callable[..., None]:
         try:
             seen.append(
                 (
-                    state.broken(),
+                    state.inconsistency(),
                     [
                         (state_tensor.name, id(state_tensor.tensor))
                         for state_tensor in state.collect().state_tensors

@@ -79,9 +79,11 @@ def _meet_the_notice(guard: Guard, rank: int) -> None:
     if rank == 0:
         spotguard.testing.preempt(guard, PATIENCE)
     gate = guard._gate
-    with gate._changed:  # alarmed first and shut behind it, by whoever saves: between them training may end
+    with (
+        gate._changed
+    ):  # the notice first and shut behind it, by whoever saves: between them training may end
         assert gate._changed.wait_for(
-            lambda: guard._saver.alarmed and gate.place.shut is not Shut.OPEN, PATIENCE
+            lambda: guard._saver.has_notice and gate.place.shut is not Shut.OPEN, PATIENCE
         )
 
 

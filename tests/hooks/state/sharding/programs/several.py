@@ -165,7 +165,7 @@ def save(way: str, rank: int) -> Kept:
     assert losses == plain, f"{way}: guarding changed {plain} to {losses}"
     with no_collective():
         collected = state.collect()
-        assert state.broken() == ""
+        assert state.inconsistency() == ""
     saved = Saved(put_together(collected.state_tensors, rank), gathered(dict(collected.trees)))
     expected = full(model, optimizer)
     mid_forward(way, rank, model, state)
@@ -198,7 +198,7 @@ def mid_forward(way: str, rank: int, model: nn.Module, state: State) -> None:
 
     def look() -> None:
         try:
-            seen.append((state.broken(), bytes_of(state.collect().state_tensors) == expected))
+            seen.append((state.inconsistency(), bytes_of(state.collect().state_tensors) == expected))
         except BaseException as error:  # noqa: BLE001 - the thread that joins says what it was
             seen.append(error)
 

@@ -15,7 +15,7 @@ from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from ..ipc import interpreter_lock, protocol
 from ..ipc.client import SocketClient
-from ..ipc.notice import alarm_of
+from ..ipc.notice import PreemptionNotice
 from ..save.plan.schedule import CheckpointSchedule
 from .ranks.coordinator import Coordinator
 from .report import Report
@@ -193,7 +193,7 @@ class AgentMessages:
                 if self._coordinator is not None:
                     self._coordinator.notice(message)
                 else:
-                    self._saver.emergency(alarm_of(message, now))
+                    self._saver.emergency(PreemptionNotice.received(message, now))
             case protocol.CheckpointNow(reason=reason, going=going, anew=anew):
                 if anew:
                     self._renew()

@@ -223,7 +223,7 @@ print(len(c.recv(100)), flush=True)
 def test_each_later_agent_learns_where_the_first_one_answered_heartbeats(folder: Path) -> None:
     """The other machines look for it there."""
     pytest.importorskip("torch")
-    from spotguard.hooks.control.session import AgentSession
+    from spotguard.hooks.control.agent_session import AgentSession
 
     path = folder / "a.sock"
     hello = Register(os.getpid(), "job", "train.py", elsewhere=True)
