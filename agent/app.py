@@ -29,22 +29,22 @@ from .ipc.paths import SERVICE_SOCKET, is_socket, path_of
 from .ipc.server import Server
 from .loop import Agent, Watches
 from .process import proctree, torchrun
+from .process.helpers.node_label import NodeLabel, node_of
+from .process.helpers.stall_recorder import StallRecorder
 from .process.memory.counters import MemoryCounters
 from .process.signals import Signals
-from .process.stall_recorder import StallRecorder
 from .process.supervisor import Supervisor
 from .sources.factory import cloud_sources, own_sources
 from .sources.health_log import CommonHealth
 from .sources.poller import PollCount, Poller
 from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
-from .telemetry.node_label_process import NodeLabel, node_of
 from .telemetry.status import AgentFacts
 
 if TYPE_CHECKING:  # loaded only when an option requests them
-    from .process.alert_helper import AlertHelper
+    from .process.helpers.alert_helper import AlertHelper
+    from .process.helpers.verifier import Verifier
     from .process.notice_hook import NoticeHook
-    from .process.verifier import Verifier
     from .telemetry.exclude_file import Exclusion
     from .telemetry.metrics.reading import Scrape
     from .telemetry.metrics.recorder import MetricsRecorder
@@ -232,7 +232,7 @@ def _alerts(
     """Return the helper of alerts, not started yet; None if no option asks for it."""
     if not _wants_alerts(options):
         return None
-    from .process.alert_helper import AlertHelper
+    from .process.helpers.alert_helper import AlertHelper
     from .telemetry.metrics.definitions import values
 
     begin = {
@@ -276,7 +276,7 @@ def _exclusions(options: Options, policy: Policy) -> list[Exclusion]:
 def _verifier(policy: Policy, env: dict[str, str], post: Callable[[Event], None]) -> Verifier | None:
     if policy.verify_every is None:
         return None
-    from .process.verifier import Verifier
+    from .process.helpers.verifier import Verifier
 
     return Verifier(env, post)
 

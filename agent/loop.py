@@ -61,9 +61,9 @@ from .ipc.heartbeats import Heartbeats
 from .ipc.process_stat import may_run
 from .ipc.server import Server
 from .process import torchrun
+from .process.helpers.stall_recorder import StallRecorder
 from .process.memory.counters import MemoryCounters
 from .process.signals import DECIDED
-from .process.stall_recorder import StallRecorder
 from .process.supervisor import CommandError, Supervisor
 from .sources.feed import Feed
 from .sources.poller import CHECK_EVERY
@@ -71,9 +71,9 @@ from .telemetry import systemd
 from .telemetry.status import AgentFacts, answers, in_a_line, shortened
 
 if TYPE_CHECKING:  # loaded only when an option requests them
-    from .process.alert_helper import AlertHelper
+    from .process.helpers.alert_helper import AlertHelper
+    from .process.helpers.verifier import Verifier
     from .process.notice_hook import NoticeHook
-    from .process.verifier import Verifier
     from .telemetry.exclude_file import Exclusion
     from .telemetry.metrics.recorder import MetricsRecorder
 

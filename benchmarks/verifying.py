@@ -14,7 +14,7 @@ import torch
 
 from spotguard.agent.actions import Verify
 from spotguard.agent.events import Event
-from spotguard.agent.process.verifier import Verifier
+from spotguard.agent.process.helpers.verifier import Verifier
 
 from .background import DemoTraining
 from .rows import Row

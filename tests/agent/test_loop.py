@@ -24,9 +24,9 @@ from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, GroupSeen, Signalled
 from spotguard.agent.ipc import control
 from spotguard.agent.loop import Agent
+from spotguard.agent.process.helpers import node_label
 from spotguard.agent.process.program import CommandError
 from spotguard.agent.process.supervisor import Supervisor
-from spotguard.agent.telemetry import node_label_process
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.hooks.ipc.protocol import Position
 from spotguard.providers.clock import SystemClock
@@ -115,14 +115,14 @@ def test_the_node_of_a_machine_that_is_left_is_labelled_before_the_exit(
     fails = 'hook.say(TrainingFailed("gpu", "RuntimeError", "CUDA error: {}", "t.py:1", "forward", "f", 7)); sys.exit(1)'
     of_program, of_hardware = "device-side assert triggered", "uncorrectable ECC error encountered"
     with ApiServer(tmp_path, "n7") as server:
-        monkeypatch.setattr(node_label_process, "MOUNT", str(server.account))
+        monkeypatch.setattr(node_label, "MOUNT", str(server.account))
         for name, value in {**server.env, "NODE_NAME": "n7"}.items():
             monkeypatch.setenv(name, value)
         assert app.run(replace(options, recover=rules), ["false"]) == 1
         assert app.run(replace(options, recover=rules), training(fails.format(of_program))) == 75
         assert server.requests == []
         assert app.run(replace(options, recover=rules), training(fails.format(of_hardware))) == 75
-        assert server.labels("n7") == {"kubernetes.io/os": "linux", node_label_process.LABEL: "gpu"}
+        assert server.labels("n7") == {"kubernetes.io/os": "linux", node_label.LABEL: "gpu"}
 
 
 def test_notice_commit_leave_75(options: Options) -> None:
@@ -383,7 +383,7 @@ def test_a_helper_that_does_not_end_holds_no_exit_up_for_long(
 ) -> None:
     """It is killed then, and the exit code is the command's."""
     from spotguard.agent import loop
-    from spotguard.agent.process import alert_helper
+    from spotguard.agent.process.helpers import alert_helper
 
     monkeypatch.setattr(loop, "_LAST_WORDS_AT_ALL", 0.1)
     monkeypatch.setattr(
@@ -399,7 +399,7 @@ def test_a_helper_that_says_that_it_is_busy_gets_its_time(
     options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from spotguard.agent import loop
-    from spotguard.agent.process import alert_helper
+    from spotguard.agent.process.helpers import alert_helper
 
     monkeypatch.setattr(loop, "_LAST_WORDS", 0.0)
     monkeypatch.setattr(loop, "_LAST_WORDS_AT_ALL", 0.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.telemetry.node_label_process import LABEL
+from spotguard.agent.process.helpers.node_label import LABEL
 from spotguard.alerts import node_label
 from spotguard.alerts.node_label import set_label
 from tests.fakes.api_server import ApiServer

@@ -16,9 +16,9 @@ from spotguard.agent.config import resolve
 from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.core.peers import REJOIN
 from spotguard.agent.ipc.paths import SERVICE_SOCKET
+from spotguard.agent.process.helpers import node_label
+from spotguard.agent.process.helpers.node_label import LABEL
 from spotguard.agent.process.torchrun import is_torchrun
-from spotguard.agent.telemetry import node_label_process
-from spotguard.agent.telemetry.node_label_process import LABEL
 from spotguard.cli.commands.guard.run import split
 from spotguard.deploy import containers as deployed
 from spotguard.deploy.containers import MANIFESTS, Cloud
@@ -252,9 +252,7 @@ def test_a_job_comes_back_to_no_node_that_was_labelled_and_the_agent_does(name: 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name != "sidecar"])
 def test_a_job_knows_the_name_of_its_node(name: str) -> None:
-    (found,) = [
-        each for each in container(name, "aws", "train")["env"] if each["name"] == node_label_process.NODE
-    ]
+    (found,) = [each for each in container(name, "aws", "train")["env"] if each["name"] == node_label.NODE]
     assert found["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 

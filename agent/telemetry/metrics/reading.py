@@ -15,7 +15,7 @@ from .histogram import Histogram
 from .snapshot import STATES, MetricsSnapshot, Process
 
 if TYPE_CHECKING:
-    from ...process.alert_helper import HelperState
+    from ...process.helpers.alert_helper import HelperState
 
 #: The most training processes that are shown, the first ones. A machine has eight devices; the rest is spare. All are counted.
 SHOWN = 128

@@ -36,7 +36,7 @@ from ...outcome import WITHDRAWN
 from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
 if TYPE_CHECKING:
-    from ...process.alert_helper import HelperState
+    from ...process.helpers.alert_helper import HelperState
 
 #: The most distinct combinations of kind, source and severity. Two clouds have 30; only texts from other machines give more.
 _PAIRS = 100

@@ -14,7 +14,7 @@ from ....providers.notice import Severity
 from .histogram import Histogram
 
 if TYPE_CHECKING:
-    from ...process.alert_helper import HelperState
+    from ...process.helpers.alert_helper import HelperState
 
 #: Bounds in seconds of the time to detect a notice: one poll a second, long polls at once, and back-off while blind.
 DETECTED = (0.01, 0.1, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)

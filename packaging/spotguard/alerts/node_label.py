@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..agent.telemetry.node_label_process import LABEL
+from ..agent.process.helpers.node_label import LABEL
 from ..providers.text import TEXT, clip
 
 #: Seconds to connect and without a byte of the answer; all tries; and between two tries.

@@ -20,7 +20,7 @@ from spotguard.agent.events import (
     SourceGone,
     Verified,
 )
-from spotguard.agent.process.alert_helper import HelperState
+from spotguard.agent.process.helpers.alert_helper import HelperState
 from spotguard.agent.telemetry.metrics.definitions import values
 from spotguard.agent.telemetry.metrics.histogram import Histogram
 from spotguard.agent.telemetry.metrics.reading import Scrape

@@ -11,7 +11,7 @@ import pytest
 
 from spotguard.agent.actions import Verify
 from spotguard.agent.events import Verified
-from spotguard.agent.process.verifier import Verifier
+from spotguard.agent.process.helpers.verifier import Verifier
 from spotguard.providers.stores.file import FileStore
 from tests.e2e.processes import eventually
 from tests.fakes.checkpoint import Save

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.agent.telemetry import node_label_process
-from spotguard.agent.telemetry.node_label_process import LABEL, NodeLabel, node_of
+from spotguard.agent.process.helpers import node_label
+from spotguard.agent.process.helpers.node_label import LABEL, NodeLabel, node_of
 from tests.fakes.api_server import ApiServer
 
 pytest.importorskip("cryptography")
@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     with ApiServer(tmp_path, "n7") as server:
-        monkeypatch.setattr(node_label_process, "MOUNT", str(server.account))
+        monkeypatch.setattr(node_label, "MOUNT", str(server.account))
         yield server
 
 

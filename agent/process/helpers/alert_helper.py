@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...providers.clock import Clock
-from ..events import Event, HelperEnded, HelperReported
+from ....providers.clock import Clock
+from ...events import Event, HelperEnded, HelperReported
 
 logger = logging.getLogger("spotguard.agent")
 

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
-from ...providers.text import TEXT, clip
-from ..actions import Verify
-from ..events import Event, Verified
+from ....providers.text import TEXT, clip
+from ...actions import Verify
+from ...events import Event, Verified
+from .python_process import Ended, PythonProcess
 
 logger = logging.getLogger("spotguard.agent")
 
-#: Seconds that `stop` waits for the end of a process after SIGKILL.
-_PATIENCE = 0.5
 #: The results of `spotguard verify`, by its own words.
 _STATUSES = {"complete": "sound", "damaged": "damaged", "partial": "partial"}
 
@@ -40,58 +36,43 @@ class Verifier:
     def __init__(self, env: Mapping[str, str], post: Callable[[Event], None]) -> None:
         self._env = env
         self._post = post
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
+        self._process: PythonProcess | None = None
 
     def start(self, action: Verify) -> None:
         """Begin to verify. Returns at once."""
         words = ("verify", "--background", "--json", "--run-id", action.run_id, "--step", str(action.step))
         try:
-            # A group of its own: Ctrl-C reaches the command, whose end stops this too.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "spotguard", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+            self._process = PythonProcess(
+                ("-m", "spotguard", *words),
+                lambda ended: self._report(action, ended),
                 # Not among the words: a store's URL may hold a secret, and `ps` shows words.
                 env={**self._env, "SPOTGUARD_STORE": action.store},
-                process_group=0,
+                errors=subprocess.PIPE,
             )
         except OSError as error:
             detail = f"{sys.executable}: {error.strerror}"
             self._post(Verified(action.number, "unknown", action.step, detail=detail))
-            return
-        self._thread = threading.Thread(
-            target=self._follow, args=(self._process, action), name="spotguard-verifier", daemon=True
-        )
-        self._thread.start()
 
     def pause(self, paused: bool) -> None:
         """Stop the process for as long as a checkpoint is being uploaded, or let it go on."""
-        self._signal(signal.SIGSTOP if paused else signal.SIGCONT)
+        if self._process is not None:
+            self._process.signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
     def stop(self) -> None:
         """End the process at once."""
-        self._signal(signal.SIGKILL)
-        self._process = None
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process, and wait for that."""
-        self.stop()
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
-
-    def _signal(self, signum: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signum)
+        if self._process is not None:
+            self._process.close()
 
     # --- the thread that follows the process ---
 
-    def _follow(self, process: subprocess.Popen[bytes], action: Verify) -> None:
-        output, errors = process.communicate()
-        if self._process is process:  # else it was stopped
-            self._post(_result(action, output, errors.decode(errors="replace")))
+    def _report(self, action: Verify, ended: Ended) -> None:
+        if not ended.killed:
+            self._post(_result(action, ended.output, ended.errors.decode(errors="replace")))
 
 
 def _result(action: Verify, output: bytes, errors: str) -> Verified:

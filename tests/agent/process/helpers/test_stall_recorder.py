@@ -12,7 +12,7 @@ import pytest
 
 from spotguard.agent.actions import ReadStacks, RecordFailure
 from spotguard.agent.ipc.process_stat import may_run
-from spotguard.agent.process.stall_recorder import StallRecorder
+from spotguard.agent.process.helpers.stall_recorder import StallRecorder
 from tests.e2e.processes import eventually
 from tests.fakes.talk import TIMEOUT
 
@@ -27,9 +27,9 @@ def recorder() -> Iterator[StallRecorder]:
 
 
 def ended(recorder: StallRecorder) -> None:
-    for _, thread in recorder._running.values():
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
+    for process in recorder._running.values():
+        process._thread.join(TIMEOUT)
+        assert not process.works
 
 
 def test_what_is_read_is_logged_and_kept(
@@ -62,6 +62,7 @@ def test_one_reader_works_at_a_time_and_ends_at_the_close(
     recorder.close()
     ended(recorder)
     assert not (tmp_path / "other").exists()
+    assert "it took more than" not in caplog.text
 
 
 def test_a_reader_that_takes_too_long_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from ...providers.text import TEXT, clip
+from ....providers.text import TEXT, clip
+from .python_process import Ended, PythonProcess
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -28,8 +24,6 @@ MOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _SERVER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS")
 #: Seconds that the agent's end waits for the API server: a label after the exit may come after the next pod.
 _PATIENCE = 10.0
-#: Seconds from the kill of the process to the end of its thread.
-_GRACE = 0.5
 
 
 def node_of(env: Mapping[str, str]) -> str:
@@ -50,8 +44,7 @@ class NodeLabel:
     def __init__(self, node: str, env: Mapping[str, str], patience: float = _PATIENCE) -> None:
         self._node, self._patience = node, patience
         self._server = {name: env[name] for name in _SERVER if name in env}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
+        self._process: PythonProcess | None = None
 
     def add(self, machine: str, kind: str, *, broken: bool) -> None:
         """Begin to set the label. Returns at once. The node of another machine is not known, so its label stays.
@@ -68,44 +61,29 @@ class NodeLabel:
             return
         given = {"node": self._node, "value": kind, "env": self._server, "mount": MOUNT}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "spotguard.alerts.node_label"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                process_group=0,  # Ctrl-C and the end of the command's group are for others
+            self._process = PythonProcess(
+                ("-P", "-m", "spotguard.alerts.node_label"),
+                lambda ended: self._log(kind, ended),
+                given=json.dumps(given).encode(),
             )
         except OSError as error:
             self._failed(kind, f"{sys.executable}: {error.strerror}")
-            return
-        self._thread = threading.Thread(
-            target=self._follow,
-            args=(self._process, json.dumps(given).encode(), kind),
-            name="spotguard-node-label",
-            daemon=True,
-        )
-        self._thread.start()
 
     def close(self) -> None:
         """Wait for the API server, and then for the kill of a process that still waits for it."""
-        if self._process is None or self._thread is None:
-            return
-        self._thread.join(self._patience)
-        if self._thread.is_alive():
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._thread.join(_GRACE)
+        if self._process is not None:
+            self._process.close(self._patience)
 
     # --- the thread that follows the process ---
 
-    def _follow(self, process: subprocess.Popen[bytes], given: bytes, kind: str) -> None:
-        output, _ = process.communicate(given)
+    def _log(self, kind: str, ended: Ended) -> None:
         try:
-            why = str(json.loads(output)["why"])
+            why = str(json.loads(ended.output)["why"])
         except (ValueError, KeyError, TypeError):
-            if process.returncode == -signal.SIGKILL:
+            if ended.killed:
                 why = f"the API server did not answer in {self._patience:.0f} s"
             else:
-                why = f"its process has ended with {process.returncode}"
+                why = f"its process has ended with {ended.returncode}"
         if why:
             self._failed(kind, why)
         else:

@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from ...providers.text import TEXT, clip
-from ..actions import ReadStacks, RecordFailure
+from ....providers.text import TEXT, clip
+from ...actions import ReadStacks, RecordFailure
+from .python_process import Ended, PythonProcess
 
 logger = logging.getLogger("spotguard.agent")
 
 _STACKS, _FAILURE = "spotguard.alerts.records.held_stacks", "spotguard.alerts.records.failure_record"
 #: Seconds for all ranks of one stall together.
 _PATIENCE = 90.0
-#: Seconds that `close` waits for the thread after the kill.
-_CLOSING = 0.5
 #: Lines that are logged, of at most 300 characters each.
 _LINES = 200
 
@@ -45,8 +40,9 @@ class StallRecorder:
     def __init__(self, env: Mapping[str, str], patience: float = _PATIENCE) -> None:
         self._env = env
         self._patience = patience
-        #: By module: its process, and the thread that follows it.
-        self._running: dict[str, tuple[subprocess.Popen[bytes], threading.Thread]] = {}
+        #: By module.
+        self._running: dict[str, PythonProcess] = {}
+        self._closed = False
 
     def read(self, action: ReadStacks) -> None:
         """Begin to read stacks. If a reader still works for another run, that one goes on instead."""
@@ -80,50 +76,30 @@ class StallRecorder:
 
     def close(self) -> None:
         """End the processes, and wait for that."""
-        for process, thread in self._running.values():
-            _kill(process)
-            thread.join(_CLOSING)
+        self._closed = True
+        for process in self._running.values():
+            process.close()
 
     def _works(self, module: str) -> bool:
-        return module in self._running and self._running[module][1].is_alive()
+        return module in self._running and self._running[module].works
 
     def _start(self, module: str, body: Mapping[str, Any], failure: str) -> None:
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=dict(self._env),
-                process_group=0,
+            self._running[module] = PythonProcess(
+                ("-P", "-m", module),
+                lambda ended: self._log(failure, ended),
+                given=json.dumps(body).encode(),
+                env=self._env,
+                errors=subprocess.STDOUT,
+                patience=self._patience,
             )
         except OSError as error:
             logger.warning("%s: %s: %s", failure, sys.executable, error.strerror)
-            return
-        thread = threading.Thread(
-            target=self._follow,
-            args=(process, json.dumps(body).encode(), failure),
-            name="spotguard-stall-recorder",
-            daemon=True,
-        )
-        self._running[module] = process, thread
-        thread.start()
 
     # --- the thread that follows a process ---
 
-    def _follow(self, process: subprocess.Popen[bytes], given: bytes, failure: str) -> None:
-        try:
-            output, _ = process.communicate(given, timeout=self._patience)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            output, _ = process.communicate()
+    def _log(self, failure: str, ended: Ended) -> None:
+        if ended.killed and not self._closed:
             logger.warning("%s: it took more than %.0f s", failure, self._patience)
-        for line in output.decode(errors="replace").splitlines()[:_LINES]:
+        for line in ended.output.decode(errors="replace").splitlines()[:_LINES]:
             logger.warning("%s", clip(line, TEXT))
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process, and with it its py-spy, which may hang."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spotguard.agent.events import HelperEnded, HelperReported
-from spotguard.agent.process.alert_helper import SAMPLE_EVERY, AlertHelper
+from spotguard.agent.process.helpers.alert_helper import SAMPLE_EVERY, AlertHelper
 from tests.fakes.clock import ManualClock
 from tests.fakes.serving import Events
 
