@@ -14,8 +14,8 @@ from ..messages import PHASES, STEP_PHASES
 
 #: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
 LEAST, TIMES = 60.0, 5.0
-#: The number of times that a phase must have passed, in all attempts together, and in this one: what compiles, or fills a buffer,
-#: does so at the first passes of every attempt.
+#: The number of times that a phase must have passed, in all attempts together; and in this one, as the steps must: what compiles,
+#: or fills a buffer, does so in the first steps of every attempt.
 ENOUGH, ENOUGH_HERE = 20, 5
 #: The longest pause that counts while nothing is usual yet, in seconds: a first step may compile for minutes.
 _LONGEST = 1800.0
@@ -32,6 +32,10 @@ class PhaseTimes:
         #: By phase: how often it has passed in this attempt, and in earlier ones.
         self._here: Counter[str] = Counter()
         self._earlier: dict[str, int] = {}
+        #: How often each had passed at the last completed step, and the steps completed here. Within one pass, a thread may be found
+        #: moving many times: a first step compiles, and a first evaluation scores, for longer than either has shown before.
+        self._passed: Counter[str] = Counter()
+        self._steps = 0
         #: By phase: the longest pause, here or in an earlier attempt; and the longest one behind the first pass, which later attempts
         #: are told. A first step that compiles would make their limits as long as its own.
         self._longest: dict[str, float] = {}
@@ -60,12 +64,14 @@ class PhaseTimes:
             self._here[self._phase] += 1
         if step > self._step >= 0:
             self._here.update(dict.fromkeys(STEP_PHASES, step - self._step))
+            self._passed = self._here.copy()
+            self._steps += step - self._step
         self._phase, self._moved_at, self._step, self._looked_at = phase, moved_at, step, now
         return self._limit(phase)
 
     def _limit(self, phase: str) -> float:
-        here = self._here[phase]
-        if here < ENOUGH_HERE or here + self._earlier.get(phase, 0) < ENOUGH:
+        passed = self._passed[phase] + self._earlier.get(phase, 0)
+        if min(self._here[phase], self._steps) < ENOUGH_HERE or passed < ENOUGH:
             return -1.0
         return max(LEAST, TIMES * self._longest.get(phase, 0.0))
 
@@ -74,11 +80,11 @@ class PhaseTimes:
         """The times as plain JSON: by phase, how often it has passed, and the longest pause in seconds."""
         return {
             phase: [
-                self._here[phase] + self._earlier.get(phase, 0),
+                self._passed[phase] + self._earlier.get(phase, 0),
                 round(self._longest_later.get(phase, 0.0), 1),
             ]
             for phase in PHASES
-            if self._here[phase] or phase in self._earlier
+            if self._passed[phase] or phase in self._earlier
         }
 
     def restored(self, told: object) -> None:
@@ -86,6 +92,7 @@ class PhaseTimes:
         if not isinstance(told, Mapping):
             return
         self._here.clear()  # a restore in one process: the checkpoint has them
+        self._passed.clear()
         for phase in PHASES:
             match told.get(phase):
                 case [int(passed), float() | int() as longest] if 0 < passed <= _LARGEST and longest >= 0:

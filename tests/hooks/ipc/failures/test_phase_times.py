@@ -43,10 +43,38 @@ class Thread:
 
 def test_nothing_is_known_of_a_phase_until_it_has_passed_often() -> None:
     thread = Thread()
+    thread.trains(ENOUGH_HERE + 1)
     thread.pauses(4, "evaluation", ENOUGH - 1)
+    thread.trains(1)
     assert thread.stands(4, "evaluation") == -1
-    thread.moves()
+    thread.pauses(4, "evaluation")
+    thread.trains(1)
     assert thread.stands(4, "evaluation") == LEAST
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_first_step_may_compile_although_its_thread_is_found_moving_many_times(known: bool) -> None:
+    """Compilers work on the training thread for a minute, and then wait for processes of their own."""
+    first = Thread()
+    first.trains(2 * ENOUGH)
+    thread = Thread(first.times.facts if known else None)
+    for phase in ("forward", "other"):
+        thread.pauses(4, phase, 2 * ENOUGH)
+        assert thread.stands(600, phase) == -1
+    thread.trains(ENOUGH_HERE - 1)
+    thread.pauses(4, "forward", 2 * ENOUGH)
+    assert thread.stands(600, "forward") == -1
+
+
+def test_a_first_evaluation_has_more_time_until_a_step_follows_it() -> None:
+    """It may score for minutes by another process, after it has moved for as long."""
+    thread = Thread()
+    thread.trains(2 * ENOUGH)
+    thread.pauses(4, "evaluation", 2 * ENOUGH)
+    assert thread.stands(300, "evaluation") == -1
+    assert "evaluation" not in thread.times.facts
+    thread.trains(1)
+    assert thread.stands(2, "evaluation") == TIMES * 300
 
 
 def test_a_completed_step_has_passed_all_phases_of_a_step() -> None:
@@ -58,7 +86,7 @@ def test_a_completed_step_has_passed_all_phases_of_a_step() -> None:
 
 def test_the_longest_pause_that_ended_by_itself_makes_the_limit() -> None:
     thread = Thread()
-    thread.trains(ENOUGH)
+    thread.trains(ENOUGH + 2)
     thread.pauses(40, "data")
     assert thread.stands(2, "data") == TIMES * 40
     assert thread.stands(2, "forward") == LEAST
@@ -84,7 +112,7 @@ def test_a_later_attempt_needs_few_passes_of_its_own() -> None:
     first = Thread()
     first.trains(ENOUGH)
     first.pauses(30, "evaluation", ENOUGH)
-    first.stands(2, "forward")
+    first.trains(1)
     later = Thread(first.times.facts)
     later.trains(2)
     assert later.stands(2, "forward") == -1
@@ -94,7 +122,8 @@ def test_a_later_attempt_needs_few_passes_of_its_own() -> None:
     assert later.stands(10, "evaluation") == -1
     later.moves()
     assert later.stands(2, "evaluation") == TIMES * 30
-    assert later.times.facts["evaluation"] == [ENOUGH + ENOUGH_HERE, 30.0]
+    later.trains(1)
+    assert later.times.facts["evaluation"] == [ENOUGH + ENOUGH_HERE + 1, 30.0]
 
 
 def test_a_long_first_pass_makes_the_limits_of_its_own_attempt_alone() -> None:
@@ -109,8 +138,9 @@ def test_a_long_first_pass_makes_the_limits_of_its_own_attempt_alone() -> None:
 
 def test_a_restore_in_one_process_counts_nothing_twice() -> None:
     thread = Thread()
+    thread.trains(1)
     thread.pauses(4, "evaluation", 6)
-    thread.stands(2, "forward")
+    thread.trains(1)
     for _ in range(4):
         thread.times.restored(thread.times.facts)
     assert thread.times.facts["evaluation"] == [6, 4.0]
