@@ -25,6 +25,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("spotguard/hooks/guard/guard.py", "save", "save"),
     ("spotguard/hooks/guard/guard.py", "step", "save"),
     ("spotguard/hooks/guard/guard.py", "restore", "save"),
+    ("spotguard/hooks/guard/guard.py", "close", "save"),
     ("torch/utils/data/dataloader.py", "__next__", "data"),
     ("torch/utils/data/dataloader.py", "__iter__", "data"),
     ("torchdata/stateful_dataloader/stateful_dataloader.py", "__next__", "data"),
@@ -41,8 +42,8 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
 )
 #: Files of loaders whose iterators count the batches that they have delivered.
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
-#: Where the gate parks a thread for a save.
-_GATE = "spotguard/hooks/control/gate.py"
+#: Where a thread waits for a save, whatever it was called from: the gate parks it, or its error is saved.
+_SAVES = ("spotguard/hooks/control/gate.py", "spotguard/hooks/control/ending/error_save.py")
 #: Places of a waiting thread that count as one: more are progress.
 _FEW = 4
 #: Seconds between two looks beyond which this process was stopped, or suspended, or without an agent: such time does not count.
@@ -190,7 +191,7 @@ def _read(frame: FrameType) -> tuple[str, int, str]:
     places = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in stack]
     where = next((line_of(each) for each in places if not of_library(each[0])), "")
     phases = [phase_of(each) for each in places]
-    if any(each.f_code.co_filename.endswith(_GATE) for each in stack):
+    if any(each.f_code.co_filename.endswith(_SAVES) for each in stack):
         return "save", 0, where
     phase = next((each for each in reversed(phases) if each), "other")
     # A loader polls its workers, and a collective its peers, so only the frames outside say where the thread is.

@@ -128,6 +128,17 @@ def test_a_save_that_is_in_progress_is_waited_for(tmp_path: Path) -> None:
         assert saved(tmp_path) == ["000000003"]
 
 
+def test_the_wait_for_the_save_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lasts as long as the upload, and the agent must not save once more for it, or end it."""
+    job, seen = small(), set[str]()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        errors, progress = guard._parts.errors, guard._parts.progress
+        monkeypatch.setattr(errors, "_unanswered", lambda: seen.add(progress.look().phase))
+        ends_with(ValueError("bad"))
+    assert seen == {"save"}
+
+
 def test_a_save_that_waits_for_the_failed_step_is_given_up_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

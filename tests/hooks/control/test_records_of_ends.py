@@ -40,6 +40,21 @@ def test_a_script_that_ends_by_itself_leaves_its_last_step(monkeypatch: pytest.M
     assert (records(store, "outcomes"), records(store, "failures")) == ([], [])
 
 
+def test_the_wait_for_the_last_upload_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may close its guard itself, while a large checkpoint is on its way."""
+    seen = []
+    with trained(FakeStore(), 2) as (guard, _, _):
+        progress, close = guard._parts.progress, guard._saver.close
+
+        def waits(*given: Any) -> None:
+            seen.append(progress.look().phase)
+            close(*given)
+
+        monkeypatch.setattr(guard._saver, "close", waits)
+        guard.close()
+    assert seen == ["save"]
+
+
 def test_ctrl_c_is_named() -> None:
     store = FakeStore()
 
