@@ -95,6 +95,16 @@ def of_each(read: Callable[[Process, Scrape], float | None]) -> Callable[[Scrape
     return samples
 
 
+def phases(r: Scrape) -> Iterator[Sample]:
+    """Yield 1 for the present phase of each training process."""
+    yield from (((*_who(one), one.phase), 1.0) for one in r.processes if one.phase)
+
+
+def progress_age(one: Process, r: Scrape) -> float | None:
+    """Return the seconds since the process has shown progress; None if it does not train."""
+    return None if one.moved_at is None else max(0.0, r.now - one.moved_at)
+
+
 def which(values: Iterable[str], now: str) -> Iterator[Sample]:
     """Yield 1 for the value that holds now, 0 for the others."""
     for value in values:

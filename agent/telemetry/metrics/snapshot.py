@@ -90,6 +90,10 @@ class Process:
     step_seconds: float | None = None
     #: The same in the attempt before; None: not known.
     earlier_step_seconds: float | None = None
+    #: What its training thread does ("data", "forward", …); "": it does not train.
+    phase: str = ""
+    #: Monotonic seconds of its last progress; None: not known.
+    moved_at: float | None = None
     #: The newest loss; None: the script gives none.
     loss: float | None = None
     #: The losses that were seen while they made checkpoints suspect; None as above.

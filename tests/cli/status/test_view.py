@@ -67,10 +67,25 @@ def shown(body: dict[str, Any], width: int | None = 80) -> list[str]:
 def test_a_training_that_stands_still_is_shown_with_its_place() -> None:
     """After 10 s; not while it waits for a save, and not by an older agent."""
     still = {"phase": "data", "still": 34.2, "where": "train.py:13 in main"}
-    lines = shown(a_body(sessions=[a_session(**still)]))
-    assert "  progress      none for 34 s, in data at train.py:13 in main" in lines
+    stands = a_body(sessions=[a_session(**still)])
+    assert "  progress      none for 34 s, in data at train.py:13 in main" in shown(stands)
+    assert "; no progress of rank 0: none for 34 s, in data at train.py:13 in main; " in view.pulse(stands)
     for other in (still | {"still": 9.0}, still | {"phase": "save"}, {}):
-        assert not any("progress" in line for line in shown(a_body(sessions=[a_session(**other)])))
+        moves = a_body(sessions=[a_session(**other)])
+        assert not any("progress" in line for line in shown(moves))
+        assert "progress" not in view.pulse(moves)
+        assert view.shape(moves) != view.shape(stands)
+
+
+def test_the_phase_of_training_is_shown() -> None:
+    one = a_session(phase="backward", still=0.2, where="train.py:13 in main")
+    assert "  training      train.py (pid 26954), step 5210, in backward" in shown(a_body(sessions=[one]))
+    ranks = [one | {"rank": rank, "world": 2} for rank in range(2)]
+    assert [line.split()[-1] for line in shown(a_body(sessions=ranks), None)[3:6]] == [
+        "now",
+        "backward",
+        "backward",
+    ]
 
 
 def test_a_training_that_sends_nothing_is_shown_with_its_last_place() -> None:

@@ -41,10 +41,14 @@ def job_line(sessions: Sequence[dict[str, Any]]) -> str:
 
 def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
     """Yield the rows of the only training process."""
-    yield "training", f"{session['name']} (pid {session['pid']}), step {step_of(session)}", ""
+    yield (
+        "training",
+        f"{session['name']} (pid {session['pid']}), step {step_of(session)}{_doing(session, ', in ')}",
+        "",
+    )
     if (steps := session.get("unmarked_steps")) and not session["marked"]:
         yield "boundary", f"never: no guard.step() in {count(steps, 'optimizer step')}", "yellow"
-    if still := _still(session):
+    if still := still_of(session):
         yield "progress", still, "yellow"
     if suspect := _suspect(session):
         yield "SUSPECT", suspect, "bold red"
@@ -60,7 +64,12 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
         yield "saving", saving_of(session), "bold"
 
 
-def _still(session: dict[str, Any]) -> str:
+def _doing(session: dict[str, Any], begin: str = "") -> str:
+    """Return the phase of training; "" if it has not begun, or an older agent does not report it."""
+    return f"{begin}{phase}" if (phase := session.get("phase")) else ""
+
+
+def still_of(session: dict[str, Any]) -> str:
     """Return for how long a training stands still, and where; "" if it moves, or waits for a save."""
     if (session.get("unheard") or 0.0) >= _STANDS and session["phase"] is not None:
         last = f"last seen in {session['phase']} at {session['where']}"
@@ -93,7 +102,7 @@ def rows_of_several(found: Sequence[dict[str, Any]]) -> Iterator[Row]:
         yield "saves", f"{mode} ({', '.join(who)})", ""
     wrong: dict[tuple[str, str], list[str]] = {}
     for each in by_rank(found):
-        if still := _still(each):
+        if still := still_of(each):
             yield "progress", f"rank {each['rank']}: {still}", "yellow"
         if suspect := _suspect(each):
             yield "SUSPECT", f"rank {each['rank']}: {suspect}", "bold red"
@@ -122,7 +131,7 @@ def table(sessions: Sequence[dict[str, Any]]) -> Iterator[Line]:
             checkpoint_of(each),
             amount(each["bytes"]) if each["bytes"] else "-",
             each["mode"],
-            _short(each) if one_job else saving_of(each) or "training",
+            _short(each) if one_job else saving_of(each) or _doing(each) or "training",
         )
         for each in ranked
     ]
@@ -183,7 +192,7 @@ def _short(session: dict[str, Any]) -> str:
     """Return the progress of the session's save in a few words. The line above the table has the rest."""
     saving = session["saving"]
     if saving is None or not saving.get("total") or saving["phase"] not in ("first-byte", "writing"):
-        return saving_of(session) or "training"
+        return saving_of(session) or _doing(session) or "training"
     rest = saving.get("seconds_to_go")
     words = f"{100 * saving['bytes'] // saving['total']} %"
     return f"{saving['phase']} {words}" if rest is None else f"{words}, {rest:.1f} s to go"

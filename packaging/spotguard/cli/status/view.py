@@ -76,6 +76,11 @@ def pulse(body: dict[str, Any]) -> str:
                 f"{who}step {sessions.step_of(each)}, checkpoint {sessions.checkpoint_of(each)}"
                 + sessions.saving_of(each, ", ")
             )
+    parts += dict.fromkeys(
+        f"no progress of rank {each['rank']}: {still}"
+        for each in sessions.by_rank(body["sessions"])
+        if (still := sessions.still_of(each))
+    )
     parts += dict.fromkeys(f"SUSPECT: {why}" for each in body["sessions"] if (why := each.get("suspect")))
     parts += dict.fromkeys(f"HIGH: {why}" for each in body["sessions"] if (why := each.get("high_loss")))
     parts += dict.fromkeys(problem for each in body["sessions"] for problem, _ in sessions.misuse_of(each))
@@ -103,6 +108,7 @@ def shape(body: dict[str, Any]) -> Any:
                 one.get("misuse"),
                 one.get("suspect"),
                 one.get("high_loss"),
+                bool(sessions.still_of(one)),
                 one["saving"] and one["saving"]["phase"],
             )
             for one in body.get("sessions", ())

@@ -46,6 +46,22 @@ def test_a_process_is_shown_with_what_it_knows_and_no_more() -> None:
     assert life.value("spotguard_sessions") == 0
 
 
+def test_phase_and_progress_are_shown_while_a_process_trains() -> None:
+    """A process may send any word as its phase, and it makes no series of its own."""
+    life = Life()
+    life.joins()
+    who = ("r", "0", "0")
+    life.says(Position(-1))
+    assert life.value("spotguard_progress_age_seconds", *who) is None
+    life.says(Position(3, phase="data", still=4.0))
+    life.now += 30
+    assert life.value("spotguard_progress_age_seconds", *who) == 34
+    assert life.value("spotguard_phase", *who, "data") == 1
+    life.says(Position(3, phase="a word", still=0.0))
+    assert life.value("spotguard_phase", *who, "data") is None
+    assert life.value("spotguard_phase", *who, "other") == 1
+
+
 def test_losses_are_shown_as_they_are_and_no_other_text_is() -> None:
     """Prometheus knows "nan". A script that gives no loss has no series."""
     life = Life()
