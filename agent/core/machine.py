@@ -280,6 +280,7 @@ class Machine:
         """Handle what is due in every state: checkpoints that upcoming notices ask for, and training that stands still."""
         self._delivery.ask_for_checkpoint()
         self._stall_response.watch()
+        self._restarts.end_repeats()
 
     def _watch_and_end(self, _: None = None) -> None:
         """Watch, and end the command or the service if a signal has asked for that."""

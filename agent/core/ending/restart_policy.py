@@ -14,6 +14,7 @@ from ...actions import Incident, Rest
 from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
+from ..failures.errors import FailureCause
 from ..failures.recovery import Recovery, RecoveryDecision
 from ..peers import Peers
 from ..preemption import EndState, Preemption
@@ -70,6 +71,18 @@ class RestartPolicy:
             self._relaunch("this machine is still here")
         else:
             self._turn.exit(self._turn.policy.exit_code)
+
+    def end_repeats(self) -> None:
+        """End a launcher that starts its ranks again by itself, once they have met the same error at the same step twice."""
+        command = self._command.current
+        if command is None or not (self._command.running and self._turn.policy.launcher_restarts):
+            return
+        if command.decision is not None or self._delivery.active is not None or self._turn.stopping:
+            return
+        if (found := self._recovery.repeated()) is not None:
+            cause, command.decision = found
+            self._log_failure(cause, command.decision, None)
+            self._command.kill_all()
 
     def conclude(self, command: Command) -> None:
         p = self._delivery.active
@@ -208,10 +221,7 @@ class RestartPolicy:
     def _decide(self, command: CommandEnded) -> RecoveryDecision:
         """Log what the failed command is put down to, and decide what follows."""
         cause, decision = self._recovery.conclude(command)
-        facts = {"class": "unknown", "text": "the command failed"} if cause is None else cause.facts()
-        self._turn.do(Incident("failure", {**facts, "returncode": command.returncode}))
-        if cause is not None:
-            self._turn.log(f"training failed: {cause.text}", logging.ERROR)
+        self._log_failure(cause, decision, command.returncode)
         if decision.action is RecoveryAction.LEAVE:
             kind = "unknown" if cause is None else cause.kind
             # A rank that has lost another one is not on the machine that failed.
@@ -219,9 +229,17 @@ class RestartPolicy:
             error = None if cause is None else cause.error
             broken = error is not None and is_broken_hardware(kind, error.message)
             exclude(self._turn, decision.why, kind, machine, broken=broken)
-        elif decision.action is RecoveryAction.STOP and decision.why:
-            self._turn.log(decision.why, logging.ERROR)
         return decision
+
+    def _log_failure(
+        self, cause: FailureCause | None, decision: RecoveryDecision, returncode: int | None
+    ) -> None:
+        facts = {"class": "unknown", "text": "the command failed"} if cause is None else cause.facts()
+        self._turn.do(Incident("failure", {**facts, "returncode": returncode}))
+        if cause is not None:
+            self._turn.log(f"training failed: {cause.text}", logging.ERROR)
+        if decision.action is RecoveryAction.STOP and decision.why:
+            self._turn.log(decision.why, logging.ERROR)
 
     def _go_on_after_stall(self, p: Preemption) -> None:
         if any(part.session.world > len(group) for group in p.groups() for part in group):

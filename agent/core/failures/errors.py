@@ -77,6 +77,8 @@ class FailureLog:
     def __init__(self) -> None:
         self._errors: list[tuple[Session, TrainingFailed]] = []
         self._silent: list[Session] = []
+        #: Numbers of the sessions whose processes are gone.
+        self._gone: set[int] = set()
         #: Processes whose socket is closed, and which lived when the server looked, by pid; and whether an error was told before.
         self._closed: dict[int, tuple[Session, bool]] = {}
         #: The fingerprint and the step of the error that ended the start before.
@@ -93,6 +95,7 @@ class FailureLog:
     def begin(self) -> None:
         """Forget the processes of the start before."""
         self._errors, self._silent, self._closed, self._stall = [], [], {}, None
+        self._gone = set()
 
     def heard(self, session: Session, position: Position) -> None:
         """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
@@ -139,6 +142,7 @@ class FailureLog:
         """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
         launcher ends the others. A process that dies loses its socket some milliseconds earlier, in which its peers meet errors.
         """
+        self._gone.add(session.number)
         _, told = self._closed.pop(session.pid, (session, bool(self._errors)))
         if session.store and not session.left and not told:
             self._silent.append(session)
@@ -160,11 +164,32 @@ class FailureLog:
         self.last = cause
         return cause
 
-    def _first(self) -> tuple[Session, TrainingFailed] | None:
-        """Return the error that came first, of those that follow from no other rank's."""
-        # A launcher that starts its ranks again by itself has had errors before.
-        newest = max((_attempt_of(session) for session, _ in self._errors), default=-1)
-        errors = [each for each in self._errors if _attempt_of(each[0]) == newest]
+    def repeated(self) -> FailureCause | None:
+        """Return the cause that a launcher's ranks have met twice, at the same step, in two of its own starts; None if they have not.
+
+        The process that has told it is gone, so it has saved what it could, and has written its record.
+        """
+        attempts = sorted({_attempt_of(session) for session, _ in self._errors})
+        if len(attempts) < 2:
+            return None
+        earlier, newest = self._first(attempts[-2]), self._first(attempts[-1])
+        if earlier is None or newest is None or newest[0].number not in self._gone:
+            return None
+        (_, before), (session, error) = earlier, newest
+        if not error.stays or (before.fingerprint, before.step) != (error.fingerprint, error.step):
+            return None
+        self.last = replace(cause_of(session, error), repeats=True)
+        return self.last
+
+    def _first(self, attempt: int | None = None) -> tuple[Session, TrainingFailed] | None:
+        """Return the error that came first, of those that follow from no other rank's.
+
+        Args:
+            attempt: the attempt; None: the newest. A launcher that starts its ranks again by itself has had errors before.
+        """
+        if attempt is None:
+            attempt = max((_attempt_of(session) for session, _ in self._errors), default=-1)
+        errors = [each for each in self._errors if _attempt_of(each[0]) == attempt]
         own = (each for each in errors if not _class_of(each[1].kind).follows)
         return next(own, errors[0] if errors else None)
 

@@ -72,6 +72,16 @@ class Recovery:
             self._failures.go_back(cause)
         return cause, decision
 
+    def repeated(self) -> tuple[FailureCause, RecoveryDecision] | None:
+        """Return what ends a launcher that would only start its ranks into the same error again; None if nothing does."""
+        cause = self._failures.repeated()
+        if cause is None:
+            return None
+        rule = self._rules.get(cause.kind)
+        if rule is not None and rule.action is RecoveryAction.BACK:
+            return None  # the launcher's own starts have skipped no data
+        return cause, self.decide(cause.kind, repeats=True)
+
     def decide(self, kind: str, *, repeats: bool = False) -> RecoveryDecision:
         """Return what follows a failure of this class, and count it.
 

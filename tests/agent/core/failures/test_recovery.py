@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import ExcludeMachine, Launch, Log
+from spotguard.agent.actions import ExcludeMachine, Incident, KillGroup, Launch, Log
 from spotguard.agent.config.parsers import recover
 from spotguard.hooks.ipc.protocol import Position, TrainingFailed
 from tests.fakes.story import Story
@@ -129,6 +129,64 @@ def test_below_a_launcher_that_restarts_the_last_error_counts() -> None:
         story.says(session, TrainingFailed("nan", "E", "m", "x", "other", "f", step))
     story.ends(1)
     assert skips(story) == ["", "run:51"]
+
+
+def attempts(story: Story, *errors: TrainingFailed) -> None:
+    """A launcher starts its rank again by itself, and each attempt ends by its error."""
+    for attempt, error in enumerate(errors, 1):
+        session = story.opens(500 + attempt)
+        story.says(session, Position(error.step, attempt=attempt))
+        story.says(session, error)
+        story.closes(session)
+
+
+def stays(kind: str = "data", step: int = 7, fingerprint: str = "f", *, stays: bool = True) -> TrainingFailed:
+    return TrainingFailed(kind, "E", "m", "x", "other", fingerprint, step, stays=stays)
+
+
+def test_a_launcher_that_starts_into_the_same_error_twice_is_ended() -> None:
+    """It would do so as often as its own option allows, and each time costs a start."""
+    story = job("data=restart:5", max_restarts=5, launcher_restarts=True)
+    attempts(story, stays(), stays())
+    assert story.all(KillGroup) == [KillGroup()]
+    logged = [each.text for each in story.all(Log)]
+    assert any(text.startswith("training failed: rank 0 (pid 502) at step 7") for text in logged)
+    assert any("the same error at the same step" in text for text in logged)
+    (incident,) = [each for each in story.all(Incident) if each.kind == "failure"]
+    assert incident.facts["repeats"] is True
+    story.ends(-signal.SIGKILL)
+    story.until(story.now + 5)
+    assert (starts(story), story.code) == (1, 128 + signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(stays(), stays(step=8), id="another step"),
+        pytest.param(stays(), stays(fingerprint="g"), id="another error"),
+        pytest.param(stays(stays=False), stays(stays=False), id="an error that may pass"),
+        pytest.param(stays("nan"), stays("nan"), id="an error that other data avoids"),
+    ],
+)
+def test_a_launcher_whose_error_may_not_come_again_goes_on(
+    first: TrainingFailed, second: TrainingFailed
+) -> None:
+    story = job("nan=back", launcher_restarts=True)
+    attempts(story, first, second)
+    assert story.all(KillGroup) == []
+
+
+def test_a_launcher_is_not_ended_while_the_rank_with_the_error_saves() -> None:
+    story = job("nan=back", launcher_restarts=True)
+    attempts(story, stays())
+    session = story.opens(600)
+    story.says(session, Position(7, attempt=2))
+    story.says(session, stays())
+    assert story.all(KillGroup) == []
+    story.closes(session, alive=True)
+    assert story.all(KillGroup) == []
+    story.closes(session)
+    assert story.all(KillGroup) == [KillGroup()]
 
 
 def test_a_run_leaves_no_more_often_than_its_rule_allows() -> None:
