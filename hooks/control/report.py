@@ -85,6 +85,8 @@ class Report:
         #: The stacks of this process's threads in the newest stall, by its notice, and the number of stalls.
         self._stacks: dict[str, list[str]] = {}
         self._stalls = 0
+        #: The ids of the stalls whose stacks were taken.
+        self._stacked: frozenset[str] = frozenset()
         self._lock = threading.Lock()  # guards what follows
         self._said_at = -_PROGRESS_EVERY
         self._said: tuple[str, ...] = ()
@@ -94,9 +96,23 @@ class Report:
     def told(self, message: protocol.Preempt) -> None:
         """Confirm a notice. At a stall, log and keep the stacks of all threads: a save may move them."""
         self._send(protocol.Delivered(message.id, self._clock.monotonic()))
-        if message.kind == protocol.STALL and message.id not in self._stacks:
-            self._stacks = {message.id: stacks()}
-            log.warning("training stands still here: %s", self._stacks[message.id][0])
+        if message.kind == protocol.STALL:
+            self._take_stacks([message.id])
+
+    def _take_stacks(self, ids: list[str]) -> None:
+        """Log the stacks of all threads at a stall, and keep them for its record; once, if the ids are of one stall."""
+        if self._stacked.isdisjoint(ids):
+            self._stacks = {ids[0]: stacks()}
+            log.warning("training stands still here: %s", self._stacks[ids[0]][0])
+        self._stacked = frozenset(ids)
+
+    def _take_stacks_of_peers(self, preemption: PreemptionNotice) -> None:
+        """At a stall that only another machine's agent has seen, take the stacks here, too: the cause may be here.
+
+        Ranks there learn of it by the job's call, and no agent tells them. The save has moved no thread that stands still.
+        """
+        if preemption.stall and preemption.drill and preemption.to_report:
+            self._take_stacks(preemption.to_report)
 
     def progress(self, preemption: PreemptionNotice, phase: str, step: int, done: int, total: int) -> None:
         """Report each phase once, and the progress in it at most four times a second.
@@ -114,6 +130,7 @@ class Report:
             self._send(protocol.Progress(id, phase, now, step, done, total), droppable=True)
 
     def committed(self, preemption: PreemptionNotice, saved: SavedCheckpoint) -> None:
+        self._take_stacks_of_peers(preemption)
         _log(
             preemption,
             logging.INFO,
@@ -146,6 +163,7 @@ class Report:
         Args:
             lost: whether training is lost with it; False if there was nothing to save.
         """
+        self._take_stacks_of_peers(preemption)
         newest = (
             f"the newest checkpoint is of step {last_step}"
             if last_step >= 0

@@ -138,8 +138,8 @@ def test_the_record_in_the_store_is_kept_by_whoever_speaks(rank: int, key: str) 
 def test_the_record_of_a_stall_is_one_whichever_machine_has_seen_it(kind: str) -> None:
     told = Listening()
     told.report.committed(PreemptionNotice(["x"], 9.0, 9.0, "spotguard", kind, drill=True, stall=True), SAVED)
-    (data,) = told.kept.values()
-    assert json.loads(data)["notice"]["kind"] == protocol.STALL
+    record = json.loads(told.kept["run/outcomes/0003-01.json"])
+    assert record["notice"]["kind"] == protocol.STALL
 
 
 def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:
@@ -158,6 +158,26 @@ def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:
         attempts.append(attempt)
         report.failed(notice_of(protocol.LAUNCHER), "the store is full", 5)
     assert kept == [outcome_key("run", 3, 1), outcome_key("run", 3, 2), outcome_key("run", 4, 1)]
+
+
+def test_a_rank_keeps_its_stacks_at_a_stall_that_another_machine_has_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, although the agents of both machines may see it, and its save may end twice."""
+    told = Listening(rank=1, keeps=False)
+    stall = PreemptionNotice(
+        ["stall-1@aa"], 1600.0, 1600.0, "spotguard", protocol.PEER, drill=True, stall=True
+    )
+    told.report.committed(stall, SAVED)
+    stall.ids.append("stall-2")
+    told.report.committed(stall, SAVED)
+    ((key, data),) = told.kept.items()
+    assert key == "run/stalls/0003-01-00001.json"
+    assert json.loads(data)["stacks"][0].startswith("MainThread:\n")
+    assert sum("stands still here" in line for line in caplog.messages) == 1
+    drill = PreemptionNotice(["drill-1"], 1600.0, 1600.0, "spotguard drill", protocol.PEER, drill=True)
+    told.report.committed(drill, SAVED)
+    assert len(told.kept) == 1
 
 
 def test_at_a_stall_each_rank_keeps_its_stacks_and_its_collectives(
