@@ -37,13 +37,14 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("torch/serialization.py", "save", "save"),
     ("safetensors/torch.py", "save_file", "save"),
     ("transformers/modeling_utils.py", "save_pretrained", "save"),
-    ("/pdb.py", "", "save"),  # a person holds it
+    ("fabric/utilities/cloud_io.py", "_atomic_save", "save"),  # Lightning's: it uploads behind torch.save
     ("torch/nn/modules/module.py", "_call_impl", "forward"),
 )
 #: Files of loaders whose iterators count the batches that they have delivered.
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
-#: Where a thread waits for a save, whatever it was called from: the gate parks it, or its error is saved.
-_SAVES = ("spotguard/hooks/control/gate.py", "spotguard/hooks/control/ending/error_save.py")
+#: Where a thread may wait for as long as it takes, whatever it was called from: the gate parks it, its error is saved, or a person
+#: holds it.
+_HOLDS = ("spotguard/hooks/control/gate.py", "spotguard/hooks/control/ending/error_save.py", "/pdb.py")
 #: Places of a waiting thread that count as one: more are progress.
 _FEW = 4
 #: Seconds between two looks beyond which this process was stopped, or suspended, or without an agent: such time does not count.
@@ -191,7 +192,7 @@ def _read(frame: FrameType) -> tuple[str, int, str]:
     places = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in stack]
     where = next((line_of(each) for each in places if not of_library(each[0])), "")
     phases = [phase_of(each) for each in places]
-    if any(each.f_code.co_filename.endswith(_SAVES) for each in stack):
+    if any(each.f_code.co_filename.endswith(_HOLDS) for each in stack):
         return "save", 0, where
     phase = next((each for each in reversed(phases) if each), "other")
     # A loader polls its workers, and a collective its peers, so only the frames outside say where the thread is.

@@ -141,6 +141,21 @@ def test_the_phase_is_where_the_thread_stands(phase: str) -> None:
         assert thread.later().still == 2.0
 
 
+@pytest.mark.parametrize("file", ["/usr/lib/python3.12/pdb.py", "/w/spotguard/hooks/control/gate.py"])
+def test_what_holds_a_thread_on_purpose_counts_wherever_it_was_called_from(file: str) -> None:
+    """A person looks into `forward`; the gate parks a thread in the optimizer's hook."""
+    found: dict[str, Callable[[Waits], None]] = {}
+    exec(compile("def holds(waits): waits()", file, "exec"), found)
+    holds = found["holds"]
+
+    class Held(Module):
+        def forward(self) -> None:
+            holds(self._waits)
+
+    with Thread(lambda waits: Held(waits)()).at_place() as thread:
+        assert thread.later().phase == "save"
+
+
 def test_a_model_in_evaluation_evaluates() -> None:
     with Thread(PLACES["forward"], evaluates=True).at_place() as thread:
         assert thread.later().phase == "evaluation"
