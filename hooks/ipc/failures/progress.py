@@ -51,6 +51,8 @@ _FEW = 4
 _GAP = 6.0
 #: The share of a processor above which the training thread computes.
 _BUSY = 0.01
+#: The share of a processor from which on a thread at one place, in a process with a GPU, waits for that: CUDA spins meanwhile.
+_SPINS = 0.5
 #: Folders of code that is not the user's.
 _LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
 
@@ -135,12 +137,15 @@ class TrainingProgress:
         self._places.add(place)
         if self._looked_at and now - self._looked_at > _GAP:
             self._moved_at += now - self._looked_at - _GAP
-        computes = work - self._work > _BUSY * (now - self._looked_at)
+        share = (work - self._work) / max(1e-9, now - self._looked_at)
         # A thread that waits for a GPU may spin at one place.
-        computes = computes and (len(self._places) > 1 or not _uses_gpu())
+        computes = share > _BUSY and (len(self._places) > 1 or not _uses_gpu())
         if (step, delivered) != (self._step, self._delivered) or len(self._places) > _FEW or computes:
             self._places = {place}
             self._moved_at = now
+        elif share > _SPINS and phase not in ("data", "save") and _has_peers():
+            # NCCL's collectives return at once, and the script then waits for its GPU, as in loss.item(): so it may wait for a rank.
+            phase = "collective"
         self._step, self._delivered, self._work, self._looked_at = step, delivered, work, now
         still = now - self._moved_at
         return ProgressSeen(phase, still, where, self._times.look(phase, still, step, now))
@@ -165,6 +170,12 @@ def processor_seconds(thread: threading.Thread) -> float:
 def _uses_gpu() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
+
+
+def _has_peers() -> bool:
+    """Return whether this process has joined others in a job of torch's."""
+    c10d = sys.modules.get("torch.distributed")
+    return c10d is not None and c10d.is_available() and c10d.is_initialized() and c10d.get_world_size() > 1
 
 
 def stacks() -> list[str]:

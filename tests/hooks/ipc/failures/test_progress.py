@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from spotguard.hooks.ipc.failures import progress
 from spotguard.hooks.ipc.failures.progress import ProgressSeen, TrainingProgress, stacks
 from tests.fakes.clock import ManualClock
 
@@ -181,6 +182,28 @@ def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
             thread.work += 5.0
         assert thread.later().still == 0.0
         assert thread.later().still == 2.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "peers", "place", "phase"),
+    [
+        pytest.param(True, True, "other", "collective", id="a rank of several"),
+        pytest.param(True, True, "data", "data", id="in its loader"),
+        pytest.param(True, False, "other", "other", id="the only rank"),
+        pytest.param(False, True, "other", "other", id="without a GPU it computes"),
+    ],
+)
+def test_a_rank_that_waits_for_its_gpu_may_wait_for_another_rank(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, peers: bool, place: str, phase: str
+) -> None:
+    """NCCL's collectives return at once, and the thread spins where it first needs a result."""
+    monkeypatch.setattr(progress, "_uses_gpu", lambda: gpu)
+    monkeypatch.setattr(progress, "_has_peers", lambda: peers)
+    with Thread(PLACES[place]).at_place() as thread:
+        thread.later()
+        thread.work += 2.0
+        found = thread.later()
+    assert (found.phase, found.still) == (phase, 2.0 * gpu)
 
 
 def test_a_loader_that_delivers_batches_does_not_stand_still() -> None:
