@@ -221,6 +221,12 @@ def test_no_secret_is_kept() -> None:
     assert "403 for token" in failure.message
 
 
+def test_a_message_of_any_form_is_diagnosed_before_anybody_waits() -> None:
+    """The save comes after it. Patterns without bounds took minutes for such texts, and the test would run into its time-out."""
+    for piece in ("a.a", "://hook.", "://a:b", "curl -x ", "machine\\n", "x-"):
+        assert raised(RuntimeError(piece * 7000)).kind == "program"
+
+
 def test_an_error_without_text_has_a_line() -> None:
     assert re.fullmatch(
         r"an error of the program at test_diagnosis.py:\d+ in fail \(AssertionError\)",
