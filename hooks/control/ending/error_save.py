@@ -146,6 +146,7 @@ class ErrorSave:
         self._report.record_error(
             {
                 **dataclasses.asdict(failure),
+                "confidence": failure.confidence,
                 "says": failure.of.says,
                 "advice": failure.of.advice,
                 "step": step,

@@ -98,6 +98,11 @@ class DiagnosedError:
         """The class's row."""
         return CLASSES[self.kind]
 
+    @property
+    def confidence(self) -> str:
+        """How sure the class is: "high" if two sources agree, "medium" of one, and "low" if none tells it."""
+        return ("low", "medium", "high")[min(len(self.evidence), 2)]
+
     def line(self) -> str:
         """Return the failure as one line for a person."""
         phase = f" in {self.phase}" if self.phase not in ("", "other", self.kind) else ""

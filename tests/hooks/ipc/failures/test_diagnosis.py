@@ -54,6 +54,7 @@ def raised(error: Exception) -> DiagnosedError:
 def test_every_error_of_a_loader_is_one_of_the_data() -> None:
     here = diagnose(error_of(lambda: next(iter(DataLoader(Broken())))))
     assert (here.kind, here.evidence, here.phase) == ("data", ("place",), "data")
+    assert here.confidence == "medium"
     assert re.fullmatch(r"test_diagnosis.py:\d+ in __getitem__", here.where)
     assert here.first == "no sample 0"
 
