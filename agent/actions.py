@@ -75,7 +75,7 @@ class ReadStacks:
 
 @dataclass(frozen=True, slots=True)
 class RecordFailure:
-    """Write the record of a rank that this agent has killed to the run's store, for it can write none itself."""
+    """Write the record of a rank that was killed to the run's store, for it can write none itself."""
 
     #: The failure as plain JSON (`core.failures.errors.FailureCause`).
     facts: Mapping[str, Any]

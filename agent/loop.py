@@ -82,6 +82,8 @@ logger = logging.getLogger("spotguard.agent")
 #: Seconds that the agent's end waits for its helper of alerts: for one that says that it is busy, at most; for one that does not,
 #: after a failure and else; and the least of all, where a notice leaves no time.
 _LAST_ALERTS, _LAST_WORDS, _LAST_WORDS_AT_ALL, _LEAST_WORDS = 75.0, 10.0, 3.0, 2.0
+#: Seconds between two looks whether a failure is recorded.
+_RECORD_LOOK = 0.1
 #: Seconds. A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a peer may name any deadline.
 _LONGEST_SLEEP = 3600.0
 
@@ -186,10 +188,13 @@ class Agent:
         return self._server.serves and all(watch.alive for watch in self._watches)
 
     def _drain(self) -> None:
-        """Wait for the operator's command and the last alerts, at most for the rest of the window. SIGTERM or SIGINT ends the wait."""
+        """Wait for the operator's command, the last alerts and the record of a failure, at most for the rest of the window. SIGTERM or
+        SIGINT ends the wait.
+        """
         now = self._clock.monotonic()
         began, ends = now, max(now + _LEAST_WORDS, self._until) if self._until else now + _LAST_ALERTS
         alerts_until = min(now + (_LAST_WORDS if self._code else _LAST_WORDS_AT_ALL), ends)
+        recorded_until = min(now + _LAST_WORDS, ends)
         if self._alerts is not None:
             self._alerts.finish()
         while True:
@@ -197,6 +202,8 @@ class Agent:
             waits = []
             if self._notice_hook is not None and self._notice_hook.busy:
                 waits.append(self._until)
+            if self._stall_recorder is not None and self._stall_recorder.records and now < recorded_until:
+                waits.append(now + _RECORD_LOOK)
             if self._alerts is not None and self._alerts.busy:
                 alerts_until = min(max(alerts_until, self._alerts.busy_until), ends)
                 waits.append(min(alerts_until, now + 1.0) if now < alerts_until else now)
@@ -312,6 +319,8 @@ class Agent:
         elif isinstance(action, Incident):
             if self._alerts is not None:
                 self._alerts.tell(action.kind, action.facts)
+            elif action.kind == "failure" and self._stall_recorder is not None:
+                self._stall_recorder.record(RecordFailure(action.facts))
         elif isinstance(action, ExcludeMachine):
             for exclusion in self._exclusions:
                 exclusion.add(action.machine, action.kind, broken=action.broken)

@@ -5,6 +5,8 @@ Three things give a secret away: its shape (the prefix that its issuer uses), it
 variable, `bootstrap.variables` refuses it.
 
 A password may be any word, so its name is enough. A token is made by a machine: a word after `--token` is a tokenizer's.
+
+Texts of errors come here before a failed run is saved, and may be of any form. So each pattern has bounds, and takes milliseconds.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 #: The start of a value written out in full: neither a variable or command substitution ($…, `…`) nor the next option.
-_WRITTEN = r"""["']?[^\s$`"'&|;)-]"""
+_WRITTEN = r"""["']?(?P<secret>[^\s$`"'&|;)-])"""
 
 #: The space between the words of a .netrc, which a printf may write.
-_BLANK = r"(?:\s|\\n)+"
+_BLANK = r"(?:\s|\\n){1,20}"
 
 _SHAPES = tuple(
     (re.compile(pattern), name)
@@ -27,41 +29,59 @@ _SHAPES = tuple(
         (r"(?i)\bsig=[0-9a-z%+/]{20,}", "an Azure SAS"),
         (r"(?i)\bX-(?:Amz|Goog)-Signature=", "a signed URL"),
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----", "a private key"),
-        (r"""://[^\s/@:"']*:[^\s/@$"'][^\s/@"']*@""", "a password in a URL"),
+        (r"""://(?P<secret>[^\s/@:"']*:[^\s/@$"'][^\s/"']*)@""", "a password in a URL"),
         # A user name alone is not a secret (https://me@dev.azure.com); a token in its place is long, and has digits.
-        (r"""://(?=[^\s/@:]*[0-9])[A-Za-z0-9_-]{20,}@""", "a password in a URL"),
+        (r"""://(?P<secret>(?=[^\s/@:]*[0-9])[A-Za-z0-9_-]{20,})@""", "a password in a URL"),
         (r"\b(?:gh[pousr]_|github_pat_|glpat-)[0-9A-Za-z_-]{16,}", "a token"),
         (r"\b(?:hf_|npm_|sk-(?:proj-|ant-)?)(?=[A-Za-z]*[0-9])[0-9A-Za-z]{16,}", "a token"),
         (r"\bhf_[A-Za-z]{30,}", "a token"),
-        (r"\b(?:xox[abpr]-|pypi-|dckr_pat_|AIza)[0-9A-Za-z_-]{20,}", "a token"),
+        (
+            r"\b(?:xox[abpr]-|pypi-|dckr_pat_|AIza|sk-(?:proj|ant|svcacct)-|GOCSPX-|ya29\.)[0-9A-Za-z_-]{20,}",
+            "a token",
+        ),
         (r"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}", "a token"),
         (
             rf"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token|apikey)\s+{_WRITTEN}",
             "a header with credentials",
         ),
+        (r"(?i)\bbearer\s+(?=[\w.~+/-]{0,200}[0-9])(?P<secret>[\w.~+/-]{16,})", "a header with credentials"),
         (
-            rf"(?i)\b(?:x-[a-z-]*(?:key|token)|(?:private|job)-token)\s*:\s*{_WRITTEN}",
+            rf"(?i)\b(?:x-[a-z-]{{0,60}}(?:key|token)|(?:private|job)-token)\s*:\s*{_WRITTEN}",
             "a header with credentials",
         ),
         (
-            r"""(?i)\bcurl\b[^\n|;&]*\s(?:-u\s*|--(?:proxy-)?user[\s=]+)["']?[^\s:"'$]+:[^\s$"']""",
+            r"""(?i)\bcurl\b[^\n|;&]{0,500}\s(?:-u\s{0,9}|--(?:proxy-)?user[\s=]{1,9})["']?(?P<secret>[^\s:"'$]{1,200}:[^\s$"'])""",
             "a password",
         ),
-        (rf"\bwandb\s+login\s+(?:--?[\w-]+(?:=\S+)?\s+)*{_WRITTEN}", "a key of wandb's"),
+        (rf"\bwandb\s+login\s+(?:--?[\w-]{{1,60}}(?:=\S{{1,200}})?\s+){{0,8}}{_WRITTEN}", "a key of wandb's"),
         # docker's, az's, helm's …
-        (rf"\slogin(?=\s)[^\n|;&]*\s-p\s*{_WRITTEN}|\bsshpass\s+-p\s*{_WRITTEN}", "a password"),
-        (rf"\bmachine{_BLANK}\S+{_BLANK}login{_BLANK}\S+{_BLANK}password{_BLANK}{_WRITTEN}", "a password"),
+        (rf"\slogin(?=\s)[^\n|;&]{{0,500}}\s-p\s{{0,9}}{_WRITTEN}", "a password"),
+        (rf"\bsshpass\s+-p\s*{_WRITTEN}", "a password"),
+        (
+            rf"\bmachine{_BLANK}\S{{1,200}}{_BLANK}login{_BLANK}\S{{1,200}}{_BLANK}password{_BLANK}{_WRITTEN}",
+            "a password",
+        ),
         # Slack's, Discord's and others': whoever has the last part may post.
         (r"(?i)://hooks\.slack(?:-gov)?\.com/\w+/[\w-]+/[\w-]+", "a webhook's URL"),
-        (r"""(?i)://[^\s"'$]*hooks?[./][^\s"'$]*/[\w-]{16,}""", "a webhook's URL"),
+        (r"""(?i)://[^\s"'$]{0,100}hooks?[./][^\s"'$]{0,100}/[\w-]{16,}""", "a webhook's URL"),
     )
 )
 
 #: A name and its value. The value is in a lookahead, so that the next name may begin inside it.
 _GIVEN = re.compile(
-    r"""(?<![\w${-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]*)(?P<quote>["']?)(?P<between>\s*=\s*|\s*:\s*|\s+)"""
-    r"""(?=["']?(?P<value>[^\s"';]+))"""
+    r"""(?<![\w${-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]{0,100})(?P<quote>["']?)"""
+    r"""(?P<between>\s{0,9}=\s{0,9}|\s{0,9}:\s{0,9}|\s{1,9})(?=["']?(?P<value>[^\s"';]{1,1000}))"""
 )
+#: A name and its value in a text, where a list may hold both ('--password', '…'), and a value in quotes may hold spaces and lines.
+_IN_TEXT = re.compile(
+    r"""(?<![\w$])(?P<name>[A-Za-z_][\w.-]{0,100})(?P<between>["']?\s{0,9}[=:]\s{0,9}|["'],\s{1,9})"""
+    r"""(?=(?P<value>[bBrRuU]{0,2}(?:"(?:[^"\\]|\\.){1,1000}"|'(?:[^'\\]|\\.){1,1000}')|[^\s"';&]{1,1000}))"""
+)
+#: A private key in a text, whose lines have no form of their own; and the rest of a secret whose begin is known.
+_KEY_BLOCK = re.compile(
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL
+)
+_REST = re.compile(r"""[^\s"';&]*""")
 #: Endings of a secret's name. A name that continues (`--token-type`, `--api-key-file`) is another value's; PWD is the
 #: shell's directory.
 _SECRET = re.compile(
@@ -122,6 +142,34 @@ def redacted(command: Sequence[str]) -> list[str]:
     return kept
 
 
+def redacted_text(text: str) -> str:
+    """Return a text with … for each secret: an error's message, a line for people. Its words are not those of a command."""
+    kept, at = [], 0
+    for begin, end in sorted(_places_of_secrets(text)):
+        if begin >= at:
+            kept += [text[at:begin], _LEFT_OUT]
+        at = max(at, end)
+    return "".join([*kept, text[at:]])
+
+
+def _places_of_secrets(text: str) -> Iterator[tuple[int, int]]:
+    yield from (match.span() for match in _KEY_BLOCK.finditer(text))
+    for looks, _ in _SHAPES:
+        named = "secret" in looks.groupindex
+        for match in looks.finditer(text):
+            rest = None if named and match[0].endswith("@") else _REST.match(text, match.end())
+            yield match.start("secret" if named else 0), match.end("secret") if rest is None else rest.end()
+    yield from (match.span("value") for match in _IN_TEXT.finditer(text) if _is_given_in_text(match))
+
+
+def _is_given_in_text(match: re.Match[str]) -> bool:
+    value = match["value"].strip("bBrRuU").strip("\"'")
+    if not _is_secret(match["name"], value):
+        return False
+    # Else it is a sentence, as in "password: expected a text".
+    return match["between"].strip() != ":" or any(each.isdigit() for each in value)
+
+
 def _without(word: str) -> Iterator[str]:
     """Yield the word, then versions of it with ever more left out."""
     yield word
@@ -132,18 +180,24 @@ def _without(word: str) -> Iterator[str]:
 
 
 def _is_given_one(match: re.Match[str]) -> bool:
-    name = re.sub(r"[.-]", "_", match["name"].lower())
-    value = match["value"].rstrip(",)}")
+    name, value = match["name"], match["value"].rstrip(",)}")
     between = match["between"].strip() or " "
     if between == " " and not match["dashes"]:
         return False  # two separate words
     if between == ":" and not match["quote"]:
         return False  # a sentence; JSON quotes its names
+    if match["dashes"] and name.lower() == "secret":
+        return False  # `gcloud secrets versions access latest --secret=NAME`
+    return _is_secret(name, value)
+
+
+def _is_secret(given: str, value: str) -> bool:
+    """Return whether a value is secret, by its name and its own look."""
+    name = re.sub(r"[.-]", "_", given.lower())
     if _ELSEWHERE.match(value):
         return False
     if _SECRET.search(name):
-        # `gcloud secrets versions access latest --secret=NAME`
-        return not (match["dashes"] and name == "secret")
+        return True
     if not _PERHAPS.search(name) or _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value):
         return False
-    return match["name"].isupper() or _MADE.fullmatch(value) is not None
+    return given.isupper() or _MADE.fullmatch(value) is not None

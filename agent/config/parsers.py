@@ -74,6 +74,8 @@ def recover(origin: str, text: str) -> Mapping[str, RecoveryRule]:
         word, colon, number = rest.partition(":")
         if kind not in FAILURES:
             refuse(origin, text, f"a class of failures before each =, not {kind!r}: {', '.join(FAILURES)}")
+        if kind in rules:
+            refuse(origin, text, f"each class once, not {kind} twice")
         if word not in set(RecoveryAction) or (colon and word == RecoveryAction.STOP):
             refuse(origin, text, f"restart, restart:N, leave, leave:N or stop behind {kind}=, not {rest!r}")
         if word == RecoveryAction.BACK and kind != "nan":

@@ -53,11 +53,10 @@ def restarts(command: Sequence[str], env: Mapping[str, str]) -> bool:
         return False
     number = env.get("PET_MAX_RESTARTS", "0")  # each option of torchrun has such a variable
     words = list(command[1:])
-    if words[:1] == ["-m"] and words[1:2] and words[1] in _MODULES:
-        words = words[2:]
     for at, word in enumerate(words):
         option, equals, value = word.replace("_", "-").partition("=")
-        if option in ("-m", "--module") or option.endswith(".py"):
+        module = option in ("-m", "--module") and words[at + 1 : at + 2]
+        if (module and module[0] not in _MODULES) or option.endswith(".py"):
             break  # behind the script's name it would be an option of the script
         if len(option) > len("--max-r") and "--max-restarts".startswith(option):
             number = value if equals else "".join(words[at + 1 : at + 2])

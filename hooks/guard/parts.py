@@ -194,6 +194,7 @@ class GuardParts:
             self.clock,
             self.shutdown.unanswered,
             self.coordinator,
+            earlier=lambda: self.startup.errors,
         )
 
     def begin(self) -> None:

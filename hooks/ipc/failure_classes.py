@@ -110,8 +110,21 @@ CLASSES = {
     )
 }
 
-#: All classes of failures: those of errors, a death by a signal, and training that stands still.
-FAILURES = (*CLASSES, "killed", "stall")
+#: The classes of failures that are no errors: a death by a signal, and training that stands still.
+DEATHS = {
+    each.name: each
+    for each in (
+        FailureClass(
+            "killed", "a process was killed", "see dmesg, and the log of the scheduler", commits=False
+        ),
+        FailureClass(
+            "stall", "training stood still", "see the stacks of that time, below RUN_ID/stalls/ in the store"
+        ),
+    )
+}
+
+#: All classes of failures.
+FAILURES = (*CLASSES, *DEATHS)
 
 
 def is_broken_hardware(kind: str, message: str) -> bool:

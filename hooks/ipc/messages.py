@@ -170,6 +170,8 @@ class TrainingFailed(Message):
     step: int
     #: As in `ipc.failures.diagnosis.DiagnosedError`.
     stays: bool = False
+    #: Whether the attempt before ended by the same error at the same step, and left its machine for it.
+    repeats: bool = False
 
 
 @_on_the_wire

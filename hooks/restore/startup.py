@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -67,6 +67,8 @@ class Startup:
         self._rules = rules_of_text(os.environ.get(RECOVERED, "")) if own else {}
         #: How often each class of failure has ended this run, by all agents and the store. Empty if no agent has a rule.
         self.failures: dict[str, int] = {}
+        #: The fingerprints and steps of the errors at which the attempt before left its machine: its agent is gone.
+        self.errors: frozenset[tuple[str, int]] = frozenset()
         #: The first step behind the data that made values wrong; 0 for none.
         self.skip_until = skipped_until(run_id)
 
@@ -123,8 +125,17 @@ class Startup:
         store = self._patient("Training was not started")
         if self.failures:
             leaves = [kind for kind, (action, _) in self._rules.items() if action == "leave"]
-            earlier = self._ask(lambda: json.dumps(earlier_failures(store, self._run_id, leaves)))
-            self.failures = info["failures"] = larger_counts(self.failures, counts_of(json.loads(earlier)))
+            earlier = self._ask(
+                lambda: json.dumps(
+                    [
+                        earlier_failures(store, self._run_id, leaves),
+                        [*earlier_errors(store, self._run_id)] if leaves else [],
+                    ]
+                )
+            )
+            counts, errors = json.loads(earlier)
+            self.failures = info["failures"] = larger_counts(self.failures, counts_of(counts))
+            self.errors = frozenset((fingerprint, step) for fingerprint, step in errors)
         world = 1 if self._channel is None else self._channel.world
 
         def claim() -> int:
@@ -192,6 +203,22 @@ def earlier_failures(
         if isinstance(ids, list) and any(str(id).startswith(LEAVES_FOR_STALL) for id in ids):
             ended.add("stall")
     return counts_of({**counts, **{kind: counts.get(kind, 0) + 1 for kind in ended if kind in leaves}})
+
+
+def earlier_errors(
+    store: BlobStore, run_id: str, *, timeout: float | None = None
+) -> Iterator[tuple[str, int]]:
+    """Yield the fingerprint and the step of each error that ended the newest attempt of this run.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    newest = newest_claim(store, run_id, timeout=timeout)
+    for info in islice(store.list(failures_prefix(run_id, newest), timeout=timeout), _RECORDS):
+        record = _told(store, info.key, timeout)
+        fingerprint, step = record.get("fingerprint"), record.get("step")
+        if isinstance(fingerprint, str) and fingerprint and type(step) is int:
+            yield fingerprint, step
 
 
 def _told(store: BlobStore, key: str, timeout: float | None) -> dict[str, Any]:

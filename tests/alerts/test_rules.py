@@ -157,6 +157,42 @@ RULE = '[rule.mine]\nmetric = "spotguard_step"\n'
             "line 4",
             "a metric that may fall",
         ),
+        (
+            f'{RULE}threshold = 1\nof = "spotguard_disk_free_ratio"\n',
+            "line 4",
+            "a metric with the labels of spotguard_step: spotguard_step, spotguard_step_seconds",
+        ),
+        (
+            '[rule.mine]\nmetric = "spotguard_stalls_total"\nthreshold = 1\nwindow = 5\n',
+            "line 4",
+            "window of rule mine 5: expected 30 s or more for a counter",
+        ),
+        (
+            '[rule.mine]\nincident = "failure"\nwhere = { class = ["gpu", "oom"] }\n',
+            "line 3",
+            "where of rule mine ['gpu', 'oom']: expected one of cuda-memory, host-memory,",
+        ),
+        ('[rule.blind]\nwhere = { state = "blnd" }\n', "line 2", "expected one of seeing, starting, blind,"),
+        (
+            "[rule.steps-lost]\nwhere = { failed = 1 }\n",
+            "line 2",
+            "['1']: expected one of true, false for failed",
+        ),
+        (
+            "[rule.stall]\nwhere = { rank = [] }\n",
+            "line 2",
+            "where of rule stall []: expected one value at least",
+        ),
+        (
+            '[rule.stall]\nsummary = "{rnk}"\n',
+            "line 2",
+            "summary of rule stall '{rnk}': expected a fact of stall",
+        ),
+        (
+            f'{RULE}threshold = 1\nsummary = "{{host}}"\n',
+            "line 4",
+            "value, or a label of spotguard_step (rank,",
+        ),
     ],
 )
 def test_each_mistake_is_named_with_its_line_its_value_and_what_was_expected(

@@ -247,13 +247,17 @@ def test_a_storm_is_dropped_from_its_oldest_end_and_counted(receiver: Webhook, s
     assert sender.counts["dropped"] == 50
 
 
-def test_a_receiver_that_hangs_holds_nobody_up_at_the_end(receiver: Webhook, sending: Sending) -> None:
+def test_a_receiver_that_hangs_holds_nobody_up_at_the_end(
+    receiver: Webhook, sending: Sending, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log tells that the alert may be lost."""
     receiver.hangs.set()
     sender = sending(receiver.url)
     sender.offer([ALERT])
     receiver.until(1)
     sender.close(sending.clock.monotonic())
     assert sender.counts["sent"] == 0
+    assert "has not answered in time: the last alerts may be lost [SG114]" in caplog.text
 
 
 def earlier(began: str) -> dict[str, object]:

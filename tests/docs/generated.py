@@ -18,7 +18,7 @@ from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.alerts.rules import HISTORY, Rule, default_rules
 from spotguard.cli import main
 from spotguard.cli.parser import Parser
-from spotguard.hooks.ipc.failure_classes import CLASSES
+from spotguard.hooks.ipc.failure_classes import CLASSES, DEATHS
 from tests.docs.messages import messages
 from tests.docs.pages import ROOT
 
@@ -168,7 +168,7 @@ def _condition(rule: Rule) -> str:
 def _failures(_: str) -> str:
     """Return the classes of errors as a table."""
     rows = ["| class | meaning | saved | what to do |", "|---|---|---|---|"]
-    for each in CLASSES.values():
+    for each in (*CLASSES.values(), *DEATHS.values()):
         what = each.advice.replace("|", "\\|")
         rows.append(f"| `{each.name}` | {each.says} | {'yes' if each.commits else 'no'} | {what} |")
     return "\n".join(rows) + "\n"

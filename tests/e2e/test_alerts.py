@@ -142,10 +142,10 @@ def test_the_last_failure_is_sent_before_the_run_exits(trainee: Trainee, receive
     assert is_gone(helper)
 
 
-def test_a_rank_that_is_killed_has_a_record_that_the_helper_wrote(
-    trainee: Trainee, receiver: Webhook
-) -> None:
-    running = trainee.guarded(f"--every off --webhook {receiver.url}")
+@pytest.mark.parametrize("helper", [True, False])
+def test_a_rank_that_is_killed_has_a_record(trainee: Trainee, receiver: Webhook, helper: bool) -> None:
+    """The helper of alerts writes it. Without one the agent has it written, and waits for that before it exits."""
+    running = trainee.guarded(f"--every off --webhook {receiver.url}" if helper else "--every off")
     trainee.begun(running)
     running.say("go 3")
     trainee.stepped(running, 3)
@@ -158,14 +158,6 @@ def test_a_rank_that_is_killed_has_a_record_that_the_helper_wrote(
     assert (record["kind"], record["by"], record["step"], record["returncode"]) == ("killed", "agent", 3, -9)
     assert record["evidence"] == ["the command was ended by SIGKILL", "its process died without a word"]
     assert record["confidence"] == "high"
-
-
-def test_without_a_helper_no_record_is_written(trainee: Trainee) -> None:
-    running = trainee.guarded()
-    trainee.begun(running)
-    trainee.machine.kill(trainee.machine.status()["sessions"][0]["pid"])
-    assert running.ended() == 128 + signal.SIGKILL
-    assert not (trainee.machine.store / "job" / "failures").exists()
 
 
 def test_a_helper_that_is_killed_is_told_and_training_goes_on(trainee: Trainee, receiver: Webhook) -> None:

@@ -1,4 +1,4 @@
-"""A command as it may be shown to everybody: readable, and without what looks like a secret."""
+"""Commands and texts as they may be shown to everybody: readable, and without what looks like a secret."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from spotguard.providers.redaction import redacted
+from spotguard.providers.redaction import redacted, redacted_text
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,37 @@ def test_a_secret_is_left_out_of_a_command(command: str, shown: str) -> None:
 def test_a_command_without_a_secret_stays_as_it_is(command: str) -> None:
     """A place where a secret lies, a variable that nobody expanded, a tokenizer's word, a user's name."""
     assert redacted(shlex.split(command)) == shlex.split(command)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("environ({'DB_PASSWORD': 'a b c', 'HOME': '/root'})", "environ({'DB_PASSWORD': …, 'HOME': '/root'})"),
+        ("aws_secret_access_key = abc/def+1\nregion = eu", "aws_secret_access_key = …\nregion = eu"),
+        ("Command '['mysql', '--password', 'a', 'db']' failed", "Command '['mysql', '--password', …, 'db']' failed"),
+        ("Invalid header value b'Bearer abcdef0123456789.x'", "Invalid header value b'Bearer …'"),
+        ("bad key\n-----BEGIN RSA PRIVATE KEY-----\nMIIE\nAbC=\n-----END RSA PRIVATE KEY-----\nhere", "bad key\n…\nhere"),
+        ("cannot load -----BEGIN PRIVATE KEY-----\nMIIE\nAbC", "cannot load …"),
+        ("403 for https://h/c?sv=1&sig=" + "aB%2F" * 8 + "&se=2", "403 for https://h/c?sv=1&…&se=2"),
+        ("postgresql://me:p@ss@db:5432/x refused", "postgresql://…@db:5432/x refused"),
+        ("config.yaml: api_key: 0123456789abcdef", "config.yaml: api_key: …"),
+        ("password:\n  swordfish7", "password:\n  …"),
+        ("Config(password='it\\'s me', lr=0.1)", "Config(password=…, lr=0.1)"),
+        ("key sk-ant-api03-Ab_cd-0123456789abcdef is revoked", "key … is revoked"),
+    ],
+)  # fmt: skip
+def test_a_secret_is_left_out_of_a_text(text: str, shown: str) -> None:
+    """Whatever its quotes, spaces and lines are; the rest stays."""
+    assert redacted_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password: expected a text; pad_token='<pad>' and max_token: 512",
+        "KeyError: 'weight'\nshape mismatch for head.0.bias: copying [5] from [7]",
+        "https://me@dev.azure.com/org answers 404; see the log of bearer tokens",
+    ],
+)
+def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:
+    assert redacted_text(text) == text

@@ -7,6 +7,7 @@ from spotguard.hooks.checkpoint.format.keys import dismissed_key, end_key, failu
 from spotguard.report.page import page
 from spotguard.report.reckoning import reckon
 from spotguard.report.runs import all_runs
+from spotguard.report.summary import failure_of
 from tests.fakes.checkpoint import Save
 from tests.report.kept import Kept
 
@@ -215,6 +216,48 @@ def test_numbers_that_cannot_be_true_are_passed_over() -> None:
     assert (one.machine_count, one.available) == (None, None)
     assert (report.wall, report.cost, report.saves, report.attempts[0].first) == (700.0, 0.0, 0, None)
     assert page(report, facts).encode()
+
+
+def test_a_failure_has_its_whole_record_on_the_page() -> None:
+    """What a person needs at night: why, how sure that is, whom it concerns, and what to do. Others may have written anything."""
+    record = {
+        "kind": "data",
+        "evidence": ["text", "place", 7],
+        "confidence": "high",
+        "says": "the data could not be read",
+        "error": "ValueError",
+        "message": "bad sample 57\n<b>second line</b>",
+        "stack": ["train.py:3 in main", "train.py:6 in __getitem__", None],
+        "where": "train.py:6 in __getitem__",
+        "advice": "look at the sample",
+        "rank": 0,
+        "step": 9,
+        "newest_checkpoint": 9,
+    }
+    kept = Kept()
+    kept.claim()
+    kept.at(1400.0).put(failure_key("run", 1, 0), record)
+    kept.claim()
+    kept.at(1500.0).put(failure_key("run", 2, 0), {key: {"a": 1} for key in record})
+    facts = kept.read()
+    report = reckon(facts, 2.10)
+    (one, other) = report.alarms
+    assert one.failure is not None
+    assert (one.failure.evidence, one.failure.stack[-1]) == (("text", "place"), "train.py:6 in __getitem__")
+    assert one.failure.message.endswith("second line</b>")
+    assert other.failure is not None
+    assert (other.failure.advice, other.failure.stack, other.failure.step) == ("", (), None)
+    shown = dict(failure_of(one, report))
+    assert shown["evidence"] == "text, place"
+    assert shown["scope"].startswith("rank 0 of ")
+    assert (shown["sure"], shown["resumes at"], shown["what to do"]) == (
+        "high",
+        "step 9",
+        "look at the sample",
+    )
+    text = page(report, facts)
+    assert "&lt;b&gt;second line&lt;/b&gt;" in text
+    assert "train.py:3 in main\ntrain.py:6 in __getitem__</pre>" in text
 
 
 def test_an_alarm_that_a_person_has_dismissed_is_listed_and_does_not_count() -> None:

@@ -159,7 +159,8 @@ class FailureLog:
         if first is not None:
             _, error = first
             self._before = (error.fingerprint, error.step)
-            if cause is not None and error.stays and self._before == before:
+            # The agent of the attempt before may be gone: then the process has it from the store.
+            if cause is not None and error.stays and (error.repeats or self._before == before):
                 cause = replace(cause, repeats=True)
         self.last = cause
         return cause

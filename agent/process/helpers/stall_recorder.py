@@ -1,7 +1,7 @@
-"""The recorder of stalls: processes that keep in the store what no training process can write there by itself.
+"""The recorder of stalls and deaths: processes that keep in the store what no training process can write there by itself.
 
 One reads the stacks of processes in which no Python runs (`spotguard.alerts.records.held_stacks`). The other records a rank that
-was killed so that its launcher starts the ranks again (`spotguard.alerts.records.failure_record`). Both are processes of their own,
+was killed (`spotguard.alerts.records.failure_record`), if no helper of alerts does. Both are processes of their own,
 because they load a store, and because py-spy or a store may hang. They have the command's environment, and with it the command's
 credentials.
 """
@@ -61,8 +61,8 @@ class StallRecorder:
         self._start(_STACKS, body, "the stacks are not kept")
 
     def record(self, action: RecordFailure) -> None:
-        """Begin to record a failure in the store of its run, if it has one."""
-        if not action.facts.get("store"):
+        """Begin to record a failure in the store of its run, if it has one and no rank has recorded it."""
+        if not action.facts.get("store") or action.facts.get("reported"):
             return
         if self._works(_FAILURE):
             run_id = action.facts.get("run_id")
@@ -73,6 +73,11 @@ class StallRecorder:
             {"facts": dict(action.facts), "ended": time.time()},
             "the record of a failure is not kept",
         )
+
+    @property
+    def records(self) -> bool:
+        """Whether a failure is being recorded."""
+        return self._works(_FAILURE)
 
     def close(self) -> None:
         """End the processes, and wait for that."""

@@ -15,7 +15,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 
 from ....providers.clock import Clock
@@ -55,6 +55,7 @@ class ErrorSave:
         clock: the clock.
         unanswered: returns whether a notice's save has not ended (`ProcessShutdown`).
         coordinator: calls the other ranks; None for a job of one process.
+        earlier: returns the fingerprints and steps of the errors that ended the attempt before (`Startup.errors`).
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class ErrorSave:
         clock: Clock,
         unanswered: Callable[[], bool],
         coordinator: Coordinator | None = None,
+        *,
+        earlier: Callable[[], Collection[tuple[str, int]]] = tuple,
     ) -> None:
+        self._earlier = earlier
         self._gate, self._state, self._saver = gate, state, saver
         self._checkpointer, self._progress, self._report = checkpointer, progress, report
         self._clock, self._unanswered, self._coordinator = clock, unanswered, coordinator
@@ -127,7 +131,10 @@ class ErrorSave:
 
     def _handle(self, error: Exception) -> None:
         failure, step = diagnose(error), self._gate.place.completed
-        self._report.error(failure.message_at(step))  # before the save, in which this process may be ended
+        repeats = (failure.fingerprint, step) in self._earlier()
+        self._report.error(
+            dataclasses.replace(failure.message_at(step), repeats=repeats)
+        )  # before the save, in which this process may be ended
         if not self._saver.ready:
             return  # training has not begun, so there is nothing to say beside the traceback
         log.error("training failed at step %d: %s", step, failure.line())
@@ -146,6 +153,7 @@ class ErrorSave:
         self._report.record_error(
             {
                 **dataclasses.asdict(failure),
+                "confidence": failure.confidence,
                 "says": failure.of.says,
                 "advice": failure.of.advice,
                 "step": step,

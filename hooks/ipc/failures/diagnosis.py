@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from ....providers.redaction import redacted
+from ....providers.redaction import redacted_text
 from ..failure_classes import CLASSES, HARDWARE_TEXTS, FailureClass
 from ..messages import TrainingFailed
 from .progress import line_of, of_library, phase_of
@@ -98,6 +98,11 @@ class DiagnosedError:
         """The class's row."""
         return CLASSES[self.kind]
 
+    @property
+    def confidence(self) -> str:
+        """How sure the class is: "high" if two sources agree, "medium" of one, and "low" if none tells it."""
+        return ("low", "medium", "high")[min(len(self.evidence), 2)]
+
     def line(self) -> str:
         """Return the failure as one line for a person."""
         phase = f" in {self.phase}" if self.phase not in ("", "other", self.kind) else ""
@@ -124,7 +129,8 @@ class DiagnosedError:
 def diagnose(error: BaseException) -> DiagnosedError:
     """Return the diagnosis of an error that ended training."""
     chain = [*_chain(error)]
-    text = _without_secrets(_text(error))
+    # It is cut first only where it is very long: a cut may hide a secret's form.
+    text = redacted_text(_middle_cut(_text(error), _LOOKED_AT))
     frames = [*_frames(error.__traceback__)]
     phase = next((found for found in map(phase_of, frames) if found), "other")
     where = next((line_of(each) for each in reversed(frames) if not of_library(each[0])), "")
@@ -142,7 +148,7 @@ def diagnose(error: BaseException) -> DiagnosedError:
     }
     # What an error reports of itself weighs more than where it arose: a disk may be full in a loader.
     kind = votes["text"] or votes["type"] or votes["place"] or "program"
-    stack = tuple(f"{file}:{line} in {function}" for file, line, function in frames)
+    stack = tuple(redacted_text(f"{file}:{line} in {function}") for file, line, function in frames)
     name = _name(error)
     key = "\n".join([name, *stack, _ADDRESS.sub("0x", text)])
     return DiagnosedError(
@@ -209,12 +215,6 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
         code = traceback.tb_frame.f_code
         yield code.co_filename, traceback.tb_lineno, code.co_name
         traceback = traceback.tb_next
-
-
-def _without_secrets(text: str) -> str:
-    """Return the text with each secret replaced. It is cut first only where it is very long: a cut may hide a secret's form."""
-    lines = _middle_cut(text, _LOOKED_AT).split("\n")
-    return "\n".join(" ".join(redacted(line.split(" "))) for line in lines)
 
 
 def _middle_cut(text: str, size: int) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from ....providers.clock import Clock
+from ....providers.redaction import redacted_text
 from .phase_times import PhaseTimes
 
 #: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.
@@ -194,7 +195,7 @@ def stacks() -> list[str]:
         ]
         lines.reverse()
         found.setdefault("\n".join(lines), []).append(names.get(ident, "a thread that Python did not start"))
-    return [f"{', '.join(names)}:\n{text}" for text, names in found.items()]
+    return [redacted_text(f"{', '.join(names)}:\n{text}") for text, names in found.items()]
 
 
 def _read(frame: FrameType) -> tuple[str, int, str]:

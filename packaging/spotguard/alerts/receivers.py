@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..providers.dates import parse_iso
-from ..providers.redaction import redacted
+from ..providers.redaction import redacted_text
 from ..providers.text import TEXT, clip
 from .evaluation import Alert
 from .rules import SEVERITIES, Rule, is_rule_name
@@ -104,7 +104,7 @@ def _kind_of(url: str) -> str:
 
 def labels_of(alert: Alert, origin: Origin) -> dict[str, str]:
     """Return the labels that identify the alert everywhere."""
-    own = {name: _clean(value) for name, value in alert.labels if value}
+    own = {name: redacted_text(value) for name, value in alert.labels if value}
     common = {"instance": origin.host, "run_id": origin.run_id}
     return {"alertname": alert.rule.name, "severity": alert.rule.severity, **common, **own}
 
@@ -116,7 +116,7 @@ def _for_alertmanager(
     labels = {re.sub(r"\W", "_", name): value for name, value in labels_of(alert, origin).items()}
     return {
         "labels": labels,
-        "annotations": {"summary": _clean(alert.summary)},
+        "annotations": {"summary": redacted_text(alert.summary)},
         "startsAt": _time(wall(alert.began)),
         "endsAt": _time(wall(_end(alert, now))),
     }
@@ -152,7 +152,7 @@ def as_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dic
         "alert": alert.rule.name,
         "status": "firing" if alert.ended is None else "resolved",
         "severity": alert.rule.severity,
-        "summary": _clean(alert.summary),
+        "summary": redacted_text(alert.summary),
         "labels": labels_of(alert, origin),
         "startsAt": _time(wall(alert.began)),
         "endsAt": None if alert.ended is None else _time(wall(alert.ended)),
@@ -192,17 +192,12 @@ def _line_of(alert: Alert, origin: Origin) -> str:
     state = f"*{alert.rule.severity.upper()}*" if alert.ended is None else "resolved"
     host = labels_of(alert, origin)["instance"]  # of an earlier agent's alert it is another one
     where = "" if host == origin.host else f" on {_slack(host)}"
-    return f"{state} {_slack(alert.rule.name)}{where}: {_slack(_clean(alert.summary))}"
+    return f"{state} {_slack(alert.rule.name)}{where}: {_slack(redacted_text(alert.summary))}"
 
 
 def _slack(text: str) -> str:
     """Return the text as Slack shows it: three characters control it (Slack's manual, "Formatting text")."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _clean(text: str) -> str:
-    """Return the text with each secret replaced."""
-    return " ".join(redacted(text.split(" ")))
 
 
 def _time(wall: float) -> str:

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 
 from ..agent.outcome import Outcome
 from ..agent.telemetry.metrics.definitions import METRICS
+from ..agent.telemetry.metrics.snapshot import STATES
+from ..hooks.ipc.failure_classes import FAILURES
 from ..providers.dates import parse_duration
 from ..providers.errors import UsageError
 from ..providers.text import TEXT, clip, did_you_mean
@@ -62,15 +64,25 @@ INCIDENTS = {
     "kernel": frozenset(["device", "gpu", "kind", "pid", "run_id", "scope", "text", "xid"]),
     "agent-lost": frozenset({"run_id"}),
 }
+#: By metric or incident and label: the values that there are.
+_VALUES = {
+    ("failure", "class"): (*FAILURES, "unknown"),
+    ("kernel", "kind"): ("xid", "oom", "disk", "machine-check"),
+    ("spotguard_source_state", "state"): STATES,
+    **{("outcome", name): ("true", "false") for name in ("drill", "failed", "ended_well")},
+}
 #: The word in `of` for the median of the same series before.
 HISTORY = "history"
 #: Seconds over which a counter's rise is taken, if the rule has no window.
 COUNTER_WINDOW = 600.0
+#: Seconds of a counter's shortest window: a sample comes every ten, and a rise takes two.
+_COUNTER_LEAST = 30.0
 #: Seconds of the longest window: the samples of one are kept.
 LONGEST_WINDOW = 3600.0
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
 _TYPES = {metric.name: metric.type for metric in METRICS if metric.type != "histogram"}
+_LABELS = {metric.name: metric.labels for metric in METRICS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +261,7 @@ class _Reader:
             for key in ("compare", "threshold", "of", "deviation", "window", "for"):
                 if key in table:
                     self._refuse(rule.name, key, table[key], "no such key in a rule of an incident")
-            self._check_where(rule, INCIDENTS[rule.incident], f"a fact of {rule.incident}")
+            self._check_names(rule, INCIDENTS[rule.incident], f"a fact of {rule.incident}")
             return
         if (rule.threshold is None) == (rule.deviation is None):
             self._refuse(rule.name, "", rule.name, "a threshold or a deviation, and not both")
@@ -261,13 +273,30 @@ class _Reader:
             )
         if "keep" in table:
             self._refuse(rule.name, "keep", table["keep"], "no such key in a rule of a metric")
-        known = {label for metric in METRICS if metric.name == rule.metric for label in metric.labels}
-        self._check_where(rule, known, f"a label of {rule.metric}")
+        if rule.counts and 0 < rule.window < _COUNTER_LEAST:
+            self._refuse(
+                rule.name, "window", table["window"], f"{_COUNTER_LEAST:.0f} s or more for a counter"
+            )
+        if rule.of not in ("", HISTORY) and _LABELS[rule.of] != _LABELS[rule.metric]:
+            same = ", ".join(name for name in _TYPES if _LABELS[name] == _LABELS[rule.metric])
+            self._refuse(rule.name, "of", rule.of, f"a metric with the labels of {rule.metric}: {same}")
+        self._check_names(rule, _LABELS[rule.metric], f"a label of {rule.metric}")
 
-    def _check_where(self, rule: Rule, known: Collection[str], what: str) -> None:
-        for name in rule.where or ():
+    def _check_names(self, rule: Rule, known: Collection[str], what: str) -> None:
+        """Refuse labels and values that nothing has: the rule would never fire, or its line would have a hole."""
+        there = f"{what} ({', '.join(sorted(known)) or 'none'})"
+        for name, values in (rule.where or {}).items():
             if name not in known:
-                self._refuse(rule.name, "where", name, f"{what} ({', '.join(sorted(known)) or 'none'})")
+                self._refuse(rule.name, "where", name, there)
+            possible = _VALUES.get((rule.metric or rule.incident, name), values)
+            if not values or not set(values) <= set(possible):
+                words = f"one of {', '.join(possible)}" if possible else "one value at least"
+                self._refuse(rule.name, "where", list(values), f"{words} for {name}")
+        for name in labels_in(rule):
+            if name not in known and not (rule.metric and name == "value"):
+                self._refuse(
+                    rule.name, "summary", f"{{{name}}}", f"{'value, or ' * bool(rule.metric)}{there}"
+                )
 
     def _refuse(self, name: str, key: str, value: object, expected: str) -> NoReturn:
         at = _place(self._file, self._text, key, name)

@@ -105,6 +105,10 @@ class AlertSender:
         self._closing.set()
         self._news.set()
         self._thread.join(max(0.0, until - self._clock.monotonic()))
+        if self._thread.is_alive():  # the receiver keeps its answer back
+            log.warning(
+                "%s has not answered in time: the last alerts may be lost [SG114]", self.receiver.name
+            )
 
     # --- the thread ---
 

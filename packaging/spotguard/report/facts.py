@@ -21,6 +21,27 @@ class CheckpointFact:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureFact:
+    """The record of a failure: why, how sure that is, and what to do. It may hold text of the user's program."""
+
+    #: The class (`hooks.ipc.failure_classes`), what told it, and "high", "medium" or "low"; "" of an older record.
+    kind: str
+    evidence: tuple[str, ...]
+    confidence: str
+    advice: str
+    error: str
+    message: str
+    phase: str
+    where: str
+    #: Files, lines and functions, the outermost first.
+    stack: tuple[str, ...]
+    rank: int | None
+    #: Completed steps, and those of the checkpoint at which the next start resumes.
+    step: int | None
+    newest_checkpoint: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class EventFact:
     """A record of an attempt: of a notice, of a drill, of an error, of a stall, or of the end of its script."""
 
@@ -47,6 +68,8 @@ class EventFact:
     put: float = 0.0
     #: The id by which a person may dismiss it; "" if it is no alarm. The errors of an attempt's ranks are one alarm.
     id: str = ""
+    #: The record of an error.
+    failure: FailureFact | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +130,13 @@ def text(record: Mapping[str, Any], name: str) -> str:
     """Return a text of a record that any file can hold; "" if it has none."""
     value = record.get(name)
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
+def texts(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the texts in a list of a record."""
+    value = record.get(name)
+    some = value if isinstance(value, list) else []
+    return tuple(text({name: each}, name) for each in some if isinstance(each, str))
 
 
 def mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:

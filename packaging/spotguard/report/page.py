@@ -14,12 +14,13 @@ from spotguard.providers.text import span
 from .attempts import AttemptLine
 from .facts import RunFacts
 from .picture import draw, duration, legend
-from .reckoning import RunReport
+from .reckoning import AlarmLine, RunReport
 from .summary import (
     STATES,
     alarm_of,
     cause_of,
     facts_of,
+    failure_of,
     machines_of,
     percent,
     short_seconds,
@@ -63,7 +64,8 @@ svg .notice { fill: var(--alarm) } svg .error { stroke: var(--again); stroke-wid
 svg .bare { fill: var(--page); stroke: var(--unseen); stroke-width: 2 }
 svg .ended { fill: var(--useful); stroke: var(--page); stroke-width: 1.5 }
 svg .down { fill: var(--shade) } svg .unseen { fill: none; stroke: var(--unseen); stroke-dasharray: 3 3 }
-details { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
+.failure { margin-top: .7rem } .failure pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); padding: .7rem }
+.failure th { width: 7rem } details:not(.failure) { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
 @media (max-width: 640px) {
   svg.wide { display: none } svg.small { display: block }
   .figures { grid-template-columns: repeat(2, 1fr) } .figures div { padding: .6rem .7rem } .figures dd strong { font-size: 1.3rem }
@@ -142,11 +144,24 @@ def page(report: RunReport, facts: RunFacts) -> str:
         picture=_picture(report, facts),
         shares=_shares(report),
         attempts=_attempts(report),
-        alarms="".join(
-            f"<p>{html.escape(each.id)}: {_moment(each.at)} {html.escape(alarm_of(each))}</p>\n"
-            for each in report.alarms
-        ),
+        alarms="".join(_alarm(each, report) for each in report.alarms),
         explained="".join(f"<p>{each}</p>\n" for each in _EXPLAINED),
+    )
+
+
+def _alarm(alarm: AlarmLine, report: RunReport) -> str:
+    """Return one failure with all that its record has, or the line of a stall."""
+    line = f"{html.escape(alarm.id)}: {_moment(alarm.at)} {html.escape(alarm_of(alarm))}"
+    if alarm.failure is None:
+        return f"<p>{line}</p>\n"
+    rows = "".join(
+        f'<tr><th scope="row">{name}</th><td>{html.escape(text)}</td></tr>\n'
+        for name, text in failure_of(alarm, report)
+    )
+    texts = filter(None, (alarm.failure.message, "\n".join(alarm.failure.stack)))
+    shown = "".join(f"<pre>{html.escape(text)}</pre>\n" for text in texts)
+    return (
+        f'<details class="failure">\n<summary>{line}</summary>\n<table>\n{rows}</table>\n{shown}</details>\n'
     )
 
 

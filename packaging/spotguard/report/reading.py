@@ -33,18 +33,22 @@ from .facts import (
     AttemptFacts,
     CheckpointFact,
     EventFact,
+    FailureFact,
     RunFacts,
     entries,
     known_facts,
     mapping,
     number,
     text,
+    texts,
     whole,
 )
 
 #: Records that are read of one attempt: the first failed ranks, because the others most likely failed for want of these; and the
 #: newest notices.
 _FAILED_RANKS, _NOTICES = 8, 200
+#: Characters of an error's message, and its innermost frames, that a report shows.
+_MESSAGE, _FRAMES = 4000, 100
 _RECORD = re.compile(
     r"(?P<kind>outcomes|failures|ends)/(?P<attempt>\d{4,15})(?:-(?P<rest>[\d-]+))?\.json", re.ASCII
 )
@@ -256,7 +260,8 @@ def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
     if not record:
         return None
     step, newest = whole(record, "step"), whole(record, "newest_checkpoint")
-    lines = text(record, "message").strip().splitlines()
+    message = text(record, "message").strip()
+    lines = message.splitlines()
     error = ": ".join(filter(None, [text(record, "error"), lines[0] if lines else ""]))
     words = text(record, "says") or text(record, "kind") or "an error"
     if where := text(record, "where"):
@@ -269,6 +274,20 @@ def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
         None if step is None else newest == step,
         history=mapping(record, "history"),
         follows=(known := CLASSES.get(text(record, "kind"))) is not None and known.follows,
+        failure=FailureFact(
+            kind=text(record, "kind"),
+            evidence=texts(record, "evidence"),
+            confidence=text(record, "confidence"),
+            advice=text(record, "advice"),
+            error=text(record, "error"),
+            message=message[:_MESSAGE],
+            phase=text(record, "phase"),
+            where=text(record, "where"),
+            stack=texts(record, "stack")[-_FRAMES:],
+            rank=whole(record, "rank"),
+            step=step,
+            newest_checkpoint=newest,
+        ),
     )
 
 

@@ -23,7 +23,7 @@ from .attempts import (
     last_step,
     saved_its_end,
 )
-from .facts import RunFacts, entries, number, whole
+from .facts import FailureFact, RunFacts, entries, number, whole
 from .notes import clock_notes, missing_facts, money_notes
 
 #: States of a run that waits for its next start.
@@ -49,6 +49,8 @@ class AlarmLine:
     at: float
     cause: str
     dismissed: bool
+    #: The record of an error; None of a stall.
+    failure: FailureFact | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,9 @@ def _alarms(facts: RunFacts) -> tuple[AlarmLine, ...]:
         for each in sorted(attempt.events, key=lambda each: (each.follows, each.at)):
             if each.id and each.kind != "save":
                 false = each.kind.startswith("false-")
-                found.setdefault(each.id, AlarmLine(each.id, attempt.number, each.at, each.text, false))
+                found.setdefault(
+                    each.id, AlarmLine(each.id, attempt.number, each.at, each.text, false, each.failure)
+                )
     return tuple(sorted(found.values(), key=lambda each: each.at))
 
 

@@ -29,6 +29,8 @@ STATES = {
 }
 #: Characters of a cause in a table.
 _CAUSE = 160
+#: Characters of a fact about a failure.
+_FACT = 400
 
 
 #: Columns of a key figure's name, and of the figure.
@@ -128,6 +130,29 @@ def cause_of(line: AttemptLine) -> str:
 def alarm_of(alarm: AlarmLine) -> str:
     """Return the cause of an alarm as one line."""
     return ("dismissed: " if alarm.dismissed else "") + clip(alarm.cause, _CAUSE)
+
+
+def failure_of(alarm: AlarmLine, report: RunReport) -> Iterator[tuple[str, str]]:
+    """Yield what is known of a failure: a name, and a text."""
+    failure, line = alarm.failure, next(each for each in report.attempts if each.number == alarm.attempt)
+    if failure is None:
+        return
+    rank = "" if failure.rank is None else f"rank {failure.rank} of {line.world or '?'} on "
+    lost = "" if line.lost is None else f"; {count(line.lost, 'step')} lost"
+    seconds = (line.lost or 0) * (line.step_seconds or report.step_seconds or 0.0)
+    money = seconds / 3600 * (line.machine_count or 1) * (report.money.price if report.money else 0.0)
+    known = {
+        "class": failure.kind,
+        "sure": failure.confidence,
+        "evidence": ", ".join(failure.evidence),
+        "scope": f"{rank}{machines_of(line)}{lost}{f', {dollars(money)}' if money else ''}",
+        "step": "" if failure.step is None else steps(failure.step),
+        "resumes at": "" if failure.newest_checkpoint is None else f"step {steps(failure.newest_checkpoint)}",
+        "phase": failure.phase,
+        "place": failure.where,
+        "what to do": failure.advice,
+    }
+    yield from ((name, clip(value, _FACT)) for name, value in known.items() if value)
 
 
 def machines_of(line: AttemptLine) -> str:

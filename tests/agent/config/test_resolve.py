@@ -184,6 +184,7 @@ def test_the_service_has_no_command_to_end() -> None:
             "back behind nan= only, as in nan=back, not 'gpu=back'",
         ),
         ("recover", "gpu=leave:x", "a whole number from 1 up behind gpu=leave:, not 'x'"),
+        ("recover", "gpu=stop,stall=stop,gpu=leave", "each class once, not gpu twice"),
         ("recover", "stall=restart:0", "a whole number from 1 up behind stall=restart:, not '0'"),
         ("outlive", "maybe", "true or false"),
         ("exit-code", "0", "done"),

@@ -70,7 +70,7 @@ def test_native_frames_are_read_where_they_can_be(tmp_path: Path) -> None:
     stacks, why = read_stacks(7, fake)
     assert why == ""
     assert stacks == [
-        "MainThread (holds the interpreter's lock):\n  … in work\n  libc.so.6 in pthread_mutex_lock",
+        "MainThread (holds the interpreter's lock):\n  /home/me/--password=… in work\n  libc.so.6 in pthread_mutex_lock",
         "Thread-1:\n  /lib/threading.py:320 in wait",
     ]
     words = (tmp_path / "words").read_text()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from spotguard.hooks.checkpoint.format.keys import attempt_key, failure_key, outcome_key
+from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc.failure_classes import RECOVERED
 from spotguard.hooks.restore.startup import earlier_failures
 from tests.fakes.noticed import trained
@@ -37,6 +38,25 @@ def test_each_attempt_adds_the_end_of_the_one_before() -> None:
     assert fails(store) == {"program": 1}  # and this one ends without an error
     assert fails(store, ValueError("second")) == {"program": 1}
     assert fails(store) == {"program": 2}
+
+
+def test_the_same_error_on_the_next_machine_is_known(
+    rules: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent of the machine that the run has left is gone. Without a rule to leave, there was no other machine."""
+    told: list[bool] = []
+    monkeypatch.setattr(Report, "error", lambda _, message: told.append(message.repeats))
+    store = FakeStore()
+    for attempt, text in enumerate(("bad sample 57", "bad sample 57", "another", "bad sample 57"), 1):
+        fails(store, ValueError(text))
+        key = failure_key("run", attempt, 0)
+        record = json.loads(store.objects[key])
+        store.objects[key] = json.dumps(
+            {**record, "step": record["step"] + 2}
+        ).encode()  # each start trains two
+    rules.setenv(RECOVERED, "program=restart:0")
+    fails(store, ValueError("bad sample 57"))
+    assert told == [False, True, False, False, False]
 
 
 def test_an_agent_that_starts_its_command_again_counts_by_itself(rules: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...hooks.ipc.failure_classes import CLASSES
+from ...hooks.ipc.failure_classes import CLASSES, DEATHS
 from ..readings.kernel_log import KernelFinding
 from .writer import PATIENCE, StoreJob
 
 #: The class of a death by a signal, which is none of an error's (`agent.core.failures.errors`).
 _KILLED = "killed"
-#: The meaning and the advice of classes that are none of an error's.
-_DEATH = "a process was killed", "see dmesg, and the log of the scheduler"
-_STALL = "training stood still", "see the stacks of that time, below RUN_ID/stalls/ in the store"
 
 
 def diagnosed(facts: Mapping[str, Any], findings: Iterable[KernelFinding]) -> dict[str, Any]:
@@ -47,8 +44,7 @@ def needs_record(facts: Mapping[str, Any]) -> bool:
 
 def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
     """Return the record, with the keys of a record that a rank writes itself."""
-    known = CLASSES.get(str(facts["class"]))
-    says, advice = _STALL if facts["class"] == "stall" else _DEATH
+    known = {**CLASSES, **DEATHS}.get(str(facts["class"]), DEATHS[_KILLED])
     return {
         "kind": facts["class"],
         "evidence": facts.get("evidence", []),
@@ -60,8 +56,8 @@ def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
         "stack": [],
         "fingerprint": "",
         "stays": False,
-        "says": known.says if known else says,
-        "advice": known.advice if known else advice,
+        "says": known.says,
+        "advice": known.advice,
         "step": facts.get("step"),
         "newest_checkpoint": facts.get("newest_checkpoint"),
         "returncode": facts.get("returncode"),

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...providers.redaction import redacted
+from ...providers.redaction import redacted_text
 from ...providers.text import TEXT, clip
 
 #: Seconds for py-spy and one process, which stands still meanwhile: less than between two looks of the agent, which would take it
@@ -81,9 +81,7 @@ def _texts(threads: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _frame(frame: Mapping[str, Any]) -> str:
     place = f"{frame['filename']}:{frame['line']}" if frame["line"] else frame["filename"]
-    return (
-        f"  {clip(' '.join(redacted([*str(place).split(' '), 'in', *str(frame['name']).split(' ')])), TEXT)}"
-    )
+    return clip(redacted_text(f"  {place} in {frame['name']}"), TEXT)
 
 
 def kernel_wait(pid: int) -> str:

@@ -16,7 +16,7 @@ from tests.fakes.story import Story
 
 def error(kind: str = "program", step: int = 7, fingerprint: str = "f1", **more: str) -> TrainingFailed:
     words = {"error": "ValueError", "message": "bad", "where": "train.py:4 in main", "phase": "other"} | more
-    return TrainingFailed(kind, fingerprint=fingerprint, step=step, stays=kind == "program", **words)
+    return TrainingFailed(kind, **words, fingerprint=fingerprint, step=step, stays=kind == "program")  # type: ignore[arg-type]
 
 
 def causes(story: Story) -> list[str]:

@@ -189,6 +189,17 @@ def test_a_launcher_is_not_ended_while_the_rank_with_the_error_saves() -> None:
     assert story.all(KillGroup) == [KillGroup()]
 
 
+def test_a_run_leaves_no_machine_for_an_error_that_it_met_on_the_one_before() -> None:
+    """The process knows that from the store. An error that may pass is tried again."""
+    for kind, stays, code in (("data", True, 1), ("network", False, 75)):
+        story = job(f"{kind}=leave")
+        story.says(
+            story.opens(story.pid), TrainingFailed(kind, "E", "m", "x", "other", "f", 1, stays, repeats=True)
+        )
+        story.ends(1)
+        assert story.code == code
+
+
 def test_a_run_leaves_no_more_often_than_its_rule_allows() -> None:
     """Else a fault of the program would chase the job from machine to machine."""
     story = job("gpu=leave:2")

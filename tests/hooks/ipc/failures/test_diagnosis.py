@@ -54,6 +54,7 @@ def raised(error: Exception) -> DiagnosedError:
 def test_every_error_of_a_loader_is_one_of_the_data() -> None:
     here = diagnose(error_of(lambda: next(iter(DataLoader(Broken())))))
     assert (here.kind, here.evidence, here.phase) == ("data", ("place",), "data")
+    assert here.confidence == "medium"
     assert re.fullmatch(r"test_diagnosis.py:\d+ in __getitem__", here.where)
     assert here.first == "no sample 0"
 
@@ -219,6 +220,12 @@ def test_no_secret_is_kept() -> None:
     assert secret not in repr(failure)
     assert "swordfish7" not in repr(failure)
     assert "403 for token" in failure.message
+
+
+def test_a_message_of_any_form_is_diagnosed_before_anybody_waits() -> None:
+    """The save comes after it. Patterns without bounds took minutes for such texts, and the test would run into its time-out."""
+    for piece in ("a.a", "://hook.", "://a:b", "curl -x ", "machine\\n", "x-"):
+        assert raised(RuntimeError(piece * 7000)).kind == "program"
 
 
 def test_an_error_without_text_has_a_line() -> None:

@@ -13,6 +13,7 @@ from spotguard.hooks.checkpoint.format.keys import dismissed_key
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.text import TEXT, clip
 from spotguard.report.facts import RunFacts
 from spotguard.report.page import page
 from spotguard.report.reading import read_run
@@ -121,5 +122,7 @@ def _show(report: RunReport) -> None:
     out.print(table)
     for alarm in report.alarms:
         out.print(Text(f"{alarm.id}  {short_moment(alarm.at, report.now)}  {alarm_of(alarm)}"))
+        if alarm.failure is not None and alarm.failure.advice and not alarm.dismissed:
+            out.print(Text(f"  what to do: {clip(alarm.failure.advice, TEXT)}"))
     for note in report.notes:
         out.print(Text(note, style="dim"))
