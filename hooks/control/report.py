@@ -19,7 +19,7 @@ from ...providers.stores.base import BlobStore
 from ..checkpoint.format.keys import end_key, failure_key, outcome_key, stacks_key
 from ..ipc import protocol
 from ..ipc.failures.flight_recorder import recorded_collectives
-from ..ipc.failures.progress import stacks
+from ..ipc.failures.progress import ProgressSeen, stacks
 from ..ipc.notice import PreemptionNotice
 from ..save.request import SavedCheckpoint
 
@@ -54,6 +54,7 @@ class Report:
         rank: the rank of this process.
         keeps: returns whether this rank writes the record, for all ranks.
         history: returns the facts of this attempt for a record (`AttemptHistory`).
+        place: returns where the training thread is (`TrainingProgress.look`).
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class Report:
         rank: int = 0,
         keeps: Callable[[], bool] = lambda: True,
         history: Callable[[], Mapping[str, Any]] = dict,
+        place: Callable[[], ProgressSeen] = ProgressSeen,
     ) -> None:
         self._put = put
         self._rank = rank
         self._keeps = keeps
         self._history = history
+        self._place = place
         self._run_id = run_id
         self._attempt = attempt
         self._clock = clock
@@ -82,8 +85,8 @@ class Report:
         self._ended = ended
         #: The attempt of the newest record, and the number of its records of notices.
         self._counted, self._count = attempt(), 0
-        #: The stacks of this process's threads in the newest stall, by its notice, and the number of stalls.
-        self._stacks: dict[str, list[str]] = {}
+        #: The place and the stacks of this process in the newest stall, by its notice, and the number of stalls.
+        self._stacks: dict[str, dict[str, object]] = {}
         self._stalls = 0
         #: The ids of the stalls whose stacks were taken.
         self._stacked: frozenset[str] = frozenset()
@@ -102,8 +105,10 @@ class Report:
     def _take_stacks(self, ids: list[str]) -> None:
         """Log the stacks of all threads at a stall, and keep them for its record; once, if the ids are of one stall."""
         if self._stacked.isdisjoint(ids):
-            self._stacks = {ids[0]: stacks()}
-            log.warning("training stands still here: %s", self._stacks[ids[0]][0])
+            place, found = self._place(), stacks()
+            facts = {"phase": place.phase, "where": place.where, "stood": max(0.0, round(place.still, 1))}
+            self._stacks = {ids[0]: {**facts, "stacks": found}}
+            log.warning("training stands still here: %s", found[0])
         self._stacked = frozenset(ids)
 
     def _take_stacks_of_peers(self, preemption: PreemptionNotice) -> None:
@@ -226,7 +231,7 @@ class Report:
             if found := self._stacks.pop(id, None):
                 self._stalls += 1
                 key = stacks_key(self._run_id, attempt, self._stalls, self._rank)
-                seen = {"notice": id, "ended": self._clock.time(), "step": step, "stacks": found}
+                seen = {"notice": id, "ended": self._clock.time(), "step": step, **found}
                 if (collectives := recorded_collectives()) is not None:
                     log.warning("training stands still here: %s", collectives)
                     seen["collectives"] = collectives.record()

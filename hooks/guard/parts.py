@@ -163,6 +163,7 @@ class GuardParts:
             rank=self.rank,
             keeps=lambda: self.coordinator is None or self.coordinator.speaks,
             history=lambda: {**self.history.of_rank(self.rank), "completed": self.gate.place.completed},
+            place=self.progress.look,
         )
         self.saver = Saver(
             gate=self.gate,

@@ -42,6 +42,40 @@ class FailureFact:
 
 
 @dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Ranks with the same stack of the training thread."""
+
+    #: As "0-2, 5".
+    ranks: str
+    count: int
+    #: The phase, and the innermost line of the script; "" if the record has none.
+    phase: str
+    where: str
+    #: The collective that they wait in, or why their stacks are not known; "" for neither.
+    note: str
+    #: A text for each thread of the first rank, the training thread's first.
+    stacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StallFact:
+    """What the ranks' records of one stall tell."""
+
+    #: Ranks whose records were read, and those that have one.
+    read: int
+    ranks: int
+    #: The ranks that seem to be the cause, and their place; "" if the records do not tell.
+    culprit: str
+    #: Who waits for whom, in words; "" if no rank is known to wait.
+    waits: str
+    #: The cause first.
+    groups: tuple[StackGroup, ...]
+    #: Groups that are left out, and their ranks.
+    more: int
+    more_ranks: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventFact:
     """A record of an attempt: of a notice, of a drill, of an error, of a stall, or of the end of its script."""
 
@@ -70,6 +104,8 @@ class EventFact:
     id: str = ""
     #: The record of an error.
     failure: FailureFact | None = None
+    #: The stacks of a stall; None if the store has none of it.
+    stall: StallFact | None = None
 
 
 @dataclass(frozen=True, slots=True)

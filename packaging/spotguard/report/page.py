@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from spotguard.providers.text import span
 
 from .attempts import AttemptLine
-from .facts import RunFacts
+from .facts import RunFacts, StackGroup
 from .picture import draw, duration, legend
 from .reckoning import AlarmLine, RunReport
 from .summary import (
@@ -21,10 +21,12 @@ from .summary import (
     cause_of,
     facts_of,
     failure_of,
+    group_of,
     machines_of,
     percent,
     short_seconds,
     shown_shares,
+    stall_of,
     steps,
 )
 
@@ -65,7 +67,7 @@ svg .bare { fill: var(--page); stroke: var(--unseen); stroke-width: 2 }
 svg .ended { fill: var(--useful); stroke: var(--page); stroke-width: 1.5 }
 svg .down { fill: var(--shade) } svg .unseen { fill: none; stroke: var(--unseen); stroke-dasharray: 3 3 }
 .failure { margin-top: .7rem } .failure pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); padding: .7rem }
-.failure th { width: 7rem } details:not(.failure) { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
+.failure th { width: 7rem } .stacks { margin: .4rem 0 0 1rem } .stacks summary { font-weight: 400 } main > details { margin-top: 2rem } summary { cursor: pointer; font-weight: 600 }
 @media (max-width: 640px) {
   svg.wide { display: none } svg.small { display: block }
   .figures { grid-template-columns: repeat(2, 1fr) } .figures div { padding: .6rem .7rem } .figures dd strong { font-size: 1.3rem }
@@ -150,18 +152,27 @@ def page(report: RunReport, facts: RunFacts) -> str:
 
 
 def _alarm(alarm: AlarmLine, report: RunReport) -> str:
-    """Return one failure with all that its record has, or the line of a stall."""
+    """Return one failure with all that its record has, or one stall with the stacks of its ranks."""
     line = f"{html.escape(alarm.id)}: {_moment(alarm.at)} {html.escape(alarm_of(alarm))}"
-    if alarm.failure is None:
+    if alarm.failure is None and alarm.stall is None:
         return f"<p>{line}</p>\n"
+    facts = [*failure_of(alarm, report), *(stall_of(alarm.stall) if alarm.stall is not None else ())]
     rows = "".join(
-        f'<tr><th scope="row">{name}</th><td>{html.escape(text)}</td></tr>\n'
-        for name, text in failure_of(alarm, report)
+        f'<tr><th scope="row">{name}</th><td>{html.escape(text)}</td></tr>\n' for name, text in facts
     )
-    texts = filter(None, (alarm.failure.message, "\n".join(alarm.failure.stack)))
-    shown = "".join(f"<pre>{html.escape(text)}</pre>\n" for text in texts)
+    failure = alarm.failure
+    texts = (failure.message, "\n".join(failure.stack)) if failure is not None else ()
+    shown = "".join(f"<pre>{html.escape(text)}</pre>\n" for text in texts if text)
+    groups = "".join(map(_stacks, alarm.stall.groups)) if alarm.stall is not None else ""
+    return f'<details class="failure">\n<summary>{line}</summary>\n<table>\n{rows}</table>\n{shown}{groups}</details>\n'
+
+
+def _stacks(group: StackGroup) -> str:
+    """Return the stacks of some ranks that stand at one place, folded."""
+    text = "\n\n".join(group.stacks) or "no stack is known"
     return (
-        f'<details class="failure">\n<summary>{line}</summary>\n<table>\n{rows}</table>\n{shown}</details>\n'
+        f'<details class="stacks">\n<summary>{html.escape(group_of(group))}</summary>\n<pre>{html.escape(text)}</pre>\n'
+        "</details>\n"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,7 @@ from .facts import (
     texts,
     whole,
 )
+from .stalls import READ, STALLS, RankStacks, parse_stacks_key, stall_fact
 
 #: Records that are read of one attempt: the first failed ranks, because the others most likely failed for want of these; and the
 #: newest notices.
@@ -73,6 +74,8 @@ class RunListing:
         self.claims: set[int] = set()
         #: The ids of the alarms that a person has dismissed.
         self.dismissed: set[str] = set()
+        #: The records of stacks of each attempt, with their ranks.
+        self.stacks: dict[int, list[tuple[int, ObjectInfo]]] = defaultdict(list)
         below: list[ObjectInfo] = []
         attempts, checkpoints = attempts_prefix(run_id), checkpoints_prefix(run_id)
         for info in infos:
@@ -84,6 +87,8 @@ class RunListing:
                     self._touch(claim, info)
             elif match := _DISMISSED.fullmatch(info.key.removeprefix(f"{run_id}/")):
                 self.dismissed.add(match[1])
+            elif (found := parse_stacks_key(info.key.removeprefix(f"{run_id}/"))) is not None:
+                self.stacks[found[0]].append((found[1], info))
             elif match := _RECORD.fullmatch(info.key.removeprefix(f"{run_id}/")):
                 self.records[int(match["attempt"])][match["kind"]].append(info)
                 self._touch(int(match["attempt"]), info)
@@ -137,6 +142,25 @@ class RunListing:
         """Return the event, marked if a person has dismissed it. The save at a false failure stays a save."""
         false = event.id in self.dismissed and event.kind != "save"
         return replace(event, kind=f"false-{event.kind}") if false else event
+
+    def stalls(self, attempt: AttemptFacts) -> Iterator[tuple[EventFact, dict[int, ObjectInfo]]]:
+        """Yield the stalls of an attempt of which there are stacks, each with its ranks' records.
+
+        The ranks count their own stalls, so a record belongs to the stall that is nearest by the store's clock. If no rank could
+        answer, the agent's records of stacks are all there is.
+        """
+        records = sorted(self.stacks.get(attempt.number, ()), key=lambda each: each[1].modified)
+        stalls = [each for each in attempt.events if each.kind in ("stall", "false-stall")]
+        stalls = stalls or [each for each in attempt.events if each.failure and each.failure.kind == "stall"]
+        if records and not stalls:
+            put, id = records[0][1].modified, f"stall-{attempt.number:04d}-00"
+            stalls = [self._judged(EventFact("stall", put, "training stood still", put=put, id=id))]
+        nearest = [min(stalls, key=lambda each: abs(each.put - info.modified)) for _, info in records]
+        for stall in stalls:
+            if ranks := {
+                rank: info for at, (rank, info) in zip(nearest, records, strict=True) if at is stall
+            }:
+                yield stall, ranks
 
     def history(self, folder: CheckpointFolder | None) -> Mapping[str, Any]:
         """Return the history that a checkpoint carries; {} if it has none. One request, at most two."""
@@ -214,7 +238,25 @@ def read_run(store: BlobStore, run_id: str, now: float) -> RunFacts:
         told = listing.history(own[0] if own else None) if newest not in own[:1] else history
         return listing.attempt(attempt, told, earlier.get(attempt, {}))
 
-    return RunFacts(store.url, run_id, tuple(side_by_side(read, listing.attempts)), history, now)
+    attempts = _with_stacks(listing, side_by_side(read, listing.attempts))
+    return RunFacts(store.url, run_id, attempts, history, now)
+
+
+def _with_stacks(listing: RunListing, attempts: Sequence[AttemptFacts]) -> tuple[AttemptFacts, ...]:
+    """Return the attempts with the stacks of the run's newest stalls. One request for each rank that is read."""
+    stalls = [(each, event, ranks) for each in attempts for event, ranks in listing.stalls(each)]
+    newest = sorted(stalls, key=lambda each: each[1].put, reverse=True)[:STALLS]
+    keys = [(at, rank, ranks[rank].key) for at, (_, _, ranks) in enumerate(newest) for rank in sorted(ranks)][
+        :READ
+    ]
+    read = side_by_side(lambda each: RankStacks.of(each[1], _json(listing.store, each[2])), keys)
+    events = {each.number: [*each.events] for each in attempts}
+    for at, (attempt, event, ranks) in enumerate(newest):
+        found = [each for (stall, *_), each in zip(keys, read, strict=True) if stall == at]
+        with_stacks = replace(event, stall=stall_fact(found, ranks.keys(), attempt.world))
+        others = [each for each in events[attempt.number] if each is not event]
+        events[attempt.number] = sorted([*others, with_stacks], key=lambda each: each.at)
+    return tuple(replace(each, events=tuple(events[each.number])) for each in attempts)
 
 
 def _alarm(kind: str, attempt: int, key: str) -> str:

@@ -23,7 +23,7 @@ from .attempts import (
     last_step,
     saved_its_end,
 )
-from .facts import FailureFact, RunFacts, entries, number, whole
+from .facts import FailureFact, RunFacts, StallFact, entries, number, whole
 from .notes import clock_notes, missing_facts, money_notes
 
 #: States of a run that waits for its next start.
@@ -51,6 +51,8 @@ class AlarmLine:
     dismissed: bool
     #: The record of an error; None of a stall.
     failure: FailureFact | None
+    #: The stacks of a stall; None if the store has none of it, and of an error.
+    stall: StallFact | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +277,8 @@ def _alarms(facts: RunFacts) -> tuple[AlarmLine, ...]:
         for each in sorted(attempt.events, key=lambda each: (each.follows, each.at)):
             if each.id and each.kind != "save":
                 false = each.kind.startswith("false-")
-                found.setdefault(
-                    each.id, AlarmLine(each.id, attempt.number, each.at, each.text, false, each.failure)
-                )
+                line = AlarmLine(each.id, attempt.number, each.at, each.text, false, each.failure, each.stall)
+                found.setdefault(each.id, line)
     return tuple(sorted(found.values(), key=lambda each: each.at))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from spotguard.providers.text import clip, count, span
 
 from .attempts import AttemptLine
+from .facts import StackGroup, StallFact
 from .reckoning import AlarmLine, RunReport, TimeShare
 
 #: The state of a run, and the end of an attempt, in words.
@@ -130,6 +131,25 @@ def cause_of(line: AttemptLine) -> str:
 def alarm_of(alarm: AlarmLine) -> str:
     """Return the cause of an alarm as one line."""
     return ("dismissed: " if alarm.dismissed else "") + clip(alarm.cause, _CAUSE)
+
+
+def stall_of(stall: StallFact) -> Iterator[tuple[str, str]]:
+    """Yield what the ranks' stacks tell of a stall: a name, and a text."""
+    unread = f", {stall.read:,} read" if stall.read < stall.ranks else ""
+    known = {
+        "cause": stall.culprit or "nothing tells one rank from the others",
+        "who waits": stall.waits,
+        "stacks": f"of {count(stall.ranks, 'rank')}{unread}",
+        "not shown": f"{count(stall.more, 'other stack')}: ranks {stall.more_ranks}" if stall.more else "",
+    }
+    yield from ((name, clip(value, _FACT)) for name, value in known.items() if value)
+
+
+def group_of(group: StackGroup) -> str:
+    """Return the place of some ranks that stand at one place, as one line."""
+    place = " at ".join(filter(None, (group.phase and f"in {group.phase}", group.where)))
+    ranks = f"rank{'s' * (group.count > 1)} {group.ranks}"
+    return clip(": ".join(filter(None, (ranks, "; ".join(filter(None, (place, group.note)))))), _FACT)
 
 
 def failure_of(alarm: AlarmLine, report: RunReport) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from spotguard.hooks.checkpoint.format.keys import outcome_key
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.failures.flight_recorder import RecordedCollective, RecordedCollectives
+from spotguard.hooks.ipc.failures.progress import ProgressSeen
 from spotguard.hooks.ipc.notice import BY_HAND, PreemptionNotice
 from spotguard.hooks.save.request import SavedCheckpoint
 from tests.fakes.clock import ManualClock
@@ -69,6 +70,7 @@ class Listening:
             lambda preemption, committed: None,
             rank=rank,
             keeps=lambda: keeps,
+            place=lambda: ProgressSeen("data", 61.25, "train.py:13 in main"),
         )
 
     def _put(self, key: str, data: memoryview, seconds: float) -> None:
@@ -202,6 +204,7 @@ def test_at_a_stall_each_rank_keeps_its_stacks_and_its_collectives(
     record = json.loads(data)
     assert key == "run/stalls/0003-01-00001.json"
     assert record["stacks"][0].startswith("MainThread:\n")
+    assert (record["phase"], record["where"], record["stood"]) == ("data", "train.py:13 in main", 61.2)
     assert record["collectives"]["waits_in"]["number"] == 6
     assert record["collectives"]["newest"] == [record["collectives"]["waits_in"]]
     line = "training stands still here: it waits in gloo:all_reduce, number 6 of process group 0 default_pg, for 61 s"

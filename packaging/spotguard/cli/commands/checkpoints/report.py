@@ -124,5 +124,7 @@ def _show(report: RunReport) -> None:
         out.print(Text(f"{alarm.id}  {short_moment(alarm.at, report.now)}  {alarm_of(alarm)}"))
         if alarm.failure is not None and alarm.failure.advice and not alarm.dismissed:
             out.print(Text(f"  what to do: {clip(alarm.failure.advice, TEXT)}"))
+        if alarm.stall is not None and alarm.stall.culprit and not alarm.dismissed:
+            out.print(Text(f"  cause: {clip(alarm.stall.culprit, TEXT)}"))
     for note in report.notes:
         out.print(Text(note, style="dim"))
