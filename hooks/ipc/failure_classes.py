@@ -23,6 +23,8 @@ HARDWARE_TEXTS = (
     r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|NVRM: Xid|Xid \(PCI|GPU is lost|"
     r"(?:could ?n[o']t|cannot|failed to) communicate with the NVIDIA driver|NVML: Driver Not Loaded"
 )
+#: Sources of evidence that `failures.diagnosis` asks.
+OF_TEXT, OF_TYPE, OF_PLACE = "the error's text", "its type", "where it arose"
 #: No count that is real is larger.
 _LARGEST = 10**9
 
@@ -35,6 +37,8 @@ class FailureClass:
         name: the class, as records and metrics have it.
         says: a few words for a person.
         advice: the first thing to try.
+        evidence: the sources that may tell it; () of a class that is left if no other fits.
+        scope: where its cause is.
         commits: whether the state that stands is worth a checkpoint.
         follows: whether such an error follows from another rank's: that one is the cause.
         stays: whether the next start would meet it again, if it arose at the same step twice. The others may pass by themselves.
@@ -43,9 +47,21 @@ class FailureClass:
     name: str
     says: str
     advice: str
+    evidence: tuple[str, ...] = ()
+    scope: str = "one rank"
     commits: bool = True
     follows: bool = False
     stays: bool = False
+
+    @property
+    def confidence(self) -> str:
+        """How sure records of it are, by `confidence_of`."""
+        return "medium or high" if len(self.evidence) > 1 else confidence_of(len(self.evidence))
+
+
+def confidence_of(sources: int) -> str:
+    """Return how sure a class is that this many sources tell."""
+    return ("low", "medium", "high")[min(sources, 2)]
 
 
 CLASSES = {
@@ -55,27 +71,34 @@ CLASSES = {
             "cuda-memory",
             "the GPU is out of memory",
             "use a smaller batch with gradient accumulation, or activation checkpointing",
+            evidence=(OF_TEXT, OF_TYPE),
         ),
         FailureClass(
             "host-memory",
             "the machine is out of memory",
-            "use fewer loader workers or a smaller prefetch_factor, or give the job more memory",
+            "use fewer loader workers, a smaller prefetch_factor, pin_memory=False, or more memory",
+            evidence=(OF_TEXT, OF_TYPE, "the kernel's counter", "the kernel's log"),
+            scope="one machine",
         ),
         FailureClass(
             "loader-worker",
             "a worker of the data loader died",
-            "use fewer workers, or more shared memory (docker --shm-size); dmesg shows a kill for memory",
+            "use fewer workers, pin_memory=False, or more shared memory (docker --shm-size); dmesg shows kills",
+            evidence=(OF_TEXT, "the pipe to the worker"),
         ),
         FailureClass(
             "data",
             "the data could not be read",
             "look at the sample in the traceback; num_workers=0 shows the error where it arises",
+            evidence=(OF_PLACE, OF_TEXT),
             stays=True,
         ),
         FailureClass(
             "nan",
             "a value is not finite",
             "lower the learning rate, clip gradients, or look at the batch",
+            evidence=(OF_TEXT, OF_TYPE),
+            scope="all ranks",
             commits=False,
             stays=True,
         ),
@@ -83,28 +106,37 @@ CLASSES = {
             "gpu",
             "the GPU or its driver reports an error",
             "find the kernel with CUDA_LAUNCH_BLOCKING=1; after a memory error, use another machine",
+            evidence=(OF_TEXT, "the kernel's log"),
+            scope="one machine",
             commits=False,
         ),
         FailureClass(
             "disk-full",
             "a disk is full",
             "free space, or write checkpoints and caches elsewhere",
+            evidence=(OF_TEXT, "its errno"),
+            scope="one machine",
         ),
         FailureClass(
             "peer-lost",
             "another rank is gone, or does not answer",
-            "look for the rank that failed first",
+            "find the rank that failed first; if it was only slow, raise init_process_group(timeout=…)",
+            evidence=(OF_TEXT, OF_TYPE),
+            scope="another rank",
             follows=True,
         ),
         FailureClass(
             "network",
             "a connection failed",
             "see whether the service answers from this machine",
+            evidence=(OF_TYPE,),
+            scope="one machine",
         ),
         FailureClass(
             "program",
             "an error of the program",
             "the traceback names the line",
+            scope="all ranks",
             stays=True,
         ),
     )
@@ -115,10 +147,18 @@ DEATHS = {
     each.name: each
     for each in (
         FailureClass(
-            "killed", "a process was killed", "see dmesg, and the log of the scheduler", commits=False
+            "killed",
+            "a process was killed",
+            "see dmesg, and the log of the scheduler",
+            evidence=("the command's signal", "a process that died without a word"),
+            commits=False,
         ),
         FailureClass(
-            "stall", "training stood still", "see the stacks of that time, below RUN_ID/stalls/ in the store"
+            "stall",
+            "training stood still",
+            "see its stacks: spotguard report --html; keep init_process_group(timeout=…) above the limit",
+            evidence=("no progress of any rank",),
+            scope="all ranks",
         ),
     )
 }

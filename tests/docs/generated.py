@@ -167,10 +167,16 @@ def _condition(rule: Rule) -> str:
 
 def _failures(_: str) -> str:
     """Return the classes of errors as a table."""
-    rows = ["| class | meaning | saved | what to do |", "|---|---|---|---|"]
+    rows = [
+        "| class | meaning | evidence | confidence | scope | saved | what to do |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for each in (*CLASSES.values(), *DEATHS.values()):
         what = each.advice.replace("|", "\\|")
-        rows.append(f"| `{each.name}` | {each.says} | {'yes' if each.commits else 'no'} | {what} |")
+        evidence = ", ".join(each.evidence) or "no other class fits"
+        saved = "yes" if each.commits else "no"
+        cells = (f"`{each.name}`", each.says, evidence, each.confidence, each.scope, saved, what)
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 

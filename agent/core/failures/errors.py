@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....hooks.ipc.failure_classes import CLASSES, FailureClass, counts_of, larger_counts
+from ....hooks.ipc.failure_classes import CLASSES, FailureClass, confidence_of, counts_of, larger_counts
 from ....hooks.ipc.protocol import Position, TrainingFailed
 from ....providers.text import NAME, TEXT, amount, clip
 from ...events import CommandEnded
@@ -21,7 +21,7 @@ from ..session import Session
 _SIGNALS = {
     signal.SIGKILL: "it was killed with SIGKILL, and not by spotguard",
     signal.SIGSEGV: "it crashed in native code (SIGSEGV); python -X faulthandler shows where",
-    signal.SIGABRT: "native code has aborted (SIGABRT); its last lines say why",
+    signal.SIGABRT: "native code has aborted (SIGABRT), as at a collective's time-out; its last lines say why",
     signal.SIGBUS: "a memory access failed (SIGBUS), often because shared memory is full: docker --shm-size",
     signal.SIGILL: "it used an instruction that this processor lacks (SIGILL)",
 }
@@ -55,7 +55,7 @@ class FailureCause:
             "class": self.kind,
             "text": self.text,
             "evidence": list(self.evidence),
-            "confidence": "high" if error is not None or len(self.evidence) > 1 else "low",
+            "confidence": "high" if error is not None else confidence_of(len(self.evidence)),
             "repeats": self.repeats,
             "run_id": "" if session is None else session.run_id,
             "store": "" if session is None else session.store,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ....providers.redaction import redacted_text
-from ..failure_classes import CLASSES, HARDWARE_TEXTS, FailureClass
+from ..failure_classes import CLASSES, HARDWARE_TEXTS, FailureClass, confidence_of
 from ..messages import TrainingFailed
 from .progress import line_of, of_library, phase_of
 
@@ -25,12 +25,17 @@ _LOOKED_AT, _KEPT = 20_000, 4_000
 #: Texts of errors, by class; the first that is found counts. They are texts of torch 2.13, gloo, NCCL, DeepSpeed and Lightning.
 _TEXTS: tuple[tuple[str, str], ...] = (
     ("program", r"Duplicate GPU detected"),
+    # The memory that it pins is the host's, although CUDA allocates it.
+    ("host-memory", r"in pin memory thread[\s\S]*out of memory"),
     (
         "cuda-memory",
         r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure 2 'out of memory'|"
         r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED",
     ),
-    ("loader-worker", r"DataLoader worker \(pid.*(?:exited unexpectedly|is killed by signal)"),
+    (
+        "loader-worker",
+        r"DataLoader worker \(pid.*(?:exited unexpectedly|is killed by signal)|Pin memory thread exited",
+    ),
     ("data", r"DataLoader timed out after"),
     (
         "peer-lost",
@@ -69,7 +74,7 @@ _WORKER_FRAME = re.compile(
 )
 #: What differs between two runs of one program.
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-_FROM_WORKER = re.compile(r"\ACaught \w+ in DataLoader worker process")
+_FROM_WORKER = re.compile(r"\ACaught \w+ in (?:DataLoader worker process|pin memory thread)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class DiagnosedError:
     @property
     def confidence(self) -> str:
         """How sure the class is: "high" if two sources agree, "medium" of one, and "low" if none tells it."""
-        return ("low", "medium", "high")[min(len(self.evidence), 2)]
+        return confidence_of(len(self.evidence))
 
     def line(self) -> str:
         """Return the failure as one line for a person."""

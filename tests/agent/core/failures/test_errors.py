@@ -235,7 +235,7 @@ def test_a_silent_death_has_two_sources_where_the_kernel_counts_it() -> None:
         story.on(CommandEnded(story.pid, 1, memory_kills=kills))
         (facts,) = failures(story)
         assert (facts["class"], facts["reported"]) == ("host-memory" if kills else "killed", False)
-        assert facts["confidence"] == ("high" if kills else "low")
+        assert facts["confidence"] == ("high" if kills else "medium")
         assert told is None or facts["evidence"] == told
 
 

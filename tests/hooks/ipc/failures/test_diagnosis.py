@@ -15,7 +15,8 @@ import requests
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from spotguard.hooks.ipc.failure_classes import CLASSES
+from spotguard.hooks.ipc.failure_classes import CLASSES, OF_TEXT, OF_TYPE
+from spotguard.hooks.ipc.failures import diagnosis
 from spotguard.hooks.ipc.failures.diagnosis import DiagnosedError, diagnose
 
 pytestmark = pytest.mark.torch
@@ -81,6 +82,14 @@ def test_a_worker_that_is_killed_is_named() -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "cuda-memory"),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), "cuda-memory"),
         (MemoryError(), "host-memory"),
+        (
+            RuntimeError(
+                "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+                "RuntimeError: CUDA error: out of memory"
+            ),
+            "host-memory",
+        ),
+        (RuntimeError("Pin memory thread exited unexpectedly"), "loader-worker"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "host-memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host-memory"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk-full"),
@@ -241,6 +250,15 @@ def test_every_class_has_words_and_advice() -> None:
         assert each.says
         assert each.advice
         assert not each.advice.endswith(".")
+
+
+def test_the_table_names_the_sources_that_may_tell_a_class() -> None:
+    """`program` is what is left, although one text of NCCL's tells it, too."""
+    told = {kind for kind, _ in diagnosis._TEXTS} - {"program"}
+    assert told == {each.name for each in CLASSES.values() if OF_TEXT in each.evidence}
+    typed = {each.name for each in CLASSES.values() if OF_TYPE in each.evidence}
+    assert typed == {*diagnosis._TYPES.values(), "network"}
+    assert {each.confidence for each in CLASSES.values()} == {"low", "medium", "medium or high"}
 
 
 def test_the_end_of_a_workers_pipe_is_its_death(monkeypatch: pytest.MonkeyPatch) -> None:
