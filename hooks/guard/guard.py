@@ -96,6 +96,7 @@ class Guard:
         except BaseException:
             self._undo()  # a guard that failed must neither answer the agent nor stop the optimizer
             raise
+        parts.progress.prepare()
         self._agent.built()
         parts.shutdown.begin()
         parts.errors.begin()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...providers.clock import Clock
-from ...providers.stores.base import BlobStore
+from ...providers.stores.base import BlobStore, StoreMovement
 from ..arguments import for_one_process, kept, stage_folder, yes
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
@@ -110,7 +110,11 @@ class GuardParts:
                 cannot_begin(channel, error)
             raise
         self.progress = TrainingProgress(
-            lambda: gate.place.completed, clock, lambda: self.state.evaluates, times=self.phase_times
+            lambda: gate.place.completed,
+            clock,
+            lambda: self.state.evaluates,
+            times=self.phase_times,
+            moves=lambda: StoreMovement.count,
         )
 
     def admit(self) -> None:

@@ -26,10 +26,13 @@ STALL = "stall"
 RESTART = "restart"
 #: Kinds of notices of a job that stands still: that one, and the one that ends it, so that it starts again.
 STALL_KINDS = frozenset({STALL, RESTART})
-#: Phases of training that have a usual length: those of every step, and the rarer ones. Beside them a position has "save", and
-#: "" before training.
+#: Phases of training that have a usual length: those of every step, and the rarer ones. Beside them a position has "save", those
+#: before training, and "" if nothing is known.
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "collective")
 PHASES = (*STEP_PHASES, "evaluation", "other")
+#: Phases between `register` and the end of the first restore: the script's own work and the restore; and a wait of spotguard's for
+#: the other ranks, which has limits of its own.
+START, START_WAIT = "start", "ranks"
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 #: Kind of the notice that a rank makes of the error that ends it.

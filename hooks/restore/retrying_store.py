@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ...providers.clock import Clock
 from ...providers.errors import StoreError, UnavailableError
-from ...providers.stores.base import BlobStore, ObjectInfo, Sent
+from ...providers.stores.base import BlobStore, ObjectInfo, Sent, StoreMovement
 
 log = logging.getLogger("spotguard")
 
@@ -85,8 +85,11 @@ class RetryingStore:
         until, pause = None, _FIRST
         while True:
             try:
-                return ask(None if end is None else max(0.0, end - self._clock.monotonic()))
+                answer = ask(None if end is None else max(0.0, end - self._clock.monotonic()))
+                StoreMovement.add()
+                return answer
             except StoreError as error:
+                StoreMovement.add()  # it gives up after `PATIENCE`, which is no stall
                 now = self._clock.monotonic()
                 until = now + PATIENCE if until is None else until
                 if not error.transient or (end is not None and now >= end):

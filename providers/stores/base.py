@@ -26,6 +26,17 @@ _MAX_KEY = 700
 Sent = Callable[[int], None]
 
 
+class StoreMovement:
+    """How often a store has answered this process, or sent it some bytes: a wait that moves is no stall."""
+
+    count = 0
+
+    @classmethod
+    def add(cls) -> None:
+        """Count once. Threads may lose a count to each other, and it rises all the same."""
+        cls.count += 1
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     key: str

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ..clock import Clock, SystemClock
 from ..errors import CorruptError, DeniedError, FullError, NotFoundError, StoreError, UnavailableError
-from .base import ObjectInfo, Sent, check_key, check_prefix, is_segment
+from .base import ObjectInfo, Sent, StoreMovement, check_key, check_prefix, is_segment
 
 #: Bytes of one write(2), which releases the GIL. The store checks the deadline between two writes.
 _PIECE = 16 * 2**20
@@ -227,6 +227,7 @@ class FileStore:
                     f"read {self._named(key)}: {start + at} bytes are there, {start + len(buffer)} were expected"
                 )
             at += got
+            StoreMovement.add()
 
     def _walk(self, folder: str, name: str) -> Iterator[tuple[str, int, float]]:
         """Yield (key, size, date) of all objects in `folder` whose next segment begins with `name`."""

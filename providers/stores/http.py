@@ -35,6 +35,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util.wait import wait_for_read
 
 from ..clock import Clock, SystemClock
+from .base import StoreMovement
 
 #: Seconds to connect; seconds within which some bytes must move, in either direction.
 CONNECT, STALL = 2.0, 10.0
@@ -117,6 +118,7 @@ class _TimedBody(io.RawIOBase):
         if self._unseen == 0:
             self._sock.settimeout(_now.left())
         count = self._sock.recv_into(buffer)
+        StoreMovement.add()
         self._unseen = (self._unseen + 1) % _LOOK if count >= _RECORD else 0
         return count
 

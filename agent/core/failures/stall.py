@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ....hooks.ipc.protocol import PHASES, Position
+from ....hooks.ipc.protocol import PHASES, START, START_WAIT, Position
 from ....providers.text import TEXT, clip
 from ...events import MachineSeen
 
@@ -70,6 +70,8 @@ class Stall:
     here: bool = True
     #: The sessions in which no Python runs, by number: they send nothing, and are not stopped. They cannot save.
     held: frozenset[int] = frozenset()
+    #: Whether a rank has not begun to train.
+    starts: bool = False
 
     def facts(self) -> dict[str, Any]:
         """Return the stall as plain JSON, for the helper of alerts."""
@@ -90,9 +92,10 @@ class Stall:
         at = f" at {self.where}" if self.where else ""
         silent = f"machine {self.machine} is silent; " if self.machine else ""
         seen = "sends nothing, and was last seen in" if self.session.number in self.held else "in"
+        empty = "; there is nothing to save before training" if self.starts else ""
         return (
             f"{silent}{self.session.who} {seen} {self.phase}{at}: no progress of the run for "
-            f"{self.seconds:.0f} s, {self.limit:.0f} s are the limit"
+            f"{self.seconds:.0f} s, {self.limit:.0f} s are the limit{empty}"
         )
 
 
@@ -131,7 +134,8 @@ class _RankProgress:
         self.held = self.stopped = False
         self.silent_from = self.looked_at = self.heard_at = now
         self.moved_at = now - position.still if position.still >= 0 else math.inf
-        self.phase = position.phase if position.phase in (*PHASES, *_EXCUSED) else "other"
+        known = position.phase in (*PHASES, *_EXCUSED, START, START_WAIT)
+        self.phase = position.phase if known else "other"
         self.where, self.usual = clip(position.where, TEXT), position.limit
         return line
 
@@ -305,7 +309,8 @@ class StallWatch:
         here = not machine and (bool(_outside(ranks)) or len(ranks) >= cause.session.world)
         held = frozenset(each.session.number for each in ranks if each.held)
         stood = now - _moved_at(ranks)
-        return Stall(cause.session, cause.phase, cause.where, stood, limit, machine, here, held)
+        starts = any(each.phase in (START, START_WAIT) for each in ranks)
+        return Stall(cause.session, cause.phase, cause.where, stood, limit, machine, here, held, starts)
 
     def _looks(self) -> Iterator[_RankProgress]:
         return (each for ranks in self._runs().values() for each in ranks if each.trains)
@@ -315,6 +320,8 @@ class StallWatch:
 
         A run that has moved since does not wait for them: only the agents' way is blocked, or an agent hangs.
         """
+        if any(each.phase in (START, START_WAIT) for each in ranks):
+            return {}  # a restore waits for its store, too
         machines, least = self._machines.get(run, {}), _moved_at(ranks) - SILENT
         return {name: since for name, since in machines.items() if since is not None and since >= least}
 
@@ -327,8 +334,8 @@ class StallWatch:
 
     def _at(self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float) -> float:
         """Return the moment at which these ranks have stood still for too long; infinite if they are not known to stand."""
-        if any(each.excused for each in ranks):
-            return math.inf
+        if any(each.excused for each in ranks) or all(each.phase == START_WAIT for each in ranks):
+            return math.inf  # a wait of spotguard's for ranks of other machines has limits of its own
         if any(now - each.heard_at > OLD and not each.held for each in ranks):
             return math.inf  # stopped, or not looked at yet
         if any(now - each.looked_at > 2 * OLD for each in ranks):
@@ -357,7 +364,7 @@ def _moved_at(ranks: Collection[_RankProgress]) -> float:
 
 def _outside(ranks: Collection[_RankProgress]) -> list[_RankProgress]:
     """Return the ranks that wait for no other rank."""
-    return [each for each in ranks if each.phase not in ("collective", "backward")]
+    return [each for each in ranks if each.phase not in ("collective", "backward", START_WAIT)]
 
 
 def _cause(ranks: Collection[_RankProgress]) -> _RankProgress:

@@ -297,7 +297,9 @@ def _process(session: Session) -> Process:
         save_seconds=at.save_seconds if at.save_seconds >= 0 else None,
         earlier_step_seconds=at.earlier_step_seconds if at.earlier_step_seconds > 0 else None,
         # A process may send any word, and each would be a series of its own.
-        phase=at.phase if at.phase in ("", "save", *protocol.PHASES) else "other",
+        phase=at.phase
+        if at.phase in ("", "save", protocol.START, protocol.START_WAIT, *protocol.PHASES)
+        else "other",
         moved_at=session.heard_at - at.still if at.phase and at.still >= 0 else None,
         loss=(loss := _loss(at.loss)),
         bad_loss_steps=None if loss is None else max(0, at.bad_loss_steps),

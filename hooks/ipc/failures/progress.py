@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from types import FrameType
 
 from ....providers.clock import Clock
 from ....providers.redaction import redacted_text
+from ..messages import START, START_WAIT
 from .phase_times import PhaseTimes
 
 #: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.
@@ -54,6 +56,8 @@ _GAP = 6.0
 _BUSY = 0.01
 #: The share of a processor from which on a thread at one place, in a process with a GPU, waits for that: CUDA spins meanwhile.
 _SPINS = 0.5
+#: Code in which spotguard waits for the other ranks; and its clock, in which it waits for anything.
+_RANKS, _CLOCK = "spotguard/hooks/consensus/", "spotguard/providers/clock.py"
 #: Folders of code that is not the user's.
 _LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
 
@@ -62,8 +66,8 @@ _LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
 class ProgressSeen:
     """The present work of the training thread."""
 
-    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "other" for the script's own code, "" before
-    #: training and after it.
+    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "other" for the script's own code; "start" and
+    #: "ranks" before training, and "" before `register` and after training.
     phase: str = ""
     #: Seconds without any sign of progress; negative if not known.
     still: float = -1.0
@@ -82,6 +86,8 @@ class TrainingProgress:
         evaluates: returns whether the registered models are in evaluation.
         worked: returns the processor seconds that a thread has used.
         times: the times of its phases.
+        all_worked: returns the processor seconds that all threads have used.
+        moves: returns how often a store has moved.
     """
 
     def __init__(
@@ -91,11 +97,17 @@ class TrainingProgress:
         evaluates: Callable[[], bool],
         worked: Callable[[threading.Thread], float] | None = None,
         times: PhaseTimes | None = None,
+        all_worked: Callable[[], float] = time.process_time,
+        moves: Callable[[], int] = lambda: 0,
     ) -> None:
         self._completed, self._clock = completed, clock
         self._evaluates, self._worked = evaluates, worked or processor_seconds
         self._times = times or PhaseTimes()
+        self._all_worked, self._moves = all_worked, moves
         self._thread: threading.Thread | None = None
+        #: The thread that has registered, and not trained yet; the moves of a store, and the processor seconds of all threads.
+        self._preparing: threading.Thread | None = None
+        self._moved, self._all_work = 0, 0.0
         self._step = -1
         #: The iterator of a loader in which the thread was found last, and the batches that it had delivered.
         self._delivered = (0, 0)
@@ -104,9 +116,15 @@ class TrainingProgress:
         self._moved_at = self._looked_at = self._work = 0.0
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Follow the calling thread until training begins: it has registered, and is to restore."""
+        thread = self._preparing = threading.current_thread()
+        self._moved_at = self._looked_at = self._clock.monotonic()
+        self._moved, self._work, self._all_work = self._moves(), self._worked(thread), self._all_worked()
+
     def begin(self) -> None:
         """Follow the calling thread from now on: it trains."""
-        self._thread = threading.current_thread()
+        self._thread, self._preparing = threading.current_thread(), None
         self._moved_at = self._clock.monotonic()
         self._places.clear()
 
@@ -123,7 +141,7 @@ class TrainingProgress:
     def look(self) -> ProgressSeen:
         """Return what the training thread does now. Any thread may ask."""
         with self._lock:
-            return self._look()
+            return self._look() if self._preparing is None else self._look_at_start(self._preparing)
 
     def _look(self) -> ProgressSeen:
         thread = self._thread
@@ -133,23 +151,46 @@ class TrainingProgress:
         phase, place, where = _read(frame)
         if phase in ("forward", "other") and self._evaluates():
             phase = "evaluation"
-        now, step, work = self._clock.monotonic(), self._completed(), self._worked(thread)
-        delivered = _delivered(frame) or self._delivered
-        self._places.add(place)
-        if self._looked_at and now - self._looked_at > _GAP:
-            self._moved_at += now - self._looked_at - _GAP
-        share = (work - self._work) / max(1e-9, now - self._looked_at)
-        # A thread that waits for a GPU may spin at one place.
-        computes = share > _BUSY and (len(self._places) > 1 or not _uses_gpu())
-        if (step, delivered) != (self._step, self._delivered) or len(self._places) > _FEW or computes:
+        step, delivered = self._completed(), _delivered(frame) or self._delivered
+        now, share = self._times_of(thread, place)
+        if (step, delivered) != (self._step, self._delivered) or self._computes(share):
             self._places = {place}
             self._moved_at = now
         elif share > _SPINS and phase not in ("data", "save") and _has_peers():
             # NCCL's collectives return at once, and the script then waits for its GPU, as in loss.item(): so it may wait for a rank.
             phase = "collective"
-        self._step, self._delivered, self._work, self._looked_at = step, delivered, work, now
+        self._step, self._delivered = step, delivered
         still = now - self._moved_at
         return ProgressSeen(phase, still, where, self._times.look(phase, still, step, now))
+
+    def _look_at_start(self, thread: threading.Thread) -> ProgressSeen:
+        """Return what the thread does that has not begun to train. A download may run on other threads, and so does a restore."""
+        frame = None if thread.ident is None else sys._current_frames().get(thread.ident)
+        if frame is None or not thread.is_alive():
+            return ProgressSeen()
+        phase, place, where = _read_start(frame)
+        moved, all_work, before, work = self._moves(), self._all_worked(), self._looked_at, self._work
+        now, share = self._times_of(thread, place)
+        others = (all_work - self._all_work - (self._work - work)) / max(1e-9, now - before)
+        if moved != self._moved or others > _BUSY or self._computes(share):
+            self._places = {place}
+            self._moved_at = now
+        self._moved, self._all_work = moved, all_work
+        return ProgressSeen(phase, now - self._moved_at, where)
+
+    def _times_of(self, thread: threading.Thread, place: int) -> tuple[float, float]:
+        """Take in a place of the thread; return the time, and the share of a processor that the thread has used since the last look."""
+        now, work = self._clock.monotonic(), self._worked(thread)
+        self._places.add(place)
+        if self._looked_at and now - self._looked_at > _GAP:
+            self._moved_at += now - self._looked_at - _GAP
+        share = (work - self._work) / max(1e-9, now - self._looked_at)
+        self._work, self._looked_at = work, now
+        return now, share
+
+    def _computes(self, share: float) -> bool:
+        """Return whether a thread moves that uses this share of a processor. One that waits for a GPU may spin at one place."""
+        return len(self._places) > _FEW or (share > _BUSY and (len(self._places) > 1 or not _uses_gpu()))
 
 
 def phase_now(thread: threading.Thread) -> str:
@@ -213,6 +254,19 @@ def _read(frame: FrameType) -> tuple[str, int, str]:
     if waiting == "collective" and waiting in phases:
         phase = waiting
     return phase, hash(tuple((each.f_code, each.f_lasti) for each in stack[inner:])), where
+
+
+def _read_start(frame: FrameType) -> tuple[str, int, str]:
+    """Return the same of a thread that has not begun to train."""
+    stack = [*_outwards(frame)]
+    files = [each.f_code.co_filename for each in stack]
+    phase, place, where = _read(frame)
+    if any(file.endswith(_HOLDS) for file in files) or phase == "collective":
+        return phase, place, where
+    # The first rank reads the store inside a wait of the others, so the innermost part of spotguard tells which one it is.
+    ours = next((file for file in files if "/spotguard/" in file and not file.endswith(_CLOCK)), "")
+    place = hash(tuple((each.f_code, each.f_lasti) for each in stack))
+    return START_WAIT if _RANKS in ours else START, place, where
 
 
 def _delivered(frame: FrameType) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from spotguard.providers.errors import (
     ThrottledError,
     UnavailableError,
 )
-from spotguard.providers.stores.base import BlobStore, ObjectInfo
+from spotguard.providers.stores.base import BlobStore, ObjectInfo, StoreMovement
 from tests.fakes.called import CalledStore
 from tests.fakes.clock import Impatient
 from tests.fakes.store import ALL, FakeStore, Fault
@@ -49,8 +49,9 @@ def test_what_fails_for_now_is_asked_again(
     store, clock = FakeStore(), Impatient()
     asked = patient(store, clock)
     store.faults = [Fault(n, error=lambda: error("not now")) for n in range(5)]
-    expected = VERBS[verb](patient(FakeStore(), clock))
+    expected, moved = VERBS[verb](patient(FakeStore(), clock)), StoreMovement.count
     assert VERBS[verb](asked) == expected
+    assert StoreMovement.count == moved + 6  # a start that asks again is no stall
     assert [each for each, _ in store.calls] == [verb] * 6
     assert clock.waits == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -22,6 +22,7 @@ from spotguard.providers.errors import (
     StoreError,
     UnavailableError,
 )
+from spotguard.providers.stores.base import StoreMovement
 from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.file import FileStore, _mapped
 
@@ -431,6 +432,7 @@ def test_memory_is_not_taken_for_large_reads(store: FileStore) -> None:
     """read_into fills the caller's buffer in place, across the seams of its pieces."""
     data = os.urandom(1 << 20) * 40
     store.put("run/a", memoryview(data))
-    buffer = bytearray(len(data) - 3)
+    buffer, moved = bytearray(len(data) - 3), StoreMovement.count
     store.read_into("run/a", 3, memoryview(buffer))
     assert buffer == data[3:]
+    assert StoreMovement.count > moved + 1  # a long read of one object moves

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from spotguard.providers.stores.base import StoreMovement
 from spotguard.providers.stores.http import PIECE, Transport, fill, within
 from tests.fakes.answering import Answer, AnsweringServer
 from tests.fakes.certificate import Certificate
@@ -52,6 +53,15 @@ def test_an_empty_answer_gives_its_connection_back() -> None:
         for _ in range(3):
             assert fill(link.carry("GET", server.url, {}, None).raw, memoryview(b"")) == 0
         assert len(server.connections) == 1
+
+
+def test_a_long_answer_moves_while_it_comes() -> None:
+    """A restore counts it, and is no stall then."""
+    body = b"x" * (2 * PIECE)
+    with AnsweringServer(lambda asked: Answer(body=body)) as server:
+        buffer, moved = bytearray(len(body)), StoreMovement.count
+        assert fill(Transport().carry("GET", server.url, {}, None).raw, memoryview(buffer)) == len(body)
+        assert StoreMovement.count > moved + 1
 
 
 def test_a_redirect_is_not_followed() -> None:

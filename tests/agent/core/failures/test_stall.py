@@ -23,7 +23,7 @@ from spotguard.agent.core.ending.stall_response import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
 from spotguard.agent.events import MachineSeen
 from spotguard.hooks.ipc.failures.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
-from spotguard.hooks.ipc.protocol import STALL, Bye, Position, Preempt, Resume, WatchMachines
+from spotguard.hooks.ipc.protocol import STALL, Bye, Failed, Position, Preempt, Resume, WatchMachines
 from tests.fakes.story import Story
 
 FIRST = 1800.0
@@ -231,6 +231,41 @@ def test_ranks_that_wait_for_another_machine_have_more_time() -> None:
     assert run.told == run.ranks
 
 
+# --- before training ---
+
+
+def test_a_hang_before_training_is_told_at_the_longest_limit_and_has_nothing_to_save() -> None:
+    """The rank that the others wait for is named."""
+    run = Run(3)
+    run.stands(FIRST - 4, "collective", "start", "ranks")
+    assert run.told == []
+    run.stands(6, "collective", "start", "ranks")
+    assert run.told == run.ranks
+    assert run.warnings == [
+        "training stands still: rank 1 (pid 502) in start at train.py:11 in main: no progress of the run for 1800 s, 1800 s are "
+        "the limit; there is nothing to save before training, notifying 3 training process(es)"
+    ]
+    for rank, message in run.story.sent(Preempt):
+        run.story.says(rank, Failed(message.id, "training has not begun yet", -1))
+    assert [number for number, _ in run.story.sent(Resume)] == run.ranks
+    assert run.story.signals == []
+
+
+def test_a_rank_that_restores_excuses_the_others() -> None:
+    run = Run(2)
+    for _ in range(10):
+        run.stands(FIRST - 100, "start", "ranks")
+        run.moves(0, "start")
+    assert run.told == []
+
+
+def test_a_wait_for_ranks_of_another_machine_before_training_is_no_stall() -> None:
+    """That machine's agent sees the rank that stands, and the wait has limits of its own."""
+    run = Run(2, world=4)
+    run.stands(10 * FIRST, "ranks", "ranks")
+    assert run.told == []
+
+
 # --- heartbeats ---
 
 WHERE = "10.0.0.2 4000 0123456789abcdef"
@@ -263,6 +298,17 @@ def test_ranks_that_wait_for_a_silent_machine_are_saved_at_once() -> None:
     assert run.warnings[1].startswith("training stands still: machine node2 is silent; rank 0 (pid 501)")
     (stall,) = [each.facts for each in run.story.all(Incident) if each.kind == "stall"]
     assert stall["machine"] == "node2"
+
+
+@pytest.mark.parametrize("phases", [("start", "ranks"), ("collective", "start")])
+def test_a_silent_machine_shortens_no_limit_before_training(phases: tuple[str, str]) -> None:
+    """A restore may wait for its store for longer than ten seconds."""
+    run = beside()
+    last = run.story.now
+    run.stands(4, *phases)
+    seen(run, last)
+    run.stands(FIRST - 100, *phases)
+    assert run.told == []
 
 
 def test_a_silence_while_training_moves_saves_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -104,17 +105,29 @@ PLACES: dict[str, Callable[[Waits], object]] = {
 class Thread:
     """A training thread at a place, and what its progress is."""
 
-    def __init__(self, place: Callable[[Waits], object], *others: Waits, evaluates: bool = False) -> None:
-        self._others = others
+    def __init__(
+        self, place: Callable[[Waits], object], *others: Waits, evaluates: bool = False, trains: bool = True
+    ) -> None:
+        self._others, self._trains = others, trains
         self.clock, self.step, self.work = ManualClock(), 0, 0.0
+        #: Processor seconds of other threads, and the store's moves.
+        self.others_work, self.moves = 0.0, 0
         self.progress = TrainingProgress(
-            lambda: self.step, self.clock, lambda: evaluates, lambda thread: self.work
+            lambda: self.step,
+            self.clock,
+            lambda: evaluates,
+            lambda thread: self.work,
+            all_worked=lambda: self.work + self.others_work,
+            moves=lambda: self.moves,
         )
         self.waits = Waits()
         self._thread = threading.Thread(target=self._run, args=(place,))
 
     def _run(self, place: Callable[[Waits], object]) -> None:
-        self.progress.begin()
+        if self._trains:
+            self.progress.begin()
+        else:
+            self.progress.prepare()
         place(self.waits)
 
     @contextmanager
@@ -182,6 +195,68 @@ def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
             thread.work += 5.0
         assert thread.later().still == 0.0
         assert thread.later().still == 2.0
+
+
+# --- before training ---
+
+
+def within(*files: str) -> Callable[[Waits], object]:
+    """A place below frames of these files, the outermost first."""
+
+    def call(waits: Waits) -> object:
+        inner: Callable[[], object] = waits
+        for file in reversed(files):
+            found: dict[str, Callable[[Callable[[], object]], object]] = {}
+            exec(compile("def calls(inner): return inner()", file, "exec"), found)
+            inner = partial(found["calls"], inner)
+        return inner()
+
+    return call
+
+
+RESTORE, STORE = "/w/spotguard/hooks/guard/guard.py", "/w/spotguard/hooks/restore/retrying_store.py"
+RANKS, CLOCK = "/w/spotguard/hooks/consensus/barrier.py", "/w/spotguard/providers/clock.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "phase"),
+    [
+        pytest.param([], "start", id="the script's own work"),
+        pytest.param([RESTORE, STORE], "start", id="a restore"),
+        pytest.param([RESTORE, RANKS, CLOCK], "ranks", id="a wait for the other ranks"),
+        pytest.param([RESTORE, RANKS, STORE, CLOCK], "start", id="what the other ranks wait for"),
+        pytest.param(
+            ["/torch/distributed/distributed_c10d.py"], "collective", id="a barrier of the script's"
+        ),
+        pytest.param([RESTORE, "/w/spotguard/hooks/control/gate.py"], "save", id="parked by a notice"),
+    ],
+)
+def test_before_training_a_thread_stands_still_too(files: list[str], phase: str) -> None:
+    with Thread(within(*files), trains=False).at_place() as thread:
+        found = [thread.later() for _ in range(3)]
+        assert [(each.phase, each.still, each.limit) for each in found] == [
+            (phase, still, -1.0) for still in (2.0, 4.0, 6.0)
+        ]
+        assert found[0].where.startswith("test_progress.py:")
+
+
+@pytest.mark.parametrize("what", ["moves", "others_work", "work"])
+def test_a_restore_that_moves_does_not_stand_still(what: str) -> None:
+    """The store sends bytes, or answers; other threads of the process compute, or this one does."""
+    with Thread(within(RESTORE, STORE), trains=False).at_place() as thread:
+        for _ in range(5):
+            setattr(thread, what, getattr(thread, what) + 1)
+            assert thread.later().still == 0.0
+        assert thread.later().still == 2.0
+
+
+def test_a_training_that_begins_counts_from_there_and_its_restored_steps_are_no_progress() -> None:
+    with Thread(PLACES["other"], trains=False).at_place() as thread:
+        assert thread.later(100.0).phase == "start"
+        thread.step = 5000
+        thread.progress.begin()  # by this thread, which stands outside all phases
+        found = thread.later()
+        assert (found.phase, found.still, found.limit) == ("other", 0.0, -1.0)
 
 
 @pytest.mark.parametrize(

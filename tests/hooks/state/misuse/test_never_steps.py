@@ -59,6 +59,7 @@ def test_never_step(caplog: pytest.LogCaptureFixture) -> None:
     (once,) = told
     assert once.endswith(f" optimizer steps without a boundary: {NEVER}")
     assert (position.marked, position.unmarked_steps, position.misuse) == (False, 4000, NEVER)
+    assert position.phase != "start"
 
 
 def by_hand(model: nn.Module) -> None:
@@ -96,7 +97,7 @@ def test_no_restore(caplog: pytest.LogCaptureFixture) -> None:
         told, position = said(caplog), guard._position()
     assert len(told) == 1
     assert told[0].endswith(NEITHER)
-    assert (position.step, position.misuse) == (-1, NEITHER)
+    assert (position.step, position.misuse, position.phase) == (-1, NEITHER, "start")
 
 
 @pytest.mark.parametrize(("turns", "seconds"), [(9, 3600.0), (1000, 0.029)], ids=["few-steps", "little-time"])
