@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.alerts.evaluation import Evaluation
-from spotguard.alerts.rules import Rule, default_rules, labels_in, read_rules
+from spotguard.alerts.rules import Rule, default_rules, idle_actions, labels_in, read_rules
 from spotguard.providers.errors import UsageError
 
 
@@ -206,6 +206,33 @@ def test_each_mistake_is_named_with_its_line_its_value_and_what_was_expected(
     assert expected in said
     assert "\n" not in said
     assert said.endswith("[SG705]")
+
+
+def test_an_action_that_cannot_happen_is_told_and_refused_if_the_rule_has_no_other(tmp_path: Path) -> None:
+    """The defaults name actions for whatever is given, and a rule that is switched off does nothing."""
+    path = tmp_path / "alerts.toml"
+    path.write_text(
+        """
+[rule.stall]
+severity = "critical"
+[rule.blind]
+enabled = false
+actions = ["command"]
+[rule.failure]
+actions = ["log", "webhook", "command"]
+[rule.too-long]
+actions = ["command"]
+"""
+    )
+    assert [*idle_actions(str(path), webhook=True, command=True)] == []
+    (line,) = idle_actions(str(path), webhook=False, command=True)
+    told = "line 8: rule failure cannot do webhook without --webhook; its other actions happen [SG705]"
+    assert line == f"{path}, {told}"
+    expected = (
+        r"line 10: actions of rule too-long \['command'\]: expected --on-failure too, or another action"
+    )
+    with pytest.raises(UsageError, match=expected):
+        [*idle_actions(str(path), webhook=True, command=False)]
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path: Path) -> None:

@@ -197,11 +197,16 @@ def test_the_helper_of_an_agent_that_is_killed_says_so_and_ends(trainee: Trainee
     eventually(lambda: is_gone(helper), "the helper is gone")
 
 
-def test_a_file_of_rules_that_is_wrong_starts_nothing(trainee: Trainee) -> None:
-    (trainee.machine.folder / "alerts.toml").write_text("[rule.stall]\nthreshold = 1\n")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("threshold = 1", "threshold of rule stall 1: expected no such key in a rule of an incident"),
+        ('actions = ["command"]', r"actions of rule stall \['command'\]: expected --on-failure too"),
+    ],
+)
+def test_a_file_of_rules_that_is_wrong_starts_nothing(trainee: Trainee, line: str, expected: str) -> None:
+    (trainee.machine.folder / "alerts.toml").write_text(f"[rule.stall]\n{line}\n")
     running = trainee.guarded("--rules alerts.toml")
     assert running.ended() == 2
-    running.err.until(
-        r"error: .*alerts.toml, line 2: threshold of rule stall 1: expected no such key in a rule of an incident"
-    )
+    running.err.until(rf"error: .*alerts.toml, line 2: {expected}")
     assert not trainee.machine.socket().exists()

@@ -34,6 +34,8 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 SEVERITIES = ("info", "warning", "critical")
 ACTIONS = ("log", "webhook", "command")
+#: The options that actions need.
+_OPTIONS = {"webhook": "--webhook", "command": "--on-failure"}
 #: Incidents that the agent reports (`agent.actions.Incident`) or the helper itself finds, each with its facts.
 INCIDENTS = {
     "failure": frozenset(
@@ -155,13 +157,40 @@ def read_rules(path: str, origin: str = "--rules") -> tuple[Rule, ...]:
     Raises:
         UsageError: the file cannot be read, or a rule in it cannot be used.
     """
+    return _Reader(path, _content(path, origin)).rules(_tables("defaults.toml", default_text()))
+
+
+def idle_actions(path: str, *, webhook: bool, command: bool) -> Iterator[str]:
+    """Yield a line for each rule that names in its file an action that cannot happen. The default rules name any.
+
+    Args:
+        path: the file, which `read_rules` has read.
+        webhook: whether there is a receiver.
+        command: whether there is a command.
+
+    Raises:
+        UsageError: no action that a rule names can happen.
+    """
+    text = _content(path, "--rules")
+    missing = {"webhook": not webhook, "command": not command}
+    for name, table in _tables(path, text).items():
+        actions = table.get("actions", ()) if table.get("enabled", True) else ()
+        idle = [each for each in actions if missing.get(each)]
+        needed = " and ".join(_OPTIONS[each] for each in idle)
+        if idle and len(idle) == len(actions):
+            _Reader(path, text).refuse(name, "actions", actions, f"{needed} too, or another action")
+        if idle:
+            at = _place(path, text, "actions", name)
+            yield f"{at}rule {name} cannot do {' and '.join(idle)} without {needed}; its other actions happen [SG705]"
+
+
+def _content(path: str, origin: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"{origin} {path!r}: expected a TOML file to read: {why} [SG705]") from error
-    return _Reader(path, text).rules(_tables("defaults.toml", default_text()))
 
 
 def _tables(file: str, text: str) -> dict[str, dict[str, Any]]:
@@ -217,7 +246,7 @@ class _Reader:
 
     def _rule(self, name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> Rule | None:
         if not is_rule_name(name):
-            self._refuse(name, "", name, "a name of small letters, digits and -, as in loss-high")
+            self.refuse(name, "", name, "a name of small letters, digits and -, as in loss-high")
         for key in given:
             if key not in _KEYS:
                 near = did_you_mean(key, list(_KEYS)) or f"expected one of {', '.join(_KEYS)}"
@@ -233,7 +262,7 @@ class _Reader:
                 try:
                     values[_FIELDS.get(key, key)] = read(table[key])
                 except ValueError as error:
-                    self._refuse(name, key, table[key], str(error))
+                    self.refuse(name, key, table[key], str(error))
         rule = Rule(**values)
         self._check(rule, table)
         return rule
@@ -250,36 +279,34 @@ class _Reader:
 
     def _enabled(self, name: str, table: Mapping[str, Any]) -> bool:
         if not isinstance(enabled := table.get("enabled", True), bool):
-            self._refuse(name, "enabled", enabled, "true or false")
+            self.refuse(name, "enabled", enabled, "true or false")
         return bool(enabled)
 
     def _check(self, rule: Rule, table: Mapping[str, Any]) -> None:
         """Refuse keys that do not fit together."""
         if bool(rule.metric) == bool(rule.incident):
-            self._refuse(rule.name, "", rule.name, "a metric or an incident, and not both")
+            self.refuse(rule.name, "", rule.name, "a metric or an incident, and not both")
         if rule.incident:
             for key in ("compare", "threshold", "of", "deviation", "window", "for"):
                 if key in table:
-                    self._refuse(rule.name, key, table[key], "no such key in a rule of an incident")
+                    self.refuse(rule.name, key, table[key], "no such key in a rule of an incident")
             self._check_names(rule, INCIDENTS[rule.incident], f"a fact of {rule.incident}")
             return
         if (rule.threshold is None) == (rule.deviation is None):
-            self._refuse(rule.name, "", rule.name, "a threshold or a deviation, and not both")
+            self.refuse(rule.name, "", rule.name, "a threshold or a deviation, and not both")
         if rule.deviation is not None and rule.compare[0] not in "<>":
-            self._refuse(rule.name, "compare", rule.compare, "> or < for a deviation")
+            self.refuse(rule.name, "compare", rule.compare, "> or < for a deviation")
         if rule.of == HISTORY and rule.counts:
-            self._refuse(
+            self.refuse(
                 rule.name, "of", rule.of, "a metric that may fall: the history of a counter only rises"
             )
         if "keep" in table:
-            self._refuse(rule.name, "keep", table["keep"], "no such key in a rule of a metric")
+            self.refuse(rule.name, "keep", table["keep"], "no such key in a rule of a metric")
         if rule.counts and 0 < rule.window < _COUNTER_LEAST:
-            self._refuse(
-                rule.name, "window", table["window"], f"{_COUNTER_LEAST:.0f} s or more for a counter"
-            )
+            self.refuse(rule.name, "window", table["window"], f"{_COUNTER_LEAST:.0f} s or more for a counter")
         if rule.of not in ("", HISTORY) and _LABELS[rule.of] != _LABELS[rule.metric]:
             same = ", ".join(name for name in _TYPES if _LABELS[name] == _LABELS[rule.metric])
-            self._refuse(rule.name, "of", rule.of, f"a metric with the labels of {rule.metric}: {same}")
+            self.refuse(rule.name, "of", rule.of, f"a metric with the labels of {rule.metric}: {same}")
         self._check_names(rule, _LABELS[rule.metric], f"a label of {rule.metric}")
 
     def _check_names(self, rule: Rule, known: Collection[str], what: str) -> None:
@@ -287,18 +314,16 @@ class _Reader:
         there = f"{what} ({', '.join(sorted(known)) or 'none'})"
         for name, values in (rule.where or {}).items():
             if name not in known:
-                self._refuse(rule.name, "where", name, there)
+                self.refuse(rule.name, "where", name, there)
             possible = _VALUES.get((rule.metric or rule.incident, name), values)
             if not values or not set(values) <= set(possible):
                 words = f"one of {', '.join(possible)}" if possible else "one value at least"
-                self._refuse(rule.name, "where", list(values), f"{words} for {name}")
+                self.refuse(rule.name, "where", list(values), f"{words} for {name}")
         for name in labels_in(rule):
             if name not in known and not (rule.metric and name == "value"):
-                self._refuse(
-                    rule.name, "summary", f"{{{name}}}", f"{'value, or ' * bool(rule.metric)}{there}"
-                )
+                self.refuse(rule.name, "summary", f"{{{name}}}", f"{'value, or ' * bool(rule.metric)}{there}")
 
-    def _refuse(self, name: str, key: str, value: object, expected: str) -> NoReturn:
+    def refuse(self, name: str, key: str, value: object, expected: str) -> NoReturn:
         at = _place(self._file, self._text, key, name)
         what = f"rule {name}" if not key else f"{key} of rule {name}"
         given = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +29,8 @@ _PATIENCE = (5.0, 10.0)
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 #: Seconds for which one message is tried.
 _TRIED_FOR = 300.0
+#: Bytes of one read of an answer, and the most reads: a run has some kilobytes of alerts.
+_PIECE, _PIECES = 2**16, 64
 #: Alerts that wait; the oldest of the least severity go first.
 _WAITING = 200
 #: Seconds between two messages to people, and the most alerts of one rule and run in an hour. More wait, and the newest counts.
@@ -136,12 +140,25 @@ class AlertSender:
         wanted = [f'run_id="{run_id}"', f'alertname=~"{"|".join(rules)}"']
         try:
             with self._session.get(
-                self.receiver.url, params={"filter": wanted}, timeout=_PATIENCE, allow_redirects=False
+                self.receiver.url,
+                params={"filter": wanted},
+                timeout=_PATIENCE,
+                allow_redirects=False,
+                stream=True,
             ) as answer:
                 if answer.status_code != 200:
                     return answer.status_code not in _LATER
-                found = answer.json()
-        except (requests.RequestException, ValueError):
+                body = b"".join(islice(answer.iter_content(_PIECE), _PIECES + 1))
+            if len(body) > _PIECE * _PIECES:
+                log.warning(
+                    "%s lists more than %d MiB of alerts of run %s: none is ended [SG114]",
+                    self.receiver.name,
+                    _PIECE * _PIECES >> 20,
+                    run_id,
+                )
+                return True
+            found = json.loads(body)
+        except (requests.RequestException, ValueError, RecursionError):
             return False
         ended = ended_by_now(found, self._began, self._clock.time())
         return not ended or not self._post(ended)[0]

@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     options = options_for(settings_given(arguments, "run"), command)
     log_as(options)
     warn_of_unknown_variables()
+    warn_of_idle_actions(options)
     if not options.store_given:
         from ....providers.stores.names import read_place
 
@@ -145,6 +146,21 @@ def read_rules_file(origin: str, text: str) -> str:
     path = absolute_path(origin, text)
     read_rules(path, origin)
     return path
+
+
+def warn_of_idle_actions(options: Options) -> None:
+    """Warn of actions of rules for which an option is missing.
+
+    Raises:
+        UsageError: a rule has no other action.
+    """
+    if options.rules:
+        from spotguard.alerts.rules import idle_actions
+
+        for line in idle_actions(
+            options.rules, webhook=bool(options.webhook), command=bool(options.on_failure)
+        ):
+            logger.warning("%s", line)
 
 
 def log_as(options: Options) -> logging.Handler:
