@@ -155,31 +155,25 @@ class FailureLog:
             self._before = None
             return self._stall
         cause, first, before = self._cause(command), self._first(), self._before
-        self._before = None
-        if first is not None:
-            _, error = first
-            self._before = (error.fingerprint, error.step)
-            # The agent of the attempt before may be gone: then the process has it from the store.
-            if cause is not None and error.stays and (error.repeats or self._before == before):
-                cause = replace(cause, repeats=True)
+        self._before = None if first is None else _key(first[1])
+        if cause is not None and first is not None and _repeats(first[1], before):
+            cause = replace(cause, repeats=True)
         self.last = cause
         return cause
 
     def repeated(self) -> FailureCause | None:
-        """Return the cause that a launcher's ranks have met twice, at the same step, in two of its own starts; None if they have not.
+        """Return the cause that a launcher's ranks have met twice, at the same step, in two attempts; None if they have not.
 
         The process that has told it is gone, so it has saved what it could, and has written its record.
         """
         attempts = sorted({_attempt_of(session) for session, _ in self._errors})
-        if len(attempts) < 2:
+        newest = self._first()
+        if newest is None or newest[0].number not in self._gone:
             return None
-        earlier, newest = self._first(attempts[-2]), self._first(attempts[-1])
-        if earlier is None or newest is None or newest[0].number not in self._gone:
+        earlier = self._first(attempts[-2]) if len(attempts) > 1 else None
+        if not _repeats(newest[1], self._before if earlier is None else _key(earlier[1])):
             return None
-        (_, before), (session, error) = earlier, newest
-        if not error.stays or (before.fingerprint, before.step) != (error.fingerprint, error.step):
-            return None
-        self.last = replace(cause_of(session, error), repeats=True)
+        self.last = replace(cause_of(*newest), repeats=True)
         return self.last
 
     def _first(self, attempt: int | None = None) -> tuple[Session, TrainingFailed] | None:
@@ -248,6 +242,23 @@ def cause_of(session: Session, error: TrainingFailed) -> FailureCause:
 def _class_of(kind: str) -> FailureClass:
     """Return the row of a class. A newer hook may know classes that this agent does not."""
     return CLASSES.get(kind, CLASSES["program"])
+
+
+def _key(error: TrainingFailed) -> tuple[str, int]:
+    """Return what is equal for an error that a run meets again."""
+    return error.fingerprint, error.step
+
+
+def _repeats(error: TrainingFailed, before: tuple[str, int] | None) -> bool:
+    """Return whether the attempt before ended by the same error at the same step, so that the next one would, too.
+
+    The process itself knows that from the store if its run leaves machines: the agent of the attempt before is gone then. This agent
+    knows it of its own starts also if the store has no record.
+
+    Args:
+        before: the key of the error that ended the attempt before; None if this agent knows of none.
+    """
+    return error.stays and (error.repeats or _key(error) == before)
 
 
 def _attempt_of(session: Session) -> int:

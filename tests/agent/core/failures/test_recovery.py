@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,26 @@ def test_a_launcher_that_starts_into_the_same_error_twice_is_ended() -> None:
     story.ends(-signal.SIGKILL)
     story.until(story.now + 5)
     assert (starts(story), story.code) == (1, 128 + signal.SIGKILL)
+
+
+@pytest.mark.parametrize("before", ["on another machine", "in the command's start before"])
+def test_a_launcher_that_starts_into_the_error_of_the_attempt_before_is_ended(before: str) -> None:
+    """The process has it from the store, or this agent from the command that it has started before."""
+    story, error = job("data=restart:5", max_restarts=5, launcher_restarts=True), stays()
+    if before == "on another machine":
+        error = replace(error, repeats=True)
+    else:
+        attempts(story, error)
+        story.ends(1)
+        story.until(story.now + 5)
+        assert starts(story) == 2
+    killed = len(story.all(KillGroup))
+    session = story.opens(510)
+    story.says(session, Position(7, attempt=2))
+    story.says(session, error)
+    assert len(story.all(KillGroup)) == killed
+    story.closes(session)
+    assert len(story.all(KillGroup)) == killed + 1
 
 
 @pytest.mark.parametrize(
