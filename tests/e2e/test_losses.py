@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
+from tests.tiers import with_nights
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ def listed(machine: Machine) -> dict[int, str]:
     return {each["step"]: each["suspect"] for each in found if each["status"] == "complete"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", with_nights(["float32", "bfloat16"], ["bfloat16"]))
 def test_a_poisoned_batch_costs_no_good_checkpoint(machine: Machine, dtype: str) -> None:
     """Without a scaler the weights are NaN from that step on, for as long as training goes on. The way back is a step."""
     command = [sys.executable, POISONED, "60", dtype]
