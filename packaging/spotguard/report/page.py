@@ -47,10 +47,10 @@ p { margin: .4rem 0; max-width: 70ch } .faint, small { color: var(--faint) }
 .bar span { min-width: 2px } .swatch { display: inline-block; width: .8rem; height: .8rem; border-radius: 3px; margin-right: .5rem }
 table { border-collapse: collapse; width: 100%; font-size: .92rem }
 th { text-align: left; color: var(--faint); font-weight: 600; white-space: nowrap } th, td { padding: .4rem .8rem .4rem 0; vertical-align: top }
-.shares tr, .attempts tbody { border-top: 1px solid var(--edge) }
+.shares tr, .alarms tr, .attempts tbody { border-top: 1px solid var(--edge) }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 .shares { max-width: 40rem } .end, h1, .faint { overflow-wrap: anywhere } .faint { max-width: none }
-.attempts td { white-space: nowrap } .attempts .end { white-space: normal; padding-top: 0 } time { white-space: nowrap }
+.attempts td, .id { white-space: nowrap } .attempts .end { white-space: normal; padding-top: 0 } time { white-space: nowrap }
 .end-error { color: var(--again) } .end-notice { color: var(--alarm) }
 ul.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: .4rem 0; list-style: none; font-size: .85rem; color: var(--faint) }
 ul.legend svg { vertical-align: -3px; margin-right: .3rem }
@@ -99,8 +99,8 @@ _PAGE = """<!DOCTYPE html>
 {shares}</section>
 <section aria-labelledby="attempts">
 <h2 id="attempts">Attempts</h2>
-{attempts}{alarms}</section>
-<details>
+{attempts}</section>
+{alarms}<details>
 <summary>How the figures are reckoned</summary>
 {explained}</details>
 </main>
@@ -142,10 +142,7 @@ def page(report: RunReport, facts: RunFacts) -> str:
         picture=_picture(report, facts),
         shares=_shares(report),
         attempts=_attempts(report),
-        alarms="".join(
-            f"<p>{html.escape(each.id)}: {_moment(each.at)} {html.escape(alarm_of(each))}</p>\n"
-            for each in report.alarms
-        ),
+        alarms=_alarms(report),
         explained="".join(f"<p>{each}</p>\n" for each in _EXPLAINED),
     )
 
@@ -179,6 +176,23 @@ def _shares(report: RunReport) -> str:
     return (
         f'<div class="bar" aria-hidden="true">{bar}</div>\n<table class="shares">\n<thead><tr><th scope="col">part</th>'
         f'<th scope="col" class="number">time</th><th scope="col" class="number">share</th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n'
+    )
+
+
+def _alarms(report: RunReport) -> str:
+    if not report.alarms:
+        return ""
+    rows = "".join(
+        f'<tr><td class="id">{html.escape(each.id)}</td><td>{_moment(each.at)}</td>'
+        f'<td class="end">{html.escape(alarm_of(each))}</td></tr>\n'
+        for each in report.alarms
+    )
+    return (
+        '<section aria-labelledby="alarms">\n<h2 id="alarms">Failures and stalls</h2>\n<table class="alarms">\n'
+        '<thead><tr><th scope="col">id</th><th scope="col">time</th><th scope="col">cause</th></tr></thead>\n'
+        f"<tbody>\n{rows}</tbody>\n</table>\n"
+        '<p class="faint">One of them was a false alarm? <code>spotguard report --dismiss ID</code> stops counting it.</p>\n'
+        "</section>\n"
     )
 
 

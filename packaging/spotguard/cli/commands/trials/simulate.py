@@ -36,9 +36,13 @@ FORM = (
     "expected a class and a command, as in spotguard simulate failure data --at-step 50 -- spotguard run -- python train.py; "
     f"the classes are {', '.join(KINDS)}"
 )
-_FAILURE = """\
+_FAILURE = f"""\
 Start COMMAND, and let a failure of this class happen in its training process: a real one where that is
-possible. What follows shows that your job is saved, and started again as you expect."""
+possible. What follows shows that your job is saved, and started again as you expect.
+
+The classes are {", ".join(KINDS)}.
+
+The run has `-simulated` behind its name, so nothing of it gets into your own."""
 #: The exit code of a command that ended with 0, and in which the failure did not happen.
 NOT_HAPPENED = 4
 #: Places at which a class can arise, where it is not its own alone.
@@ -52,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "failure", help="a failure of your command", description=_FAILURE
     )
     failure.usage = "spotguard simulate failure CLASS [options] -- COMMAND..."
-    failure.add_argument(
-        "kind", metavar="CLASS", nargs="?", help="the class of the failure: data, stall, killed and others"
-    )
+    failure.add_argument("kind", metavar="CLASS", nargs="?", help="the class of the failure")
     failure.add_argument("--at-step", metavar="N", help="fail after this many completed steps [10]")
     failure.add_argument("--rank", metavar="N", help="fail in this rank of the job [0]")
     failure.add_argument("--times", metavar="N", help="fail this often, in all starts together [1]")
