@@ -337,6 +337,8 @@ class Preempt(Message):
     source: str
     #: Whether training goes on after the commit (`spotguard drill`).
     drill: bool = False
+    #: What the agent knows beyond that, for the record: at a stall, the rank and the place. It may be "".
+    detail: str = ""
 
 
 @_on_the_wire

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 import torch
+from torch.distributed._functional_collectives import wait_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 from spotguard.hooks.ipc.failures import progress
@@ -92,11 +95,31 @@ def backward(waits: Waits) -> None:
     Waiting.apply(torch.zeros(1, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
 
 
+class Operations(TorchDispatchMode):
+    """The operations of the thread that enters it wait."""
+
+    def __init__(self, waits: Waits) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._waits = waits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._waits()
+        return args[0]
+
+
+def collective(waits: Waits) -> None:
+    """A DTensor's, such as FSDP2 has for the norm of its gradients."""
+    one = torch.zeros(1)
+    with Operations(waits):
+        wait_tensor(one)
+
+
 PLACES: dict[str, Callable[[Waits], object]] = {
     "other": lambda waits: waits(),
     "data": lambda waits: next(iter(DataLoader(Samples(waits)))),
     "forward": lambda waits: Module(waits)(),
     "backward": backward,
+    "collective": collective,
     "optimizer": lambda waits: Optimizer(waits).step(),
 }
 
