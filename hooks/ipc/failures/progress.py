@@ -34,11 +34,9 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("torch/autograd/__init__.py", "", "backward"),
     ("torch/optim/optimizer.py", "", "optimizer"),
     ("torch/distributed/distributed_c10d.py", "", "collective"),
-    (
-        "torch/distributed/_functional_collectives.py",
-        "",
-        "collective",
-    ),  # DTensors, as the norm of FSDP2's gradients
+    # DTensors, as the norm of FSDP2's gradients; and FSDP2's wait for the other ranks' shards of a layer.
+    ("torch/distributed/_functional_collectives.py", "", "collective"),
+    ("fsdp/_fully_shard/_fsdp_collectives.py", "", "collective"),
     ("torch/distributed/checkpoint/state_dict_saver.py", "", "save"),
     ("torch/serialization.py", "save", "save"),
     ("safetensors/torch.py", "save_file", "save"),

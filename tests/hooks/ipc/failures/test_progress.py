@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -178,6 +178,32 @@ def test_what_holds_a_thread_on_purpose_counts_wherever_it_was_called_from(file:
 
     with Thread(lambda waits: Held(waits)()).at_place() as thread:
         assert thread.later().phase == "save"
+
+
+def test_a_forward_that_waits_for_the_shards_of_other_ranks_is_a_collective() -> None:
+    """FSDP2 gathers a layer's weights inside `forward`, and waits there for the ranks that have the other shards."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_collectives")
+
+    class Work(torch.distributed.distributed_c10d.Work):
+        def __init__(self, waits: Waits) -> None:
+            super().__init__()
+            self._waits = waits
+
+        def wait(self, timeout: Any = None) -> bool:
+            self._waits()
+            return True
+
+    class Layer(Module):
+        def forward(self) -> None:
+            gathered = fsdp.AllGatherResult(torch.zeros(0), None, Work(self._waits), [], [], [])
+            fsdp.foreach_all_gather_copy_out(gathered, [], None)
+
+    def place(waits: Waits) -> None:
+        with suppress(AttributeError):  # there is no group, which is asked for once the wait is over
+            Layer(waits)()
+
+    with Thread(place).at_place() as thread:
+        assert thread.later().phase == "collective"
 
 
 def test_a_model_in_evaluation_evaluates() -> None:
