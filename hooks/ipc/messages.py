@@ -29,7 +29,7 @@ STALL_KINDS = frozenset({STALL, RESTART})
 #: Phases of training that have a usual length: those of every step, and the rarer ones. Beside them a position has "save", and
 #: "" before training.
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "collective")
-PHASES = (*STEP_PHASES, "evaluation", "other")
+PHASES = (*STEP_PHASES, "evaluation", "process", "other")
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 #: Kind of the notice that a rank makes of the error that ends it.

@@ -43,6 +43,11 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("transformers/modeling_utils.py", "save_pretrained", "save"),
     ("fabric/utilities/cloud_io.py", "_atomic_save", "save"),  # Lightning's: it uploads behind torch.save
     ("torch/nn/modules/module.py", "_call_impl", "forward"),
+    (
+        "/subprocess.py",
+        "",
+        "process",
+    ),  # a program that scores or uploads shows no progress here, for as long as it runs
 )
 #: Files of loaders whose iterators count the batches that they have delivered.
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
@@ -65,8 +70,8 @@ _LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
 class ProgressSeen:
     """The present work of the training thread."""
 
-    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "other" for the script's own code, "" before
-    #: training and after it.
+    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "process" for a program that the script has
+    #: started, "other" for its own code, "" before training and after it.
     phase: str = ""
     #: Seconds without any sign of progress; negative if not known.
     still: float = -1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -114,6 +115,17 @@ def collective(waits: Waits) -> None:
         wait_tensor(one)
 
 
+def process(waits: Waits) -> None:
+    """The script waits for a program that it has started."""
+
+    class Program(subprocess.Popen[bytes]):
+        def _wait(self, timeout: float | None) -> int:
+            waits()
+            return super()._wait(timeout)  # type: ignore[misc,no-any-return]
+
+    Program(["true"]).wait()
+
+
 PLACES: dict[str, Callable[[Waits], object]] = {
     "other": lambda waits: waits(),
     "data": lambda waits: next(iter(DataLoader(Samples(waits)))),
@@ -121,6 +133,7 @@ PLACES: dict[str, Callable[[Waits], object]] = {
     "backward": backward,
     "collective": collective,
     "optimizer": lambda waits: Optimizer(waits).step(),
+    "process": process,
 }
 
 
