@@ -9,6 +9,7 @@ of a machine, and only differences are shown.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -30,6 +31,9 @@ STALL_KINDS = frozenset({STALL, RESTART})
 #: "" before training.
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "collective")
 PHASES = (*STEP_PHASES, "evaluation", "process", "other")
+#: The names of a script's own metrics, and how many of them a process may have.
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+MOST_METRICS = 16
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 #: Kind of the notice that a rank makes of the error that ends it.
@@ -226,6 +230,8 @@ class Position(Message):
     failures: dict[str, Any] = field(default_factory=dict)
     #: Median seconds of a step in the attempt before; 0 if not known.
     earlier_step_seconds: float = 0.0
+    #: The newest value of each metric of the script's own, as text like `loss`.
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 @_on_the_wire

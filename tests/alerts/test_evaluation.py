@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -149,6 +151,31 @@ def test_what_stays_slow_becomes_usual() -> None:
     watch.sample(step(1.0), times=30 * MINUTE)
     found = short(watch.sample(step(3.0), times=4 * 60 * MINUTE))
     assert found == [("slow", True), ("slow", False)]
+
+
+def validation(loss: float, name: str = "validation_loss") -> tuple[str, list[str], float]:
+    return "spotguard_metric", ["r", "0", "0", name], loss
+
+
+@pytest.mark.parametrize("bad", [4.0, math.inf, math.nan])
+def test_a_validation_loss_that_has_risen_or_is_none_is_seen_against_its_history(bad: float) -> None:
+    """A number that is not finite never becomes history. Other numbers of the script are none of the rule's business."""
+    rule = Rule("high", "spotguard_metric", where={"name": ("validation_loss",)}, threshold=1.5, of="history")
+    watch = Watch(rule)
+    noisy = random.Random(0)
+    for _ in range(100):  # an evaluation each ten minutes, whose loss varies by a tenth
+        loss = noisy.gauss(2.0, 0.2)
+        assert watch.sample(validation(loss), validation(100 * loss, "perplexity"), times=10 * MINUTE) == []
+    (alert,) = watch.sample(validation(bad), validation(1.0, "perplexity"))
+    assert dict(alert.labels)["name"] == "validation_loss"
+    watch.sample(validation(bad), times=90 * MINUTE)
+    assert short(watch.sample(validation(2.0), times=7)) == [("high", False)]
+
+
+def test_no_number_is_not_below_a_threshold() -> None:
+    watch = Watch(Rule("reached", "spotguard_metric", compare="<", threshold=1.0))
+    assert watch.sample(validation(math.nan), times=10) == []
+    assert short(watch.sample(validation(0.5))) == [("reached", True)]
 
 
 def test_a_robust_deviation_is_counted_in_the_history_s_own_spread() -> None:

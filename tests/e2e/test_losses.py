@@ -71,6 +71,7 @@ def test_the_status_shows_the_suspicion_and_a_notice_saves_it(machine: Machine) 
     eventually(lambda: machine.status()["sessions"][0]["suspect"] == why, "the status")
     (session,) = machine.status()["sessions"]
     assert (session["loss"], session["bad_loss_steps"]) == ("nan", 2)
+    assert session["metrics"] == {"validation_loss": "nan"}
     run.send(signal.SIGTERM)
     assert run.ended() == 75
     assert listed(machine) == {5: "", 9: why}
