@@ -198,6 +198,21 @@ def test_a_counter_counts_by_its_rise_in_the_window_and_may_begin_anew() -> None
     assert short(watch.sample((count, ["0"], 2.0))) == [("ecc", True)]
 
 
+def test_a_disk_that_became_slow_is_seen_against_the_job_s_usual_rate() -> None:
+    """Neither the first minutes, whose window is not full yet, nor loads that vary make an alert."""
+    disk_read = "spotguard_disk_read_bytes_total"
+    rule = Rule("slow", disk_read, compare="<", deviation=6.0, window=600.0, lasts=600.0)
+    watch, varies, total = Watch(rule), random.Random(0), 0.0
+    for _ in range(6 * 60 * MINUTE):
+        total += 1e9 * varies.uniform(0.5, 1.5)
+        assert watch.sample((disk_read, ["stage"], total)) == []
+    found: list[Alert] = []
+    for _ in range(25 * MINUTE):
+        total += 3e8
+        found += watch.sample((disk_read, ["stage"], total))
+    assert short(found) == [("slow", True)]
+
+
 def test_the_alerts_of_metrics_end_with_the_run_and_those_of_incidents_do_not() -> None:
     watch = Watch(FULL, *default_rules())
     watch.sample(disk(0.05), times=4)
