@@ -192,6 +192,7 @@ class Preemption:
             str(self.notice.kind),
             self.notice.source,
             drill=self.rehearsal,
+            detail=self.notice.detail if self.notice.kind in (NoticeKind.STALL, NoticeKind.RESTART) else "",
         )
 
     def tell(self, session: Session, now: float) -> Preempt:

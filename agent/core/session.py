@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...hooks.ipc.protocol import Committed, Delivered, Failed, Position, Progress, Register
+from ...hooks.ipc.protocol import (
+    METRIC_NAME,
+    MOST_METRICS,
+    Committed,
+    Delivered,
+    Failed,
+    Position,
+    Progress,
+    Register,
+)
 from ...providers.text import NAME, TEXT, clip
 from ..events import Closed, Opened
 from ..outcome import SessionOutcome
@@ -103,6 +112,14 @@ class Session:
             now,
         )
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest metrics of the script's own. A process may send any names and texts: only proper ones count."""
+        sent = self.position.metrics if self.position else {}
+        found = {name: number_in(text) for name, text in sent.items() if METRIC_NAME.fullmatch(name)}
+        proper = [(name, value) for name, value in found.items() if value is not None]
+        return dict(proper[:MOST_METRICS])
+
     def status(self, now: float) -> dict[str, Any]:
         at = self.position or Position(-1)
         age = at.checkpoint_age + (now - self.heard_at) if at.checkpoint_step >= 0 else None
@@ -134,10 +151,19 @@ class Session:
             "where": clip(at.where, TEXT) or None,
             "unheard": round(now - self.heard_at, 1) if self.position else None,
             "loss": clip(at.loss, NAME) or None,
+            "metrics": {name: repr(value) for name, value in self.metrics.items()},
             "suspect": clip(at.suspect, TEXT) or None,
             "high_loss": clip(at.high_loss, TEXT) or None,
             "bad_loss_steps": max(0, at.bad_loss_steps),
         }
+
+
+def number_in(text: object) -> float | None:
+    """Return the number that a process has sent as text, because JSON has no "nan"; None if it is none."""
+    try:
+        return float(text) if isinstance(text, str) and text else None
+    except ValueError:
+        return None
 
 
 class Sessions:

@@ -250,6 +250,7 @@ class Report:
                 "kind": protocol.STALL if preemption.stall and preemption.drill else preemption.kind,
                 "source": preemption.source,
                 "drill": preemption.drill,
+                **({"detail": preemption.detail} if preemption.detail else {}),
             },
             "ended": self._clock.time(),
             "seconds_left": round(preemption.deadline - self._clock.monotonic(), 3),

@@ -78,7 +78,8 @@ class Guard:
         )
         parts = self._parts = GuardParts(store, run_id, state, clock, channel, callbacks)
         #: The parts that the boundary passes, and those that several methods use.
-        self._gate, self._state, self._losses = parts.gate, parts.state, parts.losses
+        self._gate, self._state = parts.gate, parts.state
+        self._losses, self._metrics = parts.losses, parts.metrics
         self._schedule, self._history, self._clock = parts.schedule, parts.history, clock
         self._run_id, self._rank, self._world = run_id, parts.rank, parts.world
         self._channel, self._coordinator, self._agent = channel, parts.coordinator, parts.agent
@@ -201,6 +202,7 @@ class Guard:
             return
         if loss is not None:
             self._losses.take(gate.place.completed + 1, loss)
+        self._metrics.read()
         state.monitor.boundary()
         try:
             gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
@@ -241,6 +243,25 @@ class Guard:
         """
         if not self._gate.inert:
             self._losses.take(self._gate.place.completed + 1, loss)
+
+    def watch_metric(self, name: str, value: Any) -> None:
+        """Give the newest value of a number of your own, such as a validation loss: alerts and dashboards see it.
+
+        It becomes the metric `spotguard_metric` with this name, for each rank that gives it, until a restore.
+        Training is never waited for: a tensor on an accelerator is read at a later boundary.
+
+        Args:
+            name: a small letter, then small letters, digits and `_`; at most 64 characters, and at most 16 names.
+            value: a number, or a tensor of one element on any device.
+
+        Raises:
+            UsageError: the name cannot be used, it is the 17th, or the value is not one real number.
+
+        Example:
+            >>> guard.watch_metric("validation_loss", evaluate(model))
+        """
+        if not self._gate.inert:
+            self._metrics.take(name, value, self._gate.place.completed)
 
     def steps(self, total: int | None = None) -> Iterator[int]:
         """Restore, then yield the number of each step that is still to do, and mark a boundary after it.

@@ -51,4 +51,5 @@ def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool) -> Re
     known = () if step is not None else manifests
     own = (each.suspect for each in known if each.rank % parts.world == parts.rank and each.suspect)
     parts.losses.begin(done.step, next(own, ""))
+    parts.metrics.begin()
     return done

@@ -22,6 +22,7 @@ from ..control.ending import sigterm
 from ..control.ending.error_save import ErrorSave
 from ..control.ending.shutdown import ProcessShutdown
 from ..control.gate import Gate
+from ..control.losses.metrics import ScriptMetrics
 from ..control.losses.watch import LossWatch
 from ..control.ranks.coordinator import Coordinator
 from ..control.report import Report
@@ -94,6 +95,7 @@ class GuardParts:
         self.history = AttemptHistory(lambda: self.phase_times.facts)
         self.gate = gate = Gate(together=channel is not None)
         self.losses = LossWatch(self.rank, self.world, f"spotguard ls {store.url} --run-id {run_id}")
+        self.metrics = ScriptMetrics()
         try:
             # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
             self.schedule = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())

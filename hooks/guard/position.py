@@ -58,5 +58,6 @@ def position(parts: GuardParts, restored_at: float | None) -> protocol.Position:
         uploading=checkpointer.uploading is not None,
         failures=parts.startup.failures,
         earlier_step_seconds=parts.history.earlier_step_seconds,
+        metrics=parts.metrics.texts,
         **parts.state.monitor.position(),
     )

@@ -9,6 +9,7 @@ of a machine, and only differences are shown.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,10 +30,13 @@ STALL_KINDS = frozenset({STALL, RESTART})
 #: Phases of training that have a usual length: those of every step, and the rarer ones. Beside them a position has "save", those
 #: before training, and "" if nothing is known.
 STEP_PHASES = ("data", "forward", "backward", "optimizer", "collective")
-PHASES = (*STEP_PHASES, "evaluation", "other")
+PHASES = (*STEP_PHASES, "evaluation", "process", "other")
 #: Phases between `register` and the end of the first restore: the script's own work and the restore; and a wait of spotguard's for
 #: the other ranks, which has limits of its own.
 START, START_WAIT = "start", "ranks"
+#: The names of a script's own metrics, and how many of them a process may have.
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+MOST_METRICS = 16
 #: Kind of the notice for a launcher's SIGTERM to its ranks: one rank has died, or another machine joins.
 LAUNCHER = "launcher"
 #: Kind of the notice that a rank makes of the error that ends it.
@@ -229,6 +233,8 @@ class Position(Message):
     failures: dict[str, Any] = field(default_factory=dict)
     #: Median seconds of a step in the attempt before; 0 if not known.
     earlier_step_seconds: float = 0.0
+    #: The newest value of each metric of the script's own, as text like `loss`.
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 @_on_the_wire
@@ -340,6 +346,8 @@ class Preempt(Message):
     source: str
     #: Whether training goes on after the commit (`spotguard drill`).
     drill: bool = False
+    #: What the agent knows beyond that, for the record: at a stall, the rank and the place. It may be "".
+    detail: str = ""
 
 
 @_on_the_wire

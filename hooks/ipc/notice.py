@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...providers.text import TEXT, clip
 from .protocol import OF_A_RANK, STALL_KINDS, Preempt
 
 #: Kind of a notice that a test makes in its own process: no agent decides what follows the commit.
@@ -28,6 +29,8 @@ class PreemptionNotice:
     by_hand: bool = False
     #: Whether training stands still in all of the job: no rank comes to a later step than it has.
     stall: bool = False
+    #: What the agent knows beyond that: at a stall, the rank and the place.
+    detail: str = ""
     #: The outcome of its save as the log has it; "" before the save has ended.
     outcome: str = ""
     #: The ids that the save which ended last answers; empty: all. A later notice has a save of its own.
@@ -48,6 +51,7 @@ class PreemptionNotice:
             drill=message.drill,
             by_hand=message.kind == BY_HAND or message.kind in OF_A_RANK,
             stall=message.kind in STALL_KINDS,
+            detail=clip(message.detail, TEXT),
             seen=now,
         )
 
@@ -65,5 +69,6 @@ class PreemptionNotice:
         outdone = (self.by_hand and not other.by_hand) or (self.drill and not other.drill)
         self.drill = self.drill and other.drill
         self.stall = self.stall and other.stall
+        self.detail = other.detail if outdone else self.detail or other.detail
         if outdone:
             self.kind, self.source, self.by_hand = other.kind, other.source, False

@@ -22,6 +22,8 @@ from . import typed_json
 from .messages import (
     FAILURE,
     LAUNCHER,
+    METRIC_NAME,
+    MOST_METRICS,
     OF_A_RANK,
     OLDEST,
     PEER,
@@ -65,6 +67,8 @@ __all__ = [
     "FAILURE",
     "LAUNCHER",
     "MAX_FRAME",
+    "METRIC_NAME",
+    "MOST_METRICS",
     "OF_A_RANK",
     "OLDEST",
     "PEER",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -151,6 +153,31 @@ def test_what_stays_slow_becomes_usual() -> None:
     assert found == [("slow", True), ("slow", False)]
 
 
+def validation(loss: float, name: str = "validation_loss") -> tuple[str, list[str], float]:
+    return "spotguard_metric", ["r", "0", "0", name], loss
+
+
+@pytest.mark.parametrize("bad", [4.0, math.inf, math.nan])
+def test_a_validation_loss_that_has_risen_or_is_none_is_seen_against_its_history(bad: float) -> None:
+    """A number that is not finite never becomes history. Other numbers of the script are none of the rule's business."""
+    rule = Rule("high", "spotguard_metric", where={"name": ("validation_loss",)}, threshold=1.5, of="history")
+    watch = Watch(rule)
+    noisy = random.Random(0)
+    for _ in range(100):  # an evaluation each ten minutes, whose loss varies by a tenth
+        loss = noisy.gauss(2.0, 0.2)
+        assert watch.sample(validation(loss), validation(100 * loss, "perplexity"), times=10 * MINUTE) == []
+    (alert,) = watch.sample(validation(bad), validation(1.0, "perplexity"))
+    assert dict(alert.labels)["name"] == "validation_loss"
+    watch.sample(validation(bad), times=90 * MINUTE)
+    assert short(watch.sample(validation(2.0), times=7)) == [("high", False)]
+
+
+def test_no_number_is_not_below_a_threshold() -> None:
+    watch = Watch(Rule("reached", "spotguard_metric", compare="<", threshold=1.0))
+    assert watch.sample(validation(math.nan), times=10) == []
+    assert short(watch.sample(validation(0.5))) == [("reached", True)]
+
+
 def test_a_robust_deviation_is_counted_in_the_history_s_own_spread() -> None:
     rule = Rule("odd", metric="spotguard_step_seconds", deviation=5.0)
     watch = Watch(rule)
@@ -169,6 +196,21 @@ def test_a_counter_counts_by_its_rise_in_the_window_and_may_begin_anew() -> None
     assert short(watch.sample((count, ["0"], 71.0), times=20)) == [("ecc", False)]
     assert watch.sample((count, ["0"], 0.0)) == []
     assert short(watch.sample((count, ["0"], 2.0))) == [("ecc", True)]
+
+
+def test_a_disk_that_became_slow_is_seen_against_the_job_s_usual_rate() -> None:
+    """Neither the first minutes, whose window is not full yet, nor loads that vary make an alert."""
+    disk_read = "spotguard_disk_read_bytes_total"
+    rule = Rule("slow", disk_read, compare="<", deviation=6.0, window=600.0, lasts=600.0)
+    watch, varies, total = Watch(rule), random.Random(0), 0.0
+    for _ in range(6 * 60 * MINUTE):
+        total += 1e9 * varies.uniform(0.5, 1.5)
+        assert watch.sample((disk_read, ["stage"], total)) == []
+    found: list[Alert] = []
+    for _ in range(25 * MINUTE):
+        total += 3e8
+        found += watch.sample((disk_read, ["stage"], total))
+    assert short(found) == [("slow", True)]
 
 
 def test_the_alerts_of_metrics_end_with_the_run_and_those_of_incidents_do_not() -> None:

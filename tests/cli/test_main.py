@@ -147,6 +147,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
             "--for 'long': expected seconds from 0 up",
         ),
         (
+            # The command needs no `--`, as that of `run`; one that it has itself is its own.
+            ["simulate", "failure", "data", "--for", "5", "spotguard", "run", "--", "true"],
+            "--for '5': data has no duration; leave --for out",
+        ),
+        (
             ["simulate", "failure", "stall", "--in", "sleep", "--", "true"],
             "expected data, forward, backward or optimizer",
         ),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
+from tests.tiers import with_nights
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ def listed(machine: Machine) -> dict[int, str]:
     return {each["step"]: each["suspect"] for each in found if each["status"] == "complete"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", with_nights(["float32", "bfloat16"], ["bfloat16"]))
 def test_a_poisoned_batch_costs_no_good_checkpoint(machine: Machine, dtype: str) -> None:
     """Without a scaler the weights are NaN from that step on, for as long as training goes on. The way back is a step."""
     command = [sys.executable, POISONED, "60", dtype]
@@ -70,6 +71,7 @@ def test_the_status_shows_the_suspicion_and_a_notice_saves_it(machine: Machine) 
     eventually(lambda: machine.status()["sessions"][0]["suspect"] == why, "the status")
     (session,) = machine.status()["sessions"]
     assert (session["loss"], session["bad_loss_steps"]) == ("nan", 2)
+    assert session["metrics"] == {"validation_loss": "nan"}
     run.send(signal.SIGTERM)
     assert run.ended() == 75
     assert listed(machine) == {5: "", 9: why}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.machines import Rack, address
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(600), pytest.mark.slow]
 
 ERRING = str(Path(__file__).parent / "programs" / "erring.py")
 STEPS, AT = 9, 4
@@ -38,7 +38,7 @@ def test_both_machines_start_again_at_the_step_at_which_one_hung(rack: Rack, tim
     meeting = [f"--rdzv-endpoint={address(1)}:29400", "--rdzv-id=job"]
     options = "--every off --stall-first 4 --recover stall=restart:1"
     runs = [node.guarded(options, *launcher, *meeting, ERRING, str(STEPS), "hang", str(AT)) for node in nodes]
-    again = {run.out.until(rf"^(rank [01]) at step {AT}, again$")[1] for run in runs}
+    again = {run.out.until(rf"^(rank [01]) at step {AT}, again$", 200)[1] for run in runs}
     assert again == {"rank 0", "rank 1"}
     for run in runs:
         assert run.ended() == 0

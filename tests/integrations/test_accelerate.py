@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.integrations.frameworks import Training, differences
+from tests.tiers import with_nights
 
 # Ten lives of two ranks beside other tests take minutes.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -26,7 +27,7 @@ def test_a_loop_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path
     assert lives == len(EVENTS) + 1
 
 
-@pytest.mark.parametrize("case", ["seedable", "fsdp2"])
+@pytest.mark.parametrize("case", with_nights(["seedable", "fsdp2"], ["seedable"]))
 def test_two_ranks_of_a_loop(case: str, tmp_path: Path) -> None:
     training = Training("transformers", "accel.py", case, tmp_path, ranks=2)
     training.plain()

@@ -45,3 +45,6 @@ def test_the_loss_of_each_step_reaches_the_guard(framework: str, tmp_path: Path)
         mean = (own[2 * step - 2] + own[2 * step - 1]) / 2
         assert math.isnan(loss) if step >= 6 else math.isclose(loss, mean, rel_tol=1e-6), step
     assert found["suspect"] == "the loss is nan since step 6"
+    evaluates = framework in ("transformers", "lightning")
+    assert len(found["validated"]) == 2 * evaluates  # a finite one, and nan
+    assert repr(found["metrics"]) == repr([["validation_loss", each] for each in found["validated"]])

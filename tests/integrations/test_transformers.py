@@ -34,7 +34,7 @@ EVENTS = {
     "leaves": "step:3 kill:4 step:5 kill:16 step:17",
     "stream": "step:3 kill:12 step:13 step:24 kill:30",
 }
-NIGHTS = ("steps", "grouped", "plateau", "compile", "start", "leaves", "stream")
+NIGHTS = ("best", "epochs", "steps", "grouped", "plateau", "compile", "start", "leaves", "stream")
 
 
 @pytest.mark.parametrize("case", with_nights(EVENTS, NIGHTS))
@@ -46,7 +46,7 @@ def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: P
     assert lives > 2
 
 
-@pytest.mark.parametrize("case", ["sft", "dpo"])
+@pytest.mark.parametrize("case", with_nights(["sft", "dpo"], ["dpo"]))
 def test_a_trainer_of_trl_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
     training = Training("transformers", "trl_trainers.py", case, tmp_path)
     plain = training.plain()

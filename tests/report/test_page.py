@@ -71,7 +71,7 @@ def test_it_has_the_figures_and_the_attempts() -> None:
 
 
 def test_names_and_messages_of_others_are_escaped() -> None:
-    event = EventFact("error", START + 240, EVIL, 160, False)
+    event = EventFact("error", START + 240, EVIL, 160, False, id="failure-0001")
     evil = replace(FAILED, number=1, machines=(EVIL,), events=(event,))
     for facts in (replace(only(evil), run_id=EVIL), replace(RUN, store=f"s3://b/{EVIL}"), only(evil)):
         text = page_of(facts)
@@ -81,6 +81,17 @@ def test_names_and_messages_of_others_are_escaped() -> None:
         assert "<script" not in text
         assert "<img" not in text
         assert EVIL in "".join(read.words) or "<script>alert(1)</script>" in "".join(read.words)
+
+
+def test_failures_are_listed_with_the_way_to_dismiss_one() -> None:
+    event = EventFact(
+        "stall", START + 50, "training stood still: rank 1 in data", 50, True, id="stall-0001-01"
+    )
+    words = " ".join("".join(Balanced(page_of(only(replace(PREEMPTED, events=(event,))))).words).split())
+    assert "Failures and stalls" in words
+    assert "training stood still: rank 1 in data" in words
+    assert "spotguard report --dismiss ID" in words
+    assert "Failures and stalls" not in page_of(only(PREEMPTED))
 
 
 def test_it_loads_nothing_and_runs_nothing() -> None:

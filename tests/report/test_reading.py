@@ -63,7 +63,10 @@ def test_a_pruned_attempt_is_known_from_the_newest_checkpoint() -> None:
 def test_records_of_notices_errors_and_ends_are_events() -> None:
     kept = Kept()
     kept.claim()
-    kept.at(1100.0).outcome(number=1, kind="stall", notice={"source": "spotguard", "drill": True})
+    where = "rank 1 (pid 7) in data"
+    kept.at(1100.0).outcome(
+        number=1, kind="stall", notice={"source": "spotguard", "drill": True, "detail": where}
+    )
     kept.at(1200.0).outcome(number=2, notice={"drill": True})
     kept.at(1300.0).outcome(number=3, committed=False, reason="the store is full", history={"completed": 9})
     kept.at(1400.0).outcome(number=4, kind="failure")
@@ -74,7 +77,7 @@ def test_records_of_notices_errors_and_ends_are_events() -> None:
     )
     (one,) = kept.read().attempts
     assert [(each.kind, each.at, each.step, each.committed, each.text) for each in one.events] == [
-        ("stall", 1100.0, 5, True, "training stood still"),
+        ("stall", 1100.0, 5, True, f"training stood still: {where}"),
         ("drill", 1200.0, 5, True, ""),
         ("notice", 1300.0, 9, False, "terminate notice from aws; nothing new was saved: the store is full"),
         ("error", 1400.0, 9, False, "an error at t.py:1 in f (ValueError: bad)"),
@@ -282,6 +285,6 @@ def test_an_alarm_that_a_person_has_dismissed_is_listed_and_does_not_count() -> 
         ("failure-0001", "rank 0", True),
     ]
     assert "1 ended by an error that was dismissed" in page(report, facts)
-    assert "stall-0001-02: <time" in page(report, facts)
+    assert "<p>stall-0001-02: " in page(report, facts)
     (run,) = all_runs(kept.store, 1500.0)
     assert (run.state, run.failure, run.failed_attempt) == ("false-error", "", None)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from spotguard.hooks.checkpoint.format.keys import end_key, failure_key, object_name
+from spotguard.report.reading import read_run
+from spotguard.report.reckoning import reckon
 from spotguard.report.runs import RunLine, all_runs
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
@@ -29,6 +31,20 @@ def test_a_run_that_trains() -> None:
     assert (run.run_id, run.state, run.blind, run.step, run.age) == ("run", "training", False, 10, 50.0)
     assert (run.checkpoint, run.interval, run.attempts) == ("000000010-0001-0000", 100.0, 1)
     assert (run.failure, run.failed_attempt, run.failed_at) == ("", None, None)
+
+
+def test_a_run_that_stood_still_at_its_last_sign_is_not_said_to_train() -> None:
+    """Whether it stands there still or was killed has no record. A later checkpoint shows that it went on, and silence counts as ever."""
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0).save(5, **EVERY)
+    kept.at(1200.0).outcome(kind="stall", notice={"source": "spotguard", "drill": True})
+    assert line(kept, 1250.0).state == "stalled"
+    report = reckon(read_run(kept.store, "run", 1250.0))
+    assert (report.state, report.attempts[0].end, report.attempts[0].stalls) == ("stalled", "stalled", 1)
+    assert line(kept, 9000.0).state == "silent"
+    kept.at(1300.0).save(9, **EVERY)
+    assert line(kept, 1350.0).state == "training"
 
 
 def test_a_checkpoint_that_is_late_makes_a_run_blind() -> None:

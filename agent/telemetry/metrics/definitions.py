@@ -25,6 +25,7 @@ from .reading import (
     phases,
     progress_age,
     reserve,
+    script_metrics,
     seconds_left,
     silent,
     single,
@@ -279,6 +280,13 @@ METRICS: tuple[Metric, ...] = (
         WHO,
         "Steps whose losses are not finite, or spikes of ten steps. Absent without losses.",
         of_each(lambda one, r: one.bad_loss_steps),
+    ),
+    Metric(
+        "spotguard_metric",
+        "gauge",
+        (*WHO, "name"),
+        "The newest value of a number of the script's own (`guard.watch_metric`), such as validation_loss.",
+        script_metrics,
     ),
     # --- whether a save fits into the window ---
     Metric(

@@ -48,6 +48,20 @@ METRICS_OF_HELPER: tuple[Metric, ...] = (
         reported("spotguard_disk_free_ratio"),
     ),
     Metric(
+        "spotguard_disk_read_bytes_total",
+        "counter",
+        ("place",),
+        "Bytes that the job's cgroup has read from this disk; else all that were read.",
+        reported("spotguard_disk_read_bytes_total"),
+    ),
+    Metric(
+        "spotguard_disk_write_bytes_total",
+        "counter",
+        ("place",),
+        "Bytes that the job's cgroup has written to this disk; else all that were written.",
+        reported("spotguard_disk_write_bytes_total"),
+    ),
+    Metric(
         "spotguard_memory_used_ratio",
         "gauge",
         (),

@@ -100,6 +100,12 @@ def phases(r: Scrape) -> Iterator[Sample]:
     yield from (((*_who(one), one.phase), 1.0) for one in r.processes if one.phase)
 
 
+def script_metrics(r: Scrape) -> Iterator[Sample]:
+    """Yield each metric of the scripts' own, for each training process that gives it."""
+    for one in r.processes:
+        yield from (((*_who(one), name), value) for name, value in one.metrics.items())
+
+
 def progress_age(one: Process, r: Scrape) -> float | None:
     """Return the seconds since the process has shown progress; None if it does not train."""
     return None if one.moved_at is None else max(0.0, r.now - one.moved_at)

@@ -20,7 +20,7 @@ from ....providers.text import NAME, clip
 from ...core.failures.errors import FailureCause
 from ...core.machine import Machine
 from ...core.preemption import Preemption
-from ...core.session import Session
+from ...core.session import Session, number_in
 from ...events import (
     Closed,
     Event,
@@ -301,16 +301,10 @@ def _process(session: Session) -> Process:
         if at.phase in ("", "save", protocol.START, protocol.START_WAIT, *protocol.PHASES)
         else "other",
         moved_at=session.heard_at - at.still if at.phase and at.still >= 0 else None,
-        loss=(loss := _loss(at.loss)),
+        loss=(loss := number_in(at.loss)),
         bad_loss_steps=None if loss is None else max(0, at.bad_loss_steps),
+        metrics=session.metrics,
     )
-
-
-def _loss(text: str) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:  # a peer may send any text
-        return None
 
 
 def _state(health: Health) -> str:

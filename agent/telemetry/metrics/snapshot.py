@@ -98,6 +98,8 @@ class Process:
     loss: float | None = None
     #: The losses that were seen while they made checkpoints suspect; None as above.
     bad_loss_steps: int | None = None
+    #: The newest metrics of the script's own, by name.
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def _zeros(*labels: tuple[str, ...]) -> dict[tuple[str, ...], int]:

@@ -1,1 +1,5 @@
-"""The losses of one rank. Read in this order: `detector` judges them, `watch` takes them from the script."""
+"""The numbers that the script gives: losses, and metrics of its own.
+
+Read in this order: `detector` judges losses, `readback` reads numbers without waiting for a device, `watch` joins both, and
+`metrics` keeps the script's own numbers.
+"""

@@ -36,12 +36,20 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("torch/autograd/__init__.py", "", "backward"),
     ("torch/optim/optimizer.py", "", "optimizer"),
     ("torch/distributed/distributed_c10d.py", "", "collective"),
+    # DTensors, as the norm of FSDP2's gradients; and FSDP2's wait for the other ranks' shards of a layer.
+    ("torch/distributed/_functional_collectives.py", "", "collective"),
+    ("fsdp/_fully_shard/_fsdp_collectives.py", "", "collective"),
     ("torch/distributed/checkpoint/state_dict_saver.py", "", "save"),
     ("torch/serialization.py", "save", "save"),
     ("safetensors/torch.py", "save_file", "save"),
     ("transformers/modeling_utils.py", "save_pretrained", "save"),
     ("fabric/utilities/cloud_io.py", "_atomic_save", "save"),  # Lightning's: it uploads behind torch.save
     ("torch/nn/modules/module.py", "_call_impl", "forward"),
+    (
+        "/subprocess.py",
+        "",
+        "process",
+    ),  # a program that scores or uploads shows no progress here, for as long as it runs
 )
 #: Files of loaders whose iterators count the batches that they have delivered.
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
@@ -66,8 +74,8 @@ _LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
 class ProgressSeen:
     """The present work of the training thread."""
 
-    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "other" for the script's own code; "start" and
-    #: "ranks" before training, and "" before `register` and after training.
+    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "process" for a program that the script has
+    #: started, "other" for its own code; "start" and "ranks" before training, and "" before `register` and after training.
     phase: str = ""
     #: Seconds without any sign of progress; negative if not known.
     still: float = -1.0

@@ -96,7 +96,7 @@ class _MetricSeries:
 
     def keep(self, value: float, now: float) -> None:
         """Keep a value for the history."""
-        if now - self.kept_at >= _EVERY:
+        if now - self.kept_at >= _EVERY and math.isfinite(value):
             self.history.append(value)
             self.kept_at = now
 
@@ -270,8 +270,12 @@ def _guarded(rule: Rule, work: Callable[..., Iterator[Alert]], *arguments: Any) 
 
 
 def _holds(rule: Rule, value: float, history: Sequence[float], other: float | None) -> bool:
-    """Return whether the rule's comparison holds. It does not where what it compares with is not known."""
+    """Return whether the rule's comparison holds. It does not where what it compares with is not known.
+
+    NaN counts as infinite, because it compares as nothing: a validation loss that is none is above every threshold.
+    """
     compare, threshold = COMPARISONS[rule.compare], rule.threshold
+    value = math.inf if math.isnan(value) else value
     if threshold is not None and rule.of != HISTORY:
         factor = 1.0 if not rule.of else other
         return factor is not None and compare(value, threshold * factor)

@@ -31,8 +31,9 @@ from ..providers.clock import Clock, SystemClock
 from ..providers.text import TEXT, clip
 from .agent_pipes import AgentLines, AgentReports
 from .evaluation import OPPOSITES, Alert, Evaluation
+from .readings.disk import disks
 from .readings.gpu import Gpus
-from .readings.host import ClockSteps, CpuThrottle, Reading, disks, memory, pressure
+from .readings.host import ClockSteps, CpuThrottle, Reading, memory, pressure
 from .readings.kernel_log import KernelLog
 from .readings.source import ReadingSource, read_all
 from .receivers import Origin, Receiver, as_json, ended_alert, labels_of
@@ -85,7 +86,7 @@ class AlertProcess:
         self._gpus: Gpus | None = None
         self._clock_steps, throttle = ClockSteps(), CpuThrottle()
         self._sources = [
-            ReadingSource("free disk", lambda: disks(self._folders)),
+            ReadingSource("disks", lambda: disks(self._folders)),
             ReadingSource(
                 "memory and CPU", lambda: [*memory(), *pressure(), *throttle.read(clock.monotonic())]
             ),

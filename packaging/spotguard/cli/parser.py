@@ -38,7 +38,7 @@ def _wrapped(paragraph: str, width: int) -> str:
     if head == "examples:":
         return paragraph
     if not lines or not all(line.startswith("  ") for line in lines):
-        return textwrap.fill(" ".join(paragraph.split()), width)
+        return textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
     # A list below its title: each line is a word and its explanation.
     wrapped = [head]
     for line in lines:

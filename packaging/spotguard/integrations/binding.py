@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spotguard.hooks.control.losses.watch import one_number
+from spotguard.hooks.control.losses.readback import one_number
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
 from spotguard.hooks.save.request import SavedCheckpoint
@@ -163,6 +163,12 @@ class StepLoss:
         whole, count = self._sum, self._count
         self._sum, self._count = None, 0
         return whole / count if self._mean and count > 1 else whole
+
+
+def watch_validation_loss(guard: Guard, value: Any) -> None:
+    """Pass the loss of a framework's evaluation on, if it is one: a script may log any value under its name."""
+    with suppress(UsageError):
+        guard.watch_metric("validation_loss", value)
 
 
 def captured() -> dict[str, Any]:

@@ -18,6 +18,7 @@ import importlib
 import inspect
 import logging
 import operator
+import re
 import sys
 from collections.abc import Mapping
 from os import PathLike
@@ -27,7 +28,7 @@ from spotguard.hooks.state.parts.loaders import ResumableLoader, keeps_workers
 from spotguard.providers.errors import UsageError
 
 from . import lightning_results
-from .binding import Bound, StepLoss, captured, check_members, put_back
+from .binding import Bound, StepLoss, captured, check_members, put_back, watch_validation_loss
 from .marks.loggers import follow_loggers
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ if not TYPE_CHECKING:
     Callback = importlib.import_module(f"{_PACKAGE}.callbacks").Callback
 
 log = logging.getLogger("spotguard")
+
+#: Names under which scripts log their validation loss.
+_VALIDATION_LOSS = re.compile(r"val(id(ation)?)?[_/]loss")
 
 __all__ = ["LightningBinding", "SpotguardCallback"]
 
@@ -92,6 +96,12 @@ class SpotguardCallback(Callback):
         # With manual optimization, the module returns what it likes.
         if self.binding is not None and isinstance(outputs, Mapping):
             self.binding.loss.add_of_framework(outputs.get("loss"))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.binding is not None and not trainer.sanity_checking:
+            logged = trainer.callback_metrics
+            if name := next(filter(_VALIDATION_LOSS.fullmatch, logged), None):
+                watch_validation_loss(self.binding.guard, logged[name])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         # Lightning tears the strategy down before the error goes on, which moves the module to the CPU.

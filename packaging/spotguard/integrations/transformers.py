@@ -28,7 +28,16 @@ import torch
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
-from .binding import Bound, StepLoss, captured, check_distribution, check_members, put_back, unwrapped
+from .binding import (
+    Bound,
+    StepLoss,
+    captured,
+    check_distribution,
+    check_members,
+    put_back,
+    unwrapped,
+    watch_validation_loss,
+)
 from .marks.loggers import follow_loggers
 
 if TYPE_CHECKING:
@@ -305,6 +314,11 @@ class TrainerBinding:
             self._first, self._batches = self._first + 1, 0
         bound.keep_generators()
 
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        """Pass the loss of an evaluation on. One before training has no guard."""
+        if self._bound is not None and "eval_loss" in metrics:
+            watch_validation_loss(self.guard, metrics["eval_loss"])
+
     def _finish_step(self) -> None:
         trainer, last = self.trainer, self._last
         self._original["_maybe_log_save_evaluate"](
@@ -326,12 +340,15 @@ _COUNTS = (
 
 
 def _begin_callback(binding: TrainerBinding) -> Any:
-    """Return a callback that is told when training begins, after all callbacks that the script passed."""
+    """Return a callback that is told of training's beginning, after the script's callbacks, and of evaluations."""
     from transformers import TrainerCallback
 
     class SpotguardCallback(TrainerCallback):
         def on_train_begin(self, *given: Any, **more: Any) -> None:
             binding.begin()
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any) -> None:
+            binding.evaluated(metrics or {})
 
     return SpotguardCallback()
 

@@ -33,8 +33,8 @@ class AttemptLine:
     started: float | None
     began: float | None
     ended: float | None
-    #: "notice", "error", "false-error" (dismissed), "ended", "interrupted", "left" by a restore; "running"; "" if the store does
-    #: not have it; "bare": the attempt left neither a checkpoint nor a record.
+    #: "notice", "error", "false-error" (dismissed), "ended", "interrupted", "left" by a restore; "running"; "stalled": its last sign
+    #: is that training stood still; "" if the store does not have it; "bare": the attempt left neither a checkpoint nor a record.
     end: str
     #: The cause of the end in words.
     cause: str
@@ -95,7 +95,7 @@ def _line(
     since = periodic if periodic is not None else first
     kind = "" if end is None else end.kind
     if end is None and attempt is facts.attempts[-1] and trains(attempt, facts.now):
-        kind = "running"
+        kind = "stalled" if stands(attempt) else "running"
     elif first is None and not attempt.checkpoints and not attempt.events:
         kind = "bare"
     lost = None if last is None or resumed is None else max(0, last - resumed)
@@ -216,6 +216,12 @@ def rhythm(history: Mapping[str, Any], dates: Sequence[float]) -> float:
         dates: when its checkpoints were complete, the oldest first.
     """
     return max([number(history, "interval") or 0.0, *(dates[-1] - each for each in dates[-2:-1])])
+
+
+def stands(attempt: AttemptFacts) -> bool:
+    """Whether the attempt's last sign is that training stood still: it may stand there still, or have been killed."""
+    newest = attempt.events[-1] if attempt.events else None
+    return newest is not None and newest.kind == "stall" and not _went_on(attempt, newest)
 
 
 def saved_its_end(attempt: AttemptFacts) -> bool:

@@ -73,7 +73,7 @@ def clock_notes(lines: Sequence[AttemptLine], wall: float, useful: float) -> Ite
 
 def money_notes(lines: Sequence[AttemptLine]) -> Iterator[str]:
     """Yield sentences about attempts of which only a part is paid in the report."""
-    if endless := [str(line.number) for line in lines if line.end in ("running", *UNSEEN)]:
+    if endless := [str(line.number) for line in lines if line.end in ("running", "stalled", *UNSEEN)]:
         yield (
             f"The money of {_of_attempts(endless)} is that until the last sign: the end is not known, and the machines may have "
             "run for longer."

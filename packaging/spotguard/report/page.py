@@ -103,8 +103,8 @@ _PAGE = """<!DOCTYPE html>
 {shares}</section>
 <section aria-labelledby="attempts">
 <h2 id="attempts">Attempts</h2>
-{attempts}{alarms}</section>
-<details>
+{attempts}</section>
+{alarms}<details>
 <summary>How the figures are reckoned</summary>
 {explained}</details>
 </main>
@@ -146,7 +146,7 @@ def page(report: RunReport, facts: RunFacts) -> str:
         picture=_picture(report, facts),
         shares=_shares(report),
         attempts=_attempts(report),
-        alarms="".join(_alarm(each, report) for each in report.alarms),
+        alarms=_alarms(report),
         explained="".join(f"<p>{each}</p>\n" for each in _EXPLAINED),
     )
 
@@ -205,6 +205,17 @@ def _shares(report: RunReport) -> str:
     return (
         f'<div class="bar" aria-hidden="true">{bar}</div>\n<table class="shares">\n<thead><tr><th scope="col">part</th>'
         f'<th scope="col" class="number">time</th><th scope="col" class="number">share</th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n'
+    )
+
+
+def _alarms(report: RunReport) -> str:
+    if not report.alarms:
+        return ""
+    shown = "".join(_alarm(each, report) for each in report.alarms)
+    return (
+        f'<section aria-labelledby="alarms">\n<h2 id="alarms">Failures and stalls</h2>\n{shown}'
+        '<p class="faint">One of them was a false alarm? <code>spotguard report --dismiss ID</code> stops counting it.</p>\n'
+        "</section>\n"
     )
 
 

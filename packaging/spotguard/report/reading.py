@@ -287,9 +287,10 @@ def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
             "drill", at, "", step, committed, history=history
         )  # beside training: no time is lost
     seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
+    detail = f": {told}" if (told := text(notice, "detail")) else ""
     words = {
-        STALL: "training stood still",
-        RESTART: "training stood still, and was ended so that it starts again",
+        STALL: f"training stood still{detail}",
+        RESTART: f"training stood still, and was ended so that it starts again{detail}",
         FAILURE: source,
     }.get(kind, f"{kind} notice from {source}")
     if not committed and (why := text(record, "reason")):

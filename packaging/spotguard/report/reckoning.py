@@ -82,7 +82,7 @@ class RunReport:
     ended: float | None
     #: Seconds since the last sign of a run that neither trains nor was brought to its end; None for the others. Not in the wall time.
     down: float | None
-    #: "training", "notice", "error", "ended", "interrupted", "silent" or "empty".
+    #: "training", "stalled", "notice", "error", "ended", "interrupted", "silent" or "empty".
     state: str
     #: Completed steps that count, the steps of this run among them, and the age of the newest checkpoint.
     step: int | None

@@ -12,7 +12,7 @@ from spotguard.hooks.checkpoint.catalog import side_by_side
 from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 
-from .attempts import end_of, first_error, last_sign, rhythm, trains
+from .attempts import end_of, first_error, last_sign, rhythm, stands, trains
 from .facts import AttemptFacts, EventFact, number
 from .reading import RunListing
 
@@ -27,7 +27,7 @@ class RunLine:
     """One run of a store."""
 
     run_id: str
-    #: "training", "silent", "notice", "error", "false-error", "ended", "interrupted" or "left"; "" if nothing of it is readable.
+    #: "training", "stalled", "silent", "notice", "error", "false-error", "ended", "interrupted" or "left"; "" if nothing of it is readable.
     state: str
     #: The newest attempt trains and makes no checkpoints: it has none, or none for longer than its interval.
     blind: bool
@@ -100,7 +100,8 @@ def reckon_line(
     """
     whole, end, sign = listing.newest, end_of(newest), last_sign(newest)
     dates = [each.at for each in newest.checkpoints]
-    state = end.kind if end is not None else "training" if trains(newest, now) else "silent"
+    alive = "stalled" if stands(newest) else "training"
+    state = end.kind if end is not None else alive if trains(newest, now) else "silent"
     since = dates[-1] if dates else newest.started
     apart = rhythm(newest.history, dates)
     late = max(_LATE, _LATE_INTERVALS * apart) if apart else _LATE_UNKNOWN

@@ -16,6 +16,7 @@ from .reckoning import AlarmLine, RunReport, TimeShare
 #: The state of a run, and the end of an attempt, in words.
 STATES = {
     "training": "training",
+    "stalled": "standing still at its last sign",
     "notice": "preempted",
     "error": "ended by an error",
     "false-error": "ended by an error that was dismissed",
@@ -74,7 +75,7 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     ends = [line.end for line in report.attempts]
     kinds = [
         (kind, ends.count(kind))
-        for kind in ("notice", "error", "false-error", "ended", "interrupted", "left", "", "bare")
+        for kind in ("notice", "error", "false-error", "ended", "interrupted", "left", "", "bare", "stalled")
     ]
     told = ", ".join(f"{number} {STATES[kind]}" for kind, number in kinds if number)
     yield "attempts", f"{len(report.attempts)}", told or "the first one trains"
@@ -84,7 +85,9 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
             "since the last sign: no attempt trains, and neither the wall time nor the ETTR has this time"
         )
         yield "down now", span(report.down), waited
-    unknown = sum(line.lost is None and line.end not in ("running", "bare") for line in report.attempts)
+    unknown = sum(
+        line.lost is None and line.end not in ("running", "stalled", "bare") for line in report.attempts
+    )
     more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
     yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
     again = _seconds(report, report.kept)

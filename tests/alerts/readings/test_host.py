@@ -1,4 +1,4 @@
-"""What is read of the machine: disks, memory, pressure; nothing is guessed where the kernel does not tell."""
+"""What is read of the machine: memory, pressure, the quota of CPU, the clock; nothing is guessed where the kernel does not tell."""
 
 from __future__ import annotations
 
@@ -9,21 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.alerts.readings.host import ClockSteps, CpuThrottle, disks, memory, pressure
-
-
-def test_each_disk_is_read_once_also_below_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
-    found = list(disks([("store", str(tmp_path / "a" / "b")), ("stage", str(tmp_path))]))
-    ((name, (place,), free),) = found
-    assert (name, place) == ("spotguard_disk_free_ratio", "store")
-    disk = os.statvfs(tmp_path)
-    assert free == pytest.approx(disk.f_bavail / disk.f_blocks, abs=0.05)
-
-
-def test_a_read_only_file_system_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, os.ST_RDONLY, 255))
-    monkeypatch.setattr(os, "statvfs", lambda _: image)
-    assert list(disks([("working directory", str(tmp_path))])) == []
+from spotguard.alerts.readings.host import ClockSteps, CpuThrottle, memory, pressure
 
 
 def proc(folder: Path, **files: str) -> Path:

@@ -33,6 +33,7 @@ for step in range(done + 1, total + 1):
     loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
     loss.backward()
     optimizer.step()
+    guard.watch_metric("validation_loss", loss)
     guard.step(loss=loss)
     if step % 5 == 0:
         guard.save()

@@ -139,9 +139,12 @@ def test_the_record_in_the_store_is_kept_by_whoever_speaks(rank: int, key: str) 
 @pytest.mark.parametrize("kind", [protocol.STALL, protocol.PEER])
 def test_the_record_of_a_stall_is_one_whichever_machine_has_seen_it(kind: str) -> None:
     told = Listening()
-    told.report.committed(PreemptionNotice(["x"], 9.0, 9.0, "spotguard", kind, drill=True, stall=True), SAVED)
-    record = json.loads(told.kept["run/outcomes/0003-01.json"])
-    assert record["notice"]["kind"] == protocol.STALL
+    stall = PreemptionNotice(
+        ["x"], 9.0, 9.0, "spotguard", kind, drill=True, stall=True, detail="rank 1 in data"
+    )
+    told.report.committed(stall, SAVED)
+    notice = json.loads(told.kept["run/outcomes/0003-01.json"])["notice"]
+    assert (notice["kind"], notice["detail"]) == (protocol.STALL, "rank 1 in data")
 
 
 def test_the_records_of_a_new_attempt_are_numbered_from_one() -> None:

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.losses.detector import QUIET
+from spotguard.hooks.control.losses.metrics import ScriptMetrics
 from spotguard.hooks.guard import Guard
 from spotguard.integrations.binding import StepLoss
 from spotguard.providers.errors import UsageError
 from spotguard.testing import preempt
+from tests.fakes.device import Device
 from tests.fakes.training import Job, finished, guarded, small, step_on, trajectory
 from tests.fakes.two_guards import Trainer, on_all, two_guards
 from tests.fakes.watched_store import WatchedStore
@@ -244,6 +247,35 @@ def test_a_loop_over_steps_has_its_own_way() -> None:
         assert guard.save().suspect == "the loss is nan since step 2"
     guard.watch_loss("anything: the guard is closed")
     guard.step(loss="as well")
+
+
+def test_a_metric_of_the_script_reaches_the_agent_until_a_restore() -> None:
+    store, job = WatchedStore(), small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        guard.watch_metric("validation_loss", 2.5)
+        with pytest.raises(UsageError, match="the name 'Val Loss'"):
+            guard.watch_metric("Val Loss", 2.5)
+        assert guard._position().metrics == {"validation_loss": "2.5"}
+        step_on(guard, job, 0)
+        guard.save()
+        guard.restore()
+        assert guard._position().metrics == {}
+    guard.watch_metric("anything", "the guard is closed")
+
+
+def test_a_boundary_reads_a_metric_that_a_device_has_computed() -> None:
+    """Without another call: an evaluation may be the last one for an hour."""
+    store, job, device = WatchedStore(), small(), Device()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        guard._parts.metrics = guard._metrics = ScriptMetrics(record=device.record, at_once=False)
+        guard.watch_metric("validation_loss", torch.tensor(2.5))
+        step_on(guard, job, 0)
+        assert guard._position().metrics == {}
+        device.reached = 1
+        step_on(guard, job, 1)
+        assert guard._position().metrics == {"validation_loss": "2.5"}
 
 
 @pytest.mark.parametrize("way", ["number", "tensor", "adapter"])

@@ -1,7 +1,7 @@
 """The losses that an adapter passes on: `losses.py FRAMEWORK OUT STORE`.
 
 Each step has two micro-batches; the first one of step 6 is poisoned. OUT gets what the guard was given for each step, and what the
-script's own micro-batches had.
+script's own micro-batches had; and the metrics that it was given, and the losses of the script's own validations.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spotguard
+from spotguard.hooks.control.losses.metrics import ScriptMetrics
 from spotguard.hooks.control.losses.watch import LossWatch
 
 STEPS, POISONED = 8, 6
@@ -39,6 +40,17 @@ def noted(watch: LossWatch, step: int, loss: Any) -> None:
     given.append((step, float(loss)))
 
 
+metrics: list[tuple[str, float]] = []
+validated: list[float] = []
+take_metric = ScriptMetrics.take
+
+
+def metric_noted(of_script: ScriptMetrics, name: str, value: Any, step: int) -> None:
+    take_metric(of_script, name, value, step)
+    metrics.append((name, float(value)))
+
+
+ScriptMetrics.take = metric_noted  # type: ignore[method-assign,assignment]
 LossWatch.take = noted  # type: ignore[method-assign,assignment]
 torch.manual_seed(0)
 inputs = torch.randn(8 * STEPS, 8)
@@ -50,7 +62,7 @@ network = nn.Linear(8, 1)
 
 def loss_of(model: Any, x: Any, y: Any) -> Any:
     loss = (model(x) - y).square().mean()
-    own.append(loss.item())
+    (own if torch.is_grad_enabled() else validated).append(loss.item())
     return loss
 
 
@@ -71,10 +83,10 @@ def transformers() -> Any:
 
     arguments = TrainingArguments(
         str(Path(out).parent / "hf"), max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2,
-        logging_steps=2, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        eval_strategy="steps", eval_steps=4, per_device_eval_batch_size=4, logging_steps=2, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     rows: Any = [{"x": x, "labels": y} for x, y in zip(inputs, targets, strict=True)]
-    trainer = InOrder(model=Model(), args=arguments, train_dataset=rows)
+    trainer = InOrder(model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows[:4])
     binding = spotguard.integrations.transformers.attach(trainer, store, run_id="losses")
     trainer.train()
     return binding.guard
@@ -93,15 +105,19 @@ def lightning() -> Any:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return loss_of(self.network, *batch)
 
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", loss_of(self.network, *batch))
+
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters())
 
     callback = spotguard.integrations.lightning.SpotguardCallback(store, run_id="losses")
     trainer = pl.Trainer(
         max_epochs=1, accelerator="cpu", accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
+        enable_progress_bar=False, enable_model_summary=False, val_check_interval=8, num_sanity_val_steps=0, callbacks=[callback],
     )  # fmt: skip
-    trainer.fit(Module(), DataLoader(dataset, batch_size=4))
+    validation = DataLoader(TensorDataset(inputs[:4], targets[:4]), batch_size=4)
+    trainer.fit(Module(), DataLoader(dataset, batch_size=4), validation)
     assert callback.binding is not None
     return callback.binding.guard
 
@@ -152,4 +168,8 @@ def deepspeed() -> Any:
 
 guard = globals()[framework]()
 saved = guard.save()
-Path(out).write_text(json.dumps({"own": own, "given": given, "suspect": saved.suspect}))
+Path(out).write_text(
+    json.dumps(
+        {"own": own, "given": given, "suspect": saved.suspect, "metrics": metrics, "validated": validated}
+    )
+)

@@ -1,12 +1,11 @@
-"""The helper's readings of the machine: free disk, used memory, pressure, the CPU's quota, and steps of the clock."""
+"""The helper's readings of the machine: used memory, pressure, the CPU's quota, and steps of the clock."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...agent.process.memory.counters import MemoryCounters, cgroups, numbers_in
@@ -23,28 +22,6 @@ _LEAST_STEP = 0.5
 _TIGHT, _TRIES = 0.05, 5
 
 
-def disks(folders: Iterable[tuple[str, str]]) -> Iterator[Reading]:
-    """Yield the free share of each disk that one of these folders is on. A folder that is not there yet counts as its parent.
-
-    Args:
-        folders: the folders' names for people, and their paths. Every user of the machine may read metrics, so paths are in none.
-    """
-    seen: set[int] = set()
-    for name, folder in folders:
-        path = Path(folder)
-        while not path.exists() and path != path.parent:
-            path = path.parent
-        try:
-            device, disk = path.stat().st_dev, os.statvfs(path)
-        except OSError:
-            continue
-        if (
-            device not in seen and disk.f_blocks and not disk.f_flag & os.ST_RDONLY
-        ):  # an image is full by design
-            seen.add(device)
-            yield "spotguard_disk_free_ratio", (name,), disk.f_bavail / disk.f_blocks
-
-
 def memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Iterator[Reading]:
     """Yield the used share of what is fullest: the machine's memory, or that of a cgroup with a limit."""
     if (reading := MemoryCounters(root, proc).reading()) is not None:
@@ -54,7 +31,7 @@ def memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> I
 def pressure(proc: Path = Path("/proc")) -> Iterator[Reading]:
     """Yield for each resource the share of the last minute in which a task waited for it; nothing if the kernel does not tell."""
     for resource in ("memory", "cpu", "io"):
-        if found := _SOME.search(_text(proc / "pressure" / resource)):
+        if found := _SOME.search(text_of(proc / "pressure" / resource)):
             yield "spotguard_pressure_ratio", (resource,), float(found[1]) / 100
 
 
@@ -134,7 +111,8 @@ class ClockSteps:
         return None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return a file's text; "" if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

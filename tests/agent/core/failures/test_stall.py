@@ -86,10 +86,10 @@ def test_a_run_that_stands_still_is_saved_and_goes_on() -> None:
     assert run.told == run.ranks
     ((_, preempt),) = run.story.sent(Preempt)
     assert (preempt.drill, preempt.seconds_left) == (True, STALL_WINDOW)
-    assert run.warnings == [
-        "training stands still: rank 0 (pid 501) in data at train.py:10 in main: no progress of the run for 60 s, 60 s are the "
-        "limit, notifying 1 training process(es)"
-    ]
+    assert preempt.detail == (
+        "rank 0 (pid 501) in data at train.py:10 in main: no progress of the run for 60 s, 60 s are the limit"
+    )
+    assert run.warnings == [f"training stands still: {preempt.detail}, notifying 1 training process(es)"]
     run.story.commits(run.ranks[0], run.step)
     assert [number for number, _ in run.story.sent(Resume)] == run.ranks
     (outcome,) = run.story.outcomes

@@ -11,7 +11,7 @@ import pytest
 from spotguard.agent.events import Closed, Opened, WindowTold
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.reading import SHOWN, Scrape
-from spotguard.hooks.ipc.protocol import Committed, Position, Register
+from spotguard.hooks.ipc.protocol import MOST_METRICS, Committed, Position, Register
 from tests.agent.telemetry.metrics.metered import Life
 
 # --- training processes ---
@@ -77,6 +77,25 @@ def test_losses_are_shown_as_they_are_and_no_other_text_is() -> None:
     life.says(Position(5, loss="nan", suspect="the loss is nan since step 5", bad_loss_steps=1))
     assert isnan(life.value("spotguard_loss", *who))
     assert life.value("spotguard_bad_loss_steps_total", *who) == 1
+
+
+def test_a_script_s_own_metrics_are_shown_and_no_other_names_and_texts_are() -> None:
+    """A process may send anything, and each name would be a series of its own."""
+    life = Life()
+    life.joins()
+    who = ("r", "0", "0")
+    wrong = {"Loss": "1", "a" * 65: "1", "a b": "1", "no_number": "x", "empty": "", "plain": 1.0}
+    life.says(Position(3, metrics={**wrong, "validation_loss": "nan", "accuracy": "0.5"}))
+    assert isnan(life.value("spotguard_metric", *who, "validation_loss"))
+    assert life.value("spotguard_metric", *who, "accuracy") == 0.5
+    assert life.machine.sessions[1].status(life.now)["metrics"] == {
+        "validation_loss": "nan",
+        "accuracy": "0.5",
+    }
+    life.says(Position(4, metrics={f"m{number}": "1" for number in range(MOST_METRICS + 1)}))
+    assert life.value("spotguard_metric", *who, "m15") == 1
+    assert life.value("spotguard_metric", *who, "m16") is None
+    assert life.value("spotguard_metric", *who, "accuracy") is None
 
 
 def test_the_age_of_a_checkpoint_grows_between_words_and_a_commit_ends_it() -> None:

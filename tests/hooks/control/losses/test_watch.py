@@ -15,36 +15,13 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from spotguard.hooks.control.losses import watch
+from spotguard.hooks.control.losses import readback
 from spotguard.hooks.control.losses.detector import LEAST, QUIET
 from spotguard.hooks.control.losses.watch import LossWatch
 from spotguard.providers.errors import UsageError
+from tests.fakes.device import Device
 
 pytestmark = pytest.mark.torch
-
-
-class Device:
-    """An accelerator whose kernels run when the test says so. A query is an answer at once; a wait is an error."""
-
-    def __init__(self) -> None:
-        self.reached = 0
-        self.events: list[Event] = []
-
-    def record(self, device: torch.device, held: object) -> Event:
-        event = held if isinstance(held, Event) else Event(self)
-        event.number = max((each.number for each in self.events), default=0) + 1
-        if event not in self.events:
-            self.events.append(event)
-        return event
-
-
-class Event:
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.number = 0
-
-    def query(self) -> bool:
-        return self.number <= self.device.reached
 
 
 def of_host() -> LossWatch:
@@ -81,7 +58,7 @@ def test_a_number_of_any_kind_is_a_loss(loss: Any) -> None:
     [
         (
             torch.zeros(3),
-            r"loss is a tensor of shape \(3,\): pass one number, as in loss=loss.mean\(\) \[SG422\]",
+            r"loss is a tensor of shape \(3,\): pass one number, as in loss.mean\(\) \[SG422\]",
         ),
         (torch.zeros(0), r"of shape \(0,\)"),
         (torch.tensor(1j), r"loss is a tensor of torch.complex64 on cpu: pass one real number"),
@@ -148,7 +125,7 @@ def test_memory_and_events_are_used_again() -> None:
     losses = of_device(behind)
     for step in range(1, 1000):
         losses.take(step, torch.tensor(2.0))
-    assert len(behind.events) == watch._WAITING
+    assert len(behind.events) == readback._WAITING
     behind.reached = 10**6
     losses.take(1000, torch.tensor(3.0))
     losses.take(1001, torch.tensor(3.0))
@@ -268,12 +245,12 @@ def test_a_loss_of_a_device_without_events_is_left_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To read it, training would have to wait for the device."""
-    monkeypatch.setattr(watch, "unordered", lambda device: "and torch 9 has no streams and events there")
+    monkeypatch.setattr(readback, "unordered", lambda device: "and torch 9 has no streams and events there")
     losses = of_device(Device())
     for step in (1, 2):
         losses.take(step, torch.tensor(math.nan))
     assert [record.message for record in caplog.records] == [
-        "losses on cpu are not read, and torch 9 has no streams and events there: pass a number instead"
+        "loss on cpu is not read, and torch 9 has no streams and events there: pass a number instead"
     ]
     assert losses.why(2) == ""
 

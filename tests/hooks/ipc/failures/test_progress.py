@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 import torch
+from torch.distributed._functional_collectives import wait_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 from spotguard.hooks.ipc.failures import progress
@@ -93,12 +97,44 @@ def backward(waits: Waits) -> None:
     Waiting.apply(torch.zeros(1, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
 
 
+class Operations(TorchDispatchMode):
+    """The operations of the thread that enters it wait."""
+
+    def __init__(self, waits: Waits) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._waits = waits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._waits()
+        return args[0]
+
+
+def collective(waits: Waits) -> None:
+    """A DTensor's, such as FSDP2 has for the norm of its gradients."""
+    one = torch.zeros(1)
+    with Operations(waits):
+        wait_tensor(one)
+
+
+def process(waits: Waits) -> None:
+    """The script waits for a program that it has started."""
+
+    class Program(subprocess.Popen[bytes]):
+        def _wait(self, timeout: float | None) -> int:
+            waits()
+            return super()._wait(timeout)  # type: ignore[misc,no-any-return]
+
+    Program(["true"]).wait()
+
+
 PLACES: dict[str, Callable[[Waits], object]] = {
     "other": lambda waits: waits(),
     "data": lambda waits: next(iter(DataLoader(Samples(waits)))),
     "forward": lambda waits: Module(waits)(),
     "backward": backward,
+    "collective": collective,
     "optimizer": lambda waits: Optimizer(waits).step(),
+    "process": process,
 }
 
 
@@ -168,6 +204,32 @@ def test_what_holds_a_thread_on_purpose_counts_wherever_it_was_called_from(file:
 
     with Thread(lambda waits: Held(waits)()).at_place() as thread:
         assert thread.later().phase == "save"
+
+
+def test_a_forward_that_waits_for_the_shards_of_other_ranks_is_a_collective() -> None:
+    """FSDP2 gathers a layer's weights inside `forward`, and waits there for the ranks that have the other shards."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_collectives")
+
+    class Work(torch.distributed.distributed_c10d.Work):
+        def __init__(self, waits: Waits) -> None:
+            super().__init__()
+            self._waits = waits
+
+        def wait(self, timeout: Any = None) -> bool:
+            self._waits()
+            return True
+
+    class Layer(Module):
+        def forward(self) -> None:
+            gathered = fsdp.AllGatherResult(torch.zeros(0), None, Work(self._waits), [], [], [])
+            fsdp.foreach_all_gather_copy_out(gathered, [], None)
+
+    def place(waits: Waits) -> None:
+        with suppress(AttributeError):  # there is no group, which is asked for once the wait is over
+            Layer(waits)()
+
+    with Thread(place).at_place() as thread:
+        assert thread.later().phase == "collective"
 
 
 def test_a_model_in_evaluation_evaluates() -> None:

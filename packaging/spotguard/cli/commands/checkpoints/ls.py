@@ -100,7 +100,7 @@ def _cells(run: RunLine) -> tuple[Text, ...]:
     state, style = STATES.get(run.state, run.state), ""
     if run.blind:
         state, style = f"{state}, blind", "bold red"
-    elif run.state in ("error", "silent"):
+    elif run.state in ("error", "silent", "stalled"):
         style = "red"
     error = f"attempt {run.failed_attempt}: {clip(run.failure, TEXT)}" if run.failure else "-"
     return (

@@ -21,6 +21,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator import cli
 
 from ...network_cut import NetworkCut
+from ..guard.run import split_at
 
 DESCRIPTION = """\
 Serve a metadata service on loopback that behaves like the cloud's own, its faults included, and issues
@@ -36,13 +37,19 @@ FORM = (
     "expected a class and a command, as in spotguard simulate failure data --at-step 50 -- spotguard run -- python train.py; "
     f"the classes are {', '.join(KINDS)}"
 )
-_FAILURE = """\
+_FAILURE = f"""\
 Start COMMAND, and let a failure of this class happen in its training process: a real one where that is
-possible. What follows shows that your job is saved, and started again as you expect."""
+possible. What follows shows that your job is saved, and started again as you expect.
+
+The classes are {", ".join(KINDS)}.
+
+The run has `-simulated` behind its name, so nothing of it gets into your own."""
 #: The exit code of a command that ended with 0, and in which the failure did not happen.
 NOT_HAPPENED = 4
 #: Places at which a class can arise, where it is not its own alone.
 _MOVABLE = ("stall", "program", "killed")
+#: The options of `simulate failure`, each with a value.
+_WITH_VALUE = ("--at-step", "--rank", "--times", "--for", "--in")
 #: Seconds between two looks whether the failure has begun.
 _LOOK = 0.01
 
@@ -52,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "failure", help="a failure of your command", description=_FAILURE
     )
     failure.usage = "spotguard simulate failure CLASS [options] -- COMMAND..."
-    failure.add_argument(
-        "kind", metavar="CLASS", nargs="?", help="the class of the failure: data, stall, killed and others"
-    )
+    failure.add_argument("kind", metavar="CLASS", nargs="?", help="the class of the failure")
     failure.add_argument("--at-step", metavar="N", help="fail after this many completed steps [10]")
     failure.add_argument("--rank", metavar="N", help="fail in this rank of the job [0]")
     failure.add_argument("--times", metavar="N", help="fail this often, in all starts together [1]")
@@ -70,9 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of spotguard, and those of the command behind `--`."""
-    at = words.index("--") if "--" in words else len(words)
-    return list(words[:at]), list(words[at + 1 :])
+    """Return the words of spotguard, and those of the command: behind `--`, or behind the class of a failure and its options."""
+    if words[:1] != ["failure"]:
+        at = words.index("--") if "--" in words else len(words)
+        return list(words[:at]), list(words[at + 1 :])
+    before, rest = split_at(words[1:], _WITH_VALUE)
+    if not rest or words[1 + len(before)] == "--":
+        return ["failure", *before], rest
+    behind, command = split_at(rest[1:], _WITH_VALUE)
+    return ["failure", *before, rest[0], *behind], command
 
 
 def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
