@@ -25,7 +25,7 @@ from typing import Any
 from spotguard.agent.core.state import Policy
 from spotguard.agent.ipc import control
 from spotguard.agent.process import proctree
-from spotguard.alerts.rules import default_rules
+from spotguard.alerts.rule_file import default_rules
 from spotguard.hooks.ipc.failures import phase_times
 from tests.fakes.webhook import webhook
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from spotguard.alerts.evaluation import CLEAR, Alert, Evaluation
-from spotguard.alerts.rules import Rule, default_rules
+from spotguard.alerts.rule_file import default_rules
+from spotguard.alerts.rules import Rule
 
 EVERY = 10.0
 MINUTE = 6

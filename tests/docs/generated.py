@@ -15,7 +15,8 @@ from pathlib import Path
 from spotguard.agent import outcome
 from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.alerts.rules import HISTORY, Rule, default_rules
+from spotguard.alerts.rule_file import default_rules
+from spotguard.alerts.rules import HISTORY, Rule
 from spotguard.cli import main
 from spotguard.cli.parser import Parser
 from spotguard.hooks.ipc.failure_classes import CLASSES, DEATHS

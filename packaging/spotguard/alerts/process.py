@@ -40,7 +40,7 @@ from .receivers import Origin, Receiver, as_json, ended_alert, labels_of
 from .records.failure_record import diagnosed, job_of, needs_record
 from .records.sent_alerts import SentAlerts
 from .records.writer import PATIENCE, StoreProcesses
-from .rules import default_rules, read_rules
+from .rule_file import default_rules, read_rules
 
 if TYPE_CHECKING:  # 10 MiB, which rules alone do not need
     from .sender import AlertSender

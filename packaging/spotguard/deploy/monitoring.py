@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from spotguard.alerts.rules import default_text
+from spotguard.alerts.rule_file import default_text
 
 #: The files, each with a description.
 FILES = {

@@ -141,7 +141,7 @@ def options_for(
 def read_rules_file(origin: str, text: str) -> str:
     """Return the absolute path of a file of rules that the helper of alerts can use."""
     from spotguard.agent.config.parsers import absolute_path
-    from spotguard.alerts.rules import read_rules
+    from spotguard.alerts.rule_file import read_rules
 
     path = absolute_path(origin, text)
     read_rules(path, origin)
@@ -155,7 +155,7 @@ def warn_of_idle_actions(options: Options) -> None:
         UsageError: a rule has no other action.
     """
     if options.rules:
-        from spotguard.alerts.rules import idle_actions
+        from spotguard.alerts.rule_file import idle_actions
 
         for line in idle_actions(
             options.rules, webhook=bool(options.webhook), command=bool(options.on_failure)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spotguard.alerts.evaluation import Evaluation
-from spotguard.alerts.rules import Rule, default_rules, idle_actions, labels_in, read_rules
+from spotguard.alerts.rule_file import default_rules, idle_actions, read_rules
+from spotguard.alerts.rules import Rule, labels_in
 from spotguard.providers.errors import UsageError
 
 
