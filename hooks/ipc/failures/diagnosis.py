@@ -93,7 +93,7 @@ class DiagnosedError:
     where: str
     #: Files, lines and functions, the outermost first.
     stack: tuple[str, ...]
-    #: Equal for two errors of one type that arose at one place with one message.
+    #: Equal for two errors of one type that arose at one place of the user's code with one message.
     fingerprint: str
     #: Whether the next start would meet it again, if it arose at the same step twice.
     stays: bool
@@ -155,7 +155,9 @@ def diagnose(error: BaseException) -> DiagnosedError:
     kind = votes["text"] or votes["type"] or votes["place"] or "program"
     stack = tuple(redacted_text(f"{file}:{line} in {function}") for file, line, function in frames)
     name = _name(error)
-    key = "\n".join([name, *stack, _ADDRESS.sub("0x", text)])
+    # A loader that resumes comes to a bad sample by other lines of torch and of spotguard than the start before did.
+    own = (at for at, (file, *_) in zip(stack, frames, strict=True) if not of_library(file))
+    key = "\n".join([name, *own, _ADDRESS.sub("0x", text)])
     return DiagnosedError(
         kind,
         tuple(source for source, vote in votes.items() if vote == kind),

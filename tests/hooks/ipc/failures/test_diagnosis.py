@@ -181,6 +181,22 @@ def test_two_errors_have_one_fingerprint_if_type_place_and_message_are_equal() -
     assert diagnose(error_of(fail(ValueError, "sample 3"))).fingerprint != first.fingerprint
 
 
+def test_the_way_through_a_library_to_the_users_line_makes_no_other_error() -> None:
+    """A resumed loader reads the batches of before by another line than the next ones."""
+
+    def fail() -> None:
+        raise LookupError("no sample 0")
+
+    def through(line: int) -> DiagnosedError:
+        names: dict[str, Any] = {}
+        exec(compile("\n" * line + "def call(fail): fail()", "/site-packages/loader.py", "exec"), names)
+        return diagnose(error_of(lambda: names["call"](fail)))
+
+    first, second = through(1), through(2)
+    assert first.stack != second.stack
+    assert first.fingerprint == second.fingerprint
+
+
 @pytest.mark.parametrize(
     ("error", "stays"),
     [
