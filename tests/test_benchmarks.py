@@ -208,7 +208,11 @@ ROWS = {
             for way in ("spotguard", "periodic checkpoints alone")
         ],
     ],
-    "recovery": ["kill, spotguard: until training goes on", "  steps trained twice"],
+    "recovery": [
+        "kill, spotguard: until the failure is named, 1 of 1",
+        "  until training goes on, 1 of 1",
+        "  steps trained twice",
+    ],
     "ways": [
         f"files that {what} passes"
         for what in ("an emergency save of one process", "an agreed save of 4 ranks", "a restore")
