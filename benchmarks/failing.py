@@ -3,13 +3,18 @@
 They differ in what a failure meets: the kind of dataset, evaluation, accumulation, two ranks of DDP, and how a value that is
 not finite is found. Below a launcher, the first two train by DDP as well.
 PAUSE: seconds behind each step of the optimizer.
+
+With SPIKE="RANK STEP" in the environment, the targets of that rank are wrong from its completed step on, and a directory of a
+simulated failure in TMPDIR marks when.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import spotguard
 
-STEPS = 60
+STEPS = 100
 
 
 class Endless(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -44,20 +49,29 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+def spike(step: int) -> float:
+    """Return what is added to the targets."""
+    rank, at = map(int, os.environ.get("SPIKE", "-1 0").split())
+    if rank != (dist.get_rank() if dist.is_initialized() else 0) or step < at:
+        return 0.0
+    (mark := Path(os.environ["TMPDIR"], "spotguard-simulated-spike", "time-0")).parent.mkdir(exist_ok=True)
+    mark.touch()
+    return 1000.0
+
+
 def plain() -> None:
     """A loop over epochs that looks at its loss."""
     model, loader = small(), spotguard.ResumableLoader(finite())
     optimizer = torch.optim.AdamW(model.parameters())
     guard = spotguard.register(model=model, optimizer=optimizer, loader=loader)
-    guard.restore()
-    for x, y in loader:
+    for step, (x, y) in enumerate(loader, guard.restore()):
         optimizer.zero_grad()
-        loss = loss_of(model, x, y)
+        loss = loss_of(model, x, y + spike(step))
         if not torch.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss.item()}")
         loss.backward()
         optimizer.step()
-        guard.step()
+        guard.step(loss=loss)
 
 
 def accumulating() -> None:
@@ -70,8 +84,11 @@ def accumulating() -> None:
     with torch.autograd.set_detect_anomaly(True):
         for step in guard.steps(STEPS):
             for _ in range(2):
+                x, y = next(batches)
                 # A root of a negative number arises in the backward pass only.
-                (loss_of(model, *next(batches)) + 1e-9).sqrt().backward()
+                loss = (loss_of(model, x, y + spike(step)) + 1e-9).sqrt()
+                loss.backward()
+                guard.watch_loss(loss)
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
@@ -88,9 +105,11 @@ def ranks() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     guard = spotguard.register(model=model, optimizer=optimizer)
     batches = iter(finite())
-    for _ in guard.steps(STEPS):
+    for step in guard.steps(STEPS):
         optimizer.zero_grad()
-        loss_of(model, *next(batches)).backward()
+        x, y = next(batches)
+        (loss := loss_of(model, x, y + spike(step))).backward()
+        guard.watch_loss(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
         optimizer.step()
 

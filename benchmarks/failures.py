@@ -2,15 +2,19 @@
 
 `spotguard simulate failure` provokes them, at random steps and in random ranks. The time is from the failure itself to the first
 line that names its class; what counts as right is the last one, which `spotguard run` writes when the command has ended. A stall is
-named once its limit is over, which is 3 s here. A cut has two machines in namespaces (`tests/e2e/machines.py`). A failure of which
-only an alert tells is named by that: by the helper's first line about it.
+named once its limit is over, which is 3 s here. A failure of which only an alert tells is named by that: by the helper's first line
+about it. A cut, and what ends another machine, have two machines in namespaces (`tests/e2e/machines.py`).
 
-FAILURES="stopped cut" in the environment names the classes to provoke.
+No simulation provokes the classes of `OTHERS`. What has to follow each of them counts too: the exit code, the number of starts, and
+the commit.
+
+FAILURES="stopped cut" in the environment names the classes to provoke. The matrix is kept in `results/failures.json`.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import re
@@ -20,7 +24,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
@@ -28,19 +32,29 @@ import pytest
 
 from spotguard.hooks.ipc.failure_classes import CLASSES
 from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, OF_NVML
-from tests.e2e.machines import Rack, address
-from tests.e2e.processes import eventually
+from tests.e2e.machines import Node, Rack, address
+from tests.e2e.processes import Running, eventually
 
 from .rows import Row, Unable
 from .scale import Scale
 
 SCRIPTS = ("plain", "accumulating", "ranks")
+#: Losses that rise, one error at the same step in two starts, a limit of time, and another machine whose processes are killed,
+#: or which is gone at once with its wire.
+OTHERS = ("spike", "repeated", "deadline", "peer-lost", "machine-lost")
 LIMIT = 3.0
 _SCRIPT = str(Path(__file__).with_name("failing.py"))
+_SPOTGUARD = (sys.executable, "-m", "spotguard")
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 #: What a line of the log says for each class; the first that fits counts.
 _SAID = (
-    {"is silent": "cut", "is stopped by a signal": "stopped"}
+    {
+        "is silent": "cut",
+        "is stopped by a signal": "stopped",
+        "the start before failed with the same error": "repeated",
+        "far above the usual losses": "spike",
+        "deadline notice": "deadline",
+    }
     | {each.says: each.name for each in CLASSES.values()}
     | {
         "SIGKILL, and not by spotguard": "killed",
@@ -51,6 +65,7 @@ _SAID = (
 _NAMED = re.compile(
     r"training (?:failed|stands still)(?:: (?:rank|machine|the command)| at step \d).*"
     r"|machine \S+ of run \S+ is silent|rank \d+ \(pid \d+\) is stopped by a signal"
+    r"|the start before failed with the same error|: far above the usual losses|deadline notice from --deadline"
 )
 #: An alert of a simulated failure, which outranks the line of how the command ended.
 _ALERT = re.compile(rf"alert ({'|'.join(sorted(OF_NVML | IN_KERNEL_LOG))}): ")
@@ -60,11 +75,17 @@ _SECONDS = {"stopped": 22, "cut": 15, "gpu-lost": 12, "gpu-memory-error": 22, "g
 _RULES = '[rule.gpu-throttled]\nfor = "1s"\n'
 #: Memory of a cgroup in which two ranks train.
 _MEMORY = 900 << 20
+#: Seconds of warning before a limit of time.
+_WINDOW = 15.0
+_RESULTS = Path(__file__).parent / "results" / "failures.json"
+
+#: The lines of a log, with the time at which each came.
+Log = list[tuple[float, str]]
 
 
 def measure(scale: Scale) -> Iterator[Row]:
     each, rng = scale.of(7, 1), random.Random(7)
-    chosen = os.environ.get("FAILURES", "").split() or list(KINDS)
+    chosen = os.environ.get("FAILURES", "").split() or [*KINDS, *OTHERS]
     kinds = scale.of(tuple(chosen), ("program",))
     matrix: dict[str, Counter[str]] = {}
     for kind in kinds:
@@ -73,7 +94,8 @@ def measure(scale: Scale) -> Iterator[Row]:
         for script in scale.of(SCRIPTS, SCRIPTS[:1]):
             for number in range(each):
                 folder = scale.folder / f"{kind}-{script}-{number}"
-                found, seconds = (_cut if kind == "cut" else _provoke)(kind, script, rng, folder)
+                provoke = {"cut": _cut, "peer-lost": _lost, "machine-lost": _lost}.get(kind, _provoke)
+                found, seconds = provoke(kind, script, rng, folder)
                 named[found] += 1
                 if found == kind:
                     took.append(seconds)
@@ -84,18 +106,25 @@ def measure(scale: Scale) -> Iterator[Row]:
             tuple(took or [0.0]),
         )
     print("\n".join(_table(matrix)), flush=True)
+    if not scale.tiny:
+        known = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+        _RESULTS.parent.mkdir(exist_ok=True)
+        _RESULTS.write_text(json.dumps(known | matrix, indent=1) + "\n")
 
 
 def _words(kind: str, script: str, rng: random.Random) -> list[str]:
     """Return the words of `spotguard` that let one failure happen at some step."""
     # The agents of two machines have to know each other first.
     step = rng.randint(30, 50) if kind == "cut" else rng.randint(3, 25)
-    words = ["simulate", "failure", kind, "--at-step", str(step)]
+    simulated = rng.choice(("program", "data")) if kind == "repeated" else kind
+    words = ["simulate", "failure", simulated, "--at-step", str(step)]
+    if kind == "repeated":
+        words += ["--times", "9"]
     if kind in _SECONDS:
         words += ["--for", str(_SECONDS[kind])]
     if script == "ranks" or kind == "cut":
         words += ["--rank", str(rng.randint(0, 1))]
-    if kind in ("stall", "program"):
+    if simulated in ("stall", "program"):
         # An error in the loader is one of the data, whatever raised it.
         places = ("data", "forward", "backward", "optimizer")
         words += ["--in", rng.choice(places if kind == "stall" else places[1:])]
@@ -105,109 +134,165 @@ def _words(kind: str, script: str, rng: random.Random) -> list[str]:
 def _provoke(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str, float]:
     """Return as what one failure is named, and after how many seconds; "nothing" if it is not."""
     folder.mkdir()
-    words = _words(kind, script, rng)
     launcher = _TORCHRUN if script == "ranks" else ()
+    env = {**os.environ, "TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)}
     command = [sys.executable, *launcher, _SCRIPT, script]
     run = f"run --provider none --run-id job --store {folder / 'store'} --every off"
-    if kind in IN_KERNEL_LOG | OF_NVML:  # other ranks wait for as long as its driver does not answer
+    words = [] if kind in ("spike", "deadline") else [*_words(kind, script, rng), "--", *_SPOTGUARD]
+    begun = _Begun(folder, 1 if kind == "repeated" else 0)
+    if kind == "spike":
+        env["SPIKE"] = f"{rng.randint(0, 1) if script == 'ranks' else 0} {rng.randint(55, 75)}"
+    elif kind == "repeated":
+        run += " --max-restarts 5"
+    elif kind == "deadline":
+        due = rng.uniform(25.0, 40.0)
+        begun.at = time.monotonic() + due
+        run += f" --deadline {time.time() + due + _WINDOW} --window {_WINDOW}"
+        command.append("0.5")  # seconds a step
+    elif kind in IN_KERNEL_LOG | OF_NVML:  # other ranks wait for as long as its driver does not answer
         (folder / "rules.toml").write_text(_RULES)
         run += f" --rules {folder / 'rules.toml'}"
     else:
         run += f" --stall-first {LIMIT} --recover stall=stop"
-    whole = [
-        sys.executable,
-        "-m",
-        "spotguard",
-        *words,
-        "--",
-        sys.executable,
-        "-m",
-        "spotguard",
-        *run.split(),
-        "--",
-        *command,
-    ]
     with limited_memory(_MEMORY if kind == "host-memory" else None) as inside:
         process = subprocess.Popen(
-            [*inside, *whole],
+            [*inside, *_SPOTGUARD, *words, *run.split(), "--", *command],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)},
+            env=env,
         )
-        begun = _Begun(folder)
         try:
-            return _named(process, begun)
+            log = _log(process)
         finally:
             process.kill()
             process.wait()
+    begun.end()
+    found, seconds = named_in(log, begun.at)
+    if not followed(kind, process.returncode, log, begun.at):
+        print(
+            f"  {kind} in {script}, {process.returncode}: {''.join(line for _, line in log)[-2000:]}",
+            flush=True,
+        )
+        found = "nothing"
+    return found, seconds
 
 
-def _named(process: subprocess.Popen[str], begun: _Begun) -> tuple[str, float]:
-    """Return the name in the last line that gives one, and how soon the first line gave the same."""
+def _log(process: subprocess.Popen[str]) -> Log:
+    """Return the log of a process, once it has ended."""
     assert process.stderr is not None
-    found, alert, at = "nothing", "", dict[str, float]()
-    for line in process.stderr:
+    return [(time.monotonic(), line) for line in process.stderr]
+
+
+def named_in(log: Log, begun: float) -> tuple[str, float]:
+    """Return the name in the last line that gives one, and how soon the first line gave the same."""
+    found, alert, first = "nothing", "", dict[str, float]()
+    for at, line in log:
         if told := _ALERT.search(line):
             alert = told[1]
-            at.setdefault(alert, time.monotonic())
+            first.setdefault(alert, at)
         elif said := _NAMED.search(line):
             found = next((kind for words, kind in _SAID.items() if words in said[0]), "nothing")
-            at.setdefault(found, time.monotonic())
-    begun.end()
+            first.setdefault(found, at)
     found = alert or found
-    return found, at.get(found, float("nan")) - begun.at
+    return found, first.get(found, float("nan")) - begun
+
+
+def followed(kind: str, code: int, log: Log, begun: float) -> bool:
+    """Return whether what has to follow a failure of this class has followed: the exit code, the starts, the commit in time."""
+    if kind == "repeated":
+        starts = sum("starting the command again" in line for _, line in log)
+        return code not in (0, 75) and starts == 1
+    if kind == "deadline":
+        return code == 75 and any("COMMITTED" in line and begun < at < begun + _WINDOW for at, line in log)
+    return kind != "spike" or code == 0
 
 
 def _cut(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str, float]:
     """Return as what the other one of two machines names the cut of a network, and after how many seconds."""
+    words = _words(kind, script, rng)
+    with _two_machines(folder, (*words, "--", *_SPOTGUARD), script, "0.1") as (nodes, runs):
+        eventually(lambda: any("cut begins" in each.err.text for each in runs), "nothing was cut")
+        began = time.monotonic()
+        cut = next(number for number, each in enumerate(runs) if "cut begins" in each.err.text)
+        named = runs[1 - cut].err.until(_NAMED.pattern)
+        seconds = time.monotonic() - began
+        runs[1 - cut].err.until(f"training stands still: machine {nodes[cut].name} is silent")
+        whole = all(each.ended() == 0 for each in runs)
+        found = next((name for words, name in _SAID.items() if words in named[0]), "nothing")
+        return (found if whole and nodes[cut].name in named[0] else "nothing"), seconds
+    return "nothing", float("nan")
+
+
+@contextmanager
+def _two_machines(
+    folder: Path, before: Sequence[str], script: str, pause: str
+) -> Iterator[tuple[list[Node], list[Running]]]:
+    """Yield two machines, and the run of a job on each, which stand in these words of `spotguard`, if any.
+
+    Raises:
+        Unable: no machines can be made here.
+    """
     folder.mkdir()
     os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))  # sockets of the machines lie in it
-    words = _words(kind, script, rng)
+    launcher = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d")
+    meeting = (f"--rdzv-endpoint={address(1)}:29400", "--rdzv-id=job")
+    job = (sys.executable, *launcher, *meeting, _SCRIPT, script, pause)
+    run = ("run", "--provider", "none", "--run-id", "job", "--every", "off")
     try:
-        with (
-            redirect_stdout(io.StringIO()),
-            Rack(folder) as rack,
-        ):  # it prints all that its machines have printed
+        # It prints all that its machines have printed.
+        with redirect_stdout(io.StringIO()), Rack(folder) as rack:
             nodes = [rack.add(), rack.add()]
-            launcher = (
-                "-m",
-                "torch.distributed.run",
-                "--nnodes=2",
-                "--nproc-per-node=1",
-                "--rdzv-backend=c10d",
-            )
-            meeting = (f"--rdzv-endpoint={address(1)}:29400", "--rdzv-id=job")
-            run = ("run", "--provider", "none", "--run-id", "job", "--store", nodes[0].url, "--every", "off")
-            command = [sys.executable, "-m", "spotguard", *run, "--", sys.executable, *launcher, *meeting]
-            runs = [node.spotguard(*words, "--", *command, _SCRIPT, script, "0.1") for node in nodes]
-            eventually(lambda: any("cut begins" in each.err.text for each in runs), "nothing was cut")
-            began = time.monotonic()
-            cut = next(number for number, each in enumerate(runs) if "cut begins" in each.err.text)
-            named = runs[1 - cut].err.until(_NAMED.pattern)
-            seconds = time.monotonic() - began
-            runs[1 - cut].err.until(f"training stands still: machine {nodes[cut].name} is silent")
-            whole = all(each.ended() == 0 for each in runs)
-            found = next((name for words, name in _SAID.items() if words in named[0]), "nothing")
-            return (found if whole and nodes[cut].name in named[0] else "nothing"), seconds
+            words = (*before, *run, "--store", nodes[0].url, "--", *job)
+            yield nodes, [node.spotguard(*words) for node in nodes]
     except pytest.skip.Exception as why:
         raise Unable(str(why)) from None
     except AssertionError as why:
-        print(f"  cut in {script}: {str(why)[-2000:]}", flush=True)
-        return "nothing", float("nan")
+        print(f"  {script}: {str(why)[-2000:]}", flush=True)
+
+
+def _lost(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str, float]:
+    """Return as what a machine names the loss of the other one, and after how many seconds.
+
+    All processes of the lost one are killed. Where the machine is lost, too, its wire is dead before, so nothing tells their end.
+    """
+    lost = rng.randint(0, 1)
+    with _two_machines(folder, (), script, "0.3") as (nodes, runs):
+        here, log = runs[1 - lost], Log()
+        for each in runs:
+            each.err.until(r"rank \d \(pid \d+\): training begins")
+        time.sleep(rng.uniform(4.0, 8.0))  # until the agents know each other
+        began = time.monotonic()
+        (nodes[lost].take if kind == "machine-lost" else nodes[lost].stop)()
+        # The last of these lines is the agent's, which has named the class before.
+        end = f"training stands still: machine {nodes[lost].name}|ERROR: training failed"
+        while not log or not re.search(end, log[-1][1]):
+            line = here.err.until(_NAMED.pattern).string
+            log.append((time.monotonic(), line))
+        found, seconds = named_in(log, began)
+        if "COMMITTED" not in here.err.text:
+            here.err.until("COMMITTED")
+        # What it says of a machine that is silent for good is what it says of a cut.
+        gone = kind == "machine-lost" and found == "cut" and nodes[lost].name in log[-1][1]
+        return kind if gone else found, seconds
+    return "nothing", float("nan")
 
 
 class _Begun(threading.Thread):
-    """The moment at which the failure begins: its process leaves a mark."""
+    """The moment at which the failure begins: its process leaves a mark.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        number: of the time that counts.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
         super().__init__(daemon=True)
         self.at = float("nan")
-        self._folder, self._over = folder, threading.Event()
+        self._folder, self._number, self._over = folder, number, threading.Event()
         self.start()
 
     def run(self) -> None:
         while not self._over.wait(0.005):
-            if next(self._folder.glob("spotguard-simulated-*/time-0"), None):
+            if next(self._folder.glob(f"spotguard-simulated-*/time-{self._number}"), None):
                 self.at = time.monotonic()
                 return
 

@@ -20,6 +20,7 @@ sys.path.append(root := str(Path(__file__).parent.parent))
 from benchmarks import charts, growth
 from benchmarks.__main__ import NAMES, run
 from benchmarks.ettr_replay import SPELLS, JobReplay
+from benchmarks.failures import followed, named_in
 from benchmarks.interruptions import LOST, PREEMPTION, InterruptionCost, Start, useful
 from benchmarks.link_rows import RAW, Sample
 from benchmarks.plots import draw
@@ -257,6 +258,36 @@ def test_a_bound_is_judged_by_the_worst_value() -> None:
     row = Row("a thing", "ms", (3.0, 1.0, 2.0), figure=4.0, worst=True)
 
     assert "0.75" in table([row])
+
+
+def test_a_failure_is_named_by_the_last_line_that_names_one_and_timed_by_the_first_that_agrees() -> None:
+    """A rank hangs up, is named as lost, and the agent puts the end down to the error of another one."""
+    error = "training failed: rank 0 (pid 7) at step 5: an error of the program"
+    lost = "training failed at step 5: another rank is gone, or does not answer"
+    log = [(1.0, "Traceback"), (2.0, f"spotguard[rank 0]: {error}"), (3.0, lost), (9.0, f"ERROR: {error}")]
+
+    assert named_in(log, 0.5) == ("program", 1.5)
+    assert named_in(log[:3], 0.5) == ("peer-lost", 2.5)
+    assert named_in(log[:1], 0.5)[0] == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "log", "right"),
+    [
+        ("repeated", 1, [(1.0, "starting the command again")], True),
+        ("repeated", 75, [(1.0, "starting the command again")], False),
+        ("repeated", 1, [(1.0, "starting the command again")] * 2, False),
+        ("deadline", 75, [(5.0, "COMMITTED")], True),
+        ("deadline", 75, [(500.0, "COMMITTED")], False),
+        ("deadline", 0, [(5.0, "COMMITTED")], False),
+        ("spike", 1, [], False),
+    ],
+)
+def test_what_follows_a_failure_is_judged_too(
+    kind: str, code: int, log: list[tuple[float, str]], right: bool
+) -> None:
+    """The exit code, the number of starts, and a commit that comes before the time is over."""
+    assert followed(kind, code, log, 1.0) is right
 
 
 JOB = Job(8 * 10**9, 1e9)

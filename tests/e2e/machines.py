@@ -180,6 +180,13 @@ class Node(Machine):
         self.kill(self._first)
         self._holder.ended()
 
+    def stop(self) -> None:
+        """All that was started there is killed, and its kernel tells the others so: the machine itself stays."""
+        for pid in self.everybody():
+            if pid != self._first:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def shape(self, mbit: float | None) -> None:
         """From here on its wire has this rate in either direction; None: as fast as the machine."""
         for pid, device in ((self._first, "eth0"), (self._rack.switch, self.name)):
