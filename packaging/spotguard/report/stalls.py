@@ -109,7 +109,7 @@ def stall_fact(ranks: Sequence[RankStacks], listed: Collection[int], world: int 
         world: the number of all ranks; None if not known.
     """
     absent = sorted(set(range(min(world or 0, 10**6))) - set(listed))
-    cause = _cause(ranks)
+    cause = [*ranks] if world == 1 else _cause(ranks)
     numbers = {each.rank for each in cause}
     others = [each for each in ranks if each.rank not in numbers]
     if not cause and absent and ranks:
