@@ -63,7 +63,10 @@ _SHAPES = tuple(
         ),
         # Slack's, Discord's and others': whoever has the last part may post.
         (r"(?i)://hooks\.slack(?:-gov)?\.com/\w+/[\w-]+/[\w-]+", "a webhook's URL"),
-        (r"""(?i)://[^\s"'$]{0,100}hooks?[./][^\s"'$]{0,100}/[\w-]{16,}""", "a webhook's URL"),
+        (
+            r"""(?i)(?:(?<=http)|(?<=https))://[^\s"'$]{0,100}hooks?[./][^\s"'$]{0,100}/[\w-]{16,}""",
+            "a webhook's URL",
+        ),
     )
 )
 

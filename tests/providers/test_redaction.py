@@ -63,6 +63,7 @@ def test_a_command_without_a_secret_stays_as_it_is(command: str) -> None:
         ("password:\n  swordfish7", "password:\n  …"),
         ("Config(password='it\\'s me', lr=0.1)", "Config(password=…, lr=0.1)"),
         ("key sk-ant-api03-Ab_cd-0123456789abcdef is revoked", "key … is revoked"),
+        ("https://discord.com/api/webhooks/1234/abcdefghijklmnopqrst answers 404", "https… answers 404"),
         ("key nvapi-Ab_cd-0123456789abcdef is revoked", "key … is revoked"),
         ("AWS_SESSION_TOKEN=" + "a1" * 1000 + " x", "AWS_SESSION_TOKEN=… x"),
         ("{'aws_session_token': '" + "a1" * 1000 + "'}", "{'aws_session_token': …}"),
@@ -85,6 +86,7 @@ def test_a_secret_is_left_out_of_a_text(text: str, shown: str) -> None:
         "https://me@dev.azure.com/org answers 404; see the log of bearer tokens",
         'Missing key(s) in state_dict: "cls_token", "dist_token", "blocks.0.norm1.weight"',
         "--password is missing, forward_pass: 12.345ms",
+        "no such file: file:///data/hooks/run_2026_11_27/checkpoint_000001",
     ],
 )
 def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:
