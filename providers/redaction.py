@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 _WRITTEN = r"""["']?(?P<secret>[^\s$`"'&|;)-])"""
 
 #: The space between the words of a .netrc, which a printf may write.
-_BLANK = r"(?:\s|\\n){1,20}"
+_BLANK = r"(?:\s|\\n){1,20}+"
 
 _SHAPES = tuple(
     (re.compile(pattern), name)
@@ -36,10 +36,10 @@ _SHAPES = tuple(
         (r"\b(?:hf_|npm_|sk-(?:proj-|ant-)?)(?=[A-Za-z]*[0-9])[0-9A-Za-z]{16,}", "a token"),
         (r"\bhf_[A-Za-z]{30,}", "a token"),
         (
-            r"\b(?:xox[abpr]-|pypi-|dckr_pat_|AIza|sk-(?:proj|ant|svcacct)-|GOCSPX-|ya29\.)[0-9A-Za-z_-]{20,}",
+            r"\b(?:xox[abpr]-|pypi-|dckr_pat_|AIza|sk-(?:proj|ant|svcacct)-|GOCSPX-|ya29\.|nvapi-)[0-9A-Za-z_-]{20,}",
             "a token",
         ),
-        (r"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}", "a token"),
+        (r"\beyJ[0-9A-Za-z_-]{8,2000}\.eyJ[0-9A-Za-z_-]{8,}", "a token"),
         (
             rf"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token|apikey)\s+{_WRITTEN}",
             "a header with credentials",
@@ -63,7 +63,10 @@ _SHAPES = tuple(
         ),
         # Slack's, Discord's and others': whoever has the last part may post.
         (r"(?i)://hooks\.slack(?:-gov)?\.com/\w+/[\w-]+/[\w-]+", "a webhook's URL"),
-        (r"""(?i)://[^\s"'$]{0,100}hooks?[./][^\s"'$]{0,100}/[\w-]{16,}""", "a webhook's URL"),
+        (
+            r"""(?i)(?:(?<=http)|(?<=https))://[^\s"'$]{0,100}hooks?[./][^\s"'$]{0,100}/[\w-]{16,}""",
+            "a webhook's URL",
+        ),
     )
 )
 
@@ -72,11 +75,18 @@ _GIVEN = re.compile(
     r"""(?<![\w${-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]{0,100})(?P<quote>["']?)"""
     r"""(?P<between>\s{0,9}=\s{0,9}|\s{0,9}:\s{0,9}|\s{1,9})(?=["']?(?P<value>[^\s"';]{1,1000}))"""
 )
-#: A name and its value in a text, where a list may hold both ('--password', '…'), and a value in quotes may hold spaces and lines.
+#: A name in a text, and what stands before its value. A list may hold both ('--password', '…'), a shell's command an option.
 _IN_TEXT = re.compile(
-    r"""(?<![\w$])(?P<name>[A-Za-z_][\w.-]{0,100})(?P<between>["']?\s{0,9}[=:]\s{0,9}|["'],\s{1,9})"""
-    r"""(?=(?P<value>[bBrRuU]{0,2}(?:"(?:[^"\\]|\\.){1,1000}"|'(?:[^'\\]|\\.){1,1000}')|[^\s"';&]{1,1000}))"""
+    r"""(?<![\w$])(?P<dashes>-{1,2})?(?P<name>[A-Za-z_][\w.-]{0,100})"""
+    r"""(?P<between>\\?["']?\s{0,9}[=:]\s{0,9}|["'],\s{1,9}|(?(dashes)\s{1,9}|(?!)))"""
 )
+#: The value: in quotes it may hold spaces and lines. A text that was cut may have lost the second quote.
+_VALUE = re.compile(
+    r"""[bBrRuU]{0,2}(?:"(?:[^"\\]|\\.)++"|'(?:[^'\\]|\\.)++'|\\"[^"\\]++\\"|\\'[^'\\]++\\'|\\?["'][^"'\n][^\n]*)"""
+    r"""|[^\s"';&]+"""
+)
+#: The quotes around it.
+_QUOTES = re.compile(r"""[bBrRuU]{0,2}\\?["']|\\?["']\Z""")
 #: A private key in a text, whose lines have no form of their own; and the rest of a secret whose begin is known.
 _KEY_BLOCK = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL
@@ -93,13 +103,13 @@ _PERHAPS = re.compile(r"(?:token|(?:^|_)pass)$")
 _MADE = re.compile(
     r"(?:(?=.*[0-9])(?=.*[A-Za-z])[\w.~+/:-]{8,}|(?=.*[a-z])(?=.*[A-Z])[\w.~+/:-]{16,})=*(?:[&|>)].*)?"
 )
-#: Names that are not secrets: EOS_TOKEN is a tokenizer's word, MAX_TOKEN a count.
+#: Names that are not secrets: EOS_TOKEN is a tokenizer's word, MAX_TOKEN a count, and a forward pass is no password.
 _OF_TEXT = re.compile(
-    r"(?:^|_)(?:max|min|num|n|per|new|eos|bos|pad|unk|sep|cls|mask|stop|start|end|next|special|image|audio|video)_?token$"
+    r"(?:^|_)(?:max|min|num|n|per|new|eos|bos|pad|unk|sep|cls|mask|stop|start|end|next|special|image|audio|video)_?token$|(?:forward|backward)_pass$"
 )
-#: Values that are not tokens: a count, a truth value, a mark. (A password may be one of them.)
+#: Values that are not tokens: a count, a truth value, a mark, a layer's name. (A password may be one of them.)
 _NO_TOKEN = re.compile(
-    r"(?i)0?(?:\.[0-9]+)?|[1-9][0-9_.]{0,8}[kmg]?|true|false|yes|no|none|null|[<\[].*[>\]]"
+    r"(?i)0?(?:\.[0-9]+)?|[1-9][0-9_.]{0,8}[kmg]?|true|false|yes|no|none|null|[<\[].*[>\]]|(?-i:[a-z][a-z0-9_]*(?:\.[a-z0-9_]+){2,})"
 )
 #: Values that only point to a secret: its location, or code that reads it.
 _ELSEWHERE = re.compile(
@@ -155,19 +165,28 @@ def redacted_text(text: str) -> str:
 def _places_of_secrets(text: str) -> Iterator[tuple[int, int]]:
     yield from (match.span() for match in _KEY_BLOCK.finditer(text))
     for looks, _ in _SHAPES:
-        named = "secret" in looks.groupindex
+        named, end = "secret" in looks.groupindex, 0
         for match in looks.finditer(text):
-            rest = None if named and match[0].endswith("@") else _REST.match(text, match.end())
-            yield match.start("secret" if named else 0), match.end("secret") if rest is None else rest.end()
-    yield from (match.span("value") for match in _IN_TEXT.finditer(text) if _is_given_in_text(match))
+            if match.start() >= end:
+                rest = None if named and match[0].endswith("@") else _REST.match(text, match.end())
+                end = match.end("secret") if rest is None else rest.end()
+                yield match.start("secret" if named else 0), end
+    end = 0
+    for match in _IN_TEXT.finditer(text):
+        if match.start() >= end and _may_be_secret(_plain(match["name"])):
+            value = _VALUE.match(text, match.end())
+            if value is not None and _is_given_in_text(match, value[0]):
+                end = value.end()
+                yield value.span()
 
 
-def _is_given_in_text(match: re.Match[str]) -> bool:
-    value = match["value"].strip("bBrRuU").strip("\"'")
-    if not _is_secret(match["name"], value):
+def _is_given_in_text(match: re.Match[str], value: str) -> bool:
+    inner = _QUOTES.sub("", value)
+    if not _is_secret(match["name"], inner):
         return False
-    # Else it is a sentence, as in "password: expected a text".
-    return match["between"].strip() != ":" or any(each.isdigit() for each in value)
+    # Else it is a sentence, as in "password: expected a text" and "--password is missing".
+    sentence = match["between"].strip() in ("", ":") and inner == value
+    return not sentence or any(each.isdigit() for each in value)
 
 
 def _without(word: str) -> Iterator[str]:
@@ -193,11 +212,20 @@ def _is_given_one(match: re.Match[str]) -> bool:
 
 def _is_secret(given: str, value: str) -> bool:
     """Return whether a value is secret, by its name and its own look."""
-    name = re.sub(r"[.-]", "_", given.lower())
-    if _ELSEWHERE.match(value):
+    name = _plain(given)
+    if not _may_be_secret(name) or _ELSEWHERE.match(value):
         return False
     if _SECRET.search(name):
         return True
-    if not _PERHAPS.search(name) or _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value):
+    if _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value):
         return False
     return given.isupper() or _MADE.fullmatch(value) is not None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[.-]", "_", name.lower())
+
+
+def _may_be_secret(name: str) -> bool:
+    """Return whether a plain name can be that of a secret."""
+    return bool(_SECRET.search(name) or _PERHAPS.search(name))

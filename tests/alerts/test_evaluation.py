@@ -179,6 +179,16 @@ def test_no_number_is_not_below_a_threshold() -> None:
     assert short(watch.sample(validation(0.5))) == [("reached", True)]
 
 
+def test_one_value_that_is_no_number_does_not_make_a_window_s_median() -> None:
+    """Wherever in the window it is. If most are none, the median is none."""
+    watch = Watch(Rule("high", "spotguard_metric", threshold=5.0, window=60.0))
+    for bad in (math.nan, math.inf):
+        assert watch.sample(validation(1.0), times=MINUTE) == []
+        assert watch.sample(validation(bad)) == []
+    assert watch.sample(validation(1.0), times=MINUTE) == []
+    assert short(watch.sample(validation(math.nan), times=MINUTE)) == [("high", True)]
+
+
 def test_a_robust_deviation_is_counted_in_the_history_s_own_spread() -> None:
     rule = Rule("odd", metric="spotguard_step_seconds", deviation=5.0)
     watch = Watch(rule)

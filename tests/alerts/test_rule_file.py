@@ -149,6 +149,11 @@ RULE = '[rule.mine]\nmetric = "spotguard_step"\n'
         (f'{RULE}threshold = 1\nfor = "2x"\n', "line 4", "for of rule mine '2x': expected a number"),
         (f"{RULE}threshold = 1\nwhere = 3\n", "line 4", "labels with their values"),
         (
+            '[rule.disk-full]\nwhere = { place = "cwd" }\n',
+            "line 2",
+            "expected one of store, stage, working directory, temporary directory, /dev/shm for place",
+        ),
+        (
             f'{RULE}threshold = 1\nwhere = {{ state = "x" }}\n',
             "line 4",
             "a label of spotguard_step (rank, run_id, uid)",

@@ -63,6 +63,14 @@ def test_a_command_without_a_secret_stays_as_it_is(command: str) -> None:
         ("password:\n  swordfish7", "password:\n  …"),
         ("Config(password='it\\'s me', lr=0.1)", "Config(password=…, lr=0.1)"),
         ("key sk-ant-api03-Ab_cd-0123456789abcdef is revoked", "key … is revoked"),
+        ("https://discord.com/api/webhooks/1234/abcdefghijklmnopqrst answers 404", "https… answers 404"),
+        ("key nvapi-Ab_cd-0123456789abcdef is revoked", "key … is revoked"),
+        ("AWS_SESSION_TOKEN=" + "a1" * 1000 + " x", "AWS_SESSION_TOKEN=… x"),
+        ("{'aws_session_token': '" + "a1" * 1000 + "'}", "{'aws_session_token': …}"),
+        ("Config(password='it is me\nat line 5", "Config(password=…\nat line 5"),
+        ("sh: mysql --password 'a b' --api-key abc1 --lr 1", "sh: mysql --password … --api-key … --lr 1"),
+        ("DB_PASSWORD: 'correct horse'", "DB_PASSWORD: …"),
+        ('body {\\"password\\": \\"a b\\", \\"lr\\": 1}', 'body {\\"password\\": …, \\"lr\\": 1}'),
     ],
 )  # fmt: skip
 def test_a_secret_is_left_out_of_a_text(text: str, shown: str) -> None:
@@ -76,6 +84,9 @@ def test_a_secret_is_left_out_of_a_text(text: str, shown: str) -> None:
         "password: expected a text; pad_token='<pad>' and max_token: 512",
         "KeyError: 'weight'\nshape mismatch for head.0.bias: copying [5] from [7]",
         "https://me@dev.azure.com/org answers 404; see the log of bearer tokens",
+        'Missing key(s) in state_dict: "cls_token", "dist_token", "blocks.0.norm1.weight"',
+        "--password is missing, forward_pass: 12.345ms",
+        "no such file: file:///data/hooks/run_2026_11_27/checkpoint_000001",
     ],
 )
 def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:

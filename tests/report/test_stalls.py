@@ -84,6 +84,16 @@ def test_ranks_with_equal_stacks_are_one_group_and_the_cause_comes_first() -> No
             "",
             id="the one that stands longest",
         ),
+        pytest.param(
+            [rank(0, phase="ranks", stood=90.0), rank(1, phase="start", stood=60.0)],
+            "rank 1 in start at train.py:31 in main",
+            "rank 0 waits for rank 1",
+            id="a start, and a rank that waits for it",
+        ),
+        pytest.param(
+            [rank(0, phase="backward")], "rank 0 in backward at train.py:31 in main", "", id="the only rank"
+        ),
+        pytest.param([rank(0, phase="")], "rank 0 at train.py:31 in main", "", id="no phase"),
         pytest.param([rank(0, phase="data"), rank(1, phase="data")], "", "", id="all stand in the data"),
         pytest.param([rank(0, phase="data")], "rank 0 in data at train.py:31 in main", "", id="one alone"),
     ],

@@ -51,6 +51,8 @@ class FailureCause:
         """Return the cause as plain JSON, for the helper of alerts and for the record in the store."""
         session, error = self.session, self.error
         at = None if session is None else session.position
+        # A position is some seconds old: from before the error, or from the save at it.
+        place = at if error is None else error
         return {
             "class": self.kind,
             "text": self.text,
@@ -65,8 +67,8 @@ class FailureCause:
             "step": None if session is None else error.step if error is not None else session.step,
             "attempt": None if at is None else at.attempt,
             "newest_checkpoint": at.checkpoint_step if at is not None and at.checkpoint_step >= 0 else None,
-            "phase": "" if at is None else clip(at.phase, NAME),
-            "where": "" if at is None else clip(at.where, TEXT),
+            "phase": "" if place is None else clip(place.phase, NAME),
+            "where": "" if place is None else clip(place.where, TEXT),
             "reported": error is not None,
         }
 

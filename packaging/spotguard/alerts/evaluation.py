@@ -210,7 +210,7 @@ class Evaluation:
         series = self._series.setdefault(key, _MetricSeries())
         window = rule.window or (COUNTER_WINDOW if rule.counts else 0.0)
         series.add(newest, now, window)
-        value = _rise(series.recent) if rule.counts else statistics.median(each for _, each in series.recent)
+        value = _rise(series.recent) if rule.counts else _middle(each for _, each in series.recent)
         holds = _holds(rule, value, series.history, found.get(rule.of, {}).get(labels))
         condition = self._conditions.get(key)
         if rule.needs_history and (
@@ -293,6 +293,12 @@ def _rise(recent: Sequence[tuple[float, float]]) -> float:
     """Return by how much a counter rose. One that falls began anew at 0."""
     values = [value for _, value in recent]
     return sum(b - a if b >= a else b for a, b in pairwise(values))
+
+
+def _middle(values: Iterable[float]) -> float:
+    """Return the median. NaN counts as infinite here, too: left to itself, it stays wherever a sort finds it."""
+    ordered = sorted(values, key=lambda each: math.inf if math.isnan(each) else each)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _labels(name: str, values: Sequence[str]) -> Labels:

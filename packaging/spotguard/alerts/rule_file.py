@@ -20,6 +20,7 @@ from ..hooks.ipc.failure_classes import FAILURES
 from ..providers.dates import parse_duration
 from ..providers.errors import UsageError
 from ..providers.text import TEXT, clip, did_you_mean
+from .readings.disk import PLACES
 from .rules import (
     ACTIONS,
     COMPARISONS,
@@ -41,6 +42,7 @@ _VALUES = {
     ("failure", "class"): (*FAILURES, "unknown"),
     ("kernel", "kind"): ("xid", "oom", "disk", "machine-check"),
     ("spotguard_source_state", "state"): STATES,
+    **{(name, "place"): PLACES for name in TYPES if "place" in LABELS[name]},
     **{("outcome", name): ("true", "false") for name in ("drill", "failed", "ended_well")},
 }
 #: Seconds of a counter's shortest window: a sample comes every ten, and a rise takes two.

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spotguard.hooks.ipc.messages import START_WAIT
 from spotguard.providers.text import NAME, TEXT, clip
 
 from .facts import StackGroup, StallFact, mapping, number, text, texts, whole
@@ -21,7 +22,7 @@ READ = 2048
 #: Stalls of a run, groups of a stall, and characters of a group's stacks that a report shows: 1.5 MB at most.
 STALLS, _GROUPS, _CHARACTERS = 16, 12, 8000
 #: Phases in which a rank may wait for another one.
-_WAITING = ("collective", "backward")
+_WAITING = ("collective", "backward", START_WAIT)
 _KEY = re.compile(r"stalls/(?P<attempt>\d{4,15})-(?:\d+|held)-(?P<rank>\d{5,15})(?:-\d+)?\.json", re.ASCII)
 
 
@@ -72,7 +73,7 @@ class RankStacks:
     @property
     def place(self) -> str:
         words = "in native code" if self.held else f"in {self.phase}" if self.phase else ""
-        return words + (f" at {self.where}" if self.where else "")
+        return " ".join(filter(None, (words, self.where and f"at {self.where}")))
 
 
 def _note(
@@ -108,7 +109,7 @@ def stall_fact(ranks: Sequence[RankStacks], listed: Collection[int], world: int 
         world: the number of all ranks; None if not known.
     """
     absent = sorted(set(range(min(world or 0, 10**6))) - set(listed))
-    cause = _cause(ranks)
+    cause = [*ranks] if world == 1 else _cause(ranks)
     numbers = {each.rank for each in cause}
     others = [each for each in ranks if each.rank not in numbers]
     if not cause and absent and ranks:

@@ -16,6 +16,8 @@ _BYTES = {
     2: ("io.stat", r"^{disk} rbytes=(\d+) wbytes=(\d+)"),
     1: ("blkio.throttle.io_service_bytes", r"^{disk} Read (\d+)\n{disk} Write (\d+)"),
 }
+#: The names of folders, for people. Folders on one disk are one series, named by the first of them.
+PLACES = ("store", "stage", "working directory", "temporary directory", "/dev/shm")
 #: Bytes of a sector in the statistics of block devices, whatever the disk's own are. See block/stat.rst.
 _SECTOR = 512
 

@@ -187,7 +187,7 @@ def failures(story: Story) -> list[dict[str, Any]]:
 def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> None:
     story = Story(max_restarts=1)
     session = story.opens(501)
-    story.says(session, Position(7, checkpoint_step=6, attempt=3))
+    story.says(session, Position(7, checkpoint_step=6, attempt=3, phase="save", where="train.py:1 in main"))
     story.says(session, error("data"))
     story.closes(session)
     story.ends(1)
@@ -205,8 +205,8 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
         "step": 7,
         "attempt": 3,
         "newest_checkpoint": 6,
-        "phase": "",
-        "where": "",
+        "phase": "other",
+        "where": "train.py:4 in main",
         "reported": True,
         "returncode": 1,
     }
