@@ -103,6 +103,7 @@ class TrainingProgress:
         times: the times of its phases.
         all_worked: returns the processor seconds that all threads have used.
         moves: returns how often a store has moved.
+        answers: returns a number that rises as a notice is answered, which takes some work and asks the store.
     """
 
     def __init__(
@@ -114,15 +115,18 @@ class TrainingProgress:
         times: PhaseTimes | None = None,
         all_worked: Callable[[], float] = time.process_time,
         moves: Callable[[], int] = lambda: 0,
+        answers: Callable[[], int] = lambda: 0,
     ) -> None:
         self._completed, self._clock = completed, clock
         self._evaluates, self._worked = evaluates, worked or processor_seconds
         self._times = times or PhaseTimes()
-        self._all_worked, self._moves = all_worked, moves
+        self._all_worked, self._moves, self._answers = all_worked, moves, answers
         self._thread: threading.Thread | None = None
         #: The thread that has registered, and not trained yet; the moves of a store, and the processor seconds of all threads.
         self._preparing: threading.Thread | None = None
         self._moved, self._all_work = 0, 0.0
+        #: The notices that were answered at the last look.
+        self._answered = 0
         self._step = -1
         #: The iterator of a loader in which the thread was found last, and the batches that it had delivered.
         self._delivered = (0, 0)
@@ -188,10 +192,13 @@ class TrainingProgress:
         moved, all_work, before, work = self._moves(), self._all_worked(), self._looked_at, self._work
         now, share = self._times_of(thread, phase, place)
         others = (all_work - self._all_work - (self._work - work)) / max(1e-9, now - before)
-        if moved != self._moved or others > _BUSY or self._computes(share):
+        answered = self._answers()
+        # Else a stall's own stacks and records would be progress, and it would neither last nor end.
+        aside = answered == self._answered and (moved != self._moved or others > _BUSY)
+        if aside or self._computes(share):
             self._places = {place}
             self._moved_at = now
-        self._moved, self._all_work = moved, all_work
+        self._moved, self._all_work, self._answered = moved, all_work, answered
         return ProgressSeen(phase, now - self._moved_at, where)
 
     def _times_of(self, thread: threading.Thread, phase: str, place: int) -> tuple[float, float]:

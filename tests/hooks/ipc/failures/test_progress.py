@@ -149,7 +149,7 @@ class Thread:
         self._others, self._trains = others, trains
         self.clock, self.step, self.work = ManualClock(), 0, 0.0
         #: Processor seconds of other threads, and the store's moves.
-        self.others_work, self.moves = 0.0, 0
+        self.others_work, self.moves, self.answers = 0.0, 0, 0
         self.progress = TrainingProgress(
             lambda: self.step,
             self.clock,
@@ -157,6 +157,7 @@ class Thread:
             lambda thread: self.work,
             all_worked=lambda: self.work + self.others_work,
             moves=lambda: self.moves,
+            answers=lambda: self.answers,
         )
         self.waits = Waits()
         self._thread = threading.Thread(target=self._run, args=(place,))
@@ -316,6 +317,18 @@ def test_a_restore_that_moves_does_not_stand_still(what: str) -> None:
             setattr(thread, what, getattr(thread, what) + 1)
             assert thread.later().still == 0.0
         assert thread.later().still == 2.0
+
+
+@pytest.mark.parametrize("what", ["moves", "others_work"])
+def test_the_answer_to_a_stall_before_training_is_no_progress(what: str) -> None:
+    """The stacks take a moment's work, and their record goes to the store."""
+    with Thread(within(RESTORE, STORE), trains=False).at_place() as thread:
+        thread.later()
+        thread.answers += 1
+        setattr(thread, what, 1)
+        assert thread.later().still == 4.0
+        setattr(thread, what, 2)
+        assert thread.later().still == 0.0
 
 
 def test_a_training_that_begins_counts_from_there_and_its_restored_steps_are_no_progress() -> None:
