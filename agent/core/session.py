@@ -51,6 +51,8 @@ class Session:
     heard_at: float = 0.0
     #: The step at which its training began here; negative before.
     began: int = -1
+    #: The attempt in which its process began; negative before its first position. A second restore there begins another one.
+    attempt: int = -1
     #: It sent `Bye`: its training has ended by itself.
     left: bool = False
 
@@ -95,6 +97,8 @@ class Session:
     def stands(self, position: Position, now: float) -> None:
         if self.began < 0:
             self.began = position.step
+        if self.attempt < 0:
+            self.attempt = position.attempt
         self.position, self.heard_at = position, now
 
     def saved(self, committed: Committed, now: float) -> None:

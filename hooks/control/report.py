@@ -90,6 +90,8 @@ class Report:
         self._stalls = 0
         #: The ids of the stalls whose stacks were taken.
         self._stacked: frozenset[str] = frozenset()
+        #: Rises with each notice that is confirmed, and with each that ends.
+        self.answers = 0
         self._lock = threading.Lock()  # guards what follows
         self._said_at = -_PROGRESS_EVERY
         self._said: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ class Report:
 
     def told(self, message: protocol.Preempt) -> None:
         """Confirm a notice. At a stall, log and keep the stacks of all threads: a save may move them."""
+        self.answers += 1
         self._send(protocol.Delivered(message.id, self._clock.monotonic()))
         if message.kind == protocol.STALL:
             self._take_stacks([message.id])
@@ -145,6 +148,7 @@ class Report:
         now = self._clock.monotonic()
         self._record(
             preemption,
+            preemption.to_report,
             committed=True,
             step=saved.step,
             bytes=saved.nbytes,
@@ -157,9 +161,11 @@ class Report:
         )
         self._telling(preemption)
         self._introduce(preemption)
-        for id in preemption.to_report:
+        ids = preemption.to_report
+        for id in ids:
             self._send(_committed(id, saved, now))
-        self._record_stacks(preemption, saved.step)
+        self._record_stacks(preemption, ids, saved.step)
+        self.answers += 1
         self._ended(preemption, True)
 
     def failed(self, preemption: PreemptionNotice, reason: str, last_step: int, *, lost: bool = True) -> None:
@@ -180,10 +186,16 @@ class Report:
             _log(preemption, logging.INFO, f"nothing new is committed: {reason}; {newest}")
         self._telling(preemption)
         self._introduce(preemption)
-        for id in preemption.to_report:
+        ids = (
+            preemption.to_report
+        )  # the agent may release the notice once it has heard, and that takes them away
+        for id in ids:
             self._send(protocol.Failed(id, reason, last_step))
-        self._record(preemption, committed=False, step=last_step, bytes=0, url="", level="", reason=reason)
-        self._record_stacks(preemption, last_step)
+        self._record(
+            preemption, ids, committed=False, step=last_step, bytes=0, url="", level="", reason=reason
+        )
+        self._record_stacks(preemption, ids, last_step)
+        self.answers += 1
         self._ended(preemption, False)
 
     def error(self, message: protocol.TrainingFailed) -> None:
@@ -222,12 +234,12 @@ class Report:
             left = max(0.0, preemption.deadline - now)
             self._send(protocol.Delivered(id, now, preemption.kind, preemption.source, left))
 
-    def _record_stacks(self, preemption: PreemptionNotice, step: int) -> None:
+    def _record_stacks(self, preemption: PreemptionNotice, ids: list[str], step: int) -> None:
         """At a stall, write this rank's stacks and its newest collectives. Torch may hang when it is asked for these, so all else is
         told before.
         """
         attempt = self._number()
-        for id in preemption.to_report:
+        for id in ids:
             if found := self._stacks.pop(id, None):
                 self._stalls += 1
                 key = stacks_key(self._run_id, attempt, self._stalls, self._rank)
@@ -237,7 +249,7 @@ class Report:
                     seen["collectives"] = collectives.record()
                 self._write(preemption, key, seen)
 
-    def _record(self, preemption: PreemptionNotice, **facts: object) -> None:
+    def _record(self, preemption: PreemptionNotice, ids: list[str], **facts: object) -> None:
         """Write one JSON object beside the checkpoints: the record of what became of a notice."""
         attempt = self._number()
         if not self._keeps():
@@ -245,7 +257,7 @@ class Report:
         self._count += 1
         record = {
             "notice": {
-                "ids": preemption.to_report,
+                "ids": ids,
                 # Another machine's agent has seen the stall: here it is a drill of that machine.
                 "kind": protocol.STALL if preemption.stall and preemption.drill else preemption.kind,
                 "source": preemption.source,

@@ -117,6 +117,7 @@ class GuardParts:
             lambda: self.state.evaluates,
             times=self.phase_times,
             moves=lambda: StoreMovement.count,
+            answers=lambda: self.report.answers,
         )
 
     def admit(self) -> None:

@@ -81,6 +81,8 @@ class FailureLog:
         self._silent: list[Session] = []
         #: Numbers of the sessions whose processes are gone.
         self._gone: set[int] = set()
+        #: The newest attempt of each run: a launcher that starts its ranks again by itself has had errors and deaths before.
+        self._newest: dict[tuple[int, str], int] = {}
         #: Processes whose socket is closed, and which lived when the server looked, by pid; and whether an error was told before.
         self._closed: dict[int, tuple[Session, bool]] = {}
         #: The fingerprint and the step of the error that ended the start before.
@@ -97,10 +99,11 @@ class FailureLog:
     def begin(self) -> None:
         """Forget the processes of the start before."""
         self._errors, self._silent, self._closed, self._stall = [], [], {}, None
-        self._gone = set()
+        self._gone, self._newest = set(), {}
 
     def heard(self, session: Session, position: Position) -> None:
         """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
+        self._newest[session.run] = max(session.attempt, self._newest.get(session.run, -1))
         self.counts.update(larger_counts(self.counts, counts_of(position.failures)))
         committed = position.checkpoint_step > session.began >= 0 and not position.suspect
         if committed and self._skip is not None and self._skip[0] == session.run_id:
@@ -138,14 +141,14 @@ class FailureLog:
 
     def closed(self, session: Session) -> None:
         """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
-        self._closed[session.pid] = session, bool(self._errors)
+        self._closed[session.pid] = session, self._first() is not None
 
     def died(self, session: Session) -> None:
         """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
         launcher ends the others. A process that dies loses its socket some milliseconds earlier, in which its peers meet errors.
         """
         self._gone.add(session.number)
-        _, told = self._closed.pop(session.pid, (session, bool(self._errors)))
+        _, told = self._closed.pop(session.pid, (session, self._first() is not None))
         if session.store and not session.left and not told:
             self._silent.append(session)
 
@@ -168,30 +171,31 @@ class FailureLog:
 
         The process that has told it is gone, so it has saved what it could, and has written its record.
         """
-        attempts = sorted({_attempt_of(session) for session, _ in self._errors})
         newest = self._first()
         if newest is None or newest[0].number not in self._gone:
             return None
-        earlier = self._first(attempts[-2]) if len(attempts) > 1 else None
+        session = newest[0]
+        older = [
+            each for each in self._errors if each[0].run == session.run and each[0].attempt < session.attempt
+        ]
+        last = max((each.attempt for each, _ in older), default=-1)
+        earlier = _first_of([each for each in older if each[0].attempt == last])
         if not _repeats(newest[1], self._before if earlier is None else _key(earlier[1])):
             return None
         self.last = replace(cause_of(*newest), repeats=True)
         return self.last
 
-    def _first(self, attempt: int | None = None) -> tuple[Session, TrainingFailed] | None:
-        """Return the error that came first, of those that follow from no other rank's.
+    def _first(self) -> tuple[Session, TrainingFailed] | None:
+        """Return the first error of the newest attempts, of those that follow from no other rank's."""
+        return _first_of([each for each in self._errors if self._is_newest(each[0])])
 
-        Args:
-            attempt: the attempt; None: the newest. A launcher that starts its ranks again by itself has had errors before.
-        """
-        if attempt is None:
-            attempt = max((_attempt_of(session) for session, _ in self._errors), default=-1)
-        errors = [each for each in self._errors if _attempt_of(each[0]) == attempt]
-        own = (each for each in errors if not _class_of(each[1].kind).follows)
-        return next(own, errors[0] if errors else None)
+    def _is_newest(self, session: Session) -> bool:
+        """Return whether no later attempt of its run is known. Of a process that has told no position none is."""
+        return session.attempt < 0 or session.attempt >= self._newest.get(session.run, -1)
 
     def _cause(self, command: CommandEnded) -> FailureCause | None:
         first = self._first()
+        self._silent = [each for each in self._silent if self._is_newest(each)]
         kind = "" if first is None else first[1].kind
         if (command.memory_kills or self._is_named(command)) and (
             first is None or kind == "loader-worker" or _class_of(kind).follows
@@ -263,8 +267,10 @@ def _repeats(error: TrainingFailed, before: tuple[str, int] | None) -> bool:
     return error.stays and (error.repeats or _key(error) == before)
 
 
-def _attempt_of(session: Session) -> int:
-    return -1 if session.position is None else session.position.attempt
+def _first_of(errors: Sequence[tuple[Session, TrainingFailed]]) -> tuple[Session, TrainingFailed] | None:
+    """Return the error that came first, of those that follow from no other rank's; None if there are none."""
+    own = (each for each in errors if not _class_of(each[1].kind).follows)
+    return next(own, errors[0] if errors else None)
 
 
 def _last_seen(dead: Sequence[Session]) -> str:

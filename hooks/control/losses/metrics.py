@@ -15,7 +15,7 @@ from .readback import Readback
 
 
 class ScriptMetrics:
-    """The newest number of each name. The training thread gives and reads them; any thread may ask for `texts`.
+    """The newest number of each name. The training thread reads them; any thread may give one, and ask for `texts`.
 
     Args:
         record, at_once: as in `Readback`.
@@ -46,7 +46,10 @@ class ScriptMetrics:
         known = self._readbacks.get(name) if isinstance(name, str) else None
         readback = known or self._new_readback(name)
         readback.take(step, value)
-        self._readbacks[name] = readback
+        if (
+            known is None
+        ):  # a new dict: another thread may evaluate, and give a first number while a boundary reads
+            self._readbacks = {**self._readbacks, name: readback}
 
     def read(self) -> None:
         """Read the numbers that their devices have computed, at a boundary."""

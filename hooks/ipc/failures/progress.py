@@ -56,6 +56,13 @@ _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/sta
 #: Where a thread may wait for as long as it takes, whatever it was called from: the gate parks it, its error is saved, or a person
 #: holds it.
 _HOLDS = ("spotguard/hooks/control/gate.py", "spotguard/hooks/control/ending/error_save.py", "/pdb.py")
+#: A notebook's thread between two cells: in its kernel, outside of a cell's code and of the user's other code, such as a widget's.
+_KERNEL, _CELL = "/ipykernel/kernelapp.py", "/IPython/core/interactiveshell.py"
+#: Where a thread waits for the next line of a person, by the end of a file's path and a function of it.
+_PROMPTS = (
+    ("/IPython/terminal/interactiveshell.py", "prompt_for_code"),
+    ("/_pyrepl/readline.py", "multiline_input"),
+)
 #: Places of a waiting thread that count as one: more are progress.
 _FEW = 4
 #: Seconds between two looks beyond which this process was stopped, or suspended, or without an agent: such time does not count.
@@ -96,6 +103,7 @@ class TrainingProgress:
         times: the times of its phases.
         all_worked: returns the processor seconds that all threads have used.
         moves: returns how often a store has moved.
+        answers: returns a number that rises as a notice is answered, which takes some work and asks the store.
     """
 
     def __init__(
@@ -107,20 +115,24 @@ class TrainingProgress:
         times: PhaseTimes | None = None,
         all_worked: Callable[[], float] = time.process_time,
         moves: Callable[[], int] = lambda: 0,
+        answers: Callable[[], int] = lambda: 0,
     ) -> None:
         self._completed, self._clock = completed, clock
         self._evaluates, self._worked = evaluates, worked or processor_seconds
         self._times = times or PhaseTimes()
-        self._all_worked, self._moves = all_worked, moves
+        self._all_worked, self._moves, self._answers = all_worked, moves, answers
         self._thread: threading.Thread | None = None
         #: The thread that has registered, and not trained yet; the moves of a store, and the processor seconds of all threads.
         self._preparing: threading.Thread | None = None
         self._moved, self._all_work = 0, 0.0
+        #: The notices that were answered at the last look.
+        self._answered = 0
         self._step = -1
         #: The iterator of a loader in which the thread was found last, and the batches that it had delivered.
         self._delivered = (0, 0)
-        #: Places of the thread since it last moved.
+        #: Places of the thread since it last moved; and whether it was found in a save.
         self._places: set[int] = set()
+        self._saves = False
         self._moved_at = self._looked_at = self._work = 0.0
         self._lock = threading.Lock()
 
@@ -154,13 +166,13 @@ class TrainingProgress:
     def _look(self) -> ProgressSeen:
         thread = self._thread
         frame = None if thread is None or thread.ident is None else sys._current_frames().get(thread.ident)
-        if thread is None or frame is None or not thread.is_alive():
+        if thread is None or frame is None or not thread.is_alive() or _is_idle(frame):
             return ProgressSeen()
         phase, place, where = _read(frame)
         if phase in ("forward", "other") and self._evaluates():
             phase = "evaluation"
         step, delivered = self._completed(), _delivered(frame) or self._delivered
-        now, share = self._times_of(thread, place)
+        now, share = self._times_of(thread, phase, place)
         if (step, delivered) != (self._step, self._delivered) or self._computes(share):
             self._places = {place}
             self._moved_at = now
@@ -174,24 +186,33 @@ class TrainingProgress:
     def _look_at_start(self, thread: threading.Thread) -> ProgressSeen:
         """Return what the thread does that has not begun to train. A download may run on other threads, and so does a restore."""
         frame = None if thread.ident is None else sys._current_frames().get(thread.ident)
-        if frame is None or not thread.is_alive():
+        if frame is None or not thread.is_alive() or _is_idle(frame):
             return ProgressSeen()
         phase, place, where = _read_start(frame)
         moved, all_work, before, work = self._moves(), self._all_worked(), self._looked_at, self._work
-        now, share = self._times_of(thread, place)
+        now, share = self._times_of(thread, phase, place)
         others = (all_work - self._all_work - (self._work - work)) / max(1e-9, now - before)
-        if moved != self._moved or others > _BUSY or self._computes(share):
+        answered = self._answers()
+        # Else a stall's own stacks and records would be progress, and it would neither last nor end.
+        aside = answered == self._answered and (moved != self._moved or others > _BUSY)
+        if aside or self._computes(share):
             self._places = {place}
             self._moved_at = now
-        self._moved, self._all_work = moved, all_work
+        self._moved, self._all_work, self._answered = moved, all_work, answered
         return ProgressSeen(phase, now - self._moved_at, where)
 
-    def _times_of(self, thread: threading.Thread, place: int) -> tuple[float, float]:
-        """Take in a place of the thread; return the time, and the share of a processor that the thread has used since the last look."""
+    def _times_of(self, thread: threading.Thread, phase: str, place: int) -> tuple[float, float]:
+        """Take in where the thread is; return the time, and the share of a processor that the thread has used since the last look."""
         now, work = self._clock.monotonic(), self._worked(thread)
+        if (
+            self._saves and phase != "save"
+        ):  # a save may take as long as it likes, and what follows begins anew
+            self._places.clear()
+            self._moved_at = now
+        self._saves = phase == "save"
         self._places.add(place)
         if self._looked_at and now - self._looked_at > _GAP:
-            self._moved_at += now - self._looked_at - _GAP
+            self._moved_at = min(now, self._moved_at + now - self._looked_at - _GAP)
         share = (work - self._work) / max(1e-9, now - self._looked_at)
         self._work, self._looked_at = work, now
         return now, share
@@ -245,6 +266,16 @@ def stacks() -> list[str]:
         lines.reverse()
         found.setdefault("\n".join(lines), []).append(names.get(ident, "a thread that Python did not start"))
     return [redacted_text(f"{', '.join(names)}:\n{text}") for text, names in found.items()]
+
+
+def _is_idle(frame: FrameType) -> bool:
+    """Return whether a thread runs nothing, and waits for a person: in a notebook, or at a prompt."""
+    places = [(each.f_code.co_filename, each.f_code.co_name) for each in _outwards(frame)]
+    if any(file.endswith(path) and name == function for file, name in places for path, function in _PROMPTS):
+        return True
+    files = [file for file, _ in places]
+    in_kernel = any(file.endswith(_KERNEL) for file in files)
+    return in_kernel and all(of_library(file) and not file.endswith(_CELL) for file in files)
 
 
 def _read(frame: FrameType) -> tuple[str, int, str]:

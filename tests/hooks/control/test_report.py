@@ -185,6 +185,26 @@ def test_a_rank_keeps_its_stacks_at_a_stall_that_another_machine_has_seen(
     assert len(told.kept) == 1
 
 
+@pytest.mark.parametrize("end", ENDS[:2], ids=["committed", "failed"])
+def test_a_stall_that_its_agent_releases_at_the_answer_has_its_record_and_its_stacks(
+    end: Callable[[Report, PreemptionNotice], None],
+) -> None:
+    """Before training nothing is saved, so the answers of all ranks are there at once."""
+    stall = PreemptionNotice(["stall-1"], 1600.0, 1600.0, "spotguard", protocol.STALL, drill=True)
+
+    class Releasing(Listening):
+        def _send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
+            if isinstance(message, protocol.Committed | protocol.Failed):
+                stall.ids.remove("stall-1")
+            return True
+
+    told = Releasing()
+    told.report.told(protocol.Preempt("stall-1", 600.0, 0.0, protocol.STALL, "spotguard", drill=True))
+    end(told.report, stall)
+    assert json.loads(told.kept["run/outcomes/0003-01.json"])["notice"]["ids"] == ["stall-1"]
+    assert json.loads(told.kept["run/stalls/0003-01-00000.json"])["notice"] == "stall-1"
+
+
 def test_at_a_stall_each_rank_keeps_its_stacks_and_its_collectives(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

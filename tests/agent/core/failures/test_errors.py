@@ -52,6 +52,20 @@ def test_a_process_that_dies_without_a_word_is_the_cause_of_a_lost_peer() -> Non
     ]
 
 
+def test_a_launcher_s_last_attempt_has_a_cause_of_its_own() -> None:
+    """Its earlier attempts may have met errors that passed, hours before."""
+    story = Story(launcher_restarts=True)
+    first, second = story.opens(501), story.opens(502)
+    story.says(first, Position(7, attempt=1))
+    story.says(first, error())
+    story.closes(first)
+    story.says(second, Position(5000, attempt=2))
+    story.closes(second)
+    story.ends(1)
+    (cause,) = causes(story)
+    assert cause.startswith("rank 0 (pid 502), last seen at step 5000: its process died without a word")
+
+
 @pytest.mark.parametrize("said", [None, "loader-worker", "peer-lost"])
 def test_processes_that_the_kernel_killed_for_memory_explain_a_death(said: str | None) -> None:
     story = Story()

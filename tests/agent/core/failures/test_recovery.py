@@ -210,6 +210,22 @@ def test_a_launcher_is_not_ended_while_the_rank_with_the_error_saves() -> None:
     assert story.all(KillGroup) == [KillGroup()]
 
 
+def test_a_later_attempt_of_a_launcher_s_is_not_ended_for_errors_of_earlier_ones() -> None:
+    """A drill may keep the launcher from being ended until its next attempt is past that step."""
+    story = job("data=restart:5", launcher_restarts=True)
+    attempts(story, stays())
+    session = story.opens(502)
+    story.says(session, Position(7, attempt=2))
+    other = story.opens(700, run="other")
+    story.asks()
+    story.says(session, stays())
+    story.closes(session)
+    story.says(story.opens(503), Position(8, attempt=3))
+    story.commits(other)
+    assert story.machine.preemption is None
+    assert story.all(KillGroup) == []
+
+
 def test_a_run_leaves_no_machine_for_an_error_that_it_met_on_the_one_before() -> None:
     """The process knows that from the store. An error that may pass is tried again."""
     for kind, stays, code in (("data", True, 1), ("network", False, 75)):

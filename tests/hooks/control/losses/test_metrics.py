@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -82,3 +83,23 @@ def test_a_number_on_a_device_is_read_at_a_later_boundary() -> None:
     device.reached = 2
     metrics.read()
     assert metrics.texts == {}
+
+
+def test_a_thread_that_evaluates_may_give_a_first_number_while_a_boundary_reads() -> None:
+    """Else the boundary would fail, and training with it."""
+    device = Device()
+    metrics = ScriptMetrics(record=device.record, at_once=False)
+    for name in ("validation_loss", "accuracy"):
+        metrics.take(name, torch.tensor(2.5), 1)
+    query = device.events[0].query
+
+    def asked() -> bool:
+        giver = threading.Thread(target=metrics.take, args=("perplexity", 9.0, 1))
+        giver.start()
+        giver.join()
+        return query()
+
+    device.events[0].query = asked  # type: ignore[method-assign]
+    device.reached = 2
+    metrics.read()
+    assert metrics.texts == {"perplexity": "9.0", "validation_loss": "2.5", "accuracy": "2.5"}

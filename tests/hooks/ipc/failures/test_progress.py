@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,7 +149,7 @@ class Thread:
         self._others, self._trains = others, trains
         self.clock, self.step, self.work = ManualClock(), 0, 0.0
         #: Processor seconds of other threads, and the store's moves.
-        self.others_work, self.moves = 0.0, 0
+        self.others_work, self.moves, self.answers = 0.0, 0, 0
         self.progress = TrainingProgress(
             lambda: self.step,
             self.clock,
@@ -155,6 +157,7 @@ class Thread:
             lambda thread: self.work,
             all_worked=lambda: self.work + self.others_work,
             moves=lambda: self.moves,
+            answers=lambda: self.answers,
         )
         self.waits = Waits()
         self._thread = threading.Thread(target=self._run, args=(place,))
@@ -165,6 +168,10 @@ class Thread:
         else:
             self.progress.prepare()
         place(self.waits)
+
+    @property
+    def idents(self) -> list[int | None]:
+        return [self._thread.ident]
 
     @contextmanager
     def at_place(self) -> Iterator[Thread]:
@@ -312,6 +319,18 @@ def test_a_restore_that_moves_does_not_stand_still(what: str) -> None:
         assert thread.later().still == 2.0
 
 
+@pytest.mark.parametrize("what", ["moves", "others_work"])
+def test_the_answer_to_a_stall_before_training_is_no_progress(what: str) -> None:
+    """The stacks take a moment's work, and their record goes to the store."""
+    with Thread(within(RESTORE, STORE), trains=False).at_place() as thread:
+        thread.later()
+        thread.answers += 1
+        setattr(thread, what, 1)
+        assert thread.later().still == 4.0
+        setattr(thread, what, 2)
+        assert thread.later().still == 0.0
+
+
 def test_a_training_that_begins_counts_from_there_and_its_restored_steps_are_no_progress() -> None:
     with Thread(PLACES["other"], trains=False).at_place() as thread:
         assert thread.later(100.0).phase == "start"
@@ -319,6 +338,13 @@ def test_a_training_that_begins_counts_from_there_and_its_restored_steps_are_no_
         thread.progress.begin()  # by this thread, which stands outside all phases
         found = thread.later()
         assert (found.phase, found.still, found.limit) == ("other", 0.0, -1.0)
+
+
+def test_a_training_that_begins_while_no_agent_asks_has_not_moved_in_the_future() -> None:
+    with Thread(PLACES["other"], trains=False).at_place() as thread:
+        thread.clock.advance(100.0)
+        thread.progress.begin()
+        assert thread.later(1.0).still >= 0.0
 
 
 @pytest.mark.parametrize(
@@ -381,6 +407,70 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
         thread.later()
         thread.later()
         assert thread.later(300.0).still < 10.0
+
+
+def test_a_save_that_took_long_counts_not_against_what_follows() -> None:
+    """A loader may need a minute for its first batch behind a save that waited five for its file system."""
+    saves, loads = within("/w/spotguard/hooks/control/gate.py"), Waits()
+
+    def place(waits: Waits) -> None:
+        saves(waits)
+        loads()
+
+    with Thread(place, loads).at_place() as thread:
+        for _ in range(150):
+            assert thread.later().phase == "save"
+        thread.waits.go.set()
+        loads.there.wait()
+        assert [(each.phase, each.still) for each in (thread.later(), thread.later())] == [
+            ("other", 0.0),
+            ("other", 2.0),
+        ]
+
+
+SITE = "/usr/lib/python3.12/site-packages"
+KERNEL, SHELL = f"{SITE}/ipykernel/kernelapp.py", f"{SITE}/IPython/core/interactiveshell.py"
+LOOP, PROMPT = "/usr/lib/python3.12/selectors.py", "/usr/lib/python3.13/_pyrepl/readline.py"
+
+
+@pytest.mark.parametrize(
+    ("places", "phase"),
+    [
+        pytest.param([(KERNEL, "start"), (LOOP, "select")], "", id="between two cells"),
+        pytest.param(
+            [(KERNEL, "start"), (SHELL, "run_code"), ("<ipython-input-1>", "<module>")],
+            "other",
+            id="in a cell",
+        ),
+        pytest.param(
+            [
+                (KERNEL, "start"),
+                (f"{SITE}/ipywidgets/button.py", "click"),
+                ("/tmp/ipykernel_7/1.py", "train"),
+            ],
+            "other",
+            id="in a widget's function",
+        ),
+        pytest.param([(PROMPT, "multiline_input")], "", id="at a prompt"),
+    ],
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_notebook_stands_still_in_a_cell_alone(
+    monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, str]], phase: str, trains: bool
+) -> None:
+    """Between two cells a person looks at a plot, for hours."""
+    frame: Any = None
+    for file, name in places:
+        code = compile("", file, "exec").replace(co_name=name)
+        frame = SimpleNamespace(f_code=code, f_lineno=1, f_lasti=0, f_locals={}, f_back=frame)
+    with Thread(PLACES["other"], trains=trains).at_place() as thread:
+        thread.later()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "_current_frames", lambda: dict.fromkeys(thread.idents, frame))
+            for _ in range(100):
+                found = thread.later()
+        assert found.phase == (phase if trains or not phase else "start")
+        assert (thread.later().still < 10.0) == (phase == "")
 
 
 def test_nothing_is_known_before_training_and_after_it() -> None:
