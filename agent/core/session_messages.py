@@ -179,7 +179,10 @@ class Answers:
         self._stalls.forget(event.session)
         session = self._sessions.open.get(event.session) or self._sessions.lost.get(event.session)
         if session is not None:
-            (self._failures.closed if event.alive else self._failures.died)(session)
+            if event.alive:
+                self._failures.closed(session)
+            elif (line := self._failures.died(session)) and self._turn.policy.launcher_restarts:
+                self._turn.log(line, logging.ERROR)  # the command, at whose end a cause is named, goes on
         self._sessions.close(event)
         if session is not None and all(other.run != session.run for other in self._sessions.every()):
             self._turn.do(Incident("gone", {"run_id": session.run_id}))

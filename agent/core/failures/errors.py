@@ -17,7 +17,8 @@ from ....providers.text import NAME, TEXT, amount, clip
 from ...events import CommandEnded
 from ..session import Session
 
-#: What a command's death by these signals says, if nothing else tells more.
+_SILENCE = "its process died without a word"
+#: The meaning of a command's death by these signals, if nothing else tells more.
 _SIGNALS = {
     signal.SIGKILL: "it was killed with SIGKILL, and not by spotguard",
     signal.SIGSEGV: "it crashed in native code (SIGSEGV); python -X faulthandler shows where",
@@ -143,20 +144,30 @@ class FailureLog:
         """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
         self._closed[session.pid] = session, self._first() is not None
 
-    def died(self, session: Session) -> None:
+    def died(self, session: Session) -> str:
         """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
         launcher ends the others. A process that dies loses its socket some milliseconds earlier, in which its peers meet errors.
+
+        Returns:
+            A line about the first process that counts, for a launcher that will start its ranks again by itself; "" for another one.
         """
         self._gone.add(session.number)
         _, told = self._closed.pop(session.pid, (session, self._first() is not None))
-        if session.store and not session.left and not told:
-            self._silent.append(session)
+        if not session.store or session.left or told:
+            return ""
+        self._silent = [each for each in self._silent if self._is_newest(each)]
+        self._silent.append(session)
+        killed = (
+            self._stall is not None and self._stall.session is session
+        )  # by this agent, which has logged it
+        tells = len(self._silent) == 1 and not killed
+        return f"training failed: {_last_seen([session])}: {_SILENCE}" if tells else ""
 
     def conclude(self, command: CommandEnded) -> FailureCause | None:
         """Return what the failed command is put down to; None if nothing tells."""
         if (own := self._closed.get(command.pid)) is not None:
             self.died(own[0])
-        if self._stall is not None:
+        if self._stall is not None and (self._stall.session is None or self._is_newest(self._stall.session)):
             self._before = None
             return self._stall
         cause, first, before = self._cause(command), self._first(), self._before
@@ -205,7 +216,7 @@ class FailureLog:
             return cause_of(*first)
         who = _last_seen(self._silent)
         dead = self._silent[0] if self._silent else None
-        silence = ("its process died without a word",) * bool(self._silent)
+        silence = (_SILENCE,) * bool(self._silent)
         ended = -min(0, command.returncode)
         if ended in _SIGNALS:
             told = (f"the command was ended by {signal.Signals(ended).name}", *silence)
@@ -229,7 +240,7 @@ class FailureLog:
         told = (
             *("the kernel's counter of kills for memory rose",) * bool(number),
             *("the kernel's log names its process",) * self._is_named(command),
-            *("its process died without a word",) * bool(self._silent),
+            *(_SILENCE,) * bool(self._silent),
         )
         known = _class_of("host-memory")
         text = f"{_last_seen(dead)}: {known.says}: {killed}; what to do: {known.advice}"

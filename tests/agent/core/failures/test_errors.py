@@ -61,9 +61,26 @@ def test_a_launcher_s_last_attempt_has_a_cause_of_its_own() -> None:
     story.closes(first)
     story.says(second, Position(5000, attempt=2))
     story.closes(second)
+    told = "rank 0 (pid 502), last seen at step 5000: its process died without a word"
+    assert causes(story) == [told]  # at once: the launcher may go on for hours
+    story.ends(1)
+    assert causes(story)[-1].startswith(told)
+
+
+def test_a_rank_that_was_killed_for_its_stall_explains_no_later_attempt() -> None:
+    """Its launcher started the ranks again, and hours later one of them met an error."""
+    story = Story(launcher_restarts=True)
+    first, second = story.opens(501), story.opens(502)
+    story.says(first, Position(7, attempt=1))
+    story.machine._failures.stood(story.machine._sessions.open[first], "training stood still")
+    story.closes(first)
+    assert causes(story) == []
+    story.says(second, Position(5000, attempt=2))
+    story.says(second, error())
+    story.closes(second)
     story.ends(1)
     (cause,) = causes(story)
-    assert cause.startswith("rank 0 (pid 502), last seen at step 5000: its process died without a word")
+    assert cause.startswith("rank 0 (pid 502) at step")
 
 
 @pytest.mark.parametrize("said", [None, "loader-worker", "peer-lost"])
