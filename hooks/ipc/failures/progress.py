@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -101,7 +102,7 @@ class TrainingProgress:
         evaluates: returns whether the registered models are in evaluation.
         worked: returns the processor seconds that a thread has used.
         times: the times of its phases.
-        all_worked: returns the processor seconds that all threads have used.
+        all_worked: returns the processor seconds that all threads, and the processes that they have started, have used.
         moves: returns how often a store has moved.
         answers: returns a number that rises as a notice is answered, which takes some work and asks the store.
     """
@@ -113,14 +114,14 @@ class TrainingProgress:
         evaluates: Callable[[], bool],
         worked: Callable[[threading.Thread], float] | None = None,
         times: PhaseTimes | None = None,
-        all_worked: Callable[[], float] = time.process_time,
+        all_worked: Callable[[], float] | None = None,
         moves: Callable[[], int] = lambda: 0,
         answers: Callable[[], int] = lambda: 0,
     ) -> None:
         self._completed, self._clock = completed, clock
         self._evaluates, self._worked = evaluates, worked or processor_seconds
         self._times = times or PhaseTimes()
-        self._all_worked, self._moves, self._answers = all_worked, moves, answers
+        self._all_worked, self._moves, self._answers = all_worked or processor_seconds_of_all, moves, answers
         self._thread: threading.Thread | None = None
         #: The thread that has registered, and not trained yet; the moves of a store, and the processor seconds of all threads.
         self._preparing: threading.Thread | None = None
@@ -230,8 +231,22 @@ def phase_now(thread: threading.Thread) -> str:
 
 def processor_seconds(thread: threading.Thread) -> float:
     """Return the processor seconds that a thread of this process has used, in ticks of 10 ms; 0 where /proc does not tell."""
+    return _seconds_in(f"/proc/self/task/{thread.native_id}/stat")
+
+
+def processor_seconds_of_all() -> float:
+    """Return the processor seconds of this process and of those that it has started: a pool of them may prepare the data."""
+    ended = os.times()
+    seconds = time.process_time() + ended.children_user + ended.children_system
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            seconds += sum(_seconds_in(f"/proc/{pid}/stat") for pid in path.read_text().split())
+    return seconds
+
+
+def _seconds_in(path: str) -> float:
     try:
-        with open(f"/proc/self/task/{thread.native_id}/stat", "rb") as stat:
+        with open(path, "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
     except OSError:
         return 0.0

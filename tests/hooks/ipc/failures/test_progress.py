@@ -319,6 +319,19 @@ def test_a_restore_that_moves_does_not_stand_still(what: str) -> None:
         assert thread.later().still == 2.0
 
 
+def test_a_process_that_prepares_the_data_counts_while_it_runs_and_once_it_has_ended() -> None:
+    """Its own time, and the start's wait for it: `Pool.map` stands at one place, and computes nothing."""
+    began = progress.processor_seconds_of_all()
+    works = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", works], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        runs = progress.processor_seconds_of_all()
+    assert began + 0.4 < runs <= progress.processor_seconds_of_all() + 0.1
+
+
 @pytest.mark.parametrize("what", ["moves", "others_work"])
 def test_the_answer_to_a_stall_before_training_is_no_progress(what: str) -> None:
     """The stacks take a moment's work, and their record goes to the store."""
