@@ -19,7 +19,7 @@ from ..ipc.notice import PreemptionNotice
 from ..save.plan.schedule import CheckpointSchedule
 from .ranks.coordinator import Coordinator
 from .report import Report
-from .saver import Saver
+from .saver import NOT_BEGUN, Saver
 
 #: Seconds that `register` waits for the agent's welcome, to learn of a notice that is already there.
 _WELCOME = 2.0
@@ -190,7 +190,12 @@ class AgentMessages:
             case protocol.Preempt():
                 now = self._clock.monotonic()
                 self._report.told(message)
-                if self._coordinator is not None:
+                if message.kind == protocol.STALL and not self._saver.ready:
+                    # Each rank answers for itself, and no gate is closed: ranks that were called together, for nothing, could read
+                    # that call behind its end, and stand at the gate.
+                    notice = PreemptionNotice.received(message, now)
+                    self._saver.in_turn(lambda: self._report.failed(notice, NOT_BEGUN, -1, lost=False))
+                elif self._coordinator is not None:
                     self._coordinator.notice(message)
                 else:
                     self._saver.emergency(PreemptionNotice.received(message, now))

@@ -33,6 +33,8 @@ from .requests import SaveRequests
 
 log = logging.getLogger("spotguard")
 
+#: The reason of a save that has nothing to save yet.
+NOT_BEGUN = "training has not begun yet: there is nothing new to save"
 #: Seconds in which this rank reads its own call that training goes on.
 _HEARD = 60.0
 #: Seconds after a deadline at which training goes on by itself, if the machine is still alive.
@@ -205,9 +207,7 @@ class Saver(SaveRequests):
     def _do(self, job: SaveRequest) -> None:
         if not self.ready:
             self._still.refuse(job)
-            raise CheckpointError(
-                self._state.monitor.unmarked or "training has not begun yet: there is nothing new to save"
-            )
+            raise CheckpointError(self._state.monitor.unmarked or NOT_BEGUN)
         if job.preemption is not None:
             self._listener.progress(job.preemption, "begun", -1, 0, 0)
         if job.staged is not None:

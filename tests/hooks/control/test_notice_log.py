@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spotguard.hooks.control.callback import NoticeCallback
+from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.protocol import PEER
 from spotguard.providers.errors import DeniedError
@@ -20,6 +22,7 @@ from tests.fakes.store import Fault
 from tests.fakes.training import guarded, small, step_on
 from tests.fakes.two_guards import on_all, two_guards
 from tests.fakes.watched_store import WatchedStore
+from tests.hooks.ranks.gang import until
 
 pytestmark = pytest.mark.torch
 
@@ -104,6 +107,19 @@ def test_before_training_there_is_nothing_to_lose(caplog: pytest.LogCaptureFixtu
                 "there is no checkpoint yet",
             ),
         ]
+
+
+def test_a_stall_before_training_is_answered_by_each_rank_alone_and_holds_none() -> None:
+    """A call to all ranks, for nothing, could be read behind its end: then a sound start stood at the gate for ten minutes."""
+    store = WatchedStore()
+    with guarded(store, small().values) as guard:
+        heard = Heard(guard)
+        guard._agent.hear(replace(notice(), kind=protocol.STALL))
+        failed = heard.wait(protocol.Failed)
+        assert "training has not begun yet" in failed.reason
+        assert not guard._saver.has_notice
+        assert guard._gate.place.shut is Shut.OPEN
+        until(lambda: any("/stalls/" in info.key for info in store.list("")))
 
 
 def test_a_notice_that_is_withdrawn_before_the_commit_says_that_nothing_is_saved(
