@@ -222,7 +222,7 @@ class FailureLog:
             told = (f"the command was ended by {signal.Signals(ended).name}", *silence)
             return FailureCause("killed", f"{who}: {_SIGNALS[signal.Signals(ended)]}", told, dead)
         if self._silent:
-            text = f"{who}: {silence[0]}, so a signal has ended it; what to do: see dmesg"
+            text = f"{who}: {silence[0]}, so a signal or os._exit() has ended it; what to do: see dmesg"
             return FailureCause("killed", text, silence, dead)
         return None
 
