@@ -186,9 +186,8 @@ class Report:
             _log(preemption, logging.INFO, f"nothing new is committed: {reason}; {newest}")
         self._telling(preemption)
         self._introduce(preemption)
-        ids = (
-            preemption.to_report
-        )  # the agent may release the notice once it has heard, and that takes them away
+        # The agent may release the notice once it has heard, and that takes them away.
+        ids = preemption.to_report
         for id in ids:
             self._send(protocol.Failed(id, reason, last_step))
         self._record(

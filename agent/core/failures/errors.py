@@ -105,6 +105,7 @@ class FailureLog:
     def heard(self, session: Session, position: Position) -> None:
         """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
         self._newest[session.run] = max(session.attempt, self._newest.get(session.run, -1))
+        self._silent = [each for each in self._silent if self._is_newest(each)]
         self.counts.update(larger_counts(self.counts, counts_of(position.failures)))
         committed = position.checkpoint_step > session.began >= 0 and not position.suspect
         if committed and self._skip is not None and self._skip[0] == session.run_id:
@@ -153,13 +154,11 @@ class FailureLog:
         """
         self._gone.add(session.number)
         _, told = self._closed.pop(session.pid, (session, self._first() is not None))
-        if not session.store or session.left or told:
+        if not session.store or session.left or told or not self._is_newest(session):
             return ""
-        self._silent = [each for each in self._silent if self._is_newest(each)]
         self._silent.append(session)
-        killed = (
-            self._stall is not None and self._stall.session is session
-        )  # by this agent, which has logged it
+        # By this agent, which has logged it.
+        killed = self._stall is not None and self._stall.session is session
         tells = len(self._silent) == 1 and not killed
         return f"training failed: {_last_seen([session])}: {_SILENCE}" if tells else ""
 
@@ -201,12 +200,11 @@ class FailureLog:
         return _first_of([each for each in self._errors if self._is_newest(each[0])])
 
     def _is_newest(self, session: Session) -> bool:
-        """Return whether no later attempt of its run is known. Of a process that has told no position none is."""
+        """Return whether no later attempt of its run is known. None is for a process that has told no position."""
         return session.attempt < 0 or session.attempt >= self._newest.get(session.run, -1)
 
     def _cause(self, command: CommandEnded) -> FailureCause | None:
         first = self._first()
-        self._silent = [each for each in self._silent if self._is_newest(each)]
         kind = "" if first is None else first[1].kind
         if (command.memory_kills or self._is_named(command)) and (
             first is None or kind == "loader-worker" or _class_of(kind).follows

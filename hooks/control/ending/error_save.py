@@ -132,9 +132,8 @@ class ErrorSave:
     def _handle(self, error: Exception) -> None:
         failure, step = diagnose(error), self._gate.place.completed
         repeats = (failure.fingerprint, step) in self._earlier()
-        self._report.error(
-            dataclasses.replace(failure.message_at(step), repeats=repeats)
-        )  # before the save, in which this process may be ended
+        # Before the save, in which this process may be ended.
+        self._report.error(dataclasses.replace(failure.message_at(step), repeats=repeats))
         if not self._saver.ready:
             return  # training has not begun, so there is nothing to say beside the traceback
         log.error("training failed at step %d: %s", step, failure.line())

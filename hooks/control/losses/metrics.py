@@ -46,9 +46,8 @@ class ScriptMetrics:
         known = self._readbacks.get(name) if isinstance(name, str) else None
         readback = known or self._new_readback(name)
         readback.take(step, value)
-        if (
-            known is None
-        ):  # a new dict: another thread may evaluate, and give a first number while a boundary reads
+        # A new dict: another thread may evaluate, and give a first number while a boundary reads.
+        if known is None:
             self._readbacks = {**self._readbacks, name: readback}
 
     def read(self) -> None:

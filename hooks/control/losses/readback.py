@@ -108,9 +108,8 @@ class Readback:
             log.warning("%s on %s is not read, %s: pass a number instead", self._name, device, why)
             return
         else:
-            with torch.inference_mode(
-                False
-            ):  # memory of the inference mode could not be written outside of it
+            # Memory of the inference mode could not be written outside of it.
+            with torch.inference_mode(False):
                 value, event = host_tensor(tensor).reshape(()), None
         value.copy_(tensor.detach().reshape(()), non_blocking=True)
         self.waiting.append(_OnDevice(step, device, value, self._record(device, event)))
@@ -138,7 +137,7 @@ def one_number(value: Any, name: str = "loss") -> float | torch.Tensor:
 
 
 def _one(value: torch.Tensor, name: str) -> torch.Tensor:
-    """Return a tensor that is one real number. Of a DTensor it is this rank's part: no collective is called.
+    """Return a tensor that is one real number. For a DTensor it is this rank's part: no collective is called.
 
     Raises:
         UsageError: it has another number of elements, or no real number.

@@ -205,9 +205,8 @@ class TrainingProgress:
     def _times_of(self, thread: threading.Thread, phase: str, place: int) -> tuple[float, float]:
         """Take in where the thread is; return the time, and the share of a processor that the thread has used since the last look."""
         now, work = self._clock.monotonic(), self._worked(thread)
-        if (
-            self._saves and phase != "save"
-        ):  # a save may take as long as it likes, and what follows begins anew
+        # A save may take as long as it likes, and what follows begins anew.
+        if self._saves and phase != "save":
             self._places.clear()
             self._moved_at = now
         self._saves = phase == "save"

@@ -59,7 +59,7 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class StallFact:
-    """What the ranks' records of one stall tell."""
+    """One stall, by its ranks' records."""
 
     #: Ranks whose records were read, and those that have one.
     read: int

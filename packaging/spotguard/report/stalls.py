@@ -67,7 +67,7 @@ class RankStacks:
 
     @property
     def equal(self) -> tuple[object, ...]:
-        """What is the same of ranks that stand at one place."""
+        """The facts that are equal for ranks that stand at one place."""
         return self.held, self.phase, self.where, self.note, self.stacks[:1]
 
     @property
@@ -175,7 +175,7 @@ def _group(ranks: Sequence[RankStacks]) -> StackGroup:
 
 
 def _cut(stacks: Iterable[str]) -> tuple[str, ...]:
-    """Return the first stacks. Of one that is too long, the innermost frames are kept: they tell what a thread does."""
+    """Return the first stacks. A stack that is too long keeps its innermost frames, at which a thread is."""
     kept, left = [], _CHARACTERS
     for each in stacks:
         if left <= 0:
