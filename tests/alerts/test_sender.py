@@ -294,6 +294,16 @@ def test_alerts_of_an_earlier_agent_are_asked_for_by_run_and_rule_and_ended(
         assert len(server.asked) == 3
 
 
+def end_earlier(sending: Sending, clock: ManualClock, server: AnsweringServer) -> None:
+    """Have a sender end the alerts of an earlier agent, and give it an hour."""
+    sender = sending(f"alertmanager:{server.url}")
+    sender.end_earlier("gpt", ["failure"])
+    eventually(lambda: server.asked, "it asks")
+    assert clock.wait_for_waiters()
+    clock.advance(3600.0)
+    sending.close(sender, 0.0)
+
+
 @pytest.mark.parametrize("long", [False, True])
 def test_a_list_of_alerts_that_is_far_too_long_is_not_read(
     sending: Sending, clock: ManualClock, caplog: pytest.LogCaptureFixture, long: bool
@@ -301,12 +311,7 @@ def test_a_list_of_alerts_that_is_far_too_long_is_not_read(
     """Another server may answer there. Nothing is ended, and it is not asked again."""
     alerts = [earlier("2026-11-20T09:00:00.000Z"), {"labels": "x" * (2**22 - (0 if long else 1000))}]
     with AnsweringServer(lambda _: Answer(body=json.dumps(alerts).encode())) as server:
-        sender = sending(f"alertmanager:{server.url}")
-        sender.end_earlier("gpt", ["failure"])
-        eventually(lambda: server.asked, "it asks")
-        assert clock.wait_for_waiters()
-        clock.advance(3600.0)
-        sending.close(sender, 0.0)
+        end_earlier(sending, clock, server)
         assert [asked.method for asked in server.asked] == (["GET"] if long else ["GET", "POST"])
     assert ("lists more than 4 MiB of alerts of run gpt" in caplog.text) is long
 
@@ -316,10 +321,5 @@ def test_without_an_earlier_alert_nothing_is_sent_and_a_refusal_is_not_repeated(
     sending: Sending, clock: ManualClock, status: int
 ) -> None:
     with AnsweringServer(lambda _: Answer(status, body=b"[]")) as server:
-        sender = sending(f"alertmanager:{server.url}")
-        sender.end_earlier("gpt", ["failure"])
-        eventually(lambda: server.asked, "it asks")
-        assert clock.wait_for_waiters()
-        clock.advance(3600.0)
-        sending.close(sender, 0.0)
+        end_earlier(sending, clock, server)
         assert [asked.method for asked in server.asked] == ["GET"]

@@ -222,7 +222,7 @@ def test_numbers_that_cannot_be_true_are_passed_over() -> None:
 
 
 def test_a_failure_has_its_whole_record_on_the_page() -> None:
-    """What a person needs at night: why, how sure that is, whom it concerns, and what to do. Others may have written anything."""
+    """It has why, how sure that is, whom it concerns, and what to do: a person needs these at night. Others may have written anything."""
     record = {
         "kind": "data",
         "evidence": ["text", "place", 7],

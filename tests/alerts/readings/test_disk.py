@@ -1,4 +1,4 @@
-"""What is read of disks: their free share, and the bytes that the job has moved, by whatever counts them."""
+"""The readings of disks: their free share, and the bytes that the job has moved, by whatever counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of the machine: memory, pressure, the quota of CPU, the clock; nothing is guessed where the kernel does not tell."""
+"""The readings of the machine: memory, pressure, the quota of CPU, the clock; nothing is guessed where the kernel does not tell."""
 
 from __future__ import annotations
 
