@@ -37,7 +37,7 @@ from .stall_replay import SEED, records_in, replayed
 JOBS = ("plain", "plain", "scored", "ranks", "transformers", "lightning") * 2
 MINUTES = 58.0
 #: The first job's seed; tests use others.
-HELD_OUT = 20261128
+HELD_OUT = 20261205
 #: What a log has for each rule that logs.
 RULES = {
     "stall": "training stands still",
