@@ -61,9 +61,9 @@ from .ipc.heartbeats import Heartbeats
 from .ipc.process_stat import may_run
 from .ipc.server import Server
 from .process import torchrun
+from .process.drain import drain
 from .process.helpers.stall_recorder import StallRecorder
 from .process.memory.counters import MemoryCounters
-from .process.signals import DECIDED
 from .process.supervisor import CommandError, Supervisor
 from .sources.feed import Feed
 from .sources.poller import CHECK_EVERY
@@ -79,11 +79,6 @@ if TYPE_CHECKING:  # loaded only when an option requests them
 
 logger = logging.getLogger("spotguard.agent")
 
-#: Seconds that the agent's end waits for its helper of alerts: for one that says that it is busy, at most; for one that does not,
-#: after a failure and else; and the least of all, where a notice leaves no time.
-_LAST_ALERTS, _LAST_WORDS, _LAST_WORDS_AT_ALL, _LEAST_WORDS = 75.0, 10.0, 3.0, 2.0
-#: Seconds between two looks whether a failure is recorded.
-_RECORD_LOOK = 0.1
 #: Seconds. A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a peer may name any deadline.
 _LONGEST_SLEEP = 3600.0
 
@@ -171,7 +166,15 @@ class Agent:
                 # A bug in the handling of one event must not leave the command unguarded: the loop goes on.
                 logger.exception("an error of the agent in %s", type(event).__name__)
         self._manager.stopping()
-        self._drain()
+        drain(
+            self._events,
+            self._clock,
+            failed=self._code != 0,
+            until=self._until,
+            notice_hook=self._notice_hook,
+            alerts=self._alerts,
+            stall_recorder=self._stall_recorder,
+        )
         return self._code
 
     def _report(self) -> None:
@@ -186,43 +189,6 @@ class Agent:
         An agent without its socket or a source is of no use, so the service manager has to start it again.
         """
         return self._server.serves and all(watch.alive for watch in self._watches)
-
-    def _drain(self) -> None:
-        """Wait for the operator's command, the last alerts and the record of a failure, at most for the rest of the window. SIGTERM or
-        SIGINT ends the wait.
-        """
-        now = self._clock.monotonic()
-        began, ends = now, max(now + _LEAST_WORDS, self._until) if self._until else now + _LAST_ALERTS
-        alerts_until = min(now + (_LAST_WORDS if self._code else _LAST_WORDS_AT_ALL), ends)
-        recorded_until = min(now + _LAST_WORDS, ends)
-        if self._alerts is not None:
-            self._alerts.finish()
-        while True:
-            now = self._clock.monotonic()
-            waits = []
-            if self._notice_hook is not None and self._notice_hook.busy:
-                waits.append(self._until)
-            if self._stall_recorder is not None and self._stall_recorder.records and now < recorded_until:
-                waits.append(now + _RECORD_LOOK)
-            if self._alerts is not None and self._alerts.busy:
-                alerts_until = min(max(alerts_until, self._alerts.busy_until), ends)
-                waits.append(min(alerts_until, now + 1.0) if now < alerts_until else now)
-                self._alerts.finish()
-            if not any(until > now for until in waits):
-                if self._alerts is not None and self._alerts.busy:
-                    logger.warning(
-                        "the helper of alerts has not ended in %.0f s: its last messages may be lost [SG113]",
-                        now - began,
-                    )
-                return
-            try:
-                event = self._events.get(timeout=min(until for until in waits if until > now) - now)
-            except queue.Empty:
-                continue
-            if self._alerts is not None:
-                self._alerts.take(event)
-            if isinstance(event, Signalled) and event.signum in DECIDED:
-                return
 
     def _next(self) -> Event | None:
         check = self._check_at if self._watches else None
