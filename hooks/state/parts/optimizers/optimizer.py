@@ -29,12 +29,13 @@ from ...sharding.dtensor import (
 from ...tensor_item import StateTensor, Tier
 from ..module import KnownTensor
 from ..tree import SavedTrees, freeze, tensors_in
-from ..values import Part, StatefulPart, copy_into, load_into, room
+from ..values import Part, StatefulPart, copy_into, load_into
 from ..wrappers import can_be_hooked, check_says_state
 from . import optimizer_tree
-from .merge import cannot_be_cut, merge
-from .optimizer_tree import check_well_formed
+from .merge import merge
+from .optimizer_tree import by_field, check_well_formed
 from .running_products import running_products
+from .target_memory import target_memory
 
 log = logging.getLogger("spotguard")
 
@@ -210,7 +211,7 @@ class OptimizerPart:
                 owner = self._known[key]
             else:
                 continue
-            for field, value in _by_word(values):
+            for field, value in by_field(values):
                 paths = named(value) if is_outline(value) else enumerate(tensors_in(value))
                 for path, tensor in paths:
                     name = f"{prefix}/{field}" if value is tensor else f"{prefix}/{field}.{path}"
@@ -278,7 +279,7 @@ class OptimizerPart:
             (param, field, tensor)
             for param, values in self._state()
             if id(param) in self._key
-            for field, value in _by_word(values)
+            for field, value in by_field(values)
             for tensor in tensors_in(value)
         )
 
@@ -293,36 +294,8 @@ class OptimizerPart:
         return merge(self.name, trees, stepped, self._param, self._check_form)
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
-        """Yield memory for each state tensor: beside its parameter and in its layout, so state of a shard is a shard."""
-        on_host, shards, placed = set(tree["on_host"]), tree.get("shards", {}), tree.get("placed", {})
-        plain = set(tree.get("plain", []))
-        for key, values in tree["state"].items():
-            param = self._param[key]
-            here = optimizer_tree.shard(param)
-            for field, value in _by_word(values):
-                for outline in tensors_in(value):
-                    name = name_of(outline)
-                    host = name in on_host
-                    # The state was made from exactly this shard, or from the whole parameter.
-                    same = shards.get(key) == here
-                    is_whole = here is None or not outline.dim() or outline.shape == param.shape
-                    made = None
-                    with room(name):
-                        if is_dtensor(param) and (saved_layout := placed.get(name)) is not None:
-                            made = optimizer_tree.empty(param, outline, saved_layout, _device(param, host))
-                        elif is_dtensor(param) and name in plain:
-                            made = _empty(param, outline, host) if same else None
-                        elif is_whole or same:
-                            # An inner tensor is contiguous, whatever the layout of the parameter.
-                            alike = field != "step" and not is_outline(value)
-                            made = _empty(param, outline, host, alike=alike)
-                    if made is None:
-                        raise cannot_be_cut(self.name, key)
-                    yield TargetMemory.of(outline, made)
         first = next((p for group in self._groups for p in group), None)
-        for _, values in tree.get("other", ()):
-            for outline in tensors_in(values):
-                yield TargetMemory.of(outline, _empty(first, outline, name_of(outline) in on_host))
+        return target_memory(self.name, tree, self._param, first, name_of)
 
     def _check_kind(self, tree: Any) -> None:
         if not isinstance(tree, dict) or "class" not in tree or "param_groups" not in tree:
@@ -402,28 +375,3 @@ def _has_numbers(values: Any) -> bool:
     if isinstance(values, dict):
         return any(map(_has_numbers, values.values()))
     return not isinstance(values, (list, tuple)) or any(map(_has_numbers, values))
-
-
-def _by_word(values: Any) -> Iterable[tuple[str, Any]]:
-    """Return the state of one parameter, under its keys."""
-    return values.items() if isinstance(values, dict) else [("value", values)]
-
-
-def _empty(
-    param: torch.Tensor | None, outline: torch.Tensor, on_host: bool, *, alike: bool = False
-) -> torch.Tensor:
-    """Return memory for a state tensor that the restore will read.
-
-    Args:
-        param: the parameter that the state belongs to; None if there is none.
-        outline: the state tensor without memory.
-        on_host: whether the state tensor was in host memory when it was saved.
-        alike: whether the tensor has its parameter's layout, if it has its shape.
-    """
-    if alike and param is not None and param.shape == outline.shape and (is_dtensor(param) or not on_host):
-        return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
-    return torch.empty(outline.shape, dtype=outline.dtype, device=_device(param, on_host))
-
-
-def _device(param: torch.Tensor | None, on_host: bool) -> torch.device:
-    return torch.device("cpu") if param is None or on_host else local(param).device

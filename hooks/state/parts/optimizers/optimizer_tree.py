@@ -12,20 +12,16 @@ tree records that it is plain, because by its shape it would be a moment.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .....providers.errors import CheckpointError
-from ...sharding.boxes import box
 from ...sharding.dtensor import cut_of, is_dtensor, layout
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-#: How one mesh dimension places a tensor: the number of the tensor's dimension that it cuts, or `_COPIES`. The number
+#: How one mesh dimension places a tensor: the number of the tensor's dimension that it cuts, or `COPIES`. The number
 #: is in a list if the dimension is cut in pieces, as `fully_shard` does after tensor parallel.
-_COPIES = -1
+COPIES = -1
 Placed = list[int | list[int]]
 #: Offsets and sizes of a shard, in JSON's form; None if the whole tensor is here.
 Shard = list[list[int]] | None
@@ -75,39 +71,7 @@ def placements(parameter: torch.Tensor, tensor: torch.Tensor) -> Placed | None:
     if tensor.shape == parameter.shape and tensor.placements == getattr(parameter, "placements", None):
         return None
     cuts = [cut_of(placement, tensor.dim()) for placement in tensor.placements]
-    return [_COPIES if cut is None else [cut.dim] if cut.pieces > 1 else cut.dim for cut in cuts]
-
-
-def empty(parameter: DTensor, outline: torch.Tensor, placed: Placed, device: torch.device) -> Any:
-    """Return memory for such a factor on the parameter's mesh; None if the mesh does not fit the saved layout.
-
-    A factor that was cut in pieces is cut so again if its parameter is.
-    """
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    mesh = parameter.device_mesh
-    if all(saved_dim == _COPIES for saved_dim in placed):
-        placed = [_COPIES] * mesh.ndim
-    if len(placed) != mesh.ndim:
-        return None
-    layouts: list[Any] = []
-    for saved_dim, beside in zip(placed, parameter.placements, strict=True):
-        dim = saved_dim[0] if isinstance(saved_dim, list) else saved_dim
-        if dim >= outline.dim():
-            return None
-        alike = isinstance(saved_dim, list) and getattr(beside, "dim", None) == dim
-        layouts.append(Replicate() if dim == _COPIES else beside if alike else Shard(dim))
-    cuts = [cut_of(placement, outline.dim()) for placement in layouts]
-    if (part := box(outline.shape, mesh.mesh.shape, mesh.get_coordinate() or (), cuts)) is None:
-        return None
-    return DTensor.from_local(
-        torch.empty(part.sizes, dtype=outline.dtype, device=device),
-        mesh,
-        layouts,
-        run_check=False,
-        shape=outline.shape,
-        stride=torch.empty(outline.shape, device="meta").stride(),
-    )
+    return [COPIES if cut is None else [cut.dim] if cut.pieces > 1 else cut.dim for cut in cuts]
 
 
 def well_formed(shards: Any, placed: Any) -> bool:
@@ -131,7 +95,7 @@ def _is_shard(key: Any, value: Any) -> bool:
 
 def _is_placed(value: Any) -> bool:
     return isinstance(value, list) and all(
-        _numbers(each, 0) and len(each) == 1 if isinstance(each, list) else _numbers([each], _COPIES)
+        _numbers(each, 0) and len(each) == 1 if isinstance(each, list) else _numbers([each], COPIES)
         for each in value
     )
 
@@ -146,6 +110,11 @@ def _numbers(value: Any, least: int) -> bool:
 # under `other` the values with keys of the optimizer's own. `on_host` names the tensors that were in host memory.
 # `shards` and `placed` record where `factors` are. `plain` names tensors that may be factors although they have their
 # parameter's shape.
+
+
+def by_field(values: Any) -> Iterable[tuple[str, Any]]:
+    """Return the state of one parameter, under its keys."""
+    return values.items() if isinstance(values, dict) else [("value", values)]
 
 
 def steps(tree: dict[str, Any]) -> set[str]:
