@@ -1,7 +1,4 @@
-"""Reports of an emergency save: messages to the agent while it runs, and a record in the store when it has ended.
-
-`GuardView` is for those who ask by themselves.
-"""
+"""Reports of an emergency save: messages to the agent while it runs, and a record in the store when it has ended."""
 
 from __future__ import annotations
 
@@ -9,13 +6,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
-from ...providers.stores.base import BlobStore
 from ..checkpoint.format.keys import end_key, failure_key, outcome_key, stacks_key
 from ..ipc import protocol
 from ..ipc.failures.flight_recorder import recorded_collectives
@@ -293,29 +287,3 @@ def _committed(id: str, saved: SavedCheckpoint, now: float) -> protocol.Committe
     return protocol.Committed(
         id, saved.step, saved.nbytes, saved.seconds, saved.url, now, saved.level, saved.why
     )
-
-
-@dataclass(frozen=True, slots=True)
-class GuardView:
-    """A guard as a thread beside training sees it, such as one that marks it in a tracker. `Guard.view` returns it.
-
-    Attributes:
-        rank: this process's rank in the job.
-        run_id: the name of the run.
-        attempt: the number of this start of the run.
-        store: the store.
-        clock: the guard's clock.
-        saving: returns whether a save for a notice is in progress.
-        completed: returns the completed steps.
-        follow: puts each restore and commit from now on into a queue, as (step, `SavedCheckpoint` or None, its notice or None).
-            A queue and no function: only spotguard's own code runs on the threads that save.
-    """
-
-    rank: int
-    run_id: str
-    attempt: int
-    store: BlobStore
-    clock: Clock
-    saving: Callable[[], bool]
-    completed: Callable[[], int]
-    follow: Callable[[SimpleQueue[Any]], None]

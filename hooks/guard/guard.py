@@ -6,7 +6,6 @@ import atexit
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import count
-from queue import SimpleQueue
 from typing import Any
 
 from ...providers.clock import Clock
@@ -19,7 +18,6 @@ from ..control.ending import sigterm
 from ..control.ending.error_save import no_worker_error
 from ..control.ending.sigterm import Preempted
 from ..control.gate_rule import Shut
-from ..control.report import GuardView
 from ..ipc import protocol
 from ..ipc.notice import BY_HAND, PreemptionNotice
 from ..save.cancel_scope import Abandoned
@@ -28,6 +26,7 @@ from .background import BackgroundCheckpoints
 from .load import load
 from .parts import GuardCallbacks, GuardParts
 from .position import position, registration
+from .view import Followers, GuardView
 
 log = logging.getLogger("spotguard")
 
@@ -84,8 +83,7 @@ class Guard:
         self._run_id, self._rank, self._world = run_id, parts.rank, parts.world
         self._channel, self._coordinator, self._agent = channel, parts.coordinator, parts.agent
         self._restored_at, self._restored_step, self._skip_steps = 0.0, 0, 0
-        #: Queues, and no functions: only spotguard's own code runs on the threads that save.
-        self._followers: list[SimpleQueue[Any]] = []
+        self._followers = Followers()
         self._restored = self.closed = self._forked = False
         #: The script has called `restore`, and not begun `steps` since.
         self._fresh = False
@@ -157,7 +155,7 @@ class Guard:
         self._restored_at, self._restored_step = self._clock.monotonic(), done.step
         self._fresh = True
         self._parts.progress.begin()
-        self._announce(done.step)
+        self._followers.restored(done.step)
         self._unsettled = _SETTLED
         self._schedule.restored(self._clock.monotonic())
         self._agent.tell_position()
@@ -384,13 +382,8 @@ class Guard:
             self._clock,
             lambda: self._saver.saving,
             lambda: self._gate.place.completed,
-            self._follow,
+            self._followers.add,
         )
-
-    def _follow(self, events: SimpleQueue[Any]) -> None:
-        self._followers.append(events)
-        if self._restored:
-            events.put((self._restored_step, None, None))
 
     def preempt(self, seconds: float) -> None:
         """Give this guard a notice by hand, as `spotguard.testing.preempt` does: save, then raise `Preempted`.
@@ -445,19 +438,13 @@ class Guard:
         return position(self._parts, self._restored_at if self._restored else None)
 
     def _counted(self, saved: SavedCheckpoint) -> None:
-        self._announce(saved.step, saved)
+        self._followers.committed(saved)
         self._background.saved(saved)
 
     def _preemption_ended(self, preemption: PreemptionNotice, committed: bool) -> None:
         if committed and self._checkpointer.last is not None:
-            self._announce(self._checkpointer.last.step, self._checkpointer.last, preemption)
+            self._followers.committed(self._checkpointer.last, preemption)
         self._parts.shutdown.preemption_ended(preemption, committed)
-
-    def _announce(
-        self, step: int, saved: SavedCheckpoint | None = None, notice: PreemptionNotice | None = None
-    ) -> None:
-        for events in self._followers:
-            events.put((step, saved, notice))
 
     # --- fork and close ---
 

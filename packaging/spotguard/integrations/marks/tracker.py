@@ -9,13 +9,15 @@ import os
 import queue
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from spotguard.hooks.control.report import GuardView
 from spotguard.hooks.save.request import SavedCheckpoint
 
 from .history import Note, PastPreemption, preemptions, steps_lost
 from .mark import TrackerMark
+
+if TYPE_CHECKING:
+    from spotguard.hooks.guard.view import GuardView
 
 log = logging.getLogger("spotguard")
 
