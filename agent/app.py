@@ -46,8 +46,8 @@ if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.helpers.verifier import Verifier
     from .process.notice_hook import NoticeHook
     from .telemetry.exclude_file import Exclusion
-    from .telemetry.metrics.reading import Scrape
     from .telemetry.metrics.recorder import MetricsRecorder
+    from .telemetry.metrics.scrape import Scrape
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -200,17 +200,17 @@ def _metrics(
     """
     if options.metrics_port is None and not _wants_alerts(options):
         return None, None
-    from .telemetry.metrics import opening
+    from .telemetry.metrics import assembly
     from .telemetry.metrics.recorder import MetricsRecorder
 
     meter = MetricsRecorder()
     for record in outcome.earlier(path.parent, path.stem):
         meter.ended(record)
     run_id = options.run_id or path.stem
-    read = opening.reader(options, run_id, meter, count, clock, service=service)
+    read = assembly.reader(options, run_id, meter, count, clock, service=service)
     if options.metrics_port is None:
         return meter, read
-    endpoint = opening.endpoint(options.metrics_port, read)
+    endpoint = assembly.endpoint(options.metrics_port, read)
     stack.callback(endpoint.close)
     endpoint.start()
     logger.info("metrics at %s", endpoint.url)

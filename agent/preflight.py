@@ -56,10 +56,10 @@ def refusals(
 
     def metrics() -> None:
         if options.metrics_port is not None:
-            from .telemetry.metrics import opening
+            from .telemetry.metrics import assembly
 
             try:
-                opening.check(options.metrics_port)
+                assembly.check(options.metrics_port)
             except SpotguardError:
                 if not started():
                     raise

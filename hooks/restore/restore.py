@@ -41,9 +41,9 @@ from ..state.parts.values import error_text
 from ..state.restore_plan import RestorePlan
 from ..state.state import State
 from .begin_anew import DamagedCheckpoints
-from .in_flight import SavesInFlight
 from .progress import ReadProgress
 from .reads.resharding import read
+from .saves_in_flight import SavesInFlight
 
 log = logging.getLogger("spotguard")
 

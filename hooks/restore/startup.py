@@ -38,9 +38,9 @@ from ..ipc.failure_classes import (
 )
 from ..state.state import State
 from .collective import restore_together, see_the_same
-from .in_flight import SavesInFlight
 from .restore import CheckpointChoice, Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
+from .saves_in_flight import SavesInFlight
 
 _T = TypeVar("_T", int, str)
 

@@ -17,7 +17,7 @@ from ..checkpoint.attempts import attempt_starts
 from ..checkpoint.format.keys import SAVING, CheckpointName, checkpoint_prefix
 from ..checkpoint.marker import has_all_manifests
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, plan_pruning
-from ..checkpoint.saving import put_saving
+from ..checkpoint.save_announcement import put_saving
 from .cancel_scope import Abandoned, CancelScope
 from .plan.plan_cache import WritePlanCache
 from .upload.uploader import Uploader

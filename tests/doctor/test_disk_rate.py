@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.doctor.cleanup import Leftovers
 from spotguard.doctor.disk_rate import DiskMeasurement
-from spotguard.doctor.measuring import Measured, MeasureLimits
+from spotguard.doctor.rate_measurement import Measured, MeasureLimits
 from spotguard.providers.errors import FullError
 from spotguard.providers.stores.base import Sent
 from tests.fakes.clock import ManualClock

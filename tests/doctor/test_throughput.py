@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.doctor import throughput
 from spotguard.doctor.cleanup import Leftovers
-from spotguard.doctor.measuring import Measured, MeasureLimits
+from spotguard.doctor.rate_measurement import Measured, MeasureLimits
 from spotguard.doctor.throughput import Measurement
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import FullError
@@ -119,7 +119,7 @@ def test_a_store_that_refuses_says_why() -> None:
 def test_a_store_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "_LONGEST", 0.2)
     monkeypatch.setattr(throughput, "_AHEAD_MOST", 0.1)
-    monkeypatch.setattr("spotguard.doctor.measuring._GRACE", 0.1)
+    monkeypatch.setattr("spotguard.doctor.rate_measurement._GRACE", 0.1)
     monkeypatch.setattr("spotguard.doctor.cleanup._RETURNING", 0.1)
     never = threading.Event()
 

@@ -6,7 +6,7 @@ import pytest
 
 from spotguard.doctor.checks.window import count_on
 from spotguard.doctor.finding import Finding
-from spotguard.doctor.measuring import Measured
+from spotguard.doctor.rate_measurement import Measured
 from spotguard.doctor.verdict import judge
 from tests.fakes.patient import options
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spotguard.agent.config.options import Options
 from spotguard.agent.config.resolve import resolve
-from spotguard.doctor.measuring import MeasureLimits
+from spotguard.doctor.rate_measurement import MeasureLimits
 from spotguard.doctor.run import Patient
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.url import read_url

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
 
 from .definitions import METRICS
 from .histogram import Histogram
-from .reading import Metric, Sample, Scrape
+from .scrape import Metric, Sample, Scrape
 
 
 class Collector:

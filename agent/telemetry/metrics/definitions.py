@@ -9,7 +9,7 @@ from typing import Any
 
 from .helper_definitions import METRICS_OF_HELPER
 from .histogram import Histogram
-from .reading import (
+from .scrape import (
     WHO,
     Metric,
     Scrape,

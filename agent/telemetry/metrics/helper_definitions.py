@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .reading import Metric, firing, of_helper, reported
+from .scrape import Metric, firing, of_helper, reported
 
 METRICS_OF_HELPER: tuple[Metric, ...] = (
     Metric(

@@ -64,7 +64,7 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         from spotguard.cli.commands.setup.deploy import KINDS
-        from spotguard.cli.words import repeated
+        from spotguard.cli.redaction import repeated
         from spotguard.providers.text import did_you_mean
 
         if name in KINDS:

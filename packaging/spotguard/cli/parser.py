@@ -13,7 +13,7 @@ from spotguard.agent.config.settings import OptionGroup, Setting, settings_of
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 
-from .words import names_a_store, repeated
+from .redaction import names_a_store, repeated
 
 
 def flag_of(word: str) -> str:

@@ -22,8 +22,8 @@ from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.names import read_place
 
+from .next_restore import next_restore
 from .select_agent import checked_run_id
-from .start import next_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Target:
         """
         chosen, folders = self.chosen()
         if self.name is None and self.step is None:
-            start = next_start(self.store, self.the_run())
+            start = next_restore(self.store, self.the_run())
             if start.taken is not None:
                 return start.taken
         reasons: list[CheckpointError] = []

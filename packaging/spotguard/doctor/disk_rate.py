@@ -17,7 +17,7 @@ from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore
 
 from .cleanup import Leftovers
-from .measuring import PATIENCE, Measured, MeasureLimits, Measuring
+from .rate_measurement import PATIENCE, Measured, MeasureLimits, RateMeasurement
 
 #: Bytes of the first object, and the seconds below which the next object is twice as large, up to the size in a save.
 _FIRST, _QUICK = 2**20, 0.25
@@ -46,7 +46,7 @@ class _Lane:
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
 
-class DiskMeasurement(Measuring):
+class DiskMeasurement(RateMeasurement):
     """The measurement of a directory: a byte counts when its object is flushed, even if the put ends a little late.
 
     Args:

@@ -26,7 +26,7 @@ from .checks import agent, cloud, credentials, disk, job, stage, start, store, w
 from .checks import clock as clocks
 from .cleanup import Leftovers
 from .finding import Finding, FindingState, fails, parted, warning
-from .measuring import Measured, MeasureLimits
+from .rate_measurement import Measured, MeasureLimits
 from .trial import findings, harness
 from .trial.harness import TrialRequest
 

@@ -20,7 +20,7 @@ from spotguard.providers.text import amount
 from .checks.store import FOLDER
 from .cleanup import Leftovers
 from .finding import Finding, fails, ok, warning
-from .measuring import PATIENCE, Measured, MeasureLimits, Measuring
+from .rate_measurement import PATIENCE, Measured, MeasureLimits, RateMeasurement
 
 #: Pieces per connection that sockets and routers may buffer ahead of a slower link, and the most seconds to wait for them.
 #: The measurement does not count these pieces: at 50 Mbit/s they would make the rate 60.
@@ -40,7 +40,7 @@ class _Enough(Exception):
     """Enough is measured: abort the put."""
 
 
-class Measurement(Measuring):
+class Measurement(RateMeasurement):
     """The measurement of a network: every byte counts once the connections are full."""
 
     def __init__(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a drill's verdict needs no measuring module
     from spotguard.agent.config.options import Options
 
     from .checks.window import Window
-    from .measuring import Measured
+    from .rate_measurement import Measured
 
 #: Small puts that follow the objects of a save, one after the other: a manifest and a marker.
 _COMMITS = 2

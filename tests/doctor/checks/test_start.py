@@ -14,7 +14,7 @@ import pytest
 
 from spotguard.agent import app
 from spotguard.agent.sources.poller import PollCount
-from spotguard.agent.telemetry.metrics import opening
+from spotguard.agent.telemetry.metrics import assembly
 from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
 from spotguard.doctor.checks import start
 from spotguard.doctor.finding import Finding
@@ -70,8 +70,8 @@ def test_a_port_that_this_very_run_has_is_no_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     mine = options(metrics_port=str(port))
-    read = opening.reader(mine, "gpt-small-7", MetricsRecorder(), PollCount(), SystemClock(), service=False)
-    with closing(opening.endpoint(port, read)) as endpoint:
+    read = assembly.reader(mine, "gpt-small-7", MetricsRecorder(), PollCount(), SystemClock(), service=False)
+    with closing(assembly.endpoint(port, read)) as endpoint:
         endpoint.start()
         assert looked(running=["gpt-small-7"], metrics_port=str(port))[0].state == "ok"
         assert looked(running=["another"], metrics_port=str(port))[0].state == "fails"
@@ -86,17 +86,17 @@ def test_a_run_that_starts_meanwhile_is_asked_for_when_its_port_was_found_taken(
         order.append("asked")
         return ["gpt-small-7"]
 
-    read = opening.reader(
+    read = assembly.reader(
         options(), "gpt-small-7", MetricsRecorder(), PollCount(), SystemClock(), service=False
     )
-    with closing(opening.endpoint(0, read)) as endpoint:
+    with closing(assembly.endpoint(0, read)) as endpoint:
         endpoint.start()
         port = endpoint.url.rpartition(":")[2].partition("/")[0]
         said = options(metrics_port=port)
         found = start.look(said, (), running, os.environ, os.geteuid(), SystemClock())
         assert [each.state for each in found] == ["ok"]
     assert order == ["asked"]
-    with closing(opening.endpoint(int(port), read)):  # free again, but for us
+    with closing(assembly.endpoint(int(port), read)):  # free again, but for us
         pass
     found = start.look(said, (), running, os.environ, os.geteuid(), SystemClock())
     assert [each.state for each in found] == ["ok"]

@@ -18,14 +18,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest
-from spotguard.hooks.checkpoint.saving import put_saving
+from spotguard.hooks.checkpoint.save_announcement import put_saving
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.collective_results import result_of_first_rank
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.collective import cannot_begin, restore_together, see_the_same
-from spotguard.hooks.restore.in_flight import SavesInFlight
 from spotguard.hooks.restore.restore import CheckpointChoice
+from spotguard.hooks.restore.saves_in_flight import SavesInFlight
 from spotguard.hooks.restore.startup import Startup
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress

@@ -12,8 +12,8 @@ from spotguard.agent.outcome import Outcome
 from spotguard.agent.sources.poller import PollCount
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.agent.telemetry.metrics.histogram import Histogram
-from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape
 from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
+from spotguard.agent.telemetry.metrics.scrape import MetricsFacts, Scrape
 from spotguard.hooks.ipc.protocol import Register
 from spotguard.providers.health import blind
 from tests.fakes.source import a_notice

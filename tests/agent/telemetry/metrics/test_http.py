@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from spotguard.agent.sources.poller import PollCount
+from spotguard.agent.telemetry.metrics import assembly
 from spotguard.agent.telemetry.metrics import http as endpoints
-from spotguard.agent.telemetry.metrics import opening
 from spotguard.agent.telemetry.metrics.http import MOST, Endpoint
-from spotguard.agent.telemetry.metrics.reading import MetricsFacts, Scrape
 from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
+from spotguard.agent.telemetry.metrics.scrape import MetricsFacts, Scrape
 from spotguard.providers.errors import UsageError
 from tests.e2e.processes import eventually
 from tests.fakes.talk import TIMEOUT
@@ -36,7 +36,7 @@ def opened() -> Iterator[Callable[..., Endpoint]]:
     with ExitStack() as stack:
 
         def open(read: Callable[[], Scrape] = nothing) -> Endpoint:
-            endpoint = opening.endpoint(0, read)
+            endpoint = assembly.endpoint(0, read)
             stack.callback(endpoint.close)
             endpoint.start()
             return endpoint
@@ -86,21 +86,21 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(opened: Callable[..., En
     endpoint = opened()
     port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
     with pytest.raises(UsageError, match=rf"--metrics-port {port}: cannot listen .*; give another port"):
-        opening.endpoint(port, nothing)
+        assembly.endpoint(port, nothing)
 
 
 def test_who_asks_whether_a_port_is_free_keeps_no_run_from_it() -> None:
     """A run that starts at that very moment has it."""
     with endpoints.bound(0) as asking:
         port = asking.getsockname()[1]
-        with closing(opening.endpoint(port, nothing)) as endpoint:
+        with closing(assembly.endpoint(port, nothing)) as endpoint:
             endpoint.start()
             assert "spotguard_sessions 0.0" in scraped(endpoint.url)
             with pytest.raises(UsageError, match=r"cannot listen .*: Address already in use; give another"):
-                opening.check(port)
+                assembly.check(port)
             with pytest.raises(OSError, match="in use"):
                 asking.listen()
-    opening.check(port)
+    assembly.check(port)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), TIMEOUT)
 
@@ -110,9 +110,9 @@ def test_without_prometheus_s_library_it_says_what_to_install(monkeypatch: pytes
     with pytest.raises(
         UsageError, match=r"pip install 'prometheus-client>=[0-9.]+' \(spotguard's extra metrics\)"
     ):
-        opening.endpoint(0, nothing)
+        assembly.endpoint(0, nothing)
     with pytest.raises(UsageError, match="is not installed"):
-        opening.check(0)
+        assembly.check(0)
 
 
 def test_clients_that_say_nothing_keep_no_scrape_out(opened: Callable[..., Endpoint]) -> None:

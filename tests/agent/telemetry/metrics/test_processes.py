@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.agent.events import Closed, Opened, WindowTold
 from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.agent.telemetry.metrics.reading import SHOWN, Scrape
+from spotguard.agent.telemetry.metrics.scrape import SHOWN, Scrape
 from spotguard.hooks.ipc.protocol import MOST_METRICS, Committed, Position, Register
 from tests.agent.telemetry.metrics.metered import Life
 

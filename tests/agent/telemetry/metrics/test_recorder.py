@@ -23,8 +23,8 @@ from spotguard.agent.events import (
 from spotguard.agent.process.helpers.alert_helper import HelperState
 from spotguard.agent.telemetry.metrics.definitions import values
 from spotguard.agent.telemetry.metrics.histogram import Histogram
-from spotguard.agent.telemetry.metrics.reading import Scrape
 from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder, result_of
+from spotguard.agent.telemetry.metrics.scrape import Scrape
 from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
 from spotguard.hooks.ipc.protocol import Committed, Delivered, Position, Progress, TrainingFailed
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server

@@ -19,9 +19,9 @@ from spotguard.providers.text import TEXT, amount, clip, span
 from spotguard.report.runs import RunLine, all_runs
 from spotguard.report.summary import STATES
 
+from ...next_restore import next_restore
 from ...output import add_json, console, moment, print_json, short_moment
 from ...select_checkpoint import Target, add_target, target
-from ...start import next_start
 
 DESCRIPTION = """\
 List the checkpoints of every run in a store, newest first. The next start restores the one that `>`
@@ -124,7 +124,7 @@ def lines_of(store: BlobStore, run_id: str) -> list[ListedCheckpoint]:
     """Return every checkpoint of a run, newest first."""
     checkpoints = list_checkpoints(store, run_id)
     try:
-        start = next_start(store, run_id)
+        start = next_restore(store, run_id)
     except NewerFormatError:  # a restore would refuse; the line of that checkpoint says so
         return [ListedCheckpoint(each, False) for each in checkpoints]
     restored = None if start.taken is None else start.taken.name

@@ -7,7 +7,7 @@ from typing import Any
 
 from spotguard.agent.config import parsers
 from spotguard.agent.ipc import control
-from spotguard.doctor import rehearsal
+from spotguard.doctor import drill_verdict
 from spotguard.doctor.checks import job
 from spotguard.providers.errors import UsageError
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     window = counted if given is None else given
     for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
-        judged = rehearsal.judge(outcome, before) if "outcome" in body else None
+        judged = drill_verdict.judge(outcome, before) if "outcome" in body else None
         if arguments.json:
             print_json(body if judged is None else {**body, "verdict": judged.as_json()}, indent=None)
         else:

@@ -13,7 +13,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 
 from ...parser import Parser, add_settings, settings_given
-from ...words import repeated
+from ...redaction import repeated
 
 DESCRIPTION = """\
 Print cloud-init user-data. A machine with this user-data installs spotguard, guards COMMAND from its first

@@ -11,7 +11,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.text import did_you_mean
 
 from ...parser import Parser
-from ...words import repeated
+from ...redaction import repeated
 
 DESCRIPTION = """\
 Print a file that comes with spotguard and is yours from then on. Without a file, list the files."""

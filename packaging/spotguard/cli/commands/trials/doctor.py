@@ -19,7 +19,7 @@ from spotguard.agent.config.options import Options
 from spotguard.agent.telemetry import logs
 from spotguard.doctor import render
 from spotguard.doctor.finding import Finding, any_fails
-from spotguard.doctor.measuring import MeasureLimits
+from spotguard.doctor.rate_measurement import MeasureLimits
 from spotguard.doctor.run import Patient, visit
 from spotguard.doctor.timeouts import within
 from spotguard.doctor.trial.harness import LIMIT, STEPS, TrialRequest

@@ -21,7 +21,7 @@ _LONGER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class DrillVerdict:
     fit: Fit
     #: The loss of the save, in words; "" if it saved the whole state of the current step.
     short: str
@@ -65,7 +65,7 @@ class Rehearsed:
         return bool(self.short) and self.fit.fits is not False
 
 
-def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearsed | None:
+def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> DrillVerdict | None:
     """Return the verdict of a drill.
 
     Args:
@@ -90,7 +90,7 @@ def judge(outcome: Mapping[str, Any], before: Sequence[job.Session]) -> Rehearse
     fit = Fit(
         nbytes, rate or _known(before), left, reserve, max(0.0, beside), None if usual else float(reserve)
     )
-    return Rehearsed(fit, short, str(outcome.get("why") or ""), misuse)
+    return DrillVerdict(fit, short, str(outcome.get("why") or ""), misuse)
 
 
 def _short(outcome: Mapping[str, Any], *, misused: bool) -> str:

@@ -14,9 +14,9 @@ pytest.importorskip("torch")
 from spotguard.hooks.checkpoint.catalog import scan
 from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.hooks.checkpoint.retention import prune
-from spotguard.hooks.checkpoint.saving import put_saving
+from spotguard.hooks.checkpoint.save_announcement import put_saving
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.restore.in_flight import SavesInFlight
+from spotguard.hooks.restore.saves_in_flight import SavesInFlight
 from spotguard.providers.errors import DeniedError, UnavailableError
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient

@@ -18,14 +18,14 @@ from spotguard.providers.stores.base import BlobStore
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class NextRestore:
     #: The checkpoint that the next start restores. None: the next start begins at step 0.
     taken: WholeCheckpoint | None
     #: The newer checkpoints that the next start skips, each with the reason why it is not whole.
     passed: Mapping[CheckpointName, CheckpointError]
 
 
-def next_start(store: BlobStore, run_id: str) -> Start:
+def next_restore(store: BlobStore, run_id: str) -> NextRestore:
     """Return what `guard.restore()` would restore, with SPOTGUARD_EXTRAS_WORTH of this process's environment.
 
     Raises:
@@ -34,4 +34,4 @@ def next_start(store: BlobStore, run_id: str) -> Start:
     """
     passed: dict[CheckpointName, CheckpointError] = {}
     candidates = whole_checkpoints(store, run_id, levels=LEVELS, indexed=True, skipped=passed.__setitem__)
-    return Start(next(worth_it(candidates, extras_worth()), None), passed)
+    return NextRestore(next(worth_it(candidates, extras_worth()), None), passed)

@@ -50,7 +50,7 @@ class Measured:
     why: str = ""
 
 
-class Measuring(ABC):
+class RateMeasurement(ABC):
     """One measurement.
 
     Args:

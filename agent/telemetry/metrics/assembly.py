@@ -11,8 +11,8 @@ from ....providers.errors import UsageError
 from ....providers.optional_deps import how_to_install
 from ...core.budget import expected_window
 from ...sources.poller import PollCount
-from .reading import MetricsFacts, Scrape
 from .recorder import MetricsRecorder
+from .scrape import MetricsFacts, Scrape
 
 if TYPE_CHECKING:
     from ...config.options import Options

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.doctor.rehearsal import Rehearsed, judge
+from spotguard.doctor.drill_verdict import DrillVerdict, judge
 from tests.doctor.checks.test_job import a_rank
 
 GIB = 2**30
@@ -18,7 +18,7 @@ def an_outcome(**more: Any) -> dict[str, Any]:
     return {**said, "less": "", "window": 120.0, "left": 120.0, "reserve": 12.0, **more}
 
 
-def judged(before: float | None = None, /, **more: Any) -> Rehearsed:
+def judged(before: float | None = None, /, **more: Any) -> DrillVerdict:
     found = judge(an_outcome(**more), [a_rank(bytes=84 * GIB, rate=before)])
     assert found is not None
     return found
