@@ -17,7 +17,7 @@ from ...providers.errors import StateError
 from ..checkpoint.format.dtypes import dtype_name
 from ..checkpoint.format.manifest import named
 from ..state.sharding.fingerprint import crc_of
-from ..state.tensor_item import StateTensor
+from ..state.state_tensor import StateTensor
 from .channel import Channel
 from .collective_results import results_of_all_ranks
 

@@ -29,7 +29,7 @@ from ..state.state import State
 from .gate import Gate
 from .quiesce import AlreadyComplete, JobCoordinator, Quiescence
 from .report import Report
-from .requests import SaveRequests
+from .save_requests import SaveRequests
 
 log = logging.getLogger("spotguard")
 

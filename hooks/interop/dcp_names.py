@@ -25,7 +25,7 @@ from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.values.decoder import decode
 from ..restore.reads.resharding import ReadTarget, parts_of
 from ..state.parts.optimizers.optimizer_tree import check_well_formed
-from ..state.tensor_item import StateTensor
+from ..state.state_tensor import StateTensor
 
 #: Path of a value in the nested state dict.
 Path = tuple[str | int, ...]

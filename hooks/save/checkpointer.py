@@ -26,14 +26,14 @@ from .cancel_scope import CancelScope
 from .cleanup import Cleanup, SmallRequests
 from .commit.publish import publish
 from .committer import Committer
+from .emergency_save import BackgroundUpload, EmergencySave
 from .local_copy.local_copies import LocalCopies
 from .plan.budget import EarlierCheckpoint
 from .plan.partitioner import RankRoles
 from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
-from .policy import BackgroundUpload, EmergencySave
+from .rank_share import AgreedSaves, RankShare
 from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
 from .shard_writer import ShardWriter
-from .share import AgreedSaves, RankShare
 from .upload.transfer import Progress
 from .upload.uploader import StateChanged
 

@@ -27,7 +27,7 @@ from ..state.collected import CollectedState
 from ..state.device.host_buffer import HostBuffer
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
-from ..state.tensor_item import StateTensor
+from ..state.state_tensor import StateTensor
 from .cancel_scope import CancelScope
 from .plan.partitioner import ALL_STAY, RankRoles
 from .plan.write_plan import WriteProgress, WrittenState

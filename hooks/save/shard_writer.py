@@ -15,7 +15,7 @@ from ...providers.stores.base import BlobStore
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.keys import CheckpointName
 from ..state.device.host_buffer import HostBuffer, box
-from ..state.tensor_item import StateTensor, Tier
+from ..state.state_tensor import StateTensor, Tier
 from .cancel_scope import CancelScope
 from .plan.partitioner import ALL_STAY, RankRoles, share_of
 from .plan.plan_cache import WritePlanCache

@@ -14,7 +14,7 @@ from ..checkpoint.format.values.encoder import encode
 from .parts.optimizers.optimizer import OptimizerPart
 from .parts.values import Part, check_savable
 from .sharding.dtensor import RankOf, local
-from .tensor_item import StateTensor
+from .state_tensor import StateTensor
 
 
 @dataclass(frozen=True, slots=True)

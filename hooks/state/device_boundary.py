@@ -29,7 +29,7 @@ from .device.events import BoundaryEvents
 from .memory_access import unreadable
 from .parts.boundary_copies import BoundaryCopies
 from .parts.values import Part
-from .tensor_item import StateTensor
+from .state_tensor import StateTensor
 
 #: The most bytes of tensors in host memory that are kept. Adam counts the steps of 10,000 parameters in 40 KB.
 _MOST_ON_HOST = 64 * 2**10

@@ -21,7 +21,7 @@ from .parts.stateful import is_position
 from .parts.tree import SavedTrees, tensors_in
 from .parts.values import Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
-from .tensor_item import StateTensor
+from .state_tensor import StateTensor
 
 #: No rank's state replaces another's.
 NOBODY: Mapping[int, int] = MappingProxyType({})

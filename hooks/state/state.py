@@ -33,7 +33,7 @@ from .parts.values import Copied, InPlace, Part, StatefulPart, check_savable
 from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint
-from .tensor_item import StateTensor
+from .state_tensor import StateTensor
 
 log = logging.getLogger("spotguard")
 

@@ -28,7 +28,7 @@ from ...state.state import State
 from ..gate import Gate
 from ..ranks.coordinator import Coordinator
 from ..report import Report
-from ..requests import SaveRequests
+from ..save_requests import SaveRequests
 from . import sigterm
 
 log = logging.getLogger("spotguard")

@@ -9,7 +9,7 @@ from ...ipc import protocol
 from ...ipc.notice import PreemptionNotice
 from ..agent_session import AgentSession
 from ..ranks.coordinator import Coordinator
-from ..requests import SaveRequests
+from ..save_requests import SaveRequests
 from . import sigterm
 from .sigterm import EX_TEMPFAIL
 

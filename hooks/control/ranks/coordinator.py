@@ -41,7 +41,7 @@ from ...save.plan.partitioner import RankRoles
 from ...save.request import SaveRequest, SaveSpec, Weights
 from ...state.state import State
 from ..report import MessageSender, Report
-from ..requests import SaveRequests
+from ..save_requests import SaveRequests
 from .callers import CallerPool
 from .failed_ranks import FailedRanks
 from .notices import JobNotices

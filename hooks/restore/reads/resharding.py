@@ -26,7 +26,7 @@ from ...checkpoint.format.dtypes import ITEMSIZE, torch_dtype
 from ...checkpoint.format.manifest import Chunk
 from ...checkpoint.format.safetensors_header import check_headers
 from ...state.device.host_buffer import HostBuffer, box
-from ...state.tensor_item import StateTensor
+from ...state.state_tensor import StateTensor
 from .fetch import BufferSpan, Fetch, Progress, StrictSink
 from .ranges import WantedChunk, plan
 

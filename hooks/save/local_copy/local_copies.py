@@ -9,7 +9,7 @@ from ....providers.clock import Clock
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.local_stage import Stage
 from ...state.changes.audit import Reference
-from ...state.tensor_item import StateTensor
+from ...state.state_tensor import StateTensor
 from ..cancel_scope import CancelScope
 from ..committer import Committer
 from ..plan.write_plan import WrittenState

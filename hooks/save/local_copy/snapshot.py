@@ -13,7 +13,7 @@ from ....providers.errors import CheckpointError
 from ...state.device.host_memory import host_memory
 from ...state.device.streams import CopyStreams
 from ...state.memory_access import available_memory, copyable
-from ...state.tensor_item import StateTensor
+from ...state.state_tensor import StateTensor
 from ..cancel_scope import Abandoned, CancelScope
 
 #: Bytes that are copied between two checks whether the save may go on.

@@ -20,7 +20,7 @@ from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.local_stage import Stage
 from ...state.device.host_buffer import HostBuffer
-from ...state.tensor_item import StateTensor
+from ...state.state_tensor import StateTensor
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
 from ..plan.partitioner import ALL_STAY, RankRoles

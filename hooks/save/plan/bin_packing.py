@@ -17,7 +17,7 @@ from math import prod
 from ....providers.errors import UsageError
 from ...checkpoint.format.dtypes import ITEMSIZE
 from ...checkpoint.format.safetensors_header import HEADER_ROOM, header, header_room, label, labels
-from ...state.tensor_item import Tier
+from ...state.state_tensor import Tier
 
 #: Large enough for one connection's best rate; four in flight stay far below the 512 MiB of law 9.
 OBJECT_BYTES = 32 * 2**20

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...state.tensor_item import Tier
+from ...state.state_tensor import Tier
 from .bin_packing import OBJECT_BYTES, PlannedObject, PlannedTensor, plan
 
 _MIB = 2**20

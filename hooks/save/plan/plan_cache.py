@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ...checkpoint.format.keys import CheckpointName, object_name
-from ...state.tensor_item import StateTensor, Tier
+from ...state.state_tensor import StateTensor, Tier
 from .partitioner import group_of
 from .write_plan import StoredObject, WritePlan, WriteProgress, shapes_of
 

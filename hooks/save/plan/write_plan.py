@@ -10,7 +10,7 @@ from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.dtypes import dtype_name
 from ...checkpoint.format.keys import CheckpointName, object_name
 from ...checkpoint.format.manifest import Chunk, ObjectEntry, TensorEntry
-from ...state.tensor_item import StateTensor, Tier
+from ...state.state_tensor import StateTensor, Tier
 from .bin_packing import PlannedObject, PlannedTensor
 from .partitioner import ALL_STAY, RankRoles, plan_shares, share_of, targets
 

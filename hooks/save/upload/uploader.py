@@ -19,7 +19,7 @@ from ....providers.errors import CheckpointError, SpotguardError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format.crc import combine, crc32
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
-from ...state.tensor_item import Tier
+from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.bin_packing import PlannedObject
 from ..plan.plan_cache import WritePlanCache

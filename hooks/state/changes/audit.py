@@ -26,7 +26,7 @@ from ...checkpoint.format.manifest import TensorEntry
 from ..device.cuda_graphs import capturing
 from ..device.events import Fence
 from ..memory_access import unreadable
-from ..tensor_item import StateTensor
+from ..state_tensor import StateTensor
 from .change_detector import Checksum, ChecksumSource, equal, source
 
 log = logging.getLogger("spotguard")

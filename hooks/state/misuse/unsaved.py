@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..memory_access import unreadable
 from ..parts.reachable import ChangingValues
-from ..tensor_item import StateTensor
+from ..state_tensor import StateTensor
 
 log = logging.getLogger("spotguard")
 

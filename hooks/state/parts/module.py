@@ -26,7 +26,7 @@ from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
-from ..tensor_item import StateTensor, Tier
+from ..state_tensor import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
 from .module_entries import EXTRA_STATE, entries_of, plain_tensors, unwrap
 from .tree import SavedTrees, freeze_of

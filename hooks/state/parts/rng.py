@@ -16,7 +16,7 @@ import torch
 
 from ....providers.errors import CheckpointError, StateError
 from ..device.events import accelerator
-from ..tensor_item import StateTensor
+from ..state_tensor import StateTensor
 from .values import REFUSALS, error_text
 
 #: The generators of a kind of accelerator: its name, and a module with the same state functions as `torch.cuda`.

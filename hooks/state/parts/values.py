@@ -23,7 +23,7 @@ from ...checkpoint.format.dtypes import dtype_name
 from ..device.events import unordered
 from ..memory_access import copyable, expanded, unreadable
 from ..sharding.dtensor import RankOf, TargetMemory, local, state_tensor
-from ..tensor_item import StateTensor
+from ..state_tensor import StateTensor
 from .tree import freeze, freeze_of, tensors_in
 
 #: The most bytes of a set of tensors that is copied at each boundary. A larger set is read in place and checked twice.

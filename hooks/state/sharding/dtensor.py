@@ -19,7 +19,7 @@ import torch
 
 from ....providers.errors import StateError
 from ...checkpoint.format.manifest import private_name
-from ..tensor_item import StateTensor, Tier
+from ..state_tensor import StateTensor, Tier
 from .boxes import MeshCut, box
 
 if TYPE_CHECKING:

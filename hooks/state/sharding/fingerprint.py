@@ -9,7 +9,7 @@ import torch
 
 from ...checkpoint.format.crc import crc32
 from ..memory_access import copyable
-from ..tensor_item import StateTensor
+from ..state_tensor import StateTensor
 
 #: Bytes read between two calls of `look`, which can end the reading.
 _PIECE = 64 * 2**20

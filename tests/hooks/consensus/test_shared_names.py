@@ -18,7 +18,7 @@ from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.shared_names import refuse_namesakes
 from spotguard.hooks.consensus.stores.connection import JobStore
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of

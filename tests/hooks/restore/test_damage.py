@@ -20,7 +20,7 @@ from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.restore.restore import restore
 from spotguard.hooks.state.restore_plan import RestorePlan
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import ObjectInfo
 from tests.fakes.called import CalledStore, Request

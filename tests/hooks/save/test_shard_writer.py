@@ -19,7 +19,7 @@ from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.uploader import StateChanged
 from spotguard.hooks.state.device.streams import CopyStreams
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
 from spotguard.providers.stores.file import FileStore

@@ -26,7 +26,7 @@ from ...sharding.dtensor import (
     local,
     state_tensor,
 )
-from ...tensor_item import StateTensor, Tier
+from ...state_tensor import StateTensor, Tier
 from ..module import KnownTensor
 from ..tree import SavedTrees, freeze, tensors_in
 from ..values import Part, StatefulPart, copy_into, load_into

@@ -22,7 +22,7 @@ from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.device.host_buffer import box
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, CorruptError, NotFoundError, UnavailableError
 from tests.fakes.clock import Impatient

@@ -25,7 +25,7 @@ from spotguard.hooks.save.local_copy.stage_writer import StageWriter
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore

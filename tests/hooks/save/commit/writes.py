@@ -10,7 +10,7 @@ from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore

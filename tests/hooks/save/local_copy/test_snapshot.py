@@ -18,7 +18,7 @@ import torch
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.local_copy.snapshot import Snapshot
 from spotguard.hooks.state.memory_access import available_memory
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.errors import CheckpointError
 from tests.fakes.clock import ManualClock
 from tests.fakes.training import PATIENCE

@@ -15,7 +15,7 @@ from spotguard.hooks.save.plan.partitioner import (
     shared_target,
     targets,
 )
-from spotguard.hooks.state.tensor_item import Tier
+from spotguard.hooks.state.state_tensor import Tier
 
 MIB = 2**20
 ALL = (0, 1, 2, 3)

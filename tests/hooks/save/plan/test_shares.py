@@ -17,7 +17,7 @@ from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import RankManifest, private_name
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
 from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, StoredObject, WritePlan, WriteProgress
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.errors import CheckpointError
 
 pytestmark = pytest.mark.torch

@@ -7,7 +7,7 @@ import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, StoredObject, WritePlan, WriteProgress
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 
 pytestmark = pytest.mark.torch
 

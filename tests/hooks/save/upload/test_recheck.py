@@ -14,7 +14,7 @@ from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.device.host_buffer import HostBuffer
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from tests.fakes.called import CalledStore
 from tests.fakes.clock import Impatient, ManualClock

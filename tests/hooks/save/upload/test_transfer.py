@@ -10,7 +10,7 @@ from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.save.upload.transfer import ObjectInFlight, Transfer
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch

@@ -16,7 +16,7 @@ from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.workers import WorkerPool
 from spotguard.hooks.state.device.host_buffer import HostBuffer
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.base import BlobStore

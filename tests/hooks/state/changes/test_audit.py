@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from tests.fakes.clock import ManualClock
 
 np = pytest.importorskip("numpy")

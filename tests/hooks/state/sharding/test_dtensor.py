@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import Way, ddp, fsdp, hsdp, mesh_of, tp, tp_fsdp

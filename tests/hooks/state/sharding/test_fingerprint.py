@@ -11,7 +11,7 @@ from torch import nn
 
 from spotguard.hooks.state.sharding.fingerprint import alone, digests, drifted
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import WAYS, Model
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import Shard
 
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import Tier
+from spotguard.hooks.state.state_tensor import Tier
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import mesh_of
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from spotguard.hooks.checkpoint.format.coverage import MergedTensor
 from spotguard.hooks.state.collected import CollectedState
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import Way, ddp, fsdp, hsdp, tp, tp_fsdp

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spotguard.hooks.checkpoint.format.coverage import MergedTensor
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.tensor_item import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor
 from tests.fakes.several import WAYS, Model, share_of, whole
 from tests.hooks.state.sharding.programs.counting import only_its_own
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import Abandoned
-from spotguard.hooks.state.tensor_item import Tier
+from spotguard.hooks.state.state_tensor import Tier
 from tests.fakes.narrow_store import PIECE
 from tests.hooks.save.narrow_saves import RATE, Saving, assert_full, assert_weights
 

@@ -24,7 +24,7 @@ from ..save.request import SavedCheckpoint, SaveRequest
 from ..state.state import State
 from .gate import Gate
 from .gate_rule import Shut
-from .manual import ManualSaves
+from .manual_saves import ManualSaves
 from .quiesce import JobCoordinator
 
 log = logging.getLogger("spotguard")

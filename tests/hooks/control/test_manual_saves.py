@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.control.manual import ManualSaves
+from spotguard.hooks.control.manual_saves import ManualSaves
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest
 from spotguard.providers.clock import SystemClock

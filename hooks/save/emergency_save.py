@@ -21,7 +21,7 @@ from ...providers.clock import Clock
 from ...providers.errors import SpotguardError
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level
-from ..state.tensor_item import StateTensor, Tier
+from ..state.state_tensor import StateTensor, Tier
 from .cancel_scope import Abandoned, CancelScope
 from .plan.budget import (
     BudgetChoice,

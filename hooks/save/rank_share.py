@@ -1,6 +1,6 @@
 """One rank's share of an emergency save that all ranks agreed on: they have decided which tensors to write, in which order.
 
-A single process changes its plan as bytes leave (`policy`). Several ranks must not, because a level counts only if all ranks
+A single process changes its plan as bytes leave (`emergency_save`). Several ranks must not, because a level counts only if all ranks
 have put it. So if time is short, all ranks put their weights first, and a manifest of the lower level. Then they put the
 moments, under the next name. If time is not short but a cloud may break its promise, the moments go on beside that manifest. A
 rank that cannot complete the full level checks whether the lower level is complete.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ...providers.errors import SpotguardError
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level
-from ..state.tensor_item import StateTensor
+from ..state.state_tensor import StateTensor
 from .cancel_scope import Abandoned, CancelScope
 from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
 from .request import SaveContext, Weights

@@ -10,10 +10,10 @@ import torch
 
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
+from spotguard.hooks.save.rank_share import RankShare
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.save.share import RankShare
 from spotguard.hooks.save.upload.transfer_handle import TransferHandle
-from spotguard.hooks.state.tensor_item import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.clock import SystemClock
 from tests.fakes.watched_store import WatchedStore
 from tests.hooks.save.commit.writes import NAME
