@@ -6,7 +6,7 @@ named once its limit is over, which is 3 s here. A failure of which only an aler
 about it. A cut, and what ends another machine, have two machines in namespaces (`tests/e2e/machines.py`).
 
 No simulation provokes the classes of `OTHERS`. What has to follow each of them counts too: the exit code, the number of starts, and
-the commit.
+the commit. A clock is set by a library in front of libc (`tests/e2e/wall_clock.py`).
 
 FAILURES="stopped cut" in the environment names the classes to provoke. The matrix is kept in `results/failures.json`.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import random
 import re
@@ -34,14 +35,15 @@ from spotguard.hooks.ipc.failure_classes import CLASSES
 from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, OF_NVML
 from tests.e2e.machines import Node, Rack, address
 from tests.e2e.processes import Running, eventually
+from tests.e2e.wall_clock import WallClock
 
 from .rows import Row, Unable
 from .scale import Scale
 
 SCRIPTS = ("plain", "accumulating", "ranks")
-#: Losses that rise, one error at the same step in two starts, a limit of time, and another machine whose processes are killed,
-#: or which is gone at once with its wire.
-OTHERS = ("spike", "repeated", "deadline", "peer-lost", "machine-lost")
+#: Losses that rise, one error at the same step in two starts, a limit of time, a wall clock that is set, and another machine whose
+#: processes are killed, or which is gone at once with its wire.
+OTHERS = ("spike", "repeated", "deadline", "clock-jump", "peer-lost", "machine-lost")
 LIMIT = 3.0
 _SCRIPT = str(Path(__file__).with_name("failing.py"))
 _SPOTGUARD = (sys.executable, "-m", "spotguard")
@@ -68,13 +70,15 @@ _NAMED = re.compile(
     r"|the start before failed with the same error|: far above the usual losses|deadline notice from --deadline"
 )
 #: An alert of a simulated failure, which outranks the line of how the command ended.
-_ALERT = re.compile(rf"alert ({'|'.join(sorted(OF_NVML | IN_KERNEL_LOG))}): ")
+_ALERT = re.compile(rf"alert ({'|'.join(sorted(OF_NVML | IN_KERNEL_LOG | {'clock-jump'}))}): ")
 #: Seconds for which each lasts: until two looks at a process, a heartbeat and ten seconds, or one and two samples, are over.
 _SECONDS = {"stopped": 22, "cut": 15, "gpu-lost": 12, "gpu-memory-error": 22, "gpu-throttled": 30}
 #: Alerts of a GPU that is slow begin after five minutes.
 _RULES = '[rule.gpu-throttled]\nfor = "1s"\n'
 #: Memory of a cgroup in which two ranks train.
 _MEMORY = 900 << 20
+#: Seconds by which a clock is set, in either direction, at least and at most.
+_SET = (10, 86400)
 #: Seconds of warning before a limit of time.
 _WINDOW = 15.0
 _RESULTS = Path(__file__).parent / "results" / "failures.json"
@@ -94,7 +98,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         for script in scale.of(SCRIPTS, SCRIPTS[:1]):
             for number in range(each):
                 folder = scale.folder / f"{kind}-{script}-{number}"
-                provoke = {"cut": _cut, "peer-lost": _lost, "machine-lost": _lost}.get(kind, _provoke)
+                provoke = _PROVOKERS.get(kind, _provoke)
                 found, seconds = provoke(kind, script, rng, folder)
                 named[found] += 1
                 if found == kind:
@@ -175,6 +179,31 @@ def _provoke(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[
         )
         found = "nothing"
     return found, seconds
+
+
+def _set_clock(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str, float]:
+    """Return as what a wall clock is named that is set in the middle of training, and after how many seconds."""
+    folder.mkdir()
+    clock = WallClock(folder)
+    env = {**os.environ, **clock.env, "TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)}
+    launcher = _TORCHRUN if script == "ranks" else ()
+    run = f"run --provider none --run-id job --store {folder / 'store'} --every 2 --on-failure true"
+    words = [*_SPOTGUARD, *run.split(), "--", sys.executable, *launcher, _SCRIPT, script, "0.3"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env)
+    assert process.stderr is not None
+    log, began = Log(), float("nan")
+    try:
+        for line in process.stderr:
+            log.append((time.monotonic(), line))
+            if math.isnan(began) and "training begins" in line:
+                time.sleep(rng.uniform(12.0, 20.0))  # the helper has to have read the clock
+                clock.set(rng.choice((-1, 1)) * rng.randint(*_SET))
+                began = time.monotonic()
+    finally:
+        process.kill()
+        process.wait()
+    found, seconds = named_in(log, began)
+    return (found if process.returncode == 0 else "nothing"), seconds
 
 
 def _log(process: subprocess.Popen[str]) -> Log:
@@ -275,6 +304,9 @@ def _lost(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str
         gone = kind == "machine-lost" and found == "cut" and nodes[lost].name in log[-1][1]
         return kind if gone else found, seconds
     return "nothing", float("nan")
+
+
+_PROVOKERS = {"cut": _cut, "clock-jump": _set_clock, "peer-lost": _lost, "machine-lost": _lost}
 
 
 class _Begun(threading.Thread):

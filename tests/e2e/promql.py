@@ -1,4 +1,4 @@
-"""The queries of the dashboard as Grafana would send them, and a free port for an agent to be scraped at."""
+"""The queries of the dashboard as Grafana would send them, and a free port for an agent to be scraped at, as Prometheus does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 import socket
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -21,6 +22,13 @@ def free_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
+
+
+def scraped(port: int) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 def dashboard() -> dict[str, Any]:

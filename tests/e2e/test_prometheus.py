@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -18,19 +17,12 @@ from spotguard.hooks.ipc.protocol import Committed, Delivered, Position, Preempt
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
-from tests.e2e.promql import free_port, unanswered
+from tests.e2e.promql import free_port, scraped, unanswered
 from tests.fakes.hook import FakeHook
 from tests.servers.prometheus import Prometheus
 
 #: Soak: it waits for scrapes, rules and a cloud that comes back, for some nine seconds. tests/deploy/test_monitoring.py is the fast one.
 pytestmark = [pytest.mark.wholepath, pytest.mark.soak]
-
-
-def scraped(port: int) -> str:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text: str = answer.read().decode()
-    return text
 
 
 def test_a_service_through_blindness_and_a_notice(
