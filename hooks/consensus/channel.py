@@ -17,8 +17,8 @@ from .failover import SECOND_STORE, EventHandler, Failover, side
 from .job_state import JobState
 from .protocol import Keys, Waited
 from .stores.connection import SETTLE, SETTLE_MOST, JobStore, StoreSilent, late, within
-from .stores.keeper import Keeper, nothing
 from .stores.second import SecondStore, reach, second_rank
+from .stores.store_client import StoreClient, nothing
 from .vote import Decision, Vote
 
 log = logging.getLogger("spotguard")
@@ -50,10 +50,10 @@ class Channel:
         self._clock = clock
         self._keys = Keys(f"spotguard/{incarnation}", world)
         #: This rank's place in the logs of the stores.
-        self.failover = Failover(Keeper(store, self._keys, clock), rank, clock)
-        self._keepers = self.failover.keepers
-        #: The keepers that this process serves.
-        self._hosted = self._keepers[:hosts]
+        self.failover = Failover(StoreClient(store, self._keys, clock), rank, clock)
+        self._clients = self.failover.clients
+        #: The clients of the stores that this process serves.
+        self._hosted = self._clients[:hosts]
         #: The meetings of all ranks at one place in the script. They are held in the job's own store alone.
         self.meetings = barrier.Meetings(store, self._keys, rank, clock)
         #: The newest epoch that this rank has voted in.
@@ -118,7 +118,7 @@ class Channel:
         self.machines = tuple(str(card.get("machine")) for card in cards)
         self.host = next((rank for rank, card in enumerate(cards) if card.get("hosts") is True), None)
         # The connections are made here, so that a notice does not wait for them.
-        for line in (*self._keepers[0].connections, self.meetings.connection):
+        for line in (*self._clients[0].connections, self.meetings.connection):
             line.say(nothing(), within(self._clock, _MEET))
 
     def _meet_again(self, second: SecondStore) -> None:
@@ -127,18 +127,18 @@ class Channel:
         served = second.serve() if self.rank == host else ""
         place = self.meetings.tell(served.encode() if self.rank == host else None, _MEET, of=host).decode()
         keys = replace(self._keys, before=SECOND_STORE)
-        keeper = reach(second, place, keys, self._clock) if place else None
-        missing = self.meetings.check(keeper is not None, _MEET)
-        if keeper is not None and missing < 0:
-            self._keepers.append(keeper)
-            self._hosted += [keeper] * (self.rank == host)
+        client = reach(second, place, keys, self._clock) if place else None
+        missing = self.meetings.check(client is not None, _MEET)
+        if client is not None and missing < 0:
+            self._clients.append(client)
+            self._hosted += [client] * (self.rank == host)
             return
         if self.rank == 0:
             why = f"rank {missing} cannot reach {place}" if place else f"rank {host} cannot serve one"
             lost = "if this process is lost, the other ranks save nothing"
             log.info("%s: there is no second store, because %s", lost, why)
-        if keeper is not None:
-            keeper.end(_JOIN / 10)
+        if client is not None:
+            client.end(_JOIN / 10)
 
     # --- calls ---
 
@@ -150,12 +150,12 @@ class Channel:
     @property
     def lost(self) -> bool:
         """Whether all stores are gone: this rank receives no events any more."""
-        return all(keeper.gone for keeper in self._keepers[self.failover.at :])
+        return all(client.gone for client in self._clients[self.failover.at :])
 
     @property
     def orphaned(self) -> bool:
         """Whether the job's own store is gone, and with it the process that served it: mostly the first rank's."""
-        return self._keepers[0].gone
+        return self._clients[0].gone
 
     @property
     def gone_rank(self) -> int | None:
@@ -167,8 +167,8 @@ class Channel:
 
     def listen(self, hear: EventHandler) -> None:
         """Have a thread "spotguard-mailbox" call `hear` once for each event, in order. `hear` must not block."""
-        for at, keeper in enumerate(self._keepers):
-            keeper.listen(self.rank, partial(self.failover.receive, at, hear), partial(self._gone, at))
+        for at, client in enumerate(self._clients):
+            client.listen(self.rank, partial(self.failover.receive, at, hear), partial(self._gone, at))
 
     def call(self, call: LogEvent, left: Callable[[], float | None], *, ends: bool = False) -> int:
         """Send an event to all ranks, including this one, and return its number. Any thread may call it.
@@ -188,15 +188,15 @@ class Channel:
             self._see_second()
         why = StoreSilent("the job's store is gone")
         goes_along = ends and self.failover.current in self._hosted
-        for keeper, seconds in self.failover.turns(left, ends=goes_along):
-            self.failover.carry_before(keeper)
+        for client, seconds in self.failover.turns(left, ends=goes_along):
+            self.failover.carry_before(client)
             entry = self.failover.entry(call)
             try:
-                number = keeper.caller.say(protocol.call(keeper.keys, entry, keeper.heard), seconds)
+                number = client.caller.say(protocol.call(client.keys, entry, client.heard), seconds)
             except StoreSilent as error:
                 why = error
                 continue
-            if self.failover.wait_until_read(keeper, number, call, seconds):
+            if self.failover.wait_until_read(client, number, call, seconds):
                 return number
             # The others have left that store, or it has gone or fallen silent since: nobody may ever read the entry.
         raise why
@@ -223,10 +223,10 @@ class Channel:
         Raises:
             StoreSilent: the second store is gone, too, or has not answered in time.
         """
-        keeper = self.failover.last
-        self.failover.carry_before(keeper)
+        client = self.failover.last
+        self.failover.carry_before(client)
         adding = self.failover.add_once(RevoteEvent(epoch), f"revote/{epoch}")
-        keeper.caller.say(adding, left, late(self._clock, left() / 2))
+        client.caller.say(adding, left, late(self._clock, left() / 2))
 
     # --- votes ---
 
@@ -262,14 +262,14 @@ class Channel:
             seconds = left()
             return Waited.LATE if seconds is not None and seconds <= kept else None
 
-        keeper = self._keepers[side(epoch)]
+        client = self._clients[side(epoch)]
         try:
-            if keeper is not self.failover.current:
+            if client is not self.failover.current:
                 raise StoreSilent("the ranks have left the store in which this save was called for")
-            decision = keeper.agreement.say(
-                protocol.agree(keeper.keys, epoch, offer),
+            decision = client.agreement.say(
+                protocol.agree(client.keys, epoch, offer),
                 # A silent store keeps no rank that the others have called to the second one.
-                lambda: left() if keeper is self.failover.current else 0.0,
+                lambda: left() if client is self.failover.current else 0.0,
                 waiting,
             )
         except StoreSilent as why:
@@ -300,27 +300,27 @@ class Channel:
         if self._forgotten or self.failover.closing:
             return
         self.failover.closing = True
-        for keeper in self._keepers:
+        for client in self._clients:
             try:
-                keeper.stop(self.rank, within(self._clock, _JOIN), _JOIN)
-                keeper.caller.say(
-                    protocol.leave(keeper.keys, self.rank, self.rank), within(self._clock, _JOIN)
+                client.stop(self.rank, within(self._clock, _JOIN), _JOIN)
+                client.caller.say(
+                    protocol.leave(client.keys, self.rank, self.rank), within(self._clock, _JOIN)
                 )
             except StoreSilent as why:
                 log.debug("this rank could not announce its end: %s", why)
-        for keeper in self._hosted:  # after this rank has left every store: another host may wait for it
+        for client in self._hosted:  # after this rank has left every store: another host may wait for it
             try:
                 # Its process waits for nothing any more, and reports no end. This one may serve the store that it no longer hears.
                 if self.gone_rank not in (None, self.rank):
-                    gone = protocol.leave(keeper.keys, self.gone_rank, self.rank)
-                    keeper.caller.say(gone, within(self._clock, _JOIN))
-                wait, seconds = protocol.wait_left(keeper.keys), within(self._clock, patience + _JOIN)
-                keeper.caller.say(wait, seconds, late(self._clock, patience))
+                    gone = protocol.leave(client.keys, self.gone_rank, self.rank)
+                    client.caller.say(gone, within(self._clock, _JOIN))
+                wait, seconds = protocol.wait_left(client.keys), within(self._clock, patience + _JOIN)
+                client.caller.say(wait, seconds, late(self._clock, patience))
             except StoreSilent as why:
                 log.debug("this rank could not wait for the others' end: %s", why)
         self.meetings.connection.close(_JOIN / 10)
-        for keeper in self._keepers:
-            keeper.end(_JOIN / 10)
+        for client in self._clients:
+            client.end(_JOIN / 10)
 
     def forget(self) -> None:
         """Mark this process as a forked child, which must not use the parent's threads and connections."""

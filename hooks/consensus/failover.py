@@ -18,7 +18,7 @@ from .events import CarriedEvent, LogEvent, NoticeEvent, RevoteEvent, UnknownEve
 from .job_state import JobState
 from .protocol import LogEntry, Saying
 from .stores.connection import late, pauses, within
-from .stores.keeper import Keeper
+from .stores.store_client import StoreClient
 
 log = logging.getLogger("spotguard")
 
@@ -47,15 +47,15 @@ class Failover:
     """One rank's place in the logs of the job's stores, and what it takes from the first log into the second one.
 
     Args:
-        keeper: the job's own store. `keepers` gets the second one if there is one.
+        client: the job's own store. `clients` gets the second one if there is one.
         rank: this rank.
         clock: the time.
     """
 
-    def __init__(self, keeper: Keeper, rank: int, clock: Clock) -> None:
+    def __init__(self, client: StoreClient, rank: int, clock: Clock) -> None:
         #: The job's own store, and the second one if there is one.
-        self.keepers = [keeper]
-        #: The place in `keepers` of the one whose log counts. This rank has left those before it.
+        self.clients = [client]
+        #: The place in `clients` of the one whose log counts. This rank has left those before it.
         self.at = 0
         #: Number of entries that this rank had read in the first store when it left.
         self.left_at = 0
@@ -68,7 +68,7 @@ class Failover:
         self._rank = rank
         self._clock = clock
         self._numbers = itertools.count(1)
-        #: Guards what follows, and `at` and `standing`: each keeper has a thread that reads its log.
+        #: Guards what follows, and `at` and `standing`: each client has a thread that reads its log.
         self._lock = threading.Lock()
         #: Entries that are read and not yet taken in, each with the place of its store; and whether a thread takes them in.
         self._entries: deque[tuple[int, LogEntry]] = deque()
@@ -85,20 +85,20 @@ class Failover:
         self._revoted = 0
 
     @property
-    def current(self) -> Keeper:
-        """The keeper of the store whose log counts."""
-        return self.keepers[self.at]
+    def current(self) -> StoreClient:
+        """The client of the store whose log counts."""
+        return self.clients[self.at]
 
     @property
-    def last(self) -> Keeper:
-        """The keeper of the store behind which there is no other one."""
-        return self.keepers[-1]
+    def last(self) -> StoreClient:
+        """The client of the store behind which there is no other one."""
+        return self.clients[-1]
 
     # --- writing: which store to call, and whether its entry will be read ---
 
     def turns(
         self, left: Callable[[], float | None], *, ends: bool = False
-    ) -> Iterator[tuple[Keeper, Callable[[], float | None]]]:
+    ) -> Iterator[tuple[StoreClient, Callable[[], float | None]]]:
         """Yield the stores to call in, one after the other, with the time that each has.
 
         The first store has a short time, the second one half of what is left, and then the first one the rest. A store that is
@@ -108,7 +108,7 @@ class Failover:
             left: returns the seconds that are left; None: no limit.
             ends: the store whose log counts may end right after the call, so the one behind it comes first.
         """
-        first, *behind = self.keepers[self.at :]
+        first, *behind = self.clients[self.at :]
         if not behind or behind[0].gone:
             yield first, left
             return
@@ -130,7 +130,7 @@ class Failover:
         return protocol.call_once(self.last.keys, name, self.entry(call), self.last.heard)
 
     def wait_until_read(
-        self, keeper: Keeper, number: int, call: LogEvent, left: Callable[[], float | None]
+        self, client: StoreClient, number: int, call: LogEvent, left: Callable[[], float | None]
     ) -> bool:
         """Wait until it is known, and return, whether all ranks will read an entry: this rank reads it, or carries it into the second store.
 
@@ -138,9 +138,9 @@ class Failover:
         """
         last = self.last
         with self._lock:
-            if keeper is last:
+            if client is last:
                 return True
-            if self.at or keeper.gone:
+            if self.at or client.gone:
                 return False
             if self._begun >= number:
                 return True
@@ -160,9 +160,9 @@ class Failover:
 
     # --- carrying, and leaving ---
 
-    def carry_before(self, keeper: Keeper) -> None:
+    def carry_before(self, client: StoreClient) -> None:
         """Carry the job state into the second store before this rank writes there."""
-        if keeper is self.keepers[0]:
+        if client is self.clients[0]:
             return
         with self._lock:
             if not self.at:
@@ -174,19 +174,19 @@ class Failover:
         That is the job state, and this rank's own events that it has not read there. The connection's thread writes them, in order
         and before all calls of this rank that come later.
         """
-        *before, keeper = self.keepers
-        if not before or keeper.gone:
+        *before, client = self.clients
+        if not before or client.gone:
             return
         if self.standing.epoch > self._carried:
             self._carried, now = self.standing.epoch, self._clock.monotonic()
             carried = self.standing.carry(lambda notice: max(0.0, self._ends[notice.id] - now))
             saying = self.add_once(carried, f"carried/{carried.heard}")
-            keeper.caller.begin(saying, late(self._clock, _ADDED))
+            client.caller.begin(saying, late(self._clock, _ADDED))
         for number, call in self._unread.items():
             if isinstance(call, (NoticeEvent, WithdrawnEvent)):
                 call = replace(call, was=number)
             entry = self.entry(call)
-            keeper.caller.begin(protocol.call(keeper.keys, entry, keeper.heard), lambda: None)
+            client.caller.begin(protocol.call(client.keys, entry, client.heard), lambda: None)
         self._unread.clear()
 
     def receive(self, at: int, handle: EventHandler, entry: LogEntry) -> None:
@@ -195,7 +195,7 @@ class Failover:
         Events are handled one after the other, and with no lock held: whatever handles one may wait for a thread that calls.
 
         Args:
-            at: the place of the log's store in `keepers`.
+            at: the place of the log's store in `clients`.
             handle: gets the event.
             entry: the entry.
         """
@@ -226,7 +226,7 @@ class Failover:
             before = self.standing
             if at > self.at:
                 self._leave(at, call)
-                before = JobState(self.keepers[at].keys.before)
+                before = JobState(self.clients[at].keys.before)
             if not at:
                 # Before `handle`, which may wait for a thread that carries: this entry is carried by the state that follows from it.
                 self._begun = entry.epoch
@@ -245,7 +245,7 @@ class Failover:
             if standing.wanted is not None and standing.undecided(max(self.decided, self._revoted)):
                 self._revoted = standing.wanted.epoch
                 saying = self.add_once(RevoteEvent(self._revoted), f"revote/{self._revoted}")
-                self.keepers[at].caller.begin(saying, late(self._clock, _ADDED))
+                self.clients[at].caller.begin(saying, late(self._clock, _ADDED))
 
     def _leave(self, at: int, call: LogEvent) -> None:
         """Leave the first store for good, because an entry has come in the second one; under the lock."""
@@ -265,7 +265,7 @@ class Failover:
 
     def wait_until_replaced(self, epoch: int, total: float | None, over: Callable[[], bool]) -> bool:
         """Wait for a call in the second store, and return whether it has replaced a save whose store did not answer."""
-        if side(epoch) or len(self.keepers) == 1 or self.last.gone:
+        if side(epoch) or len(self.clients) == 1 or self.last.gone:
             return not self.counts(epoch)
         self.carry_before(self.last)
         wanted = self.standing.wanted

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from ....providers.clock import Clock
 from ..protocol import Keys
 from .connection import JobStore, StoreSilent, within
-from .keeper import Keeper, nothing
+from .store_client import StoreClient, nothing
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -24,7 +24,7 @@ log = logging.getLogger("spotguard")
 _REACHED = 10.0
 #: Seconds of them for the connection itself.
 _CONNECTED = 5.0
-#: Seconds for the threads of a keeper that nobody takes.
+#: Seconds for the threads of a client that nobody takes.
 _LEFT_BEHIND = 0.2
 #: Files that a process which serves the second store keeps free for training, and the connections of each rank to it.
 _SPARE_FILES, _CONNECTIONS = 512, 4
@@ -48,21 +48,21 @@ class _Found:
     def __init__(self) -> None:
         self.there = threading.Event()
         self._lock = threading.Lock()
-        self._keeper: Keeper | None = None
+        self._client: StoreClient | None = None
         self._taken = False
 
-    def put(self, keeper: Keeper | None) -> None:
+    def put(self, client: StoreClient | None) -> None:
         with self._lock:
-            self._keeper = None if self._taken else keeper
-            late = keeper if self._taken else None
+            self._client = None if self._taken else client
+            late = client if self._taken else None
         self.there.set()
         if late is not None:
             late.end(_LEFT_BEHIND)
 
-    def take(self) -> Keeper | None:
+    def take(self) -> StoreClient | None:
         with self._lock:
             self._taken = True
-            return self._keeper
+            return self._client
 
 
 def second_rank(machines: Sequence[str]) -> int:
@@ -70,7 +70,7 @@ def second_rank(machines: Sequence[str]) -> int:
     return next((rank for rank, machine in enumerate(machines) if machine != machines[0]), 1)
 
 
-def reach(second: SecondStore, place: str, keys: Keys, clock: Clock) -> Keeper | None:
+def reach(second: SecondStore, place: str, keys: Keys, clock: Clock) -> StoreClient | None:
     """Connect to the second store, on a thread: c10d waits without end for an endpoint that accepts and never answers.
 
     Args:
@@ -80,22 +80,22 @@ def reach(second: SecondStore, place: str, keys: Keys, clock: Clock) -> Keeper |
         clock: the time.
 
     Returns:
-        The keeper of that store; None if this rank cannot reach it in time.
+        The client of that store; None if this rank cannot reach it in time.
     """
     left, found = within(clock, _REACHED), _Found()
 
     def run() -> None:
-        keeper = None
+        client = None
         if (store := second.reach(place)) is not None:
-            keeper = Keeper(store, keys, clock, "-2")
+            client = StoreClient(store, keys, clock, "-2")
             try:
-                for line in keeper.connections:
+                for line in client.connections:
                     line.say(nothing(), left)
             except StoreSilent as why:
                 log.debug("the second store at %s: %s", place, why)
-                keeper.end(_LEFT_BEHIND)
-                keeper = None
-        found.put(keeper)
+                client.end(_LEFT_BEHIND)
+                client = None
+        found.put(client)
 
     threading.Thread(target=run, name="spotguard-reach", daemon=True).start()
     clock.wait(found.there, left())

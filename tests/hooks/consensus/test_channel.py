@@ -300,7 +300,7 @@ def test_who_hosts_the_store_goes_last() -> None:
 
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
-    first._keepers[0].caller._thread.join(0.3)
+    first._clients[0].caller._thread.join(0.3)
     assert not ended.is_set()
     second.close()
     assert ended.wait(PATIENCE)
@@ -339,7 +339,7 @@ def test_a_host_that_stands_still_and_then_goes_holds_nobody(
         ranks[1].channel.meetings.tell(None, 0.2)
     os.kill(host.pid, signal.SIGKILL)
     host.wait(PATIENCE)
-    assert ranks[0].channel._keepers[0]._mailbox.close(PATIENCE)
+    assert ranks[0].channel._clients[0]._mailbox.close(PATIENCE)
     assert ranks[0].channel.lost
     with pytest.raises(StoreSilent, match="does not answer"):
         ranks[0].channel.call(NOTICE, within(PATIENCE))

@@ -36,8 +36,8 @@ from spotguard.hooks.consensus.failover import SECOND_STORE, Failover, side
 from spotguard.hooks.consensus.job_state import JobState, WantedSave
 from spotguard.hooks.consensus.stores import second
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
-from spotguard.hooks.consensus.stores.keeper import Keeper
 from spotguard.hooks.consensus.stores.second import BesideStore, second_rank
+from spotguard.hooks.consensus.stores.store_client import StoreClient
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.providers.clock import SystemClock
 from tests.hooks.consensus.test_channel import HOST, NOTICE, PATIENCE, Rank, together, within
@@ -243,7 +243,7 @@ def test_a_decided_save_goes_on_though_its_store_is_gone(host: Host) -> None:
         job.agree(job.called(), (4, 4, 4))
         host.dies()
         for channel in job.channels:
-            assert channel._keepers[0]._mailbox.close(PATIENCE)
+            assert channel._clients[0]._mailbox.close(PATIENCE)
         for rank in job.ranks:
             assert [type(each) for _, each in rank.until(SECOND_STORE + 1)] == [NoticeEvent, CarriedEvent]
         assert [channel.standing.counts(1) for channel in job.channels] == [True] * 3
@@ -258,10 +258,10 @@ def test_a_store_that_stands_still_is_left_by_all_ranks_and_what_it_says_later_c
             assert job.channels[0].call(NOTICE, within(PATIENCE)) == SECOND_STORE + 2
             for rank in job.ranks:
                 rank.until(SECOND_STORE + 2)
-        first = job.channels[1]._keepers[0]
+        first = job.channels[1]._clients[0]
         assert first.caller.say(protocol.call(first.keys, "late", 0), within(PATIENCE)) >= 1
         for channel in job.channels:
-            until(lambda channel=channel: channel._keepers[0].heard >= 1)  # type: ignore[misc]
+            until(lambda channel=channel: channel._clients[0].heard >= 1)  # type: ignore[misc]
         assert {each.step for each in job.agree(SECOND_STORE + 2, (2, 2, 2))} == {2}
         assert [[epoch for epoch, _, _ in rank.heard] for rank in job.ranks] == [
             [SECOND_STORE + 1, SECOND_STORE + 2]
@@ -299,11 +299,11 @@ def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again
         assert heard.wait(PATIENCE)
         with ThreadPoolExecutor(1) as pool:
             written = pool.submit(first.call, OTHER, within(PATIENCE))
-            until(lambda: bool(first._keepers[0].store.check([first._keys.call(2)])))
-            job.channels[1]._keepers[0].gone = True  # as it seems to that one
+            until(lambda: bool(first._clients[0].store.check([first._keys.call(2)])))
+            job.channels[1]._clients[0].gone = True  # as it seems to that one
             third = replace(OTHER, id="c")
             assert job.channels[1].call(third, within(PATIENCE)) > SECOND_STORE
-            until(lambda: first._keepers[1].heard > SECOND_STORE)
+            until(lambda: first._clients[1].heard > SECOND_STORE)
             job.ranks[0].before = None
             goes_on.set()
             written.result(PATIENCE)
@@ -346,7 +346,7 @@ def test_the_loss_of_the_second_store_changes_nothing_but_what_may_be_lost_next(
 
     with a_job(host, maker=Broken) as job:
         Broken.cut.set()
-        until(lambda: all(channel._keepers[1].gone for channel in job.channels))
+        until(lambda: all(channel._clients[1].gone for channel in job.channels))
         assert job.channels[1].call(NOTICE, within(PATIENCE)) == 1
         for rank in job.ranks:
             rank.hears(1)
@@ -378,11 +378,11 @@ def test_no_rank_uses_a_second_store_that_one_cannot_reach(
     caplog.set_level(logging.INFO, "spotguard")
     Unreachable.count = 0
     with a_job(host, maker=Unreachable) as job:
-        assert [len(channel._keepers) for channel in job.channels] == [1, 1, 1]
+        assert [len(channel._clients) for channel in job.channels] == [1, 1, 1]
         host.dies()
         with pytest.raises(StoreSilent):
             job.channels[2].call(NOTICE, within(1.0))
-        assert {each.lost for each in job.channels if each._keepers[0]._mailbox.close(PATIENCE)} == {True}
+        assert {each.lost for each in job.channels if each._clients[0]._mailbox.close(PATIENCE)} == {True}
     said = [each.getMessage() for each in caplog.records if "there is no second store" in each.getMessage()]
     assert len(said) == 1
     assert "cannot reach 127.0.0.1 " in said[0]
@@ -473,7 +473,7 @@ def test_a_machine_whose_save_was_decided_departs_in_the_second_store_too(host: 
 def test_a_call_whose_store_dies_before_anyone_has_read_it_comes_by_the_second_one(host: Host) -> None:
     with a_job(host) as job:
         caller = job.channels[1]
-        first = caller._keepers[0]
+        first = caller._clients[0]
         say = first.caller.say
 
         def answered(*args: Any, **how: Any) -> Any:
@@ -491,7 +491,7 @@ def test_a_call_whose_store_dies_before_anyone_has_read_it_comes_by_the_second_o
 def test_a_call_that_a_store_has_taken_and_nobody_reads_comes_by_the_second_one(host: Host) -> None:
     """The store stands still right after its answer."""
     with a_job(host) as job:
-        first = job.channels[1]._keepers[0]
+        first = job.channels[1]._clients[0]
         first.caller.say = lambda *_: 1  # type: ignore[method-assign, assignment]
         assert job.channels[1].call(NOTICE, within(PATIENCE)) == SECOND_STORE + 2
         del first.caller.say
@@ -559,7 +559,7 @@ def test_an_entry_that_cannot_be_taken_in_leaves_none_behind() -> None:
         pass
 
     store: Any = HashStore()
-    failover = Failover(Keeper(store, protocol.Keys("x", 1), SystemClock()), 0, SystemClock())
+    failover = Failover(StoreClient(store, protocol.Keys("x", 1), SystemClock()), 0, SystemClock())
     entries = [protocol.LogEntry(number, failover.entry(NOTICE).encode()) for number in (1, 2, 3)]
     heard = list[int]()
 
@@ -583,8 +583,8 @@ def test_the_host_of_the_second_store_waits_for_no_rank_that_has_gone_with_the_f
         for channel in job.channels[1:]:
             until(lambda channel=channel: channel.orphaned)  # type: ignore[misc]
         closed = pool.submit(job.channels[2].close, 1000.0)
-        keeper = job.channels[1]._keepers[1]
-        until(lambda: keeper.store.check([keeper.keys.left(2)]))
+        client = job.channels[1]._clients[1]
+        until(lambda: client.store.check([client.keys.left(2)]))
         assert not closed.done()
         job.channels[1].close(0.0)
         closed.result(PATIENCE)
@@ -593,26 +593,26 @@ def test_the_host_of_the_second_store_waits_for_no_rank_that_has_gone_with_the_f
 def test_the_host_of_the_first_store_counts_once_though_it_hears_nothing_there(host: Host) -> None:
     """It would take itself for a rank that has gone, and end its store before another rank has left."""
     with a_job(host, 0, hosts=True, way=Deaf) as job:
-        keeper = job.channels[1]._keepers[0]
+        client = job.channels[1]._clients[0]
         job.cut.set()
         job.channels[1].call(NOTICE, within(PATIENCE))
         until(lambda: job.channels[0].orphaned)
         job.channels[0].close(0.0)
-        assert keeper.store.add(f"{keeper.keys.incarnation}/left", 0) == 1
+        assert client.store.add(f"{client.keys.incarnation}/left", 0) == 1
 
 
 def test_a_rank_leaves_once_though_another_one_takes_it_for_gone(host: Host) -> None:
     """It may have lost nothing but its way."""
     with a_job(host) as job:
-        keeper = job.channels[1]._keepers[1]
+        client = job.channels[1]._clients[1]
         for rank, by in ((0, 2), (0, 0), (0, 0), (2, 2)):
-            keeper.caller.say(protocol.leave(keeper.keys, rank, by), within(PATIENCE))
-        waited = keeper.caller.say(
-            protocol.wait_left(keeper.keys), within(PATIENCE), lambda: protocol.Waited.LATE
+            client.caller.say(protocol.leave(client.keys, rank, by), within(PATIENCE))
+        waited = client.caller.say(
+            protocol.wait_left(client.keys), within(PATIENCE), lambda: protocol.Waited.LATE
         )
         assert waited is protocol.Waited.LATE
-        keeper.caller.say(protocol.leave(keeper.keys, 1, 1), within(PATIENCE))
-        waited = keeper.caller.say(protocol.wait_left(keeper.keys), within(PATIENCE))
+        client.caller.say(protocol.leave(client.keys, 1, 1), within(PATIENCE))
+        waited = client.caller.say(protocol.wait_left(client.keys), within(PATIENCE))
         assert waited is protocol.Waited.THERE
 
 
@@ -630,7 +630,7 @@ def test_a_second_store_that_takes_connections_and_never_answers_holds_up_no_ran
     monkeypatch.setattr(second, "_REACHED", 1.0)
     job = Job(host, maker=Mute)
     try:
-        assert [len(channel._keepers) for channel in job.channels] == [1, 1, 1]
+        assert [len(channel._clients) for channel in job.channels] == [1, 1, 1]
         assert job.channels[0].call(NOTICE, within(PATIENCE)) == 1
         for rank in job.ranks:
             rank.hears(1)

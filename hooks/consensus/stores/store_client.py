@@ -1,4 +1,4 @@
-"""`Keeper`: one of the job's stores, with this rank's connections to it, and the thread that reads the log there."""
+"""`StoreClient`: one of the job's stores, with this rank's connections to it, and the thread that reads the log there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .connection import JobStore, StoreConnection, StoreSilent, do, first_pause,
 _LONGEST_WAIT = 20 * 86_400.0
 
 
-class Keeper:
+class StoreClient:
     """One store of the job that keeps a log, with this rank's connections to it. A job has one, or a second one behind it.
 
     Args:
-        store: the store. The keeper holds it: if this process serves it, it lives on.
+        store: the store. The client holds it: if this process serves it, it lives on.
         keys: the keys of this job in the store.
         clock: the time.
         which: ends the names of its threads.
