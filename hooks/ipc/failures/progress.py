@@ -40,6 +40,11 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     # DTensors, as the norm of FSDP2's gradients; and FSDP2's wait for the other ranks' shards of a layer.
     ("torch/distributed/_functional_collectives.py", "", "collective"),
     ("fsdp/_fully_shard/_fsdp_collectives.py", "", "collective"),
+    # DDP's, for the buffers of the first rank, such as BatchNorm's; ZeRO's, for the other ranks' weights; and a pipeline's.
+    ("torch/nn/parallel/distributed.py", "_pre_forward", "collective"),
+    ("torch/distributed/optim/zero_redundancy_optimizer.py", "_sync_params", "collective"),
+    ("torch/distributed/optim/zero_redundancy_optimizer.py", "wait_for_broadcasts", "collective"),
+    ("torch/distributed/pipelining/schedules.py", "_wait_batch_p2p", "collective"),
     ("torch/distributed/checkpoint/state_dict_saver.py", "", "save"),
     ("torch/serialization.py", "save", "save"),
     ("safetensors/torch.py", "save_file", "save"),

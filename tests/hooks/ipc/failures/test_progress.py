@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 from torch.distributed._functional_collectives import wait_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
@@ -213,28 +214,67 @@ def test_what_holds_a_thread_on_purpose_counts_wherever_it_was_called_from(file:
         assert thread.later().phase == "save"
 
 
-def test_a_forward_that_waits_for_the_shards_of_other_ranks_is_a_collective() -> None:
+class Work(torch.distributed.distributed_c10d.Work):
+    """A collective that waits for other ranks."""
+
+    def __init__(self, waits: Waits) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._waits()
+        return True
+
+
+def shards(waits: Waits) -> None:
     """FSDP2 gathers a layer's weights inside `forward`, and waits there for the ranks that have the other shards."""
     fsdp = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_collectives")
-
-    class Work(torch.distributed.distributed_c10d.Work):
-        def __init__(self, waits: Waits) -> None:
-            super().__init__()
-            self._waits = waits
-
-        def wait(self, timeout: Any = None) -> bool:
-            self._waits()
-            return True
 
     class Layer(Module):
         def forward(self) -> None:
             gathered = fsdp.AllGatherResult(torch.zeros(0), None, Work(self._waits), [], [], [])
             fsdp.foreach_all_gather_copy_out(gathered, [], None)
 
-    def place(waits: Waits) -> None:
-        with suppress(AttributeError):  # there is no group, which is asked for once the wait is over
-            Layer(waits)()
+    with suppress(AttributeError):  # there is no group, which is asked for once the wait is over
+        Layer(waits)()
 
+
+def buffers(waits: Waits) -> None:
+    """DDP's forward waits for the first rank's buffers, such as BatchNorm's, before that of the model."""
+
+    class Model(DistributedDataParallel):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            self.module = torch.nn.Identity()
+            self._use_python_reducer, self._lazy_init_ran = False, False
+
+        def _lazy_init(self) -> None:
+            waits()
+            self._delay_all_reduce_all_params = True
+
+    Model()._pre_forward()  # type: ignore[no-untyped-call]
+
+
+def pipeline(waits: Waits) -> None:
+    """A stage of a pipeline waits for what the stage before it computes."""
+    pytest.importorskip("torch.distributed.pipelining.schedules")._wait_batch_p2p([Work(waits)])
+
+
+def weights(waits: Waits) -> None:
+    """ZeRO's optimizer waits for the weights that other ranks have stepped."""
+    zero = pytest.importorskip("torch.distributed.optim.zero_redundancy_optimizer").ZeroRedundancyOptimizer
+    optimizer = SimpleNamespace(world_size=1, _broadcast_params_from_rank=lambda rank: [Work(waits)])
+
+    class Stepped(Optimizer):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            zero._sync_params(optimizer)
+
+    Stepped(waits).step()
+
+
+@pytest.mark.parametrize("place", [shards, buffers, pipeline, weights])
+def test_a_wait_for_other_ranks_is_a_collective_wherever_it_is(place: Callable[[Waits], None]) -> None:
+    """Else the rank that waits would be named as the cause of a stall."""
     with Thread(place).at_place() as thread:
         assert thread.later().phase == "collective"
 
