@@ -51,11 +51,12 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("transformers/modeling_utils.py", "save_pretrained", "save"),
     ("fabric/utilities/cloud_io.py", "_atomic_save", "save"),  # Lightning's: it uploads behind torch.save
     ("torch/nn/modules/module.py", "_call_impl", "forward"),
-    (
-        "/subprocess.py",
-        "",
-        "process",
-    ),  # a program that scores or uploads shows no progress here, for as long as it runs
+    # A program, or a pool, that scores or uploads shows no progress here, for as long as it runs.
+    ("/subprocess.py", "", "process"),
+    ("/multiprocessing/process.py", "join", "process"),
+    ("/multiprocessing/pool.py", "get", "process"),
+    ("/multiprocessing/pool.py", "next", "process"),
+    ("/multiprocessing/pool.py", "join", "process"),
 )
 #: Files of loaders whose iterators count the batches that they have delivered.
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
@@ -87,8 +88,8 @@ _LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
 class ProgressSeen:
     """The present work of the training thread."""
 
-    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "process" for a program that the script has
-    #: started, "other" for its own code; "start" and "ranks" before training, and "" before `register` and after training.
+    #: "data", "forward", "backward", "optimizer", "collective", "evaluation", "save"; "process" for a program or a pool that the
+    #: script has started, "other" for its own code; "start" and "ranks" before training, and "" before `register` and after training.
     phase: str = ""
     #: Seconds without any sign of progress; negative if not known.
     still: float = -1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.pool
 import subprocess
 import sys
 import threading
@@ -306,6 +307,31 @@ def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
         assert thread.later().still == 2.0
 
 
+class Result(multiprocessing.pool.ApplyResult[None]):
+    """What a pool has not computed yet."""
+
+    def __init__(self, waits: Waits) -> None:
+        super().__init__(SimpleNamespace(_cache={}), None, None)  # type: ignore[arg-type]
+        self._waits = waits
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._waits()
+
+    def ready(self) -> bool:
+        return False
+
+
+def test_a_wait_for_a_pool_is_one_for_a_program() -> None:
+    """It shows no progress here, either."""
+
+    def place(waits: Waits) -> None:
+        with suppress(multiprocessing.TimeoutError):
+            Result(waits).get()
+
+    with Thread(place).at_place() as thread:
+        assert thread.later().phase == "process"
+
+
 # --- before training ---
 
 
@@ -321,6 +347,12 @@ def within(*files: str) -> Callable[[Waits], object]:
         return inner()
 
     return call
+
+
+def test_training_inside_a_process_or_a_pool_is_no_wait_for_it() -> None:
+    files = ["/usr/lib/python3.12/multiprocessing/process.py", "/usr/lib/python3.12/multiprocessing/pool.py"]
+    with Thread(within(*files)).at_place() as thread:
+        assert thread.later().phase == "other"
 
 
 RESTORE, STORE = "/w/spotguard/hooks/guard/guard.py", "/w/spotguard/hooks/restore/retrying_store.py"
