@@ -62,7 +62,11 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
 #: Where a thread may wait for as long as it takes, whatever it was called from: the gate parks it, its error is saved, or a person
 #: holds it.
-_HOLDS = ("spotguard/hooks/control/gate.py", "spotguard/hooks/control/ending/error_save.py", "/pdb.py")
+_HOLDS = (
+    "spotguard/hooks/control/gate.py",
+    "spotguard/hooks/control/ending/error_save.py",
+    f"{os.path.dirname(os.__file__)}/pdb.py",  # and not a script's own, such as for the Protein Data Bank
+)
 #: A notebook's thread between two cells: in its kernel, outside of a cell's code and of the user's other code, such as a widget's.
 _KERNEL, _CELL = "/ipykernel/kernelapp.py", "/IPython/core/interactiveshell.py"
 #: Where a thread waits for the next line of a person, by the end of a file's path and a function of it.
@@ -80,8 +84,10 @@ _BUSY = 0.01
 _SPINS = 0.5
 #: Code in which spotguard waits for the other ranks; and its clock, in which it waits for anything.
 _RANKS, _CLOCK = "spotguard/hooks/consensus/", "spotguard/providers/clock.py"
+#: The folder of this package: a script of the user's may lie in another one of that name, such as a clone of the repository.
+_PACKAGE = f"{Path(__file__).parents[3]}/"
 #: Folders of code that is not the user's.
-_LIBRARIES = ("site-packages", "dist-packages", "/spotguard/", "/lib/python3")
+_LIBRARIES = ("site-packages", "dist-packages", _PACKAGE, "/lib/python3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +329,7 @@ def _read_start(frame: FrameType) -> tuple[str, int, str]:
     if any(file.endswith(_HOLDS) for file in files) or phase == "collective":
         return phase, place, where
     # The first rank reads the store inside a wait of the others, so the innermost part of spotguard tells which one it is.
-    ours = next((file for file in files if "/spotguard/" in file and not file.endswith(_CLOCK)), "")
+    ours = next((file for file in files if file.startswith(_PACKAGE) and not file.endswith(_CLOCK)), "")
     place = hash(tuple((each.f_code, each.f_lasti) for each in stack))
     return START_WAIT if _RANKS in ours else START, place, where
 

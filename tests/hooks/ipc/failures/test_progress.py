@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing.pool
+import pdb
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
+import spotguard
 from spotguard.hooks.ipc.failures import progress
 from spotguard.hooks.ipc.failures.progress import ProgressSeen, TrainingProgress, stacks
 from tests.fakes.clock import ManualClock
@@ -200,7 +203,11 @@ def test_the_phase_is_where_the_thread_stands(phase: str) -> None:
         assert thread.later().still == 2.0
 
 
-@pytest.mark.parametrize("file", ["/usr/lib/python3.12/pdb.py", "/w/spotguard/hooks/control/gate.py"])
+PACKAGE = str(Path(spotguard.__file__).parent)
+GATE = f"{PACKAGE}/hooks/control/gate.py"
+
+
+@pytest.mark.parametrize("file", [pdb.__file__, GATE])
 def test_what_holds_a_thread_on_purpose_counts_wherever_it_was_called_from(file: str) -> None:
     """A person looks into `forward`; the gate parks a thread in the optimizer's hook."""
     found: dict[str, Callable[[Waits], None]] = {}
@@ -321,6 +328,17 @@ class Result(multiprocessing.pool.ApplyResult[None]):
         return False
 
 
+def test_a_script_may_have_the_name_of_a_debugger() -> None:
+    """Such as one that reads the Protein Data Bank."""
+    with Thread(within("/w/proteins/pdb.py")).at_place() as thread:
+        assert thread.later().phase == "other"
+
+
+@pytest.mark.parametrize(("file", "is_library"), [("/w/spotguard/train.py", False), (GATE, True)])
+def test_a_script_may_lie_in_a_folder_of_spotguards_name(file: str, is_library: bool) -> None:
+    assert progress.of_library(file) == is_library
+
+
 def test_a_wait_for_a_pool_is_one_for_a_program() -> None:
     """It shows no progress here, either."""
 
@@ -355,8 +373,8 @@ def test_training_inside_a_process_or_a_pool_is_no_wait_for_it() -> None:
         assert thread.later().phase == "other"
 
 
-RESTORE, STORE = "/w/spotguard/hooks/guard/guard.py", "/w/spotguard/hooks/restore/retrying_store.py"
-RANKS, CLOCK = "/w/spotguard/hooks/consensus/barrier.py", "/w/spotguard/providers/clock.py"
+RESTORE, STORE = f"{PACKAGE}/hooks/guard/guard.py", f"{PACKAGE}/hooks/restore/retrying_store.py"
+RANKS, CLOCK = f"{PACKAGE}/hooks/consensus/barrier.py", f"{PACKAGE}/providers/clock.py"
 
 
 @pytest.mark.parametrize(
@@ -369,7 +387,7 @@ RANKS, CLOCK = "/w/spotguard/hooks/consensus/barrier.py", "/w/spotguard/provider
         pytest.param(
             ["/torch/distributed/distributed_c10d.py"], "collective", id="a barrier of the script's"
         ),
-        pytest.param([RESTORE, "/w/spotguard/hooks/control/gate.py"], "save", id="parked by a notice"),
+        pytest.param([RESTORE, GATE], "save", id="parked by a notice"),
     ],
 )
 def test_before_training_a_thread_stands_still_too(files: list[str], phase: str) -> None:
@@ -496,7 +514,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
 
 def test_a_save_that_took_long_counts_not_against_what_follows() -> None:
     """A loader may need a minute for its first batch behind a save that waited five for its file system."""
-    saves, loads = within("/w/spotguard/hooks/control/gate.py"), Waits()
+    saves, loads = within(GATE), Waits()
 
     def place(waits: Waits) -> None:
         saves(waits)
