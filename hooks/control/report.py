@@ -13,7 +13,8 @@ from ...providers.errors import SpotguardError
 from ..checkpoint.format.keys import end_key, failure_key, outcome_key, stacks_key
 from ..ipc import protocol
 from ..ipc.failures.flight_recorder import recorded_collectives
-from ..ipc.failures.progress import ProgressSeen, stacks
+from ..ipc.failures.progress import ProgressSeen
+from ..ipc.failures.thread_place import stacks
 from ..ipc.notice import PreemptionNotice
 from ..save.request import SavedCheckpoint
 

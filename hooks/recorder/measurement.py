@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import dataloader
 
 from ...providers.clock import Clock
-from ..ipc.failures.progress import phase_now
+from ..ipc.failures.thread_place import phase_now
 from ..ipc.notice import PreemptionNotice
 from ..save.request import SavedCheckpoint
 from . import startup

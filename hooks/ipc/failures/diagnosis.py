@@ -15,7 +15,7 @@ from types import TracebackType
 from ....providers.redaction import redacted_text
 from ..failure_classes import CLASSES, HARDWARE_TEXTS, FailureClass, confidence_of
 from ..messages import TrainingFailed
-from .progress import line_of, of_library, phase_of
+from .thread_place import line_of, of_library, phase_of
 
 #: Characters of an error's message that are looked at, and that are kept: half from its begin, half from its end. A long one is
 #: that of a loader's worker, whose last line says what happened.

@@ -7,6 +7,7 @@ import pdb
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import spotguard
 from spotguard.hooks.ipc.failures import progress
-from spotguard.hooks.ipc.failures.progress import ProgressSeen, TrainingProgress, stacks
+from spotguard.hooks.ipc.failures.progress import ProgressSeen, TrainingProgress
+from spotguard.hooks.ipc.failures.thread_place import of_library, stacks
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch
@@ -336,7 +338,7 @@ def test_a_script_may_have_the_name_of_a_debugger() -> None:
 
 @pytest.mark.parametrize(("file", "is_library"), [("/w/spotguard/train.py", False), (GATE, True)])
 def test_a_script_may_lie_in_a_folder_of_spotguards_name(file: str, is_library: bool) -> None:
-    assert progress.of_library(file) == is_library
+    assert of_library(file) == is_library
 
 
 def test_a_wait_for_a_pool_is_one_for_a_program() -> None:
@@ -574,6 +576,38 @@ def test_a_notebook_stands_still_in_a_cell_alone(
                 found = thread.later()
         assert found.phase == (phase if trains or not phase else "start")
         assert (thread.later().still < 10.0) == (phase == "")
+
+
+class Large:
+    """Such as the activations of a function."""
+
+
+def test_a_look_keeps_nothing_of_what_the_thread_lets_go() -> None:
+    """Else memory of the device would be freed later than without an agent."""
+    second, large = Waits(), []
+
+    def computes(waits: Waits) -> None:
+        local = Large()
+        large.append(weakref.ref(local))
+        waits()
+
+    def place(waits: Waits) -> None:
+        computes(waits)
+        second()
+
+    def worked(thread: threading.Thread) -> float:
+        """Reading a file of /proc lets the thread go on."""
+        training.waits.go.set()
+        second.there.wait()
+        kept.append(large[0]() is not None)
+        return 0.0
+
+    kept: list[bool] = []
+    training = Thread(place, second)
+    training.progress = TrainingProgress(lambda: 0, training.clock, lambda: False, worked)
+    with training.at_place():
+        training.later()
+    assert kept == [False]
 
 
 def test_nothing_is_known_before_training_and_after_it() -> None:
