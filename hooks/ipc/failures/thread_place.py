@@ -53,12 +53,13 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
 )
 #: Files of loaders whose iterators count the batches that they have delivered.
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
+_STDLIB = os.path.dirname(os.__file__)
 #: Where a thread may wait for as long as it takes, whatever it was called from: the gate parks it, its error is saved, or a person
 #: holds it.
 _HOLDS = (
     "spotguard/hooks/control/gate.py",
     "spotguard/hooks/control/ending/error_save.py",
-    f"{os.path.dirname(os.__file__)}/pdb.py",  # and not a script's own, such as for the Protein Data Bank
+    f"{_STDLIB}/pdb.py",  # and not a script's own, such as for the Protein Data Bank
 )
 #: A notebook's thread between two cells: in its kernel, outside of a cell's code and of the user's other code, such as a widget's.
 _KERNEL, _CELL = "/ipykernel/kernelapp.py", "/IPython/core/interactiveshell.py"
@@ -66,6 +67,7 @@ _KERNEL, _CELL = "/ipykernel/kernelapp.py", "/IPython/core/interactiveshell.py"
 _PROMPTS = (
     ("/IPython/terminal/interactiveshell.py", "prompt_for_code"),
     ("/_pyrepl/readline.py", "multiline_input"),
+    (f"{_STDLIB}/code.py", "raw_input"),
 )
 #: Code in which spotguard waits for the other ranks; and its clock, in which it waits for anything.
 _RANKS, _CLOCK = "spotguard/hooks/consensus/", "spotguard/providers/clock.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import code
 import multiprocessing.pool
 import pdb
 import subprocess
@@ -557,6 +558,7 @@ LOOP, PROMPT = "/usr/lib/python3.12/selectors.py", "/usr/lib/python3.13/_pyrepl/
             id="in a widget's function",
         ),
         pytest.param([(PROMPT, "multiline_input")], "", id="at a prompt"),
+        pytest.param([("/w/train.py", "<module>"), (code.__file__, "raw_input")], "", id="in code.interact"),
     ],
 )
 @pytest.mark.parametrize("trains", [True, False])
@@ -566,8 +568,8 @@ def test_a_notebook_stands_still_in_a_cell_alone(
     """Between two cells a person looks at a plot, for hours."""
     frame: Any = None
     for file, name in places:
-        code = compile("", file, "exec").replace(co_name=name)
-        frame = SimpleNamespace(f_code=code, f_lineno=1, f_lasti=0, f_locals={}, f_back=frame)
+        compiled = compile("", file, "exec").replace(co_name=name)
+        frame = SimpleNamespace(f_code=compiled, f_lineno=1, f_lasti=0, f_locals={}, f_back=frame)
     with Thread(PLACES["other"], trains=trains).at_place() as thread:
         thread.later()
         with monkeypatch.context() as patched:
