@@ -100,8 +100,8 @@ def phase_in_training(frames: list[_Frame]) -> tuple[str, int]:
     """
     phases = [phase_of(each) for each in frames]
     phase = next((each for each in reversed(phases) if each), "other")
-    if phase not in ("data", "save") and "collective" in phases:
-        phase = "collective"
+    if phase != "data" and "collective" in phases:
+        phase = "collective"  # also inside a save of all ranks, to which one of them may never come
     polls = phase in ("data", "save", "collective")
     return phase, len(phases) - 1 - phases[::-1].index(phase) if polls else 0
 
