@@ -155,7 +155,7 @@ _NO_PASSWORD = frozenset(
     ]
 )
 #: The end of a line or of an entry behind an unquoted value, as in YAML's `password: swordfish`.
-_ENDS = re.compile(r"(?<=[,)}\]])|[ \t]{0,9}(?:[;\r\n]|\Z)")
+_ENDS = re.compile(r"(?<=[,)}\]])|[ \t]{0,9}(?:[;\r\n]|\Z)|[ \t]{1,9}#")
 #: Characters of a value by which it is judged: each name in a text of names has the whole rest for its value.
 _JUDGED = 256
 #: Endings that may also name a tokenizer's word or a count. They count as a secret's if the name is in capitals, as in the

@@ -73,6 +73,7 @@ def test_a_command_without_a_secret_stays_as_it_is(command: str) -> None:
         ("DB_PASSWORD: 'correct horse'", "DB_PASSWORD: …"),
         ("db:\n  user: me\n  password: swordfish\n  port: 5", "db:\n  user: me\n  password: …\n  port: 5"),
         ("config {user: me, password: swordfish, port: 5}", "config {user: me, password: … port: 5}"),
+        ("  - password: swordfish  # of db", "  - password: …  # of db"),
         ("db_password: correct-horse", "db_password: …"),
         ("POST https://api.telegram.org/bot123456:AbC-0_def" + "x" * 26 + "/sendMessage: 404", "POST https://api.telegram.org/bot… 404"),
         ("token 1234567890:AA" + "x-_" * 11 + " is revoked", "token … is revoked"),
