@@ -63,6 +63,8 @@ _SHAPES = tuple(
         ),
         # Slack's, Discord's and others': whoever has the last part may post.
         (r"(?i)://hooks\.slack(?:-gov)?\.com/\w+/[\w-]+/[\w-]+", "a webhook's URL"),
+        # Telegram's bots: their token is a part of each URL ("Authorizing your bot", core.telegram.org/bots/api).
+        (r"(?P<secret>(?<=/bot)[0-9]{5,16}:[\w-]{20,}|\b[0-9]{5,16}:AA[\w-]{33})", "a token"),
         (
             r"""(?i)(?:(?<=http)|(?<=https))://[^\s"'$]{0,100}hooks?[./][^\s"'$]{0,100}/[\w-]{16,}""",
             "a webhook's URL",
@@ -97,6 +99,65 @@ _REST = re.compile(r"""[^\s"';&]*""")
 _SECRET = re.compile(
     r"(?:pass(?:word|wd|phrase)|(?:^|_)pw|_pwd|secret|(?:api|secret|access|private|storage|account|auth|signing)_?key)$"
 )
+#: Endings of a password's name, and words behind it that are of a sentence or a type, and not a password.
+_PASSWORD = re.compile(r"(?:pass(?:word|wd|phrase)|(?:^|_)pw|_pwd)$")
+_NO_PASSWORD = frozenset(
+    [
+        "blank",
+        "changed",
+        "denied",
+        "disabled",
+        "empty",
+        "enabled",
+        "error",
+        "expected",
+        "expired",
+        "failed",
+        "failure",
+        "false",
+        "forbidden",
+        "given",
+        "hidden",
+        "incorrect",
+        "invalid",
+        "locked",
+        "masked",
+        "mismatch",
+        "missing",
+        "no",
+        "none",
+        "null",
+        "ok",
+        "optional",
+        "prompt",
+        "redacted",
+        "refused",
+        "rejected",
+        "required",
+        "reset",
+        "secret",
+        "set",
+        "str",
+        "string",
+        "text",
+        "true",
+        "unauthorized",
+        "undefined",
+        "unknown",
+        "unset",
+        "unsupported",
+        "weak",
+        "wrong",
+        "yes",
+        "any",
+        "bytes",
+        "secretstr",
+    ]
+)
+#: The end of a line or of an entry behind an unquoted value, as in YAML's `password: swordfish`.
+_ENDS = re.compile(r"(?<=[,)}\]])|[ \t]{0,9}(?:[;\r\n]|\Z)|[ \t]{1,9}#")
+#: Characters of a value by which it is judged: each name in a text of names has the whole rest for its value.
+_JUDGED = 256
 #: Endings that may also name a tokenizer's word or a count. They count as a secret's if the name is in capitals, as in the
 #: environment, or if the value looks made by a machine.
 _PERHAPS = re.compile(r"(?:token|(?:^|_)pass)$")
@@ -174,19 +235,29 @@ def _places_of_secrets(text: str) -> Iterator[tuple[int, int]]:
     end = 0
     for match in _IN_TEXT.finditer(text):
         if match.start() >= end and _may_be_secret(_plain(match["name"])):
-            value = _VALUE.match(text, match.end())
-            if value is not None and _is_given_in_text(match, value[0]):
+            first = _VALUE.match(text, match.end(), match.end() + _JUDGED)
+            if first is None or not _is_given_in_text(match, first):
+                continue
+            if (value := _VALUE.match(text, match.end())) is not None:
                 end = value.end()
                 yield value.span()
 
 
-def _is_given_in_text(match: re.Match[str], value: str) -> bool:
-    inner = _QUOTES.sub("", value)
+def _is_given_in_text(match: re.Match[str], value: re.Match[str]) -> bool:
+    inner = _QUOTES.sub("", value[0])
     if not _is_secret(match["name"], inner):
         return False
     # Else it is a sentence, as in "password: expected a text" and "--password is missing".
-    sentence = match["between"].strip() in ("", ":") and inner == value
-    return not sentence or any(each.isdigit() for each in value)
+    sentence = match["between"].strip() in ("", ":") and inner == value[0]
+    return not sentence or any(map(str.isdigit, inner)) or _is_entry(match, value)
+
+
+def _is_entry(match: re.Match[str], value: re.Match[str]) -> bool:
+    """Return whether an unquoted word is the whole value of a password, as in YAML. A word that tells what is wrong is not."""
+    if ":" not in match["between"] or "\n" in match["between"] or not _PASSWORD.search(_plain(match["name"])):
+        return False
+    word = value[0].strip(".,:!?()[]{}<>*").lower()
+    return word not in _NO_PASSWORD and _ENDS.match(value.string, value.end()) is not None
 
 
 def _without(word: str) -> Iterator[str]:

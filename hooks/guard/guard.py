@@ -200,6 +200,8 @@ class Guard:
             return
         if loss is not None:
             self._losses.take(gate.place.completed + 1, loss)
+        else:
+            self._losses.read()
         self._metrics.read()
         state.monitor.boundary()
         try:

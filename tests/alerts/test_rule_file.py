@@ -122,7 +122,15 @@ RULE = '[rule.mine]\nmetric = "spotguard_step"\n'
         (
             "[rule.mine]\nthreshold = 1\n",
             "line 1",
-            "rule mine 'mine': expected a metric or an incident, and not both",
+            "rule mine 'mine': expected a metric or an incident, or the name of a default rule [SG705]",
+        ),
+        ("[rule.blnd]\nenabled = false\n", "line 1", "or the name of a default rule: did you mean blind?"),
+        (f'{RULE}deviation = 3\nof = "spotguard_step"\n', "line 4", "expected history for a deviation"),
+        (f"{RULE}threshold = 1\nwhere = {{ rank = 1.0 }}\n", "line 4", "expected texts, whole numbers, true"),
+        (
+            f"{RULE}threshold = 1\nwhere = {{ rank = {{ a = 1 }} }}\n",
+            "line 4",
+            "expected texts, whole numbers",
         ),
         (f'{RULE}incident = "stall"\n', "line 1", "a metric or an incident, and not both"),
         ('[rule.mine]\nincident = "flood"\n', "line 2", "one of failure, stall, outcome, kernel, agent-lost"),

@@ -120,6 +120,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["status", "--wach"], "did you mean --watch?"),
         (["simulate"], "which cloud? Expected aws, gcp or azure, as in spotguard simulate aws"),
         (["simulate", "aws", "--preempt-afer", "3"], "did you mean --preempt-after?"),
+        # The flags of a cloud are not those of a failure.
+        (
+            ["simulate", "failure", "data", "--bogus", "--", "true"],
+            "unknown flag '--bogus': see spotguard simulate failure --help",
+        ),
+        (["simulate", "aws", "now"], "unknown word 'now': see spotguard simulate aws --help"),
         (["simulate", "aws", "--", "python"], "takes no command: start it at another prompt"),
         (
             ["simulate", "failure", "data"],

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from spotguard.providers import redaction
 from spotguard.providers.redaction import redacted, redacted_text
 
 
@@ -70,6 +71,12 @@ def test_a_command_without_a_secret_stays_as_it_is(command: str) -> None:
         ("Config(password='it is me\nat line 5", "Config(password=…\nat line 5"),
         ("sh: mysql --password 'a b' --api-key abc1 --lr 1", "sh: mysql --password … --api-key … --lr 1"),
         ("DB_PASSWORD: 'correct horse'", "DB_PASSWORD: …"),
+        ("db:\n  user: me\n  password: swordfish\n  port: 5", "db:\n  user: me\n  password: …\n  port: 5"),
+        ("config {user: me, password: swordfish, port: 5}", "config {user: me, password: … port: 5}"),
+        ("  - password: swordfish  # of db", "  - password: …  # of db"),
+        ("db_password: correct-horse", "db_password: …"),
+        ("POST https://api.telegram.org/bot123456:AbC-0_def" + "x" * 26 + "/sendMessage: 404", "POST https://api.telegram.org/bot… 404"),
+        ("token 1234567890:AA" + "x-_" * 11 + " is revoked", "token … is revoked"),
         ('body {\\"password\\": \\"a b\\", \\"lr\\": 1}', 'body {\\"password\\": …, \\"lr\\": 1}'),
     ],
 )  # fmt: skip
@@ -85,9 +92,29 @@ def test_a_secret_is_left_out_of_a_text(text: str, shown: str) -> None:
         "KeyError: 'weight'\nshape mismatch for head.0.bias: copying [5] from [7]",
         "https://me@dev.azure.com/org answers 404; see the log of bearer tokens",
         'Missing key(s) in state_dict: "cls_token", "dist_token", "blocks.0.norm1.weight"',
+        "password: required\nnew_password: Missing.\ndb_password: str, port: int",
+        "wrong password: denied, try again; password:\nthen the host",
+        "secret: wandb\napi_key: required; step 12345678:AA",
         "--password is missing, forward_pass: 12.345ms",
         "no such file: file:///data/hooks/run_2026_11_27/checkpoint_000001",
     ],
 )
 def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:
     assert redacted_text(text) == text
+
+
+@pytest.mark.parametrize("unit", ["password:", "pass="])
+def test_the_time_for_a_text_of_names_is_in_proportion_to_its_length(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the text is the value of each name. Of it a few characters are judged: the save at an error waits."""
+    judged: list[int] = []
+    real = redaction._is_secret
+
+    def is_secret(name: str, value: str) -> bool:
+        judged.append(len(value))
+        return real(name, value)
+
+    monkeypatch.setattr(redaction, "_is_secret", is_secret)
+    redacted_text(unit * 2000)
+    assert max(judged) <= 256

@@ -173,6 +173,29 @@ def test_stacks_of_a_stall_without_a_save_are_a_stall_that_can_be_dismissed() ->
     assert alarm.stall is not None
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_stacks_of_a_stall_whose_outcome_is_missing_are_not_those_of_another(first: bool) -> None:
+    """Rank 0 was killed before it wrote the outcome. The other stall is an alarm of its own, which can be dismissed."""
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0 if first else 1900.0).outcome(kind="stall", notice={"source": "spotguard", "drill": True})
+    for number, (at, place) in enumerate(((1101.0, "a.py:1"), (1901.0, "b.py:2")), 1):
+        for each in range(2):
+            facts = {"stacks": [f"MainThread:\n  {place} in f"], "phase": "data", "where": place}
+            kept.at(at).put(stacks_key("run", 1, number, each), facts)
+    kept.put(held_stacks_key("run", 1, 1, 1902.0), {"by": "agent", "stacks": READS})
+    early, late = reckon(kept.read()).alarms
+    assert early.stall is not None
+    assert late.stall is not None
+    assert [each.where for each in early.stall.groups] == ["a.py:1"]
+    assert late.stall.ranks == 2
+    assert {each.where for each in late.stall.groups} >= {"b.py:2"}
+    missing = late if first else early
+    assert missing.id == "stall-0001-00"
+    kept.put(dismissed_key("run", missing.id), {})
+    assert [each.dismissed for each in reckon(kept.read()).alarms] == [not first, first]
+
+
 def test_the_stacks_of_very_many_ranks_are_not_all_read() -> None:
     kept = Kept()
     kept.claim()

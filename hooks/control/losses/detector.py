@@ -89,8 +89,8 @@ class LossDetector:
         self._first = (0, 0.0)
         #: The steps in a row with good losses, during a suspicion or a report.
         self._good = 0
-        #: The newest step that was counted, as good or as bad: a step may have several losses.
-        self._counted = -1
+        #: The newest step that was counted at all, and as bad: a step may have several losses.
+        self._counted = self._bad = -1
         #: The newest step with a finite loss.
         self._finite = 0
         self.active: Suspicion | None = None
@@ -132,7 +132,7 @@ class LossDetector:
             if self._spikes >= LASTING:
                 was, (first, high) = median(self._usual), self._first
                 self.high = HighLosses(f"the loss is {high:.4g} since step {first}, and was {was:.4g}")
-                self.bad_steps += self._spikes
+                self.bad_steps, self._bad = self.bad_steps + self._spikes, step
                 self._spikes = self._good = 0
                 return LossChange.HIGH
         self._learn(loss)
@@ -143,7 +143,7 @@ class LossDetector:
         return next((each.why for each in self._known if each.covers(step)), "")
 
     def _not_finite(self, step: int, loss: float) -> LossChange | None:
-        self.bad_steps += self._counts(step)
+        self._count_bad(step)
         self._good = self._spikes = 0
         self.high = None
         if self.active is not None:
@@ -164,12 +164,11 @@ class LossDetector:
 
     def _compare(self, step: int, loss: float, high: HighLosses) -> LossChange | None:
         """Compare a loss during a report of spikes."""
-        counts = self._counts(step)
         if loss > self._limit:
             self._good = 0
-            self.bad_steps += counts
+            self._count_bad(step)
         else:
-            self._good += counts
+            self._good += self._counts(step)
         high.seen.append(loss)
         if self._good >= QUIET:
             self.high = None
@@ -186,6 +185,11 @@ class LossDetector:
         """Return whether this is the first loss of its step that counts, as a good or as a bad one."""
         new, self._counted = step != self._counted, step
         return new
+
+    def _count_bad(self, step: int) -> None:
+        """Count a step as bad, once: also one whose first loss, of several, was good."""
+        self.bad_steps += step != self._bad
+        self._counted = self._bad = step
 
     def _learn(self, loss: float) -> None:
         self._usual.append(loss)

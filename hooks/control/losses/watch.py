@@ -75,6 +75,11 @@ class LossWatch:
         """
         self._readback.take(step, loss)
 
+    def read(self) -> None:
+        """Read the losses that devices have computed, at a boundary: a script may give one every few steps only."""
+        if self._readback.waiting:
+            self._readback.read()
+
     def why(self, step: int, read: bool = False) -> str:
         """Return why the checkpoint of a step is suspect, as far as losses are known; "" if it is not.
 

@@ -162,6 +162,14 @@ class _Reader:
                     f"{_place(self._file, self._text, key, name)}unknown key {key!r} in rule {name}: {near} [SG705]"
                 )
         table = self._merged(known, given)
+        if not known and not table.keys() & {"metric", "incident"}:
+            near = did_you_mean(name, list(_tables("defaults.toml", default_text())))
+            self.refuse(
+                name,
+                "",
+                name,
+                f"a metric or an incident, or the name of a default rule{': ' * bool(near)}{near}",
+            )
         if not self._enabled(name, table):
             return None
         values: dict[str, Any] = {"name": name}
@@ -202,6 +210,8 @@ class _Reader:
             return
         if (rule.threshold is None) == (rule.deviation is None):
             self.refuse(rule.name, "", rule.name, "a threshold or a deviation, and not both")
+        if rule.deviation is not None and rule.of not in ("", HISTORY):
+            self.refuse(rule.name, "of", rule.of, f"{HISTORY} for a deviation, or no such key")
         if rule.deviation is not None and rule.compare[0] not in "<>":
             self.refuse(rule.name, "compare", rule.compare, "> or < for a deviation")
         if rule.of == HISTORY and rule.counts:
@@ -298,9 +308,10 @@ def _seconds(most: float) -> Callable[[object], float]:
 def _where(value: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, dict):
         raise ValueError('labels with their values, as in { state = "blind" }')
-    return {
-        name: tuple(map(_text, each if isinstance(each, list) else [each])) for name, each in value.items()
-    }
+    listed = {name: each if isinstance(each, list) else [each] for name, each in value.items()}
+    if not all(isinstance(one, str | int) for each in listed.values() for one in each):
+        raise ValueError("texts, whole numbers, true or false as the values of labels")
+    return {name: tuple(map(_text, each)) for name, each in listed.items()}
 
 
 def _text(value: object) -> str:

@@ -64,14 +64,23 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0]
+            chosen = self._chosen(parsed)
             if word.startswith("-"):
                 kind, word = "flag", word.partition("=")[0]
-                near = self._flag_near(word)
+                near = chosen._flag_near(word)
             else:
-                kind, near = "word", self._flag_for(word)
+                kind, near = "word", chosen._flag_for(word)
                 word = repeated(word)
-            raise UsageError(f"unknown {kind} {word!r}: {near or f'see {self.prog} --help'}")
+            raise UsageError(f"unknown {kind} {word!r}: {near or f'see {chosen.prog} --help'}")
         return parsed
+
+    def _chosen(self, parsed: argparse.Namespace) -> Parser:
+        """Return the parser of the subcommand that was given; this one without."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                one = action.choices.get(getattr(parsed, action.dest, None) or "")
+                return one if isinstance(one, Parser) else self
+        return self
 
     def _flag_near(self, word: str) -> str:
         known = self._known_flags()
@@ -86,11 +95,7 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean {flag} {word}?" if repeated(word) == word else f"did you mean {flag}?"
 
     def _known_flags(self) -> list[str]:
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                flags += [flag for one in action.choices.values() for flag in one._known_flags()]
-        return flags
+        return [flag for action in self._actions for flag in action.option_strings]
 
 
 _PLACES = "Each option is also SPOTGUARD_<NAME> in the environment, and a key of the file of --config."

@@ -43,7 +43,7 @@ from .facts import (
     texts,
     whole,
 )
-from .stalls import READ, STALLS, RankStacks, parse_stacks_key, stall_fact
+from .stalls import READ, STALLS, RankStacks, StacksKey, parse_stacks_key, stall_fact
 
 #: Records that are read of one attempt: the first failed ranks, because the others most likely failed for want of these; and the
 #: newest notices.
@@ -74,8 +74,8 @@ class RunListing:
         self.claims: set[int] = set()
         #: The ids of the alarms that a person has dismissed.
         self.dismissed: set[str] = set()
-        #: The records of stacks of each attempt, with their ranks.
-        self.stacks: dict[int, list[tuple[int, ObjectInfo]]] = defaultdict(list)
+        #: The records of stacks of each attempt.
+        self.stacks: dict[int, list[tuple[StacksKey, ObjectInfo]]] = defaultdict(list)
         below: list[ObjectInfo] = []
         attempts, checkpoints = attempts_prefix(run_id), checkpoints_prefix(run_id)
         for info in infos:
@@ -88,7 +88,7 @@ class RunListing:
             elif match := _DISMISSED.fullmatch(info.key.removeprefix(f"{run_id}/")):
                 self.dismissed.add(match[1])
             elif (found := parse_stacks_key(info.key.removeprefix(f"{run_id}/"))) is not None:
-                self.stacks[found[0]].append((found[1], info))
+                self.stacks[found.attempt].append((found, info))
             elif match := _RECORD.fullmatch(info.key.removeprefix(f"{run_id}/")):
                 self.records[int(match["attempt"])][match["kind"]].append(info)
                 self._touch(int(match["attempt"]), info)
@@ -146,21 +146,28 @@ class RunListing:
     def stalls(self, attempt: AttemptFacts) -> Iterator[tuple[EventFact, dict[int, ObjectInfo]]]:
         """Yield the stalls of an attempt of which there are stacks, each with its ranks' records.
 
-        The ranks count their own stalls, so a record belongs to the stall that is nearest by the store's clock. If no rank could
-        answer, the agent's records of stacks are all there is.
+        The ranks count their own stalls, so a record belongs to the stall that is nearest by the store's clock. If that has a record
+        of its rank already, the farther ones are of a stall whose outcome is missing: no rank could answer, or rank 0 has ended.
         """
         records = sorted(self.stacks.get(attempt.number, ()), key=lambda each: each[1].modified)
-        stalls = [each for each in attempt.events if each.kind in ("stall", "false-stall")]
-        stalls = stalls or [each for each in attempt.events if each.failure and each.failure.kind == "stall"]
-        if records and not stalls:
-            put, id = records[0][1].modified, f"stall-{attempt.number:04d}-00"
-            stalls = [self._judged(EventFact("stall", put, "training stood still", put=put, id=id))]
-        nearest = [min(stalls, key=lambda each: abs(each.put - info.modified)) for _, info in records]
-        for stall in stalls:
-            if ranks := {
-                rank: info for at, (rank, info) in zip(nearest, records, strict=True) if at is stall
-            }:
-                yield stall, ranks
+        known = [each for each in attempt.events if each.kind in ("stall", "false-stall")]
+        known = known or [each for each in attempt.events if each.failure and each.failure.kind == "stall"]
+        nearest: dict[int, list[tuple[StacksKey, ObjectInfo]]] = defaultdict(list)
+        for key, info in records:
+            dates = [abs(each.put - info.modified) for each in known]
+            nearest[dates.index(min(dates)) if dates else -1].append((key, info))
+        others = _one_stall_each(nearest.pop(-1, []))
+        for at, near in sorted(nearest.items()):
+            stalls = _one_stall_each(near)
+            own = min(
+                stalls, key=lambda each: min(abs(known[at].put - info.modified) for info in each.values())
+            )
+            yield known[at], own
+            others += [each for each in stalls if each is not own]
+        for count, ranks in enumerate(others, 1):
+            put = min(info.modified for info in ranks.values())
+            id = f"stall-{attempt.number:04d}-00" + (f"-{count}" if count > 1 else "")
+            yield self._judged(EventFact("stall", put, "training stood still", put=put, id=id)), ranks
 
     def history(self, folder: CheckpointFolder | None) -> Mapping[str, Any]:
         """Return the history that a checkpoint carries; {} if it has none. One request, at most two."""
@@ -257,6 +264,19 @@ def _with_stacks(listing: RunListing, attempts: Sequence[AttemptFacts]) -> tuple
         others = [each for each in events[attempt.number] if each is not event]
         events[attempt.number] = sorted([*others, with_stacks], key=lambda each: each.at)
     return tuple(replace(each, events=tuple(events[each.number])) for each in attempts)
+
+
+def _one_stall_each(records: Iterable[tuple[StacksKey, ObjectInfo]]) -> list[dict[int, ObjectInfo]]:
+    """Return records of stacks, the oldest first, as those of each stall by rank: a rank has one in each, and the agent one of it."""
+    stalls: list[dict[int, ObjectInfo]] = []
+    there: set[tuple[int, bool]] = set()
+    for key, info in records:
+        if not stalls or (key.rank, key.held) in there:
+            stalls.append({})
+            there.clear()
+        there.add((key.rank, key.held))
+        stalls[-1][key.rank] = info
+    return stalls
 
 
 def _alarm(kind: str, attempt: int, key: str) -> str:

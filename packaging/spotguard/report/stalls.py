@@ -23,7 +23,9 @@ READ = 2048
 STALLS, _GROUPS, _CHARACTERS = 16, 12, 8000
 #: Phases in which a rank may wait for another one.
 _WAITING = ("collective", "backward", START_WAIT)
-_KEY = re.compile(r"stalls/(?P<attempt>\d{4,15})-(?:\d+|held)-(?P<rank>\d{5,15})(?:-\d+)?\.json", re.ASCII)
+_KEY = re.compile(
+    r"stalls/(?P<attempt>\d{4,15})-(?P<number>\d+|held)-(?P<rank>\d{5,15})(?:-\d+)?\.json", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,24 @@ def _named(collective: tuple[str, int, str]) -> str:
     return f"{name}, number {count} of process group {group}"
 
 
-def parse_stacks_key(key: str) -> tuple[int, int] | None:
-    """Return the attempt and the rank of a record of stacks, given its key below the run; None for another key."""
+@dataclass(frozen=True, slots=True)
+class StacksKey:
+    """The key of a record of stacks."""
+
+    attempt: int
+    rank: int
+    #: Whether the agent read them from outside.
+    held: bool
+
+
+def parse_stacks_key(key: str) -> StacksKey | None:
+    """Return the facts in the key of a record of stacks, given its part below the run; None for another key."""
     match = _KEY.fullmatch(key)
-    return None if match is None else (int(match["attempt"]), int(match["rank"]))
+    return (
+        None
+        if match is None
+        else StacksKey(int(match["attempt"]), int(match["rank"]), match["number"] == "held")
+    )
 
 
 def stall_fact(ranks: Sequence[RankStacks], listed: Collection[int], world: int | None) -> StallFact:

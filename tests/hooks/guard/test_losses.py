@@ -18,6 +18,7 @@ from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.losses.detector import QUIET
 from spotguard.hooks.control.losses.metrics import ScriptMetrics
+from spotguard.hooks.control.losses.watch import LossWatch
 from spotguard.hooks.guard import Guard
 from spotguard.integrations.binding import StepLoss
 from spotguard.providers.errors import UsageError
@@ -276,6 +277,21 @@ def test_a_boundary_reads_a_metric_that_a_device_has_computed() -> None:
         device.reached = 1
         step_on(guard, job, 1)
         assert guard._position().metrics == {"validation_loss": "2.5"}
+
+
+def test_a_boundary_reads_a_loss_that_a_device_has_computed() -> None:
+    """Without another loss: the next one may come many steps and checkpoints later."""
+    store, job, device = WatchedStore(), small(), Device()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        guard._parts.losses = guard._losses = LossWatch(0, 1, "ls", record=device.record, at_once=False)
+        guard.watch_loss(torch.tensor(BAD))
+        step_on(guard, job, 0)
+        assert guard._position().bad_loss_steps == 0
+        device.reached = 1
+        step_on(guard, job, 1)
+        assert guard._position().bad_loss_steps == 1
+        assert guard._position().suspect == "the loss is nan since step 1"
 
 
 @pytest.mark.parametrize("way", ["number", "tensor", "adapter"])

@@ -85,6 +85,21 @@ def test_several_losses_of_a_step_count_once() -> None:
     assert detector.active is None
 
 
+def test_a_step_is_bad_although_the_first_of_its_losses_was_good() -> None:
+    detector = LossDetector()
+    for step in range(1, 21):
+        for loss in (2.0, math.nan):
+            detector.see(step, loss)
+    assert detector.bad_steps == 20
+    detector = seen([*usual(300), *[9.0] * LASTING])
+    detector.see(300 + LASTING, 9.0)
+    assert detector.bad_steps == LASTING
+    for step in range(400, 420):
+        for loss in (2.0, 9.0):
+            detector.see(step, loss)
+    assert detector.bad_steps == LASTING + 20
+
+
 def test_spikes_are_reported_if_they_last_and_never_make_suspect() -> None:
     """The report has the first of them, and ends after usual losses in a row."""
     start = usual(300)
