@@ -301,8 +301,8 @@ def _process(session: Session) -> Process:
         if at.phase in ("", "save", protocol.START, protocol.START_WAIT, *protocol.PHASES)
         else "other",
         moved_at=session.heard_at - at.still if at.phase and at.still >= 0 else None,
-        loss=(loss := number_in(at.loss)),
-        bad_loss_steps=None if loss is None else max(0, at.bad_loss_steps),
+        loss=number_in(at.loss),
+        bad_loss_steps=max(0, at.bad_loss_steps),
         metrics=session.metrics,
     )
 

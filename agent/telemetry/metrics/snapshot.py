@@ -96,8 +96,8 @@ class Process:
     moved_at: float | None = None
     #: The newest loss; None: the script gives none.
     loss: float | None = None
-    #: The losses that were seen while they made checkpoints suspect; None as above.
-    bad_loss_steps: int | None = None
+    #: The losses that were seen while they made checkpoints suspect.
+    bad_loss_steps: int = 0
     #: The newest metrics of the script's own, by name.
     metrics: Mapping[str, float] = field(default_factory=dict)
 

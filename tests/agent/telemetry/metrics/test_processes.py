@@ -63,17 +63,17 @@ def test_phase_and_progress_are_shown_while_a_process_trains() -> None:
 
 
 def test_losses_are_shown_as_they_are_and_no_other_text_is() -> None:
-    """Prometheus knows "nan". A script that gives no loss has no series."""
+    """Prometheus knows "nan". A script that gives no loss has no series of losses. Bad ones count from 0, or a rise from the first
+    loss on would be none."""
     life = Life()
     life.joins()
     who = ("r", "0", "0")
     for text in ("", "a word"):
-        life.says(Position(3, loss=text, bad_loss_steps=4))
+        life.says(Position(3, loss=text))
         assert life.value("spotguard_loss", *who) is None
-        assert life.value("spotguard_bad_loss_steps_total", *who) is None
+        assert life.value("spotguard_bad_loss_steps_total", *who) == 0
     life.says(Position(4, loss="2.5"))
     assert life.value("spotguard_loss", *who) == 2.5
-    assert life.value("spotguard_bad_loss_steps_total", *who) == 0
     life.says(Position(5, loss="nan", suspect="the loss is nan since step 5", bad_loss_steps=1))
     assert isnan(life.value("spotguard_loss", *who))
     assert life.value("spotguard_bad_loss_steps_total", *who) == 1
