@@ -157,7 +157,7 @@ def test_a_launcher_that_starts_into_the_same_error_twice_is_ended() -> None:
     assert incident.facts["repeats"] is True
     story.ends(-signal.SIGKILL)
     story.until(story.now + 5)
-    assert (starts(story), story.code) == (1, 128 + signal.SIGKILL)
+    assert (starts(story), story.code) == (1, 1)  # and not 137, which a scheduler takes for a lack of memory
 
 
 @pytest.mark.parametrize("before", ["on another machine", "in the command's start before"])
