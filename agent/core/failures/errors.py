@@ -7,7 +7,7 @@ kernel's counters and the exit code are the evidence. Pure, like all of `core`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,8 @@ class FailureCause:
     session: Session | None = None
     error: TrainingFailed | None = None
     repeats: bool = False
+    #: Its process has told its error and no good-bye, so it may have died in its save, before its record.
+    cut_off: bool = False
 
     def facts(self) -> dict[str, Any]:
         """Return the cause as plain JSON, for the helper of alerts and for the record in the store."""
@@ -70,7 +72,8 @@ class FailureCause:
             "newest_checkpoint": at.checkpoint_step if at is not None and at.checkpoint_step >= 0 else None,
             "phase": "" if place is None else clip(place.phase, NAME),
             "where": "" if place is None else clip(place.where, TEXT),
-            "reported": error is not None,
+            "reported": error is not None and not self.cut_off,
+            **({} if error is None or not self.cut_off else _record_of(error)),
         }
 
 
@@ -86,8 +89,8 @@ class FailureLog:
         self._newest: dict[tuple[int, str], int] = {}
         #: Processes whose socket is closed, and which lived when the server looked, by pid; and whether an error was told before.
         self._closed: dict[int, tuple[Session, bool]] = {}
-        #: The fingerprint and the step of the error that ended the start before.
-        self._before: tuple[str, int] | None = None
+        #: The fingerprints and the steps of the errors that ended the start before.
+        self._before: frozenset[tuple[str, int]] = frozenset()
         #: The newest cause.
         self.last: FailureCause | None = None
         #: How often each class has ended this run so far, in all its attempts.
@@ -167,12 +170,12 @@ class FailureLog:
         if (own := self._closed.get(command.pid)) is not None:
             self.died(own[0])
         if self._stall is not None and (self._stall.session is None or self._is_newest(self._stall.session)):
-            self._before = None
+            self._before = frozenset()
             return self._stall
         cause, first, before = self._cause(command), self._first(), self._before
-        self._before = None if first is None else _key(first[1])
-        if cause is not None and first is not None and _repeats(first[1], before):
-            cause = replace(cause, repeats=True)
+        self._before = _keys(each for each in self._errors if self._is_newest(each[0]))
+        if cause is not None and first is not None:
+            cause = replace(cause, repeats=_repeats(first[1], before), cut_off=_is_cut_off(cause))
         self.last = cause
         return cause
 
@@ -189,10 +192,11 @@ class FailureLog:
             each for each in self._errors if each[0].run == session.run and each[0].attempt < session.attempt
         ]
         last = max((each.attempt for each, _ in older), default=-1)
-        earlier = _first_of([each for each in older if each[0].attempt == last])
-        if not _repeats(newest[1], self._before if earlier is None else _key(earlier[1])):
+        earlier = _keys(each for each in older if each[0].attempt == last)
+        if not _repeats(newest[1], earlier or self._before):
             return None
-        self.last = replace(cause_of(*newest), repeats=True)
+        cause = cause_of(*newest)
+        self.last = replace(cause, repeats=True, cut_off=_is_cut_off(cause))
         return self.last
 
     def _first(self) -> tuple[Session, TrainingFailed] | None:
@@ -254,26 +258,40 @@ def cause_of(session: Session, error: TrainingFailed) -> FailureCause:
     return FailureCause(known.name, text, ("the process's own error",), session, error)
 
 
+def _is_cut_off(cause: FailureCause) -> bool:
+    return cause.error is not None and cause.session is not None and not cause.session.left
+
+
+def _record_of(error: TrainingFailed) -> dict[str, Any]:
+    """Return what the record of an error has besides the facts of its cause."""
+    return {
+        "error": clip(error.error, NAME),
+        "message": clip(error.message, TEXT),
+        "fingerprint": clip(error.fingerprint, NAME),
+        "stays": error.stays,
+    }
+
+
 def _class_of(kind: str) -> FailureClass:
     """Return the row of a class. A newer hook may know classes that this agent does not."""
     return CLASSES.get(kind, CLASSES["program"])
 
 
-def _key(error: TrainingFailed) -> tuple[str, int]:
-    """Return what is equal for an error that a run meets again."""
-    return error.fingerprint, error.step
+def _keys(errors: Iterable[tuple[Session, TrainingFailed]]) -> frozenset[tuple[str, int]]:
+    """Return what is equal for errors that a run meets again. If all ranks meet one, the first may be another rank's each time."""
+    return frozenset((error.fingerprint, error.step) for _, error in errors)
 
 
-def _repeats(error: TrainingFailed, before: tuple[str, int] | None) -> bool:
+def _repeats(error: TrainingFailed, before: frozenset[tuple[str, int]]) -> bool:
     """Return whether the attempt before ended by the same error at the same step, so that the next one would, too.
 
     The process itself knows that from the store if its run leaves machines: the agent of the attempt before is gone then. This agent
     knows it of its own starts also if the store has no record.
 
     Args:
-        before: the key of the error that ended the attempt before; None if this agent knows of none.
+        before: the errors that ended the attempt before, as this agent knows them.
     """
-    return error.stays and (error.repeats or _key(error) == before)
+    return error.stays and (error.repeats or (error.fingerprint, error.step) in before)
 
 
 def _first_of(errors: Sequence[tuple[Session, TrainingFailed]]) -> tuple[Session, TrainingFailed] | None:

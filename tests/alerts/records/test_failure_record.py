@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotguard.alerts.readings.kernel_log import KernelFinding
-from spotguard.alerts.records.failure_record import diagnosed, job_of, needs_record
+from spotguard.alerts.records.failure_record import diagnosed, job_of, needs_record, record_of
 from spotguard.alerts.records.writer import StoreJob, StoreProcesses
 from spotguard.providers.clock import SystemClock
 from tests.e2e.processes import eventually
@@ -64,6 +64,14 @@ def test_what_a_rank_has_recorded_or_has_no_store_for_is_not_recorded() -> None:
     assert not needs_record(KILLED)
     assert needs_record({**KILLED, "store": "file:///s"})
     assert not needs_record({**KILLED, "store": "file:///s", "reported": True})
+
+
+def test_the_record_of_an_error_that_its_rank_could_not_write_is_the_rank_s() -> None:
+    """The next start compares its error with it."""
+    of_error = {"error": "ValueError", "message": "bad sample", "fingerprint": "f1", "stays": True}
+    record = record_of({**KILLED, "class": "data", **of_error}, 0.0)
+    assert {name: record[name] for name in of_error} == of_error
+    assert (record_of(KILLED, 0.0)["message"], record_of(KILLED, 0.0)["stays"]) == (KILLED["text"], False)
 
 
 def written(writer: StoreProcesses) -> None:

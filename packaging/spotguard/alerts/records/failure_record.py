@@ -1,4 +1,4 @@
-"""The record of a failure that only the agent saw: a rank that was killed could write none itself.
+"""The record of a failure whose rank was killed, maybe in the save for its own error: it could write none itself.
 
 The records of `hooks.control.report` stand beside it, in the same form.
 """
@@ -49,13 +49,13 @@ def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
         "kind": facts["class"],
         "evidence": facts.get("evidence", []),
         "confidence": facts.get("confidence", "low"),
-        "error": "",
-        "message": facts.get("text", ""),
+        "error": facts.get("error", ""),
+        "message": facts.get("message") or facts.get("text", ""),
         "phase": facts.get("phase", ""),
         "where": facts.get("where", ""),
         "stack": [],
-        "fingerprint": "",
-        "stays": False,
+        "fingerprint": facts.get("fingerprint", ""),
+        "stays": facts.get("stays", False),
         "says": known.says,
         "advice": known.advice,
         "step": facts.get("step"),

@@ -11,7 +11,7 @@ import pytest
 from spotguard.agent.actions import Incident, Launch, Log
 from spotguard.agent.events import Closed, CommandEnded
 from spotguard.hooks.ipc.protocol import Bye, Position, TrainingFailed
-from tests.fakes.story import Story
+from tests.fakes.story import START, Story
 
 
 def error(kind: str = "program", step: int = 7, fingerprint: str = "f1", **more: str) -> TrainingFailed:
@@ -184,6 +184,21 @@ def test_the_same_error_at_the_same_step_is_not_started_a_third_time(
         assert stopped.level == logging.ERROR
 
 
+def test_an_error_of_all_ranks_repeats_whichever_rank_tells_it_first() -> None:
+    """Each names its own rank, as a loader does that reads a shard, so the errors differ."""
+    story = Story(max_restarts=9)
+    for order in ((0, 1), (1, 0)):
+        sessions = [story.opens(501 + rank, rank=rank, world=2) for rank in (0, 1)]
+        for rank in order:
+            story.says(sessions[rank], error(fingerprint=f"of rank {rank}"))
+        for each in sessions:
+            story.closes(each)
+        story.ends(1)
+        story.until(story.now - START + 5)
+    assert len(story.all(Launch)) == 2
+    assert story.code == 1
+
+
 def test_an_error_that_may_pass_is_started_again() -> None:
     story = Story(max_restarts=2)
     for _ in range(3):
@@ -220,6 +235,7 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
     session = story.opens(501)
     story.says(session, Position(7, checkpoint_step=6, attempt=3, phase="save", where="train.py:1 in main"))
     story.says(session, error("data"))
+    story.says(session, Bye())
     story.closes(session)
     story.ends(1)
     (facts,) = failures(story)
@@ -241,6 +257,23 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
         "reported": True,
         "returncode": 1,
     }
+
+
+def test_a_process_that_is_killed_in_the_save_for_its_error_has_written_no_record() -> None:
+    """The facts then have what the next start compares its own error with."""
+    story = Story()
+    session = story.opens(501)
+    story.says(session, error())
+    story.closes(session)
+    story.ends(1)
+    (facts,) = failures(story)
+    assert (facts["class"], facts["reported"]) == ("program", False)
+    assert [facts[name] for name in ("error", "message", "fingerprint", "stays")] == [
+        "ValueError",
+        "bad",
+        "f1",
+        True,
+    ]
 
 
 def test_a_death_that_is_seen_behind_its_peers_error_is_the_cause() -> None:
