@@ -256,6 +256,8 @@ class Answers:
         if p is not None and part is not None:
             phase = part.phase
             part.hear(message, self._turn.now)
+            if p.notice.kind is NoticeKind.LAUNCHER:
+                self._failures.launcher_ends(session)
             news = not isinstance(message, protocol.Progress) or part.phase != phase
             self._report(p, part, message, news)
 

@@ -87,6 +87,10 @@ class FailureLog:
         self._gone: set[int] = set()
         #: The newest attempt of each run: a launcher that starts its ranks again by itself has had errors and deaths before.
         self._newest: dict[tuple[int, str], int] = {}
+        #: The processes that have registered.
+        self._here: list[Session] = []
+        #: Processes that save because of a launcher's SIGTERM, by the session's number, each with its step then.
+        self._ending: dict[int, tuple[Session, int]] = {}
         #: Processes whose socket is closed, and which lived when the server looked, by pid; and whether an error was told before.
         self._closed: dict[int, tuple[Session, bool]] = {}
         #: The fingerprints and the steps of the errors that ended the start before.
@@ -103,12 +107,14 @@ class FailureLog:
     def begin(self) -> None:
         """Forget the processes of the start before."""
         self._errors, self._silent, self._closed, self._stall = [], [], {}, None
-        self._gone, self._newest = set(), {}
+        self._gone, self._newest, self._here, self._ending = set(), {}, [], {}
 
     def heard(self, session: Session, position: Position) -> None:
         """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
         self._newest[session.run] = max(session.attempt, self._newest.get(session.run, -1))
         self._silent = [each for each in self._silent if self._is_newest(each)]
+        if position.step > self._ending.get(session.number, (session, position.step))[1]:
+            del self._ending[session.number]  # another rank got the SIGTERM, and this one trains on
         self.counts.update(larger_counts(self.counts, counts_of(position.failures)))
         committed = position.checkpoint_step > session.began >= 0 and not position.suspect
         if committed and self._skip is not None and self._skip[0] == session.run_id:
@@ -143,21 +149,29 @@ class FailureLog:
     def opened(self, session: Session) -> None:
         """A process has registered, maybe after it had lost its socket."""
         self._closed.pop(session.pid, None)
+        self._here.append(session)
+
+    def launcher_ends(self, session: Session) -> None:
+        """A process saves because its launcher ends its ranks: its death follows from something else."""
+        self._ending[session.number] = session, session.step
 
     def closed(self, session: Session) -> None:
         """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
         self._closed[session.pid] = session, self._first() is not None
 
     def died(self, session: Session) -> str:
-        """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
-        launcher ends the others. A process that dies loses its socket some milliseconds earlier, in which its peers meet errors.
+        """A process is gone. It counts if it trained, has not said good-bye, its launcher has not ended it, and no process has
+        told an error before: then a launcher ends the others. A process that dies loses its socket some milliseconds earlier, in
+        which its peers meet errors.
 
         Returns:
             A line about the first process that counts, for a launcher that will start its ranks again by itself; "" for another one.
         """
         self._gone.add(session.number)
         _, told = self._closed.pop(session.pid, (session, self._first() is not None))
-        if not session.store or session.left or told or not self._is_newest(session):
+        if not session.store or session.left or told or session.number in self._ending:
+            return ""
+        if not self._is_newest(session):
             return ""
         self._silent.append(session)
         # By this agent, which has logged it.
@@ -223,10 +237,30 @@ class FailureLog:
         if ended in _SIGNALS:
             told = (f"the command was ended by {signal.Signals(ended).name}", *silence)
             return FailureCause("killed", f"{who}: {_SIGNALS[signal.Signals(ended)]}", told, dead)
+        # The exit status of a launcher's rank is not known here.
+        if dead is not None and dead.pid == command.pid and command.returncode > 0:
+            text = f"{who}: it ended with exit code {command.returncode} and without an error, as by os._exit() or in native code"
+            return FailureCause("program", text, (), dead)
         if self._silent:
             text = f"{who}: {silence[0]}, so a signal or os._exit() has ended it; what to do: see dmesg"
             return FailureCause("killed", text, silence, dead)
-        return None
+        return self._of_launcher()
+
+    def _of_launcher(self) -> FailureCause | None:
+        """Return the cause if a launcher has ended its ranks, and none of them has failed; None if it has ended none."""
+        ended = next((each for each, _ in self._ending.values() if self._is_newest(each)), None)
+        if ended is None:
+            return None
+        text = (
+            f"{_last_seen([ended])}: it was ended by SIGTERM, as a launcher does, and no rank here had failed"
+        )
+        told = ("SIGTERM, while no rank here had failed",)
+        # A launcher that starts its ranks again may give this machine other ones.
+        here = {each.rank for each in self._here if each.run == ended.run and self._is_newest(each)}
+        if ended.world <= len(here):
+            return FailureCause("killed", f"{text}; what to do: see the launcher's log", told, ended)
+        known = _class_of("peer-lost")
+        return FailureCause(known.name, f"{text}: {known.says}; what to do: {known.advice}", told, ended)
 
     def _is_named(self, command: CommandEnded) -> bool:
         """Return whether the kernel's log names the command, or a process that died without a word."""

@@ -10,7 +10,7 @@ import pytest
 
 from spotguard.agent.actions import Incident, Launch, Log
 from spotguard.agent.events import Closed, CommandEnded
-from spotguard.hooks.ipc.protocol import Bye, Position, TrainingFailed
+from spotguard.hooks.ipc.protocol import Bye, Committed, Delivered, Position, TrainingFailed
 from tests.fakes.story import START, Story
 
 
@@ -81,6 +81,88 @@ def test_a_rank_that_was_killed_for_its_stall_explains_no_later_attempt() -> Non
     story.ends(1)
     (cause,) = causes(story)
     assert cause.startswith("rank 0 (pid 502) at step")
+
+
+LAUNCHER = Delivered("sigterm", 0.0, "launcher", "SIGTERM", 24.0)
+
+
+@pytest.mark.parametrize(
+    ("here", "kind", "words"),
+    [
+        pytest.param(1, "peer-lost", "another rank is gone, or does not answer", id="with ranks elsewhere"),
+        pytest.param(2, "killed", "see the launcher's log", id="with no other rank"),
+    ],
+)
+@pytest.mark.parametrize("bye", [False, True])
+def test_ranks_that_a_launcher_ends_by_sigterm_were_not_killed(
+    here: int, kind: str, words: str, *, bye: bool
+) -> None:
+    """A launcher that has lost the other machine may end its ranks before they meet an error of their own."""
+    story = Story()
+    ranks = [story.opens(501 + rank, rank=rank, world=2) for rank in range(here)]
+    for each in ranks:
+        story.says(each, Position(40))
+        story.says(each, LAUNCHER)
+        story.says(each, Committed("sigterm", 41, 1000, 0.5, "file:///s/x", story.now))
+        story.says(each, Position(41))
+        if bye:
+            story.says(each, Bye())
+        story.closes(each)
+    story.ends(1)
+    (cause,) = causes(story)
+    assert cause.startswith(
+        "rank 0 (pid 501), last seen at step 41: it was ended by SIGTERM, as a launcher does, and no rank here had failed"
+    )
+    assert words in cause
+    (facts,) = failures(story)
+    assert (facts["class"], facts["confidence"], facts["reported"]) == (kind, "medium", False)
+
+
+def test_ranks_that_this_machine_had_in_an_earlier_attempt_are_elsewhere() -> None:
+    """A launcher of several machines numbers its ranks anew at each start."""
+    story = Story(launcher_restarts=True)
+    for attempt, rank in ((1, 0), (2, 1)):
+        session = story.opens(501 + rank, rank=rank, world=2)
+        story.says(session, Position(40, attempt=attempt))
+        story.says(session, LAUNCHER)
+        story.closes(session)
+    story.ends(1)
+    assert failures(story)[0]["class"] == "peer-lost"
+
+
+def test_a_rank_that_trains_on_behind_another_one_s_sigterm_may_be_killed_later() -> None:
+    """It was called to the save of a rank elsewhere."""
+    story = Story()
+    session = story.opens(501, world=2)
+    story.says(session, Position(40))
+    story.says(session, LAUNCHER)
+    story.says(session, Position(41))
+    story.closes(session)
+    story.ends(1)
+    assert "its process died without a word" in causes(story)[0]
+
+
+def test_the_rank_that_died_before_its_launcher_ended_the_others_is_the_cause() -> None:
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=4) for rank in (0, 1))
+    story.closes(second)
+    story.says(first, LAUNCHER)
+    story.closes(first)
+    story.ends(1)
+    assert causes(story)[0].startswith("rank 1 (pid 502): its process died without a word")
+
+
+def test_a_command_whose_exit_code_shows_no_signal_was_not_killed() -> None:
+    story = Story()
+    session = story.opens(story.pid)
+    story.says(session, Position(8))
+    story.ends(3)
+    assert causes(story) == [
+        f"rank 0 (pid {story.pid}), last seen at step 8: it ended with exit code 3 and without an error, as by os._exit() or in "
+        "native code"
+    ]
+    (facts,) = failures(story)
+    assert (facts["class"], facts["confidence"], facts["reported"]) == ("program", "low", False)
 
 
 @pytest.mark.parametrize("said", [None, "loader-worker", "peer-lost"])
