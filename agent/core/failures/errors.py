@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....hooks.ipc.failure_classes import CLASSES, FailureClass, confidence_of, counts_of, larger_counts
+from ....hooks.ipc.failure_classes import (
+    CLASSES,
+    CONFIDENCES,
+    FailureClass,
+    confidence_of,
+    counts_of,
+    larger_counts,
+)
 from ....hooks.ipc.protocol import Position, TrainingFailed
 from ....providers.text import NAME, TEXT, amount, clip
 from ...events import CommandEnded
@@ -56,11 +63,13 @@ class FailureCause:
         at = None if session is None else session.position
         # A position is some seconds old: from before the error, or from the save at it.
         place = at if error is None else error
+        # As in the record that its process writes.
+        told = "" if error is None or error.confidence not in CONFIDENCES else error.confidence
         return {
             "class": self.kind,
             "text": self.text,
             "evidence": list(self.evidence),
-            "confidence": "high" if error is not None else confidence_of(len(self.evidence)),
+            "confidence": told or confidence_of(len(self.evidence)),
             "repeats": self.repeats,
             "run_id": "" if session is None else session.run_id,
             "store": "" if session is None else session.store,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spotguard.agent.actions import Incident, Launch, Log
+from spotguard.agent.core.failures.errors import FailureLog
 from spotguard.agent.events import Closed, CommandEnded
 from spotguard.hooks.ipc.protocol import Bye, Committed, Delivered, Position, TrainingFailed
 from tests.fakes.story import START, Story
@@ -326,7 +327,7 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
     assert facts == {
         "class": "data",
         "evidence": ["the process's own error"],
-        "confidence": "high",
+        "confidence": "medium",
         "repeats": False,
         "rank": 0,
         "world": 1,
@@ -416,12 +417,27 @@ def test_a_run_is_gone_with_its_last_process() -> None:
     assert incident.facts["run_id"]
 
 
-def test_a_service_reports_the_errors_of_its_sessions() -> None:
-    story = Story(command=False)
+def test_a_service_reports_the_errors_of_its_sessions_and_keeps_none() -> None:
+    """It runs for months, and sees no command end."""
+    story, new = Story(command=False), vars(FailureLog())
     session = story.opens(501)
+    story.says(session, Position(7))
     story.says(session, error("data"))
     (facts,) = failures(story)
     assert (facts["class"], facts["step"]) == ("data", 7)
+    story.closes(session, alive=True)
+    story.closes(session)
+    assert vars(story.machine._failures) == new
+
+
+@pytest.mark.parametrize(
+    ("told", "sure"), [("low", "low"), ("high", "high"), ("", "medium"), ("x" * 999, "medium")]
+)
+def test_an_error_s_alert_has_the_confidence_of_its_record(told: str, sure: str) -> None:
+    """The process tells what it records. An older one tells nothing, and any may tell anything."""
+    story = Story()
+    fails(story, error(confidence=told))
+    assert [each["confidence"] for each in failures(story)] == [sure]
 
 
 def test_the_command_s_end_may_be_seen_before_its_process_s_death() -> None:
