@@ -117,6 +117,32 @@ def test_a_record_that_the_rank_wrote_stays(folder: Path) -> None:
     assert own.read_text() == "its own"
 
 
+@pytest.mark.parametrize("kind", ["loader-worker", "host-memory"])
+def test_a_record_of_a_dead_worker_gets_the_kernel_s_kill_as_its_cause(folder: Path, kind: str) -> None:
+    """The rank cannot know it, and the next start counts the classes of records."""
+    own = folder / "gpt" / "failures" / "0003-00001.json"
+    own.parent.mkdir(parents=True)
+    written_by_rank = {
+        "kind": kind,
+        "evidence": ["text"],
+        "stack": ["train.py:4 in main"],
+        "confidence": "medium",
+    }
+    own.write_text(json.dumps(written_by_rank))
+    of_kernel = ["the kernel's counter of kills for memory rose"]
+    writer = StoreProcesses(SystemClock())
+    for _ in range(2):
+        writer.start(job(folder, **{"class": "host-memory"}, evidence=of_kernel, confidence="high"))
+        written(writer)
+    record = json.loads(own.read_text())
+    assert (record["kind"], record["stack"]) == ("host-memory", ["train.py:4 in main"])
+    if kind == "host-memory":
+        assert record == written_by_rank
+    else:
+        assert (record["confidence"], record["evidence"]) == ("high", ["text", *of_kernel])
+        assert record["advice"].startswith("use fewer loader workers")
+
+
 def test_an_attempt_that_was_not_told_is_the_newest_of_the_store(folder: Path) -> None:
     attempts = folder / "gpt" / "attempts"
     attempts.mkdir(parents=True)
