@@ -17,6 +17,8 @@ from .state import Turn
 
 #: A machine that is still there this many seconds after its deadline was not taken back.
 OUTLIVED = 60.0
+#: Exit code of `run` if it has killed the command for a failure. Schedulers take the command's own, 137, for a lack of memory.
+ENDED_FOR_FAILURE = 1
 #: Seconds from the end of one check of the group's remaining processes to the next check.
 LOOK = 0.2
 
@@ -59,6 +61,8 @@ class Command:
     decision: RecoveryDecision | None = None
     #: Its end, once it has ended.
     end: CommandEnded | None = None
+    #: The exit code of `run` instead of its own, because `run` has killed it.
+    exit_code: int | None = None
 
 
 class CommandGroup:
@@ -117,6 +121,12 @@ class CommandGroup:
         """Return the groups of training processes that are gone, without the command itself."""
         there = {session.pid for session in self.left_alive()}
         return frozenset(command.trained - there - {command.pid})
+
+    def end_for(self, decision: RecoveryDecision) -> None:
+        """Kill everything that belongs to the running command, because of a failure after which nothing starts again here."""
+        if self.current is not None:
+            self.current.decision, self.current.exit_code = decision, ENDED_FOR_FAILURE
+        self.kill_all()
 
     def kill_all(self, *, group: bool = True) -> None:
         """Send SIGKILL to everything that belongs to the command; without `group`, to its training processes only."""

@@ -183,6 +183,8 @@ class Answers:
                 self._failures.closed(session)
             elif (line := self._failures.died(session)) and self._turn.policy.launcher_restarts:
                 self._turn.log(line, logging.ERROR)  # the command, at whose end a cause is named, goes on
+        if not self._turn.policy.command:
+            self._failures.begin()  # it meets no command's end, at which the gone processes would count
         self._sessions.close(event)
         if session is not None and all(other.run != session.run for other in self._sessions.every()):
             self._turn.do(Incident("gone", {"run_id": session.run_id}))
@@ -205,8 +207,9 @@ class Answers:
         if isinstance(message, protocol.Position):
             self._position(session, message)
         elif isinstance(message, protocol.TrainingFailed):
-            self._failures.told(session, message)
-            if not self._turn.policy.command:  # a service sees no command fail
+            if self._turn.policy.command:
+                self._failures.told(session, message)
+            else:  # a service sees no command fail
                 self._turn.do(Incident("failure", cause_of(session, message).facts()))
         elif isinstance(message, protocol.WatchMachines):
             machines = _machines(message)
@@ -256,6 +259,8 @@ class Answers:
         if p is not None and part is not None:
             phase = part.phase
             part.hear(message, self._turn.now)
+            if p.notice.kind is NoticeKind.LAUNCHER:
+                self._failures.launcher_ends(session)
             news = not isinstance(message, protocol.Progress) or part.phase != phase
             self._report(p, part, message, news)
 

@@ -59,9 +59,13 @@ class FailureClass:
         return "medium or high" if len(self.evidence) > 1 else confidence_of(len(self.evidence))
 
 
+#: How sure a class is, by the number of sources that tell it.
+CONFIDENCES = ("low", "medium", "high")
+
+
 def confidence_of(sources: int) -> str:
     """Return how sure a class is that this many sources tell."""
-    return ("low", "medium", "high")[min(sources, 2)]
+    return CONFIDENCES[min(sources, 2)]
 
 
 CLASSES = {

@@ -179,6 +179,8 @@ class TrainingFailed(Message):
     stays: bool = False
     #: Whether the attempt before ended by the same error at the same step, and left its machine for it.
     repeats: bool = False
+    #: As in `ipc.failures.diagnosis.DiagnosedError`; "" from an older hook.
+    confidence: str = ""
 
 
 @_on_the_wire

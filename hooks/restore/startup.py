@@ -196,7 +196,7 @@ def earlier_failures(
     for info in islice(store.list(failures_prefix(run_id, newest), timeout=timeout), _RECORDS):
         ended.add(str(_told(store, info.key, timeout).get("kind")))
     # Errors that follow from another rank's are no cause.
-    ended = {kind for kind in ended if kind in CLASSES and not CLASSES[kind].follows} or ended
+    ended = {kind for kind in ended if kind not in CLASSES or not CLASSES[kind].follows} or ended
     for info in islice(store.list(outcomes_prefix(run_id, newest), timeout=timeout), _RECORDS):
         notice = _told(store, info.key, timeout).get("notice")
         ids = notice.get("ids") if isinstance(notice, dict) else None

@@ -80,9 +80,9 @@ class RestartPolicy:
         if command.decision is not None or self._delivery.active is not None or self._turn.stopping:
             return
         if (found := self._recovery.repeated()) is not None:
-            cause, command.decision = found
-            self._log_failure(cause, command.decision, None)
-            self._command.kill_all()
+            cause, decision = found
+            self._log_failure(cause, decision, None)
+            self._command.end_for(decision)
 
     def conclude(self, command: Command) -> None:
         p = self._delivery.active
@@ -216,11 +216,11 @@ class RestartPolicy:
             elif action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
             else:
-                self._over(command, code)
+                self._over(command, code if command.exit_code is None else command.exit_code)
 
     def _decide(self, command: CommandEnded) -> RecoveryDecision:
         """Log what the failed command is put down to, and decide what follows."""
-        cause, decision = self._recovery.conclude(command)
+        cause, decision = self._recovery.conclude(command, self._stall_response.decision)
         self._log_failure(cause, decision, command.returncode)
         if decision.action is RecoveryAction.LEAVE:
             kind = "unknown" if cause is None else cause.kind

@@ -135,8 +135,7 @@ class StallResponse:
         self._name_others(session)
         if decision.action is RecoveryAction.STOP:
             # The other machines of the job are not asked to start again: they lose a peer, as at a crash.
-            command.decision = decision
-            self._command.kill_all()
+            self._command.end_for(decision)
         elif decision.action is RecoveryAction.LEAVE:
             self._delivery.noticed(leaving_notice(self._turn, decision.why))
             exclude(self._turn, decision.why, "stall", stall.machine or ("" if stall.here else None))

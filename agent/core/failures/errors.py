@@ -7,11 +7,18 @@ kernel's counters and the exit code are the evidence. Pure, like all of `core`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....hooks.ipc.failure_classes import CLASSES, FailureClass, confidence_of, counts_of, larger_counts
+from ....hooks.ipc.failure_classes import (
+    CLASSES,
+    CONFIDENCES,
+    FailureClass,
+    confidence_of,
+    counts_of,
+    larger_counts,
+)
 from ....hooks.ipc.protocol import Position, TrainingFailed
 from ....providers.text import NAME, TEXT, amount, clip
 from ...events import CommandEnded
@@ -47,6 +54,8 @@ class FailureCause:
     session: Session | None = None
     error: TrainingFailed | None = None
     repeats: bool = False
+    #: Its process has told its error and no good-bye, so it may have died in its save, before its record.
+    cut_off: bool = False
 
     def facts(self) -> dict[str, Any]:
         """Return the cause as plain JSON, for the helper of alerts and for the record in the store."""
@@ -54,11 +63,13 @@ class FailureCause:
         at = None if session is None else session.position
         # A position is some seconds old: from before the error, or from the save at it.
         place = at if error is None else error
+        # As in the record that its process writes.
+        told = "" if error is None or error.confidence not in CONFIDENCES else error.confidence
         return {
             "class": self.kind,
             "text": self.text,
             "evidence": list(self.evidence),
-            "confidence": "high" if error is not None else confidence_of(len(self.evidence)),
+            "confidence": told or confidence_of(len(self.evidence)),
             "repeats": self.repeats,
             "run_id": "" if session is None else session.run_id,
             "store": "" if session is None else session.store,
@@ -70,7 +81,8 @@ class FailureCause:
             "newest_checkpoint": at.checkpoint_step if at is not None and at.checkpoint_step >= 0 else None,
             "phase": "" if place is None else clip(place.phase, NAME),
             "where": "" if place is None else clip(place.where, TEXT),
-            "reported": error is not None,
+            "reported": error is not None and not self.cut_off,
+            **({} if error is None or not self.cut_off else _record_of(error)),
         }
 
 
@@ -84,10 +96,14 @@ class FailureLog:
         self._gone: set[int] = set()
         #: The newest attempt of each run: a launcher that starts its ranks again by itself has had errors and deaths before.
         self._newest: dict[tuple[int, str], int] = {}
+        #: The processes that have registered.
+        self._here: list[Session] = []
+        #: Processes that save because of a launcher's SIGTERM, by the session's number, each with its step then.
+        self._ending: dict[int, tuple[Session, int]] = {}
         #: Processes whose socket is closed, and which lived when the server looked, by pid; and whether an error was told before.
         self._closed: dict[int, tuple[Session, bool]] = {}
-        #: The fingerprint and the step of the error that ended the start before.
-        self._before: tuple[str, int] | None = None
+        #: The fingerprints and the steps of the errors that ended the start before.
+        self._before: frozenset[tuple[str, int]] = frozenset()
         #: The newest cause.
         self.last: FailureCause | None = None
         #: How often each class has ended this run so far, in all its attempts.
@@ -100,12 +116,14 @@ class FailureLog:
     def begin(self) -> None:
         """Forget the processes of the start before."""
         self._errors, self._silent, self._closed, self._stall = [], [], {}, None
-        self._gone, self._newest = set(), {}
+        self._gone, self._newest, self._here, self._ending = set(), {}, [], {}
 
     def heard(self, session: Session, position: Position) -> None:
         """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
         self._newest[session.run] = max(session.attempt, self._newest.get(session.run, -1))
         self._silent = [each for each in self._silent if self._is_newest(each)]
+        if position.step > self._ending.get(session.number, (session, position.step))[1]:
+            del self._ending[session.number]  # another rank got the SIGTERM, and this one trains on
         self.counts.update(larger_counts(self.counts, counts_of(position.failures)))
         committed = position.checkpoint_step > session.began >= 0 and not position.suspect
         if committed and self._skip is not None and self._skip[0] == session.run_id:
@@ -140,21 +158,29 @@ class FailureLog:
     def opened(self, session: Session) -> None:
         """A process has registered, maybe after it had lost its socket."""
         self._closed.pop(session.pid, None)
+        self._here.append(session)
+
+    def launcher_ends(self, session: Session) -> None:
+        """A process saves because its launcher ends its ranks: its death follows from something else."""
+        self._ending[session.number] = session, session.step
 
     def closed(self, session: Session) -> None:
         """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
         self._closed[session.pid] = session, self._first() is not None
 
     def died(self, session: Session) -> str:
-        """A process is gone. It counts if it trained, has not said good-bye, and no process has told an error before: then a
-        launcher ends the others. A process that dies loses its socket some milliseconds earlier, in which its peers meet errors.
+        """A process is gone. It counts if it trained, has not said good-bye, its launcher has not ended it, and no process has
+        told an error before: then a launcher ends the others. A process that dies loses its socket some milliseconds earlier, in
+        which its peers meet errors.
 
         Returns:
             A line about the first process that counts, for a launcher that will start its ranks again by itself; "" for another one.
         """
         self._gone.add(session.number)
         _, told = self._closed.pop(session.pid, (session, self._first() is not None))
-        if not session.store or session.left or told or not self._is_newest(session):
+        if not session.store or session.left or told or session.number in self._ending:
+            return ""
+        if not self._is_newest(session):
             return ""
         self._silent.append(session)
         # By this agent, which has logged it.
@@ -167,12 +193,12 @@ class FailureLog:
         if (own := self._closed.get(command.pid)) is not None:
             self.died(own[0])
         if self._stall is not None and (self._stall.session is None or self._is_newest(self._stall.session)):
-            self._before = None
+            self._before = frozenset()
             return self._stall
         cause, first, before = self._cause(command), self._first(), self._before
-        self._before = None if first is None else _key(first[1])
-        if cause is not None and first is not None and _repeats(first[1], before):
-            cause = replace(cause, repeats=True)
+        self._before = _keys(each for each in self._errors if self._is_newest(each[0]))
+        if cause is not None and first is not None:
+            cause = replace(cause, repeats=_repeats(first[1], before), cut_off=_is_cut_off(cause))
         self.last = cause
         return cause
 
@@ -189,10 +215,11 @@ class FailureLog:
             each for each in self._errors if each[0].run == session.run and each[0].attempt < session.attempt
         ]
         last = max((each.attempt for each, _ in older), default=-1)
-        earlier = _first_of([each for each in older if each[0].attempt == last])
-        if not _repeats(newest[1], self._before if earlier is None else _key(earlier[1])):
+        earlier = _keys(each for each in older if each[0].attempt == last)
+        if not _repeats(newest[1], earlier or self._before):
             return None
-        self.last = replace(cause_of(*newest), repeats=True)
+        cause = cause_of(*newest)
+        self.last = replace(cause, repeats=True, cut_off=_is_cut_off(cause))
         return self.last
 
     def _first(self) -> tuple[Session, TrainingFailed] | None:
@@ -219,10 +246,30 @@ class FailureLog:
         if ended in _SIGNALS:
             told = (f"the command was ended by {signal.Signals(ended).name}", *silence)
             return FailureCause("killed", f"{who}: {_SIGNALS[signal.Signals(ended)]}", told, dead)
+        # The exit status of a launcher's rank is not known here.
+        if dead is not None and dead.pid == command.pid and command.returncode > 0:
+            text = f"{who}: it ended with exit code {command.returncode} and without an error, as by os._exit() or in native code"
+            return FailureCause("program", text, (), dead)
         if self._silent:
             text = f"{who}: {silence[0]}, so a signal or os._exit() has ended it; what to do: see dmesg"
             return FailureCause("killed", text, silence, dead)
-        return None
+        return self._of_launcher()
+
+    def _of_launcher(self) -> FailureCause | None:
+        """Return the cause if a launcher has ended its ranks, and none of them has failed; None if it has ended none."""
+        ended = next((each for each, _ in self._ending.values() if self._is_newest(each)), None)
+        if ended is None:
+            return None
+        text = (
+            f"{_last_seen([ended])}: it was ended by SIGTERM, as a launcher does, and no rank here had failed"
+        )
+        told = ("SIGTERM, while no rank here had failed",)
+        # A launcher that starts its ranks again may give this machine other ones.
+        here = {each.rank for each in self._here if each.run == ended.run and self._is_newest(each)}
+        if ended.world <= len(here):
+            return FailureCause("killed", f"{text}; what to do: see the launcher's log", told, ended)
+        known = _class_of("peer-lost")
+        return FailureCause(known.name, f"{text}: {known.says}; what to do: {known.advice}", told, ended)
 
     def _is_named(self, command: CommandEnded) -> bool:
         """Return whether the kernel's log names the command, or a process that died without a word."""
@@ -254,26 +301,40 @@ def cause_of(session: Session, error: TrainingFailed) -> FailureCause:
     return FailureCause(known.name, text, ("the process's own error",), session, error)
 
 
+def _is_cut_off(cause: FailureCause) -> bool:
+    return cause.error is not None and cause.session is not None and not cause.session.left
+
+
+def _record_of(error: TrainingFailed) -> dict[str, Any]:
+    """Return what the record of an error has besides the facts of its cause."""
+    return {
+        "error": clip(error.error, NAME),
+        "message": clip(error.message, TEXT),
+        "fingerprint": clip(error.fingerprint, NAME),
+        "stays": error.stays,
+    }
+
+
 def _class_of(kind: str) -> FailureClass:
     """Return the row of a class. A newer hook may know classes that this agent does not."""
     return CLASSES.get(kind, CLASSES["program"])
 
 
-def _key(error: TrainingFailed) -> tuple[str, int]:
-    """Return what is equal for an error that a run meets again."""
-    return error.fingerprint, error.step
+def _keys(errors: Iterable[tuple[Session, TrainingFailed]]) -> frozenset[tuple[str, int]]:
+    """Return what is equal for errors that a run meets again. If all ranks meet one, the first may be another rank's each time."""
+    return frozenset((error.fingerprint, error.step) for _, error in errors)
 
 
-def _repeats(error: TrainingFailed, before: tuple[str, int] | None) -> bool:
+def _repeats(error: TrainingFailed, before: frozenset[tuple[str, int]]) -> bool:
     """Return whether the attempt before ended by the same error at the same step, so that the next one would, too.
 
     The process itself knows that from the store if its run leaves machines: the agent of the attempt before is gone then. This agent
     knows it of its own starts also if the store has no record.
 
     Args:
-        before: the key of the error that ended the attempt before; None if this agent knows of none.
+        before: the errors that ended the attempt before, as this agent knows them.
     """
-    return error.stays and (error.repeats or _key(error) == before)
+    return error.stays and (error.repeats or (error.fingerprint, error.step) in before)
 
 
 def _first_of(errors: Sequence[tuple[Session, TrainingFailed]]) -> tuple[Session, TrainingFailed] | None:

@@ -62,9 +62,18 @@ class Recovery:
         """
         return Launch(moves, failure, self.taken, self._failures.skip)
 
-    def conclude(self, command: CommandEnded) -> tuple[FailureCause | None, RecoveryDecision]:
-        """Return what a failed command is put down to (None if nothing tells), and what follows."""
+    def conclude(
+        self, command: CommandEnded, of_stall: RecoveryDecision
+    ) -> tuple[FailureCause | None, RecoveryDecision]:
+        """Return what a failed command is put down to (None if nothing tells), and what follows.
+
+        Args:
+            command: the end of the command.
+            of_stall: the decision about the newest stall. A launcher may end because a rank of it was killed for that stall.
+        """
         cause = self._failures.conclude(command)
+        if cause is not None and cause.kind == "stall":
+            return cause, of_stall  # it was counted then
         decision = self.decide(
             "" if cause is None else cause.kind, repeats=cause is not None and cause.repeats
         )

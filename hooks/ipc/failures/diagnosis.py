@@ -127,7 +127,15 @@ class DiagnosedError:
             step: the completed steps.
         """
         return TrainingFailed(
-            self.kind, self.error, self.first, self.where, self.phase, self.fingerprint, step, self.stays
+            self.kind,
+            self.error,
+            self.first,
+            self.where,
+            self.phase,
+            self.fingerprint,
+            step,
+            self.stays,
+            confidence=self.confidence,
         )
 
 

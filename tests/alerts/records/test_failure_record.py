@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotguard.alerts.readings.kernel_log import KernelFinding
-from spotguard.alerts.records.failure_record import diagnosed, job_of, needs_record
+from spotguard.alerts.records.failure_record import diagnosed, job_of, needs_record, record_of
 from spotguard.alerts.records.writer import StoreJob, StoreProcesses
 from spotguard.providers.clock import SystemClock
 from tests.e2e.processes import eventually
@@ -66,6 +66,14 @@ def test_what_a_rank_has_recorded_or_has_no_store_for_is_not_recorded() -> None:
     assert not needs_record({**KILLED, "store": "file:///s", "reported": True})
 
 
+def test_the_record_of_an_error_that_its_rank_could_not_write_is_the_rank_s() -> None:
+    """The next start compares its error with it."""
+    of_error = {"error": "ValueError", "message": "bad sample", "fingerprint": "f1", "stays": True}
+    record = record_of({**KILLED, "class": "data", **of_error}, 0.0)
+    assert {name: record[name] for name in of_error} == of_error
+    assert (record_of(KILLED, 0.0)["message"], record_of(KILLED, 0.0)["stays"]) == (KILLED["text"], False)
+
+
 def written(writer: StoreProcesses) -> None:
     eventually(lambda: not writer.busy(), "the record is written")
 
@@ -107,6 +115,32 @@ def test_a_record_that_the_rank_wrote_stays(folder: Path) -> None:
     writer.start(job(folder))
     written(writer)
     assert own.read_text() == "its own"
+
+
+@pytest.mark.parametrize("kind", ["loader-worker", "host-memory"])
+def test_a_record_of_a_dead_worker_gets_the_kernel_s_kill_as_its_cause(folder: Path, kind: str) -> None:
+    """The rank cannot know it, and the next start counts the classes of records."""
+    own = folder / "gpt" / "failures" / "0003-00001.json"
+    own.parent.mkdir(parents=True)
+    written_by_rank = {
+        "kind": kind,
+        "evidence": ["text"],
+        "stack": ["train.py:4 in main"],
+        "confidence": "medium",
+    }
+    own.write_text(json.dumps(written_by_rank))
+    of_kernel = ["the kernel's counter of kills for memory rose"]
+    writer = StoreProcesses(SystemClock())
+    for _ in range(2):
+        writer.start(job(folder, **{"class": "host-memory"}, evidence=of_kernel, confidence="high"))
+        written(writer)
+    record = json.loads(own.read_text())
+    assert (record["kind"], record["stack"]) == ("host-memory", ["train.py:4 in main"])
+    if kind == "host-memory":
+        assert record == written_by_rank
+    else:
+        assert (record["confidence"], record["evidence"]) == ("high", ["text", *of_kernel])
+        assert record["advice"].startswith("use fewer loader workers")
 
 
 def test_an_attempt_that_was_not_told_is_the_newest_of_the_store(folder: Path) -> None:

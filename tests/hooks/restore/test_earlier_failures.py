@@ -97,13 +97,16 @@ def test_an_attempt_that_left_its_machine_stood_still(rules: pytest.MonkeyPatch)
     assert fails(store) == {"stall": 1}
 
 
-def test_an_error_of_all_ranks_is_one_failure_and_one_that_follows_is_none(rules: pytest.MonkeyPatch) -> None:
-    rules.setenv(RECOVERED, "disk-full=leave:0,peer-lost=leave:0")
+@pytest.mark.parametrize("cause", ["disk-full", "killed"])
+def test_an_error_of_all_ranks_is_one_failure_and_one_that_follows_is_none(
+    rules: pytest.MonkeyPatch, cause: str
+) -> None:
+    rules.setenv(RECOVERED, f"{cause}=leave:0,peer-lost=leave:0")
     store = FakeStore()
     fails(store)
-    for rank, kind in enumerate(("peer-lost", "disk-full", "disk-full")):
+    for rank, kind in enumerate(("peer-lost", cause, cause)):
         store.objects[failure_key("run", 1, rank)] = json.dumps({"kind": kind}).encode()
-    assert fails(store) == {"disk-full": 1, "peer-lost": 0}
+    assert fails(store) == {cause: 1, "peer-lost": 0}
 
 
 LEAVES = ("gpu", "stall")

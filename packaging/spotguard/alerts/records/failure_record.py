@@ -1,4 +1,4 @@
-"""The record of a failure that only the agent saw: a rank that was killed could write none itself.
+"""The record of a failure whose rank was killed, maybe in the save for its own error: it could write none itself.
 
 The records of `hooks.control.report` stand beside it, in the same form.
 """
@@ -16,6 +16,7 @@ from .writer import PATIENCE, StoreJob
 
 #: The class of a death by a signal, which is none of an error's (`agent.core.failures.errors`).
 _KILLED = "killed"
+_MEMORY = "host-memory"
 
 
 def diagnosed(facts: Mapping[str, Any], findings: Iterable[KernelFinding]) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def diagnosed(facts: Mapping[str, Any], findings: Iterable[KernelFinding]) -> di
     sure = any(_is_of(each, pid) for each in told)
     confidence = "high" if sure else facts.get("confidence", "low")
     if kind == _KILLED and any(each.kind == "oom" for each in told):
-        kind = "host-memory"
+        kind = _MEMORY
     if kind == _KILLED and any(each.kind == "xid" for each in told):
         kind = "gpu"
         confidence = "high" if sure else "medium"  # another process may have met that GPU's error
@@ -49,13 +50,13 @@ def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
         "kind": facts["class"],
         "evidence": facts.get("evidence", []),
         "confidence": facts.get("confidence", "low"),
-        "error": "",
-        "message": facts.get("text", ""),
+        "error": facts.get("error", ""),
+        "message": facts.get("message") or facts.get("text", ""),
         "phase": facts.get("phase", ""),
         "where": facts.get("where", ""),
         "stack": [],
-        "fingerprint": "",
-        "stays": False,
+        "fingerprint": facts.get("fingerprint", ""),
+        "stays": facts.get("stays", False),
         "says": known.says,
         "advice": known.advice,
         "step": facts.get("step"),
@@ -65,6 +66,32 @@ def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
         "ended": ended,
         "by": "agent",
     }
+
+
+def with_kill(own: bytes, record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a rank's own record with the kernel's kill as its cause; None if it has that, or is none.
+
+    A rank whose loader's worker was killed for memory knows only that the worker is gone. The next start counts the classes of
+    records, and the report shows them.
+
+    Args:
+        own: the record that the rank has written.
+        record: the agent's, of the kill.
+    """
+    try:
+        known = json.loads(own)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(known, dict) or known.get("kind") == record["kind"]:
+        return None
+    evidence = known.get("evidence")
+    told = [*(evidence if isinstance(evidence, list) else ()), *record["evidence"]]
+    cause = {name: record[name] for name in ("kind", "confidence", "says", "advice", "returncode")}
+    return {**known, **cause, "evidence": told}
+
+
+def _data(record: Mapping[str, Any]) -> memoryview:
+    return memoryview(json.dumps(record, indent=1).encode())
 
 
 def job_of(facts: Mapping[str, Any], now: float) -> StoreJob:
@@ -95,11 +122,13 @@ def main() -> int:
         attempt = facts.get("attempt")
         if attempt is None or attempt < 0:  # it died before it told
             attempt = newest_claim(store, run_id, timeout=PATIENCE)
-        data = json.dumps(record_of(facts, given["ended"]), indent=1).encode()
-        # A rank that wrote a record by itself knows more.
-        store.put_if_absent(
-            failure_key(run_id, attempt, facts.get("rank") or 0), memoryview(data), timeout=PATIENCE
-        )
+        key = failure_key(run_id, attempt, facts.get("rank") or 0)
+        record = record_of(facts, given["ended"])
+        # A rank that wrote a record by itself knows more, except of a kill by the kernel.
+        if not store.put_if_absent(key, _data(record), timeout=PATIENCE) and record["kind"] == _MEMORY:
+            own = with_kill(store.get(key, timeout=PATIENCE), record)
+            if own is not None:
+                store.put(key, _data(own), timeout=PATIENCE)
     except SpotguardError as error:
         print(f"spotguard: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

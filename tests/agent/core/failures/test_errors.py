@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from spotguard.agent.actions import Incident, Launch, Log
+from spotguard.agent.core.failures.errors import FailureLog
 from spotguard.agent.events import Closed, CommandEnded
-from spotguard.hooks.ipc.protocol import Bye, Position, TrainingFailed
-from tests.fakes.story import Story
+from spotguard.hooks.ipc.protocol import Bye, Committed, Delivered, Position, TrainingFailed
+from tests.fakes.story import START, Story
 
 
 def error(kind: str = "program", step: int = 7, fingerprint: str = "f1", **more: str) -> TrainingFailed:
@@ -81,6 +82,88 @@ def test_a_rank_that_was_killed_for_its_stall_explains_no_later_attempt() -> Non
     story.ends(1)
     (cause,) = causes(story)
     assert cause.startswith("rank 0 (pid 502) at step")
+
+
+LAUNCHER = Delivered("sigterm", 0.0, "launcher", "SIGTERM", 24.0)
+
+
+@pytest.mark.parametrize(
+    ("here", "kind", "words"),
+    [
+        pytest.param(1, "peer-lost", "another rank is gone, or does not answer", id="with ranks elsewhere"),
+        pytest.param(2, "killed", "see the launcher's log", id="with no other rank"),
+    ],
+)
+@pytest.mark.parametrize("bye", [False, True])
+def test_ranks_that_a_launcher_ends_by_sigterm_were_not_killed(
+    here: int, kind: str, words: str, *, bye: bool
+) -> None:
+    """A launcher that has lost the other machine may end its ranks before they meet an error of their own."""
+    story = Story()
+    ranks = [story.opens(501 + rank, rank=rank, world=2) for rank in range(here)]
+    for each in ranks:
+        story.says(each, Position(40))
+        story.says(each, LAUNCHER)
+        story.says(each, Committed("sigterm", 41, 1000, 0.5, "file:///s/x", story.now))
+        story.says(each, Position(41))
+        if bye:
+            story.says(each, Bye())
+        story.closes(each)
+    story.ends(1)
+    (cause,) = causes(story)
+    assert cause.startswith(
+        "rank 0 (pid 501), last seen at step 41: it was ended by SIGTERM, as a launcher does, and no rank here had failed"
+    )
+    assert words in cause
+    (facts,) = failures(story)
+    assert (facts["class"], facts["confidence"], facts["reported"]) == (kind, "medium", False)
+
+
+def test_ranks_that_this_machine_had_in_an_earlier_attempt_are_elsewhere() -> None:
+    """A launcher of several machines numbers its ranks anew at each start."""
+    story = Story(launcher_restarts=True)
+    for attempt, rank in ((1, 0), (2, 1)):
+        session = story.opens(501 + rank, rank=rank, world=2)
+        story.says(session, Position(40, attempt=attempt))
+        story.says(session, LAUNCHER)
+        story.closes(session)
+    story.ends(1)
+    assert failures(story)[0]["class"] == "peer-lost"
+
+
+def test_a_rank_that_trains_on_behind_another_one_s_sigterm_may_be_killed_later() -> None:
+    """It was called to the save of a rank elsewhere."""
+    story = Story()
+    session = story.opens(501, world=2)
+    story.says(session, Position(40))
+    story.says(session, LAUNCHER)
+    story.says(session, Position(41))
+    story.closes(session)
+    story.ends(1)
+    assert "its process died without a word" in causes(story)[0]
+
+
+def test_the_rank_that_died_before_its_launcher_ended_the_others_is_the_cause() -> None:
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=4) for rank in (0, 1))
+    story.closes(second)
+    story.says(first, LAUNCHER)
+    story.closes(first)
+    story.ends(1)
+    assert causes(story)[0].startswith("rank 1 (pid 502): its process died without a word")
+
+
+def test_a_command_whose_exit_code_shows_no_signal_was_not_killed() -> None:
+    story = Story()
+    session = story.opens(story.pid)
+    story.says(session, Position(8))
+    story.ends(3)
+    assert causes(story) == [
+        f"rank 0 (pid {story.pid}), last seen at step 8: it ended with exit code 3 and without an error, as by os._exit() or in "
+        "native code"
+    ]
+    (facts,) = failures(story)
+    assert (facts["class"], facts["confidence"], facts["reported"]) == ("program", "low", False)
 
 
 @pytest.mark.parametrize("said", [None, "loader-worker", "peer-lost"])
@@ -184,6 +267,21 @@ def test_the_same_error_at_the_same_step_is_not_started_a_third_time(
         assert stopped.level == logging.ERROR
 
 
+def test_an_error_of_all_ranks_repeats_whichever_rank_tells_it_first() -> None:
+    """Each names its own rank, as a loader does that reads a shard, so the errors differ."""
+    story = Story(max_restarts=9)
+    for order in ((0, 1), (1, 0)):
+        sessions = [story.opens(501 + rank, rank=rank, world=2) for rank in (0, 1)]
+        for rank in order:
+            story.says(sessions[rank], error(fingerprint=f"of rank {rank}"))
+        for each in sessions:
+            story.closes(each)
+        story.ends(1)
+        story.until(story.now - START + 5)
+    assert len(story.all(Launch)) == 2
+    assert story.code == 1
+
+
 def test_an_error_that_may_pass_is_started_again() -> None:
     story = Story(max_restarts=2)
     for _ in range(3):
@@ -220,6 +318,7 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
     session = story.opens(501)
     story.says(session, Position(7, checkpoint_step=6, attempt=3, phase="save", where="train.py:1 in main"))
     story.says(session, error("data"))
+    story.says(session, Bye())
     story.closes(session)
     story.ends(1)
     (facts,) = failures(story)
@@ -228,7 +327,7 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
     assert facts == {
         "class": "data",
         "evidence": ["the process's own error"],
-        "confidence": "high",
+        "confidence": "medium",
         "repeats": False,
         "rank": 0,
         "world": 1,
@@ -241,6 +340,23 @@ def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> Non
         "reported": True,
         "returncode": 1,
     }
+
+
+def test_a_process_that_is_killed_in_the_save_for_its_error_has_written_no_record() -> None:
+    """The facts then have what the next start compares its own error with."""
+    story = Story()
+    session = story.opens(501)
+    story.says(session, error())
+    story.closes(session)
+    story.ends(1)
+    (facts,) = failures(story)
+    assert (facts["class"], facts["reported"]) == ("program", False)
+    assert [facts[name] for name in ("error", "message", "fingerprint", "stays")] == [
+        "ValueError",
+        "bad",
+        "f1",
+        True,
+    ]
 
 
 def test_a_death_that_is_seen_behind_its_peers_error_is_the_cause() -> None:
@@ -301,12 +417,27 @@ def test_a_run_is_gone_with_its_last_process() -> None:
     assert incident.facts["run_id"]
 
 
-def test_a_service_reports_the_errors_of_its_sessions() -> None:
-    story = Story(command=False)
+def test_a_service_reports_the_errors_of_its_sessions_and_keeps_none() -> None:
+    """It runs for months, and sees no command end."""
+    story, new = Story(command=False), vars(FailureLog())
     session = story.opens(501)
+    story.says(session, Position(7))
     story.says(session, error("data"))
     (facts,) = failures(story)
     assert (facts["class"], facts["step"]) == ("data", 7)
+    story.closes(session, alive=True)
+    story.closes(session)
+    assert vars(story.machine._failures) == new
+
+
+@pytest.mark.parametrize(
+    ("told", "sure"), [("low", "low"), ("high", "high"), ("", "medium"), ("x" * 999, "medium")]
+)
+def test_an_error_s_alert_has_the_confidence_of_its_record(told: str, sure: str) -> None:
+    """The process tells what it records. An older one tells nothing, and any may tell anything."""
+    story = Story()
+    fails(story, error(confidence=told))
+    assert [each["confidence"] for each in failures(story)] == [sure]
 
 
 def test_the_command_s_end_may_be_seen_before_its_process_s_death() -> None:
