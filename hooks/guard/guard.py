@@ -293,6 +293,18 @@ class Guard:
         for step in count(done) if total is None else range(done, total):
             yield step
             self.step()
+        self.end_training()
+
+    def end_training(self) -> None:
+        """Tell that no step follows for now: an upload, or a last evaluation, may take long, and is no stall before `--stall-first`.
+
+        `steps(total)` calls it behind its last step. Notices are answered as before, `save` may be called, and steps may follow.
+
+        Example:
+            >>> guard.end_training()
+            >>> upload(model)
+        """
+        self._parts.progress.end()
 
     @without_our_frames
     def save(self) -> SavedCheckpoint:

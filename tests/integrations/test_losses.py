@@ -1,4 +1,4 @@
-"""The losses that adapters pass to the guard: each step's own, before the framework changes it, in any micro-batch."""
+"""The losses that adapters pass to the guard: each step's own, before the framework changes it, in any micro-batch. And the end."""
 
 from __future__ import annotations
 
@@ -46,5 +46,6 @@ def test_the_loss_of_each_step_reaches_the_guard(framework: str, tmp_path: Path)
         assert math.isnan(loss) if step >= 6 else math.isclose(loss, mean, rel_tol=1e-6), step
     assert found["suspect"] == "the loss is nan since step 6"
     evaluates = framework in ("transformers", "lightning")
+    assert found["ends"] == [8] * evaluates, "a Trainer ends training behind its last step"
     assert len(found["validated"]) == 2 * evaluates  # a finite one, and nan
     assert repr(found["metrics"]) == repr([["validation_loss", each] for each in found["validated"]])

@@ -278,7 +278,7 @@ METRICS: tuple[Metric, ...] = (
         "spotguard_bad_loss_steps_total",
         "counter",
         WHO,
-        "Steps whose losses are not finite, or spikes of ten steps. 0 if the script passes no loss.",
+        "Steps whose losses are not finite, or spikes of ten steps; 0 without losses.",
         of_each(lambda one, r: one.bad_loss_steps),
     ),
     Metric(

@@ -14,6 +14,9 @@ from ..messages import PHASES, STEP_PHASES
 
 #: The shortest time without progress that is a stall, in seconds, and its multiple of the longest that ended by itself.
 LEAST, TIMES = 60.0, 5.0
+#: The same shortest time in a program or a pool of the script's, of whose progress nothing is seen: twenty that took up to 10 s each
+#: say little of the next (a replay of recorded trainings for 100 h: an alarm after a minute).
+LEAST_PROCESS = 300.0
 #: The number of times that a phase must have passed, in all attempts together; and in this one, as the steps must: what compiles,
 #: or fills a buffer, does so in the first steps of every attempt.
 ENOUGH, ENOUGH_HERE = 20, 5
@@ -73,7 +76,7 @@ class PhaseTimes:
         passed = self._passed[phase] + self._earlier.get(phase, 0)
         if min(self._here[phase], self._steps) < ENOUGH_HERE or passed < ENOUGH:
             return -1.0
-        return max(LEAST, TIMES * self._longest.get(phase, 0.0))
+        return max(LEAST_PROCESS if phase == "process" else LEAST, TIMES * self._longest.get(phase, 0.0))
 
     @property
     def facts(self) -> dict[str, Any]:

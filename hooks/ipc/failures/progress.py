@@ -88,6 +88,8 @@ class TrainingProgress:
         #: Places of the thread since it last moved; and whether it was found in a save.
         self._places: set[int] = set()
         self._saves = False
+        #: The completed steps at which the script has ended its training; -1: it has not.
+        self._ended_at = -1
         self._moved_at = self._looked_at = self._work = 0.0
         self._lock = threading.Lock()
 
@@ -100,8 +102,13 @@ class TrainingProgress:
     def begin(self) -> None:
         """Follow the calling thread from now on: it trains."""
         self._thread, self._preparing = threading.current_thread(), None
+        self._ended_at = -1
         self._moved_at = self._clock.monotonic()
         self._places.clear()
+
+    def end(self) -> None:
+        """Know no usual time from now on: training is over until a step follows. An upload or a last evaluation may take minutes."""
+        self._ended_at = self._completed()
 
     @property
     def is_here(self) -> bool:
@@ -135,7 +142,8 @@ class TrainingProgress:
             phase = "collective"
         self._step, self._delivered = step, delivered
         still = now - self._moved_at
-        return ProgressSeen(phase, still, seen.where, self._times.look(phase, still, step, now))
+        limit = self._times.look(phase, still, step, now)
+        return ProgressSeen(phase, still, seen.where, -1.0 if step == self._ended_at else limit)
 
     def _look_at_start(self, thread: threading.Thread) -> ProgressSeen:
         """Return what the thread does that has not begun to train. A download may run on other threads, and so does a restore."""

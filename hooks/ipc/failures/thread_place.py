@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from ....providers.redaction import redacted_text
-from ..messages import START, START_WAIT
+from ..messages import START, START_WAIT, STEP_PHASES
 
 #: The phase, by the end of a file's path and a function of it; "" for any function. The outermost frame that is found counts.
 _PLACES: tuple[tuple[str, str, str], ...] = (
@@ -50,6 +50,8 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("/multiprocessing/pool.py", "get", "process"),
     ("/multiprocessing/pool.py", "next", "process"),
     ("/multiprocessing/pool.py", "join", "process"),
+    # torch.compile's workers: new shapes in the middle of training may take minutes.
+    ("torch/_inductor/async_compile.py", "", "process"),
 )
 #: Files of loaders whose iterators count the batches that they have delivered.
 _LOADERS = ("torch/utils/data/dataloader.py", "torchdata/stateful_dataloader/stateful_dataloader.py")
@@ -102,6 +104,8 @@ def phase_in_training(frames: list[_Frame]) -> tuple[str, int]:
     phase = next((each for each in reversed(phases) if each), "other")
     if phase != "data" and "collective" in phases:
         phase = "collective"  # also inside a save of all ranks, to which one of them may never come
+    elif phase in STEP_PHASES and phase != "data" and "process" in phases:
+        phase = "process"  # in forward and backward a program compiles
     polls = phase in ("data", "save", "collective")
     return phase, len(phases) - 1 - phases[::-1].index(phase) if polls else 0
 

@@ -103,6 +103,10 @@ class SpotguardCallback(Callback):
             if name := next(filter(_VALIDATION_LOSS.fullmatch, logged), None):
                 watch_validation_loss(self.binding.guard, logged[name])
 
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.binding is not None:
+            self.binding.guard.end_training()
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         # Lightning tears the strategy down before the error goes on, which moves the module to the CPU.
         if self.binding is not None and isinstance(exception, Exception):

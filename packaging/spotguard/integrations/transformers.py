@@ -340,7 +340,7 @@ _COUNTS = (
 
 
 def _begin_callback(binding: TrainerBinding) -> Any:
-    """Return a callback that is told of training's beginning, after the script's callbacks, and of evaluations."""
+    """Return a callback that is told of training's beginning, after the script's callbacks, of evaluations, and of its end."""
     from transformers import TrainerCallback
 
     class SpotguardCallback(TrainerCallback):
@@ -349,6 +349,9 @@ def _begin_callback(binding: TrainerBinding) -> Any:
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any) -> None:
             binding.evaluated(metrics or {})
+
+        def on_train_end(self, *given: Any, **more: Any) -> None:
+            binding.guard.end_training()
 
     return SpotguardCallback()
 

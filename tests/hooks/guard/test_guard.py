@@ -16,9 +16,12 @@ import torch
 
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
+from spotguard.hooks.ipc.failures.phase_times import ENOUGH
 from spotguard.hooks.register import register
 from spotguard.providers.errors import StateError, UsageError
+from spotguard.providers.stores.file import FileStore
 from spotguard.testing import preempt
+from tests.fakes.clock import ManualClock
 from tests.fakes.training import (
     PATIENCE,
     Job,
@@ -212,7 +215,6 @@ def test_preempted_is_an_exit_with_code_75(folder: Path) -> None:
 
 def restored_step(store: Path) -> int:
     from spotguard.hooks.checkpoint.catalog import find_whole
-    from spotguard.providers.stores.file import FileStore
 
     whole = find_whole(FileStore(store), "run")
     assert whole is not None
@@ -369,6 +371,19 @@ def test_steps_is_the_loop_in_one_line(folder: Path) -> None:
             job.step(number)
         assert counted == [3, 4]
     assert different(job.bits(), path_of("adamw")[TOTAL]) == []
+
+
+def test_behind_the_last_of_its_steps_training_is_over(folder: Path) -> None:
+    """What follows may take minutes, such as an upload: the times of the steps say nothing of it."""
+    job, clock = small(), ManualClock()
+    with guarded(FileStore(folder), job.values, clock=clock) as guard:
+        limits = []
+        for number in guard.steps(ENOUGH + 2):
+            job.step(number)
+            clock.advance(2.0)
+            limits.append(guard._position().limit)
+        clock.advance(2.0)
+        assert (limits[-1] > 0, guard._position().limit) == (True, -1.0)
 
 
 def test_steps_begins_at_the_step_that_was_restored(folder: Path) -> None:

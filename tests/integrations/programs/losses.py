@@ -1,7 +1,8 @@
 """The losses that an adapter passes on: `losses.py FRAMEWORK OUT STORE`.
 
 Each step has two micro-batches; the first one of step 6 is poisoned. OUT gets what the guard was given for each step, and what the
-script's own micro-batches had; and the metrics that it was given, and the losses of the script's own validations.
+script's own micro-batches had; the metrics that it was given, and the losses of the script's own validations; and behind how many
+losses training was ended.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import spotguard
 from spotguard.hooks.control.losses.metrics import ScriptMetrics
 from spotguard.hooks.control.losses.watch import LossWatch
+from spotguard.hooks.ipc.failures.progress import TrainingProgress
 
 STEPS, POISONED = 8, 6
 
@@ -50,6 +52,16 @@ def metric_noted(of_script: ScriptMetrics, name: str, value: Any, step: int) -> 
     metrics.append((name, float(value)))
 
 
+ends: list[int] = []
+end = TrainingProgress.end
+
+
+def end_noted(progress: TrainingProgress) -> None:
+    end(progress)
+    ends.append(len(given))
+
+
+TrainingProgress.end = end_noted  # type: ignore[method-assign,assignment]
 ScriptMetrics.take = metric_noted  # type: ignore[method-assign,assignment]
 LossWatch.take = noted  # type: ignore[method-assign,assignment]
 torch.manual_seed(0)
@@ -170,6 +182,13 @@ guard = globals()[framework]()
 saved = guard.save()
 Path(out).write_text(
     json.dumps(
-        {"own": own, "given": given, "suspect": saved.suspect, "metrics": metrics, "validated": validated}
+        {
+            "own": own,
+            "given": given,
+            "suspect": saved.suspect,
+            "metrics": metrics,
+            "validated": validated,
+            "ends": ends,
+        }
     )
 )

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.ipc.failures.phase_times import ENOUGH, ENOUGH_HERE, LEAST, TIMES, PhaseTimes
+from spotguard.hooks.ipc.failures.phase_times import (
+    ENOUGH,
+    ENOUGH_HERE,
+    LEAST,
+    LEAST_PROCESS,
+    TIMES,
+    PhaseTimes,
+)
 
 
 class Thread:
@@ -50,6 +57,17 @@ def test_nothing_is_known_of_a_phase_until_it_has_passed_often() -> None:
     thread.pauses(4, "evaluation")
     thread.trains(1)
     assert thread.stands(4, "evaluation") == LEAST
+
+
+def test_short_waits_for_a_program_say_little_of_the_next_one() -> None:
+    thread = Thread()
+    thread.trains(ENOUGH_HERE + 1)
+    thread.pauses(10, "process", ENOUGH)
+    thread.trains(1)
+    assert thread.stands(4, "process") == LEAST_PROCESS > LEAST
+    thread.pauses(2 * LEAST_PROCESS / TIMES, "process")
+    thread.trains(1)
+    assert thread.stands(4, "process") == pytest.approx(2 * LEAST_PROCESS, abs=5 * TIMES)
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import spotguard
 from spotguard.hooks.ipc.failures import progress
+from spotguard.hooks.ipc.failures.phase_times import ENOUGH, LEAST
 from spotguard.hooks.ipc.failures.progress import ProgressSeen, TrainingProgress
 from spotguard.hooks.ipc.failures.thread_place import of_library, stacks
 from tests.fakes.clock import ManualClock
@@ -360,6 +361,28 @@ def test_a_wait_for_a_pool_is_one_for_a_program() -> None:
         assert thread.later().phase == "process"
 
 
+def test_what_follows_the_end_of_training_has_no_usual_time() -> None:
+    """Such as an upload. A step that follows ends that."""
+    turns = [Waits() for _ in range(3)]
+
+    def place(waits: Waits) -> None:
+        waits()
+        for each in turns:
+            each()
+
+    with Thread(place, *turns).at_place() as thread:
+
+        def turn(step: int) -> float:
+            thread.step = step
+            return thread.later().limit
+
+        for step in range(30):
+            assert turn(step) == (-1.0 if step < ENOUGH else LEAST)
+        thread.progress.end()
+        assert [thread.later().limit for _ in range(3)] == [-1.0] * 3
+        assert turn(31) >= LEAST
+
+
 # --- before training ---
 
 
@@ -375,6 +398,19 @@ def within(*files: str) -> Callable[[Waits], object]:
         return inner()
 
     return call
+
+
+def test_a_wait_for_the_compiler_is_one_for_a_program() -> None:
+    """A batch of another shape in the middle of training has workers compile for minutes."""
+    compiler = Path(torch.__file__).parent / "_inductor" / "async_compile.py"
+    assert compiler.exists()
+
+    class Compiled(Module):
+        def forward(self) -> None:
+            within(str(compiler))(self._waits)
+
+    with Thread(lambda waits: Compiled(waits)()).at_place() as thread:
+        assert thread.later().phase == "process"
 
 
 def test_training_inside_a_process_or_a_pool_is_no_wait_for_it() -> None:
