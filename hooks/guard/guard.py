@@ -290,15 +290,17 @@ class Guard:
         self._fresh = False
         if total is not None and done >= total:
             self._parts.startup_messages.finished(self._run_id, done, total)
-        for step in count(done) if total is None else range(done, total):
-            yield step
-            self.step()
-        self.end_training()
+        try:
+            for step in count(done) if total is None else range(done, total):
+                yield step
+                self.step()
+        finally:  # also if the loop is left early: `steps` begins anew by a restore
+            self.end_training()
 
     def end_training(self) -> None:
         """Tell that no step follows for now: an upload, or a last evaluation, may take long, and is no stall before `--stall-first`.
 
-        `steps(total)` calls it behind its last step. Notices are answered as before, `save` may be called, and steps may follow.
+        A loop over `steps` calls it at its end. Notices are answered as before, `save` may be called, and steps may follow.
 
         Example:
             >>> guard.end_training()

@@ -4,12 +4,13 @@ Lightning restores in two ways, and neither is exact: its checkpoints have no ge
 skip what follows. So this adapter loads no loop by Lightning's own restart. It lets the interrupted epoch begin as any epoch does,
 from the generators of its beginning, takes the batches that were trained without training on them, and goes on behind them.
 
-It replaces four methods of one Trainer's loops:
+It replaces five methods of one Trainer's loops:
 
 - `fit_loop._load_combined_loader_states` and `epoch_loop.on_run_start` come right before the iterator of the first epoch and of
   each later one is made: note the generators.
 - `epoch_loop.run` runs one epoch: of the interrupted one, the rest.
 - `epoch_loop.on_advance_end` follows each batch, before validation: the boundary, where an optimizer has stepped.
+- `fit_loop.on_run_end` follows the last epoch, before the callbacks of training's end, which may upload.
 """
 
 from __future__ import annotations
@@ -103,10 +104,6 @@ class SpotguardCallback(Callback):
             if name := next(filter(_VALIDATION_LOSS.fullmatch, logged), None):
                 watch_validation_loss(self.binding.guard, logged[name])
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.binding is not None:
-            self.binding.guard.end_training()
-
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         # Lightning tears the strategy down before the error goes on, which moves the module to the CPU.
         if self.binding is not None and isinstance(exception, Exception):
@@ -128,7 +125,7 @@ class LightningBinding:
         self.trainer, self._more = trainer, more
         self.loss = StepLoss(mean=False)  # Lightning has divided each micro-batch's
         self._fit, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-        check_members("lightning", self._fit, ["_load_combined_loader_states"])
+        check_members("lightning", self._fit, ["_load_combined_loader_states", "on_run_end"])
         check_members(
             "lightning",
             self._epoch_loop,
@@ -146,6 +143,8 @@ class LightningBinding:
         self.guard: Guard = self._bound.guard
         self._load_states = self._fit._load_combined_loader_states
         self._fit._load_combined_loader_states = self.load_combined_loader_states
+        self._on_run_end = self._fit.on_run_end
+        self._fit.on_run_end = self.on_run_end
         self._setup_validation = self._epoch_loop.val_loop.setup_data
         self._epoch_loop.val_loop.setup_data = self.setup_validation
         for name in ("run", "on_run_start", "on_advance_end"):
@@ -221,6 +220,10 @@ class LightningBinding:
             self._marked = self.trainer.global_step
             self.guard.step(loss=self.loss.take())
         self._on_advance_end(fetcher)
+
+    def on_run_end(self) -> None:
+        self.guard.end_training()
+        self._on_run_end()
 
     def setup_validation(self) -> None:
         self._setup_validation()

@@ -1,7 +1,7 @@
 """The Trainer of Hugging Face transformers, and what subclasses it, such as TRL's SFTTrainer and DPOTrainer.
 
 A TrainerCallback alone cannot resume in the middle of an epoch: the Trainer computes the epoch and the batch at which
-it begins before it calls any callback. So `attach` replaces six methods of one Trainer object:
+it begins before it calls any callback. So `attach` replaces seven methods of one Trainer object:
 
 - `_prepare_for_training` made the model, the optimizer and the scheduler: register them, and restore.
 - `_run_epoch` trains one epoch: leave out the finished ones, and begin the resumed one at its batch.
@@ -9,6 +9,7 @@ it begins before it calls any callback. So `attach` replaces six methods of one 
 - `training_step` trains one micro-batch: note its loss. Later the Trainer replaces one that is not finite.
 - `_maybe_log_save_evaluate` comes right after each step's callbacks: the boundary.
 - `callback_handler.on_epoch_begin` is called for each epoch: leave out the finished ones.
+- `callback_handler.on_train_end` is called behind the last one: training is over, and the script's callbacks may upload.
 
 The boundary comes before log, evaluation and save. A notice during an evaluation can save at once, and a resumed run
 repeats them, from the same weights and generators.
@@ -127,10 +128,12 @@ class TrainerBinding:
         self._last: dict[str, Any] = {"grad_norm": None, "learning_rate": None}
         self._log, self._logged = "", 0
         self._original = {name: getattr(trainer, name) for name in _REPLACED}
-        self._original["on_epoch_begin"] = self.trainer.callback_handler.on_epoch_begin
+        for name in ("on_epoch_begin", "on_train_end"):
+            self._original[name] = getattr(self.trainer.callback_handler, name)
         for name in _REPLACED:
             setattr(trainer, name, getattr(self, name))
         self.trainer.callback_handler.on_epoch_begin = self._on_epoch_begin
+        self.trainer.callback_handler.on_train_end = self._on_train_end
         trainer.add_callback(_begin_callback(self))
 
     # --- the protocol `Binding` ---
@@ -281,6 +284,10 @@ class TrainerBinding:
             }
         return control
 
+    def _on_train_end(self, args: Any, state: Any, control: Any) -> Any:
+        self.guard.end_training()  # before the script's callbacks, which may upload
+        return self._original["on_train_end"](args, state, control)
+
     def _begin_again(self) -> None:
         """Set the generators and the samplers as they were when the resumed epoch began."""
         put_back(self._running["generators"])
@@ -340,7 +347,7 @@ _COUNTS = (
 
 
 def _begin_callback(binding: TrainerBinding) -> Any:
-    """Return a callback that is told of training's beginning, after the script's callbacks, of evaluations, and of its end."""
+    """Return a callback that is told of training's beginning, after the script's callbacks, and of evaluations."""
     from transformers import TrainerCallback
 
     class SpotguardCallback(TrainerCallback):
@@ -349,9 +356,6 @@ def _begin_callback(binding: TrainerBinding) -> Any:
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any) -> None:
             binding.evaluated(metrics or {})
-
-        def on_train_end(self, *given: Any, **more: Any) -> None:
-            binding.guard.end_training()
 
     return SpotguardCallback()
 

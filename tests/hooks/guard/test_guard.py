@@ -373,15 +373,18 @@ def test_steps_is_the_loop_in_one_line(folder: Path) -> None:
     assert different(job.bits(), path_of("adamw")[TOTAL]) == []
 
 
-def test_behind_the_last_of_its_steps_training_is_over(folder: Path) -> None:
-    """What follows may take minutes, such as an upload: the times of the steps say nothing of it."""
+@pytest.mark.parametrize("total", [ENOUGH + 2, None])
+def test_behind_the_last_of_its_steps_training_is_over(folder: Path, total: int | None) -> None:
+    """What follows may take minutes, such as an upload: the times of the steps say nothing of it. So does a loop left early."""
     job, clock = small(), ManualClock()
     with guarded(FileStore(folder), job.values, clock=clock) as guard:
         limits = []
-        for number in guard.steps(ENOUGH + 2):
+        for number in guard.steps(total):
             job.step(number)
             clock.advance(2.0)
             limits.append(guard._position().limit)
+            if total is None and number > ENOUGH:
+                break
         clock.advance(2.0)
         assert (limits[-1] > 0, guard._position().limit) == (True, -1.0)
 

@@ -2,7 +2,7 @@
 
 Each step has two micro-batches; the first one of step 6 is poisoned. OUT gets what the guard was given for each step, and what the
 script's own micro-batches had; the metrics that it was given, and the losses of the script's own validations; and behind how many
-losses training was ended.
+losses training was ended, and the script's callback of training's end came.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def metric_noted(of_script: ScriptMetrics, name: str, value: Any, step: int) -> 
     metrics.append((name, float(value)))
 
 
-ends: list[int] = []
+ends: list[int | str] = []
 end = TrainingProgress.end
 
 
@@ -79,7 +79,11 @@ def loss_of(model: Any, x: Any, y: Any) -> Any:
 
 
 def transformers() -> Any:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Uploads(TrainerCallback):
+        def on_train_end(self, *given: Any, **more: Any) -> None:
+            ends.append("callback")
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -98,7 +102,9 @@ def transformers() -> Any:
         eval_strategy="steps", eval_steps=4, per_device_eval_batch_size=4, logging_steps=2, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     rows: Any = [{"x": x, "labels": y} for x, y in zip(inputs, targets, strict=True)]
-    trainer = InOrder(model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows[:4])
+    trainer = InOrder(
+        model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows[:4], callbacks=[Uploads()]
+    )
     binding = spotguard.integrations.transformers.attach(trainer, store, run_id="losses")
     trainer.train()
     return binding.guard
@@ -123,10 +129,14 @@ def lightning() -> Any:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters())
 
+    class Uploads(pl.Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            ends.append("callback")
+
     callback = spotguard.integrations.lightning.SpotguardCallback(store, run_id="losses")
     trainer = pl.Trainer(
         max_epochs=1, accelerator="cpu", accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, val_check_interval=8, num_sanity_val_steps=0, callbacks=[callback],
+        enable_progress_bar=False, enable_model_summary=False, val_check_interval=8, num_sanity_val_steps=0, callbacks=[Uploads(), callback],
     )  # fmt: skip
     validation = DataLoader(TensorDataset(inputs[:4], targets[:4]), batch_size=4)
     trainer.fit(Module(), DataLoader(dataset, batch_size=4), validation)
