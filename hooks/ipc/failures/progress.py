@@ -143,7 +143,9 @@ class TrainingProgress:
         self._step, self._delivered = step, delivered
         still = now - self._moved_at
         limit = self._times.look(phase, still, step, now)
-        return ProgressSeen(phase, still, seen.where, -1.0 if step == self._ended_at else limit)
+        # A rank that waits for another one behind its last step must not give that one, which still trains, its own long limit.
+        ended = step == self._ended_at and phase != "collective"
+        return ProgressSeen(phase, still, seen.where, -1.0 if ended else limit)
 
     def _look_at_start(self, thread: threading.Thread) -> ProgressSeen:
         """Return what the thread does that has not begun to train. A download may run on other threads, and so does a restore."""

@@ -383,6 +383,17 @@ def test_what_follows_the_end_of_training_has_no_usual_time() -> None:
         assert turn(31) >= LEAST
 
 
+def test_a_rank_that_has_ended_has_the_usual_limit_in_a_collective() -> None:
+    """It waits there for a rank that may hang in its last step. Only a wait of its own may take long."""
+    with Thread(collective).at_place() as thread:
+        for thread.step in range(ENOUGH + 2):
+            usual = thread.later().limit
+        thread.progress.end()
+        ended = thread.later()
+        assert (ended.phase, ended.limit) == ("collective", usual)
+        assert usual >= LEAST
+
+
 # --- before training ---
 
 
