@@ -65,11 +65,16 @@ _HOLDS = (
 )
 #: A notebook's thread between two cells: in its kernel, outside of a cell's code and of the user's other code, such as a widget's.
 _KERNEL, _CELL = "/ipykernel/kernelapp.py", "/IPython/core/interactiveshell.py"
-#: Where a thread waits for the next line of a person, by the end of a file's path and a function of it.
+#: Where a thread waits for the next word of a person, by the end of a file's path and a function of it.
 _PROMPTS = (
     ("/IPython/terminal/interactiveshell.py", "prompt_for_code"),
     ("/_pyrepl/readline.py", "multiline_input"),
     (f"{_STDLIB}/code.py", "raw_input"),
+    (
+        "/pydevd.py",
+        "_do_wait_suspend",
+    ),  # the debugger of VS Code and PyCharm, whose frames are there all the time
+    ("/pudb/debugger.py", "interaction"),
 )
 #: Code in which spotguard waits for the other ranks; and its clock, in which it waits for anything.
 _RANKS, _CLOCK = "spotguard/hooks/consensus/", "spotguard/providers/clock.py"

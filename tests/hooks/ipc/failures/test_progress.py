@@ -590,6 +590,7 @@ def test_a_save_that_took_long_counts_not_against_what_follows() -> None:
 
 SITE = "/usr/lib/python3.12/site-packages"
 KERNEL, SHELL = f"{SITE}/ipykernel/kernelapp.py", f"{SITE}/IPython/core/interactiveshell.py"
+PYDEVD = f"{SITE}/debugpy/_vendored/pydevd/pydevd.py"
 LOOP, PROMPT = "/usr/lib/python3.12/selectors.py", "/usr/lib/python3.13/_pyrepl/readline.py"
 
 
@@ -613,13 +614,19 @@ LOOP, PROMPT = "/usr/lib/python3.12/selectors.py", "/usr/lib/python3.13/_pyrepl/
         ),
         pytest.param([(PROMPT, "multiline_input")], "", id="at a prompt"),
         pytest.param([("/w/train.py", "<module>"), (code.__file__, "raw_input")], "", id="in code.interact"),
+        pytest.param([(PYDEVD, "run"), ("/w/train.py", "<module>")], "other", id="below VS Code's debugger"),
+        pytest.param(
+            [(PYDEVD, "run"), ("/w/train.py", "<module>"), (PYDEVD, "_do_wait_suspend")],
+            "",
+            id="at a breakpoint of VS Code",
+        ),
     ],
 )
 @pytest.mark.parametrize("trains", [True, False])
-def test_a_notebook_stands_still_in_a_cell_alone(
+def test_a_thread_that_waits_for_a_person_does_not_stand_still(
     monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, str]], phase: str, trains: bool
 ) -> None:
-    """Between two cells a person looks at a plot, for hours."""
+    """Between two cells a person looks at a plot, for hours. At a breakpoint, at variables."""
     frame: Any = None
     for file, name in places:
         compiled = compile("", file, "exec").replace(co_name=name)
