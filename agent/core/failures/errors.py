@@ -256,9 +256,9 @@ class FailureLog:
         return self._of_launcher()
 
     def _of_launcher(self) -> FailureCause | None:
-        """Return the cause if a launcher has ended its ranks, and none of them has failed; None if it has ended none."""
+        """Return the cause if a launcher has ended its ranks, and none of them has failed; None if nothing tells."""
         ended = next((each for each, _ in self._ending.values() if self._is_newest(each)), None)
-        if ended is None:
+        if ended is None or self._left_before(ended):
             return None
         text = (
             f"{_last_seen([ended])}: it was ended by SIGTERM, as a launcher does, and no rank here had failed"
@@ -270,6 +270,11 @@ class FailureLog:
             return FailureCause("killed", f"{text}; what to do: see the launcher's log", told, ended)
         known = _class_of("peer-lost")
         return FailureCause(known.name, f"{text}: {known.says}; what to do: {known.advice}", told, ended)
+
+    def _left_before(self, ended: Session) -> bool:
+        """Return whether a rank here had ended by itself, as by sys.exit(). Its launcher alone knows its exit status."""
+        here = (each for each in self._here if each.run == ended.run and each.store and self._is_newest(each))
+        return any(each.left and each.number not in self._ending for each in here)
 
     def _is_named(self, command: CommandEnded) -> bool:
         """Return whether the kernel's log names the command, or a process that died without a word."""

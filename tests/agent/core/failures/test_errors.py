@@ -153,6 +153,21 @@ def test_the_rank_that_died_before_its_launcher_ended_the_others_is_the_cause() 
     assert causes(story)[0].startswith("rank 1 (pid 502): its process died without a word")
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_that_ended_by_itself_may_be_why_its_launcher_ended_the_others(world: int) -> None:
+    """It has told no error, as at sys.exit(3): neither was a process killed, nor is a rank of another machine lost."""
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=world) for rank in (0, 1))
+    story.says(second, Bye())
+    story.closes(second)
+    story.says(first, LAUNCHER)
+    story.says(first, Bye())
+    story.closes(first)
+    story.ends(1)
+    assert [each["class"] for each in failures(story)] == ["unknown"]
+    assert causes(story) == []
+
+
 def test_a_command_whose_exit_code_shows_no_signal_was_not_killed() -> None:
     story = Story()
     session = story.opens(story.pid)
