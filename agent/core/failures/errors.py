@@ -286,7 +286,8 @@ class FailureLog:
         number = command.memory_kills
         killed = f"the kernel killed {number or 'a'} process{'' if number <= 1 else 'es'} of this job{limit}"
         named = [session for session in self._silent if session.pid in command.killed_for_memory]
-        dead = named or self._silent or [session for session, _ in self._errors]
+        first = self._first()
+        dead = named or self._silent or ([] if first is None else [first[0]])
         told = (
             *("the kernel's counter of kills for memory rose",) * bool(number),
             *("the kernel's log names its process",) * self._is_named(command),

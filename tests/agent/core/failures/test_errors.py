@@ -196,6 +196,23 @@ def test_processes_that_the_kernel_killed_for_memory_explain_a_death(said: str |
     )
 
 
+def test_a_kill_for_memory_is_recorded_for_the_rank_whose_loader_met_it() -> None:
+    """Neither for one of an attempt before, nor for one that lost that rank."""
+    story = Story(launcher_restarts=True)
+    for attempt, told in ((1, [(0, "network")]), (2, [(0, "peer-lost"), (1, "loader-worker")])):
+        ranks = [story.opens(500 + 10 * attempt + rank, rank=rank, world=2) for rank in (0, 1)]
+        for each in ranks:
+            story.says(each, Position(7, attempt=attempt))
+        for rank, kind in told:
+            story.says(ranks[rank], error(kind))
+        for each in ranks:
+            story.says(each, Bye())
+            story.closes(each)
+    story.on(CommandEnded(story.pid, 1, memory_kills=1))
+    (facts,) = failures(story)
+    assert (facts["class"], facts["attempt"], facts["rank"]) == ("host-memory", 2, 1)
+
+
 def test_a_silent_death_that_the_kernel_s_log_names_is_one_for_memory() -> None:
     """No cgroup has counted it: the machine's own memory was full."""
     story = Story()
