@@ -111,9 +111,9 @@ class StallResponse:
 
     def _end(self, stall: Stall) -> None:
         """End training that stands still for good, as `--recover` asks for. Its state was saved when the stall was reported, if it could be."""
-        command, session = self._command.current, self._sessions.open.get(stall.session.number)
-        if command is None or session is None:
-            return
+        session = self._sessions.open.get(stall.session.number)
+        if session is None or not self._command.running:
+            return  # processes that a launcher left behind end by its end, and with its exit code
         if session.number in self._killed:  # by this method, at the stall before
             self.decision = RecoveryDecision(RecoveryAction.RESTART, "its launcher did not start it again")
             self._name_others(session)

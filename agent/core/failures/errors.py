@@ -256,9 +256,9 @@ class FailureLog:
         return self._of_launcher()
 
     def _of_launcher(self) -> FailureCause | None:
-        """Return the cause if a launcher has ended its ranks, and none of them has failed; None if it has ended none."""
+        """Return the cause if a launcher has ended its ranks, and none of them has failed; None if nothing tells."""
         ended = next((each for each, _ in self._ending.values() if self._is_newest(each)), None)
-        if ended is None:
+        if ended is None or self._left_before(ended):
             return None
         text = (
             f"{_last_seen([ended])}: it was ended by SIGTERM, as a launcher does, and no rank here had failed"
@@ -271,6 +271,11 @@ class FailureLog:
         known = _class_of("peer-lost")
         return FailureCause(known.name, f"{text}: {known.says}; what to do: {known.advice}", told, ended)
 
+    def _left_before(self, ended: Session) -> bool:
+        """Return whether a rank here had ended by itself, as by sys.exit(). Its launcher alone knows its exit status."""
+        here = (each for each in self._here if each.run == ended.run and each.store and self._is_newest(each))
+        return any(each.left and each.number not in self._ending for each in here)
+
     def _is_named(self, command: CommandEnded) -> bool:
         """Return whether the kernel's log names the command, or a process that died without a word."""
         pids = {command.pid, *(session.pid for session in self._silent)}
@@ -281,7 +286,8 @@ class FailureLog:
         number = command.memory_kills
         killed = f"the kernel killed {number or 'a'} process{'' if number <= 1 else 'es'} of this job{limit}"
         named = [session for session in self._silent if session.pid in command.killed_for_memory]
-        dead = named or self._silent or [session for session, _ in self._errors]
+        first = self._first()
+        dead = named or self._silent or ([] if first is None else [first[0]])
         told = (
             *("the kernel's counter of kills for memory rose",) * bool(number),
             *("the kernel's log names its process",) * self._is_named(command),

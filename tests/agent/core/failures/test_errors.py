@@ -153,6 +153,21 @@ def test_the_rank_that_died_before_its_launcher_ended_the_others_is_the_cause() 
     assert causes(story)[0].startswith("rank 1 (pid 502): its process died without a word")
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_that_ended_by_itself_may_be_why_its_launcher_ended_the_others(world: int) -> None:
+    """It has told no error, as at sys.exit(3): neither was a process killed, nor is a rank of another machine lost."""
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=world) for rank in (0, 1))
+    story.says(second, Bye())
+    story.closes(second)
+    story.says(first, LAUNCHER)
+    story.says(first, Bye())
+    story.closes(first)
+    story.ends(1)
+    assert [each["class"] for each in failures(story)] == ["unknown"]
+    assert causes(story) == []
+
+
 def test_a_command_whose_exit_code_shows_no_signal_was_not_killed() -> None:
     story = Story()
     session = story.opens(story.pid)
@@ -179,6 +194,23 @@ def test_processes_that_the_kernel_killed_for_memory_explain_a_death(said: str |
         "the machine is out of memory: the kernel killed 2 processes of this job, whose limit is 8.0 GiB"
         in cause
     )
+
+
+def test_a_kill_for_memory_is_recorded_for_the_rank_whose_loader_met_it() -> None:
+    """Neither for one of an attempt before, nor for one that lost that rank."""
+    story = Story(launcher_restarts=True)
+    for attempt, told in ((1, [(0, "network")]), (2, [(0, "peer-lost"), (1, "loader-worker")])):
+        ranks = [story.opens(500 + 10 * attempt + rank, rank=rank, world=2) for rank in (0, 1)]
+        for each in ranks:
+            story.says(each, Position(7, attempt=attempt))
+        for rank, kind in told:
+            story.says(ranks[rank], error(kind))
+        for each in ranks:
+            story.says(each, Bye())
+            story.closes(each)
+    story.on(CommandEnded(story.pid, 1, memory_kills=1))
+    (facts,) = failures(story)
+    assert (facts["class"], facts["attempt"], facts["rank"]) == ("host-memory", 2, 1)
 
 
 def test_a_silent_death_that_the_kernel_s_log_names_is_one_for_memory() -> None:

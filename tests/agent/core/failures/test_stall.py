@@ -549,6 +549,22 @@ def test_a_training_that_stands_for_good_may_end_the_run() -> None:
     assert (run.story.code, len(run.story.all(Launch))) == (1, 1)  # 137 would be a lack of memory
 
 
+@pytest.mark.parametrize("action", ["stop", "restart"])
+def test_ranks_that_their_launcher_left_behind_stand_until_they_end_as_its_own(action: str) -> None:
+    run = recovering(f"stall={action}")
+    run.stands(LEAST + 2, "data", "collective")
+    for rank in run.ranks:
+        run.story.commits(rank, run.step)
+    run.stands(LEAST - 10, "data", "collective")
+    run.story.ends(3)
+    run.stands(25, "data", "collective")
+    for rank in run.ranks:
+        run.story.closes(rank)
+    run.story.on(None)
+    assert (run.story.code, len(run.story.all(Launch))) == (3, 1)
+    assert not run.story.killed
+
+
 def test_a_training_that_stands_for_good_may_leave_the_machine() -> None:
     """The other machines learn of it as of a machine that goes."""
     run = recovering("stall=leave")
