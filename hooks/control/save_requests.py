@@ -85,8 +85,8 @@ class SaveRequests:
         self.manual_saves = ManualSaves(
             lambda: SaveRequest("manual", self._scope(None)), self._lock, clock, coordinator
         )
-        #: Training has begun: there is a state worth saving.
-        self.ready = False
+        #: Training has begun: there is a state worth saving. While it is loaded, there will be one in a moment.
+        self.ready = self.loading = False
 
     @property
     def preemption(self) -> PreemptionNotice | None:

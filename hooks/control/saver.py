@@ -35,6 +35,8 @@ log = logging.getLogger("spotguard")
 
 #: The reason of a save that has nothing to save yet.
 NOT_BEGUN = "training has not begun yet: there is nothing new to save"
+#: Seconds between two looks whether this rank has loaded its state.
+_LOADING = 0.02
 #: Seconds in which this rank reads its own call that training goes on.
 _HEARD = 60.0
 #: Seconds after a deadline at which training goes on by itself, if the machine is still alive.
@@ -205,6 +207,10 @@ class Saver(SaveRequests):
             self._void(id, "the deadline has passed, and this process still runs")
 
     def _do(self, job: SaveRequest) -> None:
+        # All ranks have loaded, but not in the same instant: the first one may save by hand right behind its restore. A notice is
+        # answered at once, since what is loaded is in the store.
+        while self.loading and job.preemption is None and not self._ending:
+            job.scope.pause(_LOADING)
         if not self.ready:
             self._still.refuse(job)
             raise CheckpointError(self._state.monitor.unmarked or NOT_BEGUN)

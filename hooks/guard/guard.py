@@ -151,6 +151,7 @@ class Guard:
         # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
         self._gate.arrive(done.step)
         self._restored = self._saver.ready = True
+        self._saver.loading = False
         self._state.restored()
         self._restored_at, self._restored_step = self._clock.monotonic(), done.step
         self._fresh = True

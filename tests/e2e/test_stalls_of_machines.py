@@ -40,8 +40,8 @@ def test_both_machines_start_again_at_the_step_at_which_one_hung(rack: Rack, tim
     runs = [node.guarded(options, *launcher, *meeting, ERRING, str(STEPS), "hang", str(AT)) for node in nodes]
     again = {run.out.until(rf"^(rank [01]) at step {AT}, again$", 200)[1] for run in runs}
     assert again == {"rank 0", "rank 1"}
-    for run in runs:
-        assert run.ended() == 0
-        assert "RendezvousConnectionError" not in run.err.text
+    # Behind the last step, torchrun itself reports one if the machine with its store is the first to end.
+    assert not any("RendezvousConnectionError" in run.err.text for run in runs)
+    assert [run.ended() for run in runs] == [0, 0]
     markers = (rack.store / "job" / "checkpoints").glob("*/COMMIT.json")
     assert {int(marker.parent.name[:9]) for marker in markers} == {AT, STEPS}

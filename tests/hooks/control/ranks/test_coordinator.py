@@ -284,6 +284,25 @@ def test_a_save_by_hand_with_a_rank_that_has_no_state_ends() -> None:
         assert second.heard.words.empty()
 
 
+def test_a_save_by_hand_waits_for_a_rank_that_loads_its_state() -> None:
+    """All ranks have loaded theirs, and this one has been slower by a moment."""
+    clock = ManualClock()
+    with two(SystemClock(), clock) as (first, second), ThreadPoolExecutor(2) as pool:
+        first.saver.ready, second.saver.loading = True, True
+        saves = [pool.submit(first.saver.manual)]
+        assert clock.wait_for_waiters()
+        saves.append(pool.submit(second.saver.manual))
+        assert not saves[0].done()
+        second.saver.ready, second.saver.loading = True, False
+
+        def over() -> bool:
+            clock.advance(1.0)
+            return all(each.done() for each in saves)
+
+        until(over)
+        assert [each.result(PATIENCE).step for each in saves] == [7, 7]
+
+
 def test_a_rank_that_hears_the_call_on_its_way_to_its_own_save_by_hand_waits_for_it_there() -> None:
     """It saves at boundaries only: what it has copied at the last one may be older than its step."""
     store = FakeStore()
