@@ -107,7 +107,7 @@ def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:
 def test_the_time_for_a_text_of_names_is_in_proportion_to_its_length(
     unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the text is the value of each name. Of it a few characters are judged: the save at an error waits."""
+    """The rest of the text is the value of each name. Only a few of its characters are judged: the save at an error waits."""
     judged: list[int] = []
     real = redaction._is_secret
 

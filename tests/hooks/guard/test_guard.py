@@ -375,7 +375,7 @@ def test_steps_is_the_loop_in_one_line(folder: Path) -> None:
 
 @pytest.mark.parametrize("total", [ENOUGH + 2, None])
 def test_behind_the_last_of_its_steps_training_is_over(folder: Path, total: int | None) -> None:
-    """What follows may take minutes, such as an upload: the times of the steps say nothing of it. So does a loop left early."""
+    """An upload that follows may take minutes: the times of the steps say nothing of it. A loop may also be left early."""
     job, clock = small(), ManualClock()
     with guarded(FileStore(folder), job.values, clock=clock) as guard:
         limits = []

@@ -326,7 +326,7 @@ def test_a_thread_that_moves_does_not_stand_still(what: str) -> None:
 
 
 class Result(multiprocessing.pool.ApplyResult[None]):
-    """What a pool has not computed yet."""
+    """A result that its pool has not computed yet."""
 
     def __init__(self, waits: Waits) -> None:
         super().__init__(SimpleNamespace(_cache={}), None, None)  # type: ignore[arg-type]
