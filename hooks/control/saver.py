@@ -207,9 +207,10 @@ class Saver(SaveRequests):
             self._void(id, "the deadline has passed, and this process still runs")
 
     def _do(self, job: SaveRequest) -> None:
-        # All ranks have loaded, but not in the same instant: the first one may save by hand right behind its restore. A notice is
-        # answered at once, since what is loaded is in the store.
-        while self.loading and job.preemption is None and not self._ending:
+        # All ranks have loaded, but not in the same instant: the first one may save by hand right behind its restore. Only such a
+        # save waits. A notice is answered at once, since what is loaded is in the store. A background save may have been called
+        # for at the step that all ranks leave by this load: a vote behind the load would be for a save that the others gave up.
+        while self.loading and job.kind == "manual" and not self._ending:
             job.scope.pause(_LOADING)
         if not self.ready:
             self._still.refuse(job)

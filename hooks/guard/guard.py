@@ -146,12 +146,17 @@ class Guard:
         # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
         self._saver.call_off("guard.restore() was called")
         self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
-        done = load(self._parts, step=step, run_id=run_id, again=self._restored)
-        self._skip_steps = 0 if run_id != self._run_id else max(0, self._parts.startup.skip_until - done.step)
-        # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
-        self._gate.arrive(done.step)
-        self._restored = self._saver.ready = True
-        self._saver.loading = False
+        self._saver.loading = True
+        try:
+            done = load(self._parts, step=step, run_id=run_id, again=self._restored)
+            self._skip_steps = (
+                0 if run_id != self._run_id else max(0, self._parts.startup.skip_until - done.step)
+            )
+            # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
+            self._gate.arrive(done.step)
+            self._restored = self._saver.ready = True
+        finally:  # also after a Ctrl-C, or a save by hand would wait for this load without end
+            self._saver.loading = False
         self._state.restored()
         self._restored_at, self._restored_step = self._clock.monotonic(), done.step
         self._fresh = True

@@ -19,10 +19,7 @@ def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool) -> Re
     """
     gate, state, saver, history = parts.gate, parts.state, parts.saver, parts.history
     if parts.coordinator is not None:
-        saver.ready, saver.loading = (
-            False,
-            True,
-        )  # its state is about to be replaced, so this rank offers no step
+        saver.ready = False  # its state is about to be replaced, so this rank offers no step
     done = None
     try:
         gate.begin_boundary()
@@ -35,7 +32,7 @@ def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool) -> Re
     except BaseException:
         unchanged = done is None and not state.poisoned
         gate.abort_boundary(unchanged=unchanged)
-        saver.ready, saver.loading = unchanged and again, False  # an unchanged state can be saved as before
+        saver.ready = unchanged and again  # an unchanged state can be saved as before
         raise
     parts.checkpointer.restored(done.stored)
     manifests = () if done.whole is None else done.whole.manifests

@@ -303,6 +303,36 @@ def test_a_save_by_hand_waits_for_a_rank_that_loads_its_state() -> None:
         assert [each.result(PATIENCE).step for each in saves] == [7, 7]
 
 
+def test_a_background_save_waits_for_no_rank_that_loads_its_state() -> None:
+    """It may have been called for at the step that all ranks leave by this load, and the rank would vote for it behind that."""
+    store = FakeStore()
+    with two(SystemClock(), ManualClock(), store=store) as (first, second):
+        first.saver.ready, second.saver.loading = True, True
+        first.ranks.background("a test says so")
+        until(lambda: first.ranks.channel.failover.decided == second.ranks.channel.failover.decided == 1)
+        until(lambda: first.saver.idle and second.saver.idle)
+        assert first.saver._gate.place.shut is second.saver._gate.place.shut is Shut.OPEN
+    assert not store.objects
+
+
+def test_an_interrupted_restore_keeps_no_save_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C in a notebook, once the state was loaded: this rank has none until it restores again."""
+    store = FakeStore()
+    with two_guards([store, store]) as (first, second):
+
+        def restore(rank: int) -> None:
+            (first, second)[rank].guard.restore()
+
+        def interrupted(step: int, inherited: str = "") -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(second.guard._parts.losses, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            on_all(restore)
+        with pytest.raises(CheckpointError, match="no state to save yet on rank 1 of 2"):
+            first.guard.save()
+
+
 def test_a_rank_that_hears_the_call_on_its_way_to_its_own_save_by_hand_waits_for_it_there() -> None:
     """It saves at boundaries only: what it has copied at the last one may be older than its step."""
     store = FakeStore()
