@@ -196,6 +196,8 @@ class RestartPolicy:
             return  # a person asked for the end at once, which includes the workers
         returncode = command.returncode if command.returncode is not None else 0
         code = returncode if returncode >= 0 else 128 - returncode
+        if code and command.exit_code is not None:
+            code = command.exit_code
         by_hand = self._turn.stopping or code - 128 in BY_HAND
         if command.leave_by is not None and command.ended_at <= command.leave_by and code != 0:
             if self._turn.policy.outlive and not self._turn.stopping:
@@ -216,7 +218,7 @@ class RestartPolicy:
             elif action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
             else:
-                self._over(command, code if command.exit_code is None else command.exit_code)
+                self._over(command, code)
 
     def _decide(self, command: CommandEnded) -> RecoveryDecision:
         """Log what the failed command is put down to, and decide what follows."""

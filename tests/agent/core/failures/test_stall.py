@@ -21,7 +21,7 @@ from spotguard.agent.actions import (
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.ending.stall_response import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
-from spotguard.agent.events import MachineSeen
+from spotguard.agent.events import MachineSeen, Signalled
 from spotguard.hooks.ipc.failures.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
 from spotguard.hooks.ipc.protocol import STALL, Bye, Failed, Position, Preempt, Resume, WatchMachines
 from tests.fakes.story import Story
@@ -547,6 +547,16 @@ def test_a_training_that_stands_for_good_may_end_the_run() -> None:
         run.story.closes(rank)
     run.story.ends(-9)
     assert (run.story.code, len(run.story.all(Launch))) == (1, 1)  # 137 would be a lack of memory
+
+
+def test_a_person_who_ends_a_run_that_is_being_killed_changes_no_exit_code() -> None:
+    run = recovering("stall=stop")
+    stalls_for_good(run)
+    run.story.on(Signalled(signal.SIGINT))
+    for rank in run.ranks:
+        run.story.closes(rank)
+    run.story.ends(-9)
+    assert run.story.code == 1
 
 
 @pytest.mark.parametrize("action", ["stop", "restart"])
