@@ -98,8 +98,9 @@ class FailureLog:
         self._newest: dict[tuple[int, str], int] = {}
         #: The processes that have registered.
         self._here: list[Session] = []
-        #: Processes that save because of a launcher's SIGTERM, by the session's number, each with its step then.
-        self._ending: dict[int, tuple[Session, int]] = {}
+        #: Processes that save because of a launcher's SIGTERM, by the session's number, each with the step of its next position:
+        #: None before that, because the position before it is older than the SIGTERM.
+        self._ending: dict[int, tuple[Session, int | None]] = {}
         #: Processes whose socket is closed, and which lived when the server looked, by pid; and whether an error was told before.
         self._closed: dict[int, tuple[Session, bool]] = {}
         #: The fingerprints and the steps of the errors that ended the start before.
@@ -122,8 +123,12 @@ class FailureLog:
         """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
         self._newest[session.run] = max(session.attempt, self._newest.get(session.run, -1))
         self._silent = [each for each in self._silent if self._is_newest(each)]
-        if position.step > self._ending.get(session.number, (session, position.step))[1]:
-            del self._ending[session.number]  # another rank got the SIGTERM, and this one trains on
+        if session.number in self._ending:
+            _, step = self._ending[session.number]
+            if step is None:
+                self._ending[session.number] = session, position.step
+            elif position.step > step:
+                del self._ending[session.number]  # another rank got the SIGTERM, and this one trains on
         self.counts.update(larger_counts(self.counts, counts_of(position.failures)))
         committed = position.checkpoint_step > session.began >= 0 and not position.suspect
         if committed and self._skip is not None and self._skip[0] == session.run_id:
@@ -162,7 +167,7 @@ class FailureLog:
 
     def launcher_ends(self, session: Session) -> None:
         """A process saves because its launcher ends its ranks: its death follows from something else."""
-        self._ending[session.number] = session, session.step
+        self._ending[session.number] = session, None
 
     def closed(self, session: Session) -> None:
         """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""

@@ -138,9 +138,23 @@ def test_a_rank_that_trains_on_behind_another_one_s_sigterm_may_be_killed_later(
     story.says(session, Position(40))
     story.says(session, LAUNCHER)
     story.says(session, Position(41))
+    story.says(session, Position(42))
     story.closes(session)
     story.ends(1)
     assert "its process died without a word" in causes(story)[0]
+
+
+def test_a_rank_that_had_trained_since_it_told_its_step_does_not_train_on_behind_the_sigterm() -> None:
+    """It tells its step every two seconds, and its launcher kills it in its save."""
+    story = Story()
+    session = story.opens(501, world=2)
+    story.says(session, Position(40))
+    story.says(session, LAUNCHER)
+    story.says(session, Position(55))
+    story.says(session, Position(55))
+    story.closes(session)
+    story.ends(1)
+    assert [each["class"] for each in failures(story)] == ["peer-lost"]
 
 
 def test_the_rank_that_died_before_its_launcher_ended_the_others_is_the_cause() -> None:
