@@ -144,7 +144,8 @@ class TrainingProgress:
         still = now - self._moved_at
         limit = self._times.look(phase, still, step, now)
         # A rank that waits for another one behind its last step must not give that one, which still trains, its own long limit.
-        ended = step == self._ended_at and phase != "collective"
+        # Its stack has to show that: a thread that computes at one place may compress an upload.
+        ended = step == self._ended_at and seen.phase != "collective"
         return ProgressSeen(phase, still, seen.where, -1.0 if ended else limit)
 
     def _look_at_start(self, thread: threading.Thread) -> ProgressSeen:

@@ -394,6 +394,19 @@ def test_a_rank_that_has_ended_has_the_usual_limit_in_a_collective() -> None:
         assert usual >= LEAST
 
 
+def test_a_rank_that_has_ended_may_compute_at_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an archiver's native code does. In training, it might wait for a GPU, and so for another rank."""
+    monkeypatch.setattr(progress, "_uses_gpu", lambda: True)
+    monkeypatch.setattr(progress, "_has_peers", lambda: True)
+    with Thread(PLACES["other"]).at_place() as thread:
+        for thread.step in range(ENOUGH + 2):
+            thread.later()
+        thread.progress.end()
+        thread.work += 2.0
+        ended = thread.later()
+    assert (ended.phase, ended.limit) == ("collective", -1.0)
+
+
 # --- before training ---
 
 
