@@ -37,8 +37,8 @@ LISTED = {
 }
 
 #: Their lives are recorded, and `test_causes.py` judges the records in the fast tier. Each takes 25 s of a processor here.
-NIGHTS = frozenset(LISTED) - {"prefetch", "ema", "step_between", "thread"} | {
-    *("schedule", "logging", "generators", "carried", "teacher"),
+NIGHTS = frozenset(LISTED) - {"prefetch", "thread"} | {
+    *("schedule", "logging", "generators", "carried", "teacher", "closure"),
 }
 
 EXACT = [
@@ -109,7 +109,8 @@ GROUP = (*TORCHRUN, str(Path(__file__).with_name("in_a_group.py")))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "code", "cause"), [("exact_ranks", 0, []), ("plant_ranks", 1, ["optimizer"])]
+    ("name", "code", "cause"),
+    [("exact_ranks", 0, []), pytest.param("plant_ranks", 1, ["optimizer"], marks=pytest.mark.soak)],
 )
 def test_two_ranks_below_torchrun(prove: Prove, name: str, code: int, cause: list[str]) -> None:
     found = prove(name, *SHORT, "--jobs", "1", command=TORCHRUN, light=False)
