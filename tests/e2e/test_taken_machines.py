@@ -153,7 +153,7 @@ def test_a_machine_that_is_gone_in_mid_save_takes_nothing_with_it(rack: Rack, se
     staying = [node for node in nodes if node is not going]
     going.preempt(5)
     for node in staying:
-        job.runs[node].err.until("notice on another machine from ")
+        job.runs[node].err.until("another machine of this job was noticed: ")
     threading.Event().wait(dice.uniform(0.0, 0.3))  # the instant at which it goes is what is tried
     going.take()
     first = job.world(*staying)
