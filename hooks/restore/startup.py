@@ -30,6 +30,7 @@ from ..consensus.shared_names import refuse_namesakes
 from ..consensus.topology import Host, booted, machine_id, machine_names, this_machine
 from ..ipc.failure_classes import (
     CLASSES,
+    FAILURES,
     LEAVES_FOR_STALL,
     RECOVERED,
     counts_of,
@@ -195,6 +196,7 @@ def earlier_failures(
     ended = set[str]()
     for info in islice(store.list(failures_prefix(run_id, newest), timeout=timeout), _RECORDS):
         ended.add(str(_told(store, info.key, timeout).get("kind")))
+    ended &= {*FAILURES}  # a record that cannot be read names no cause
     # Errors that follow from another rank's are no cause.
     ended = {kind for kind in ended if kind not in CLASSES or not CLASSES[kind].follows} or ended
     for info in islice(store.list(outcomes_prefix(run_id, newest), timeout=timeout), _RECORDS):

@@ -129,7 +129,8 @@ def test_records_that_are_none_are_passed_over(damaged: bytes) -> None:
     fails(store)
     for key in (attempt_key("run", 1), failure_key("run", 1, 0), outcome_key("run", 1, 1)):
         store.objects[key] = damaged
-    assert earlier_failures(store, "run", LEAVES) == {}
+    store.objects[failure_key("run", 1, 1)] = b'{"kind": "peer-lost"}'
+    assert earlier_failures(store, "run", (*LEAVES, "peer-lost")) == {"peer-lost": 1}
 
 
 def test_another_run_of_the_command_has_its_own_failures(rules: pytest.MonkeyPatch) -> None:
