@@ -181,8 +181,12 @@ class Sessions:
         self.watching: set[int] = set()
 
     def add(self, event: Opened, now: float) -> Session:
-        """Take in a process that has registered. If it had lost its socket, forget the old connection."""
+        """Take in a process that has registered. If it had lost its socket, forget the old connection, but not how it began."""
         session = Session.of(event.session, event.pid, event.uid, event.register, now)
+        for each in self.every():
+            same_rank = (each.run, each.rank) == (session.run, session.rank)
+            if each.same_client(session) and same_rank and not each.left:
+                session.attempt, session.began = each.attempt, each.began
         self.open[session.number] = session
         self.lost = {number: lost for number, lost in self.lost.items() if not lost.same_client(session)}
         return session

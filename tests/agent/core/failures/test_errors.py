@@ -506,3 +506,20 @@ def test_a_process_that_came_back_and_said_good_bye_was_not_killed() -> None:
     story.on(Closed(again, "it closed the connection", alive=True))
     story.ends(3)
     assert failures(story) == [{"class": "unknown", "text": "the command failed", "returncode": 3}]
+
+
+def test_an_error_counts_beside_a_rank_that_came_back_behind_a_second_restore() -> None:
+    """A second restore begins another attempt, and no other process. One rank has lost its socket since."""
+    story = Story()
+    first, second = (story.opens(501 + rank, rank=rank, world=2) for rank in (0, 1))
+    for attempt in (1, 2):
+        for each in (first, second):
+            story.says(each, Position(7, attempt=attempt))
+    story.closes(second, alive=True)
+    back = story.opens(502, rank=1, world=2)
+    story.says(back, Position(7, attempt=2))
+    story.says(first, error("data"))
+    for each in (first, back):
+        story.closes(each)
+    story.ends(1)
+    assert [each["class"] for each in failures(story)] == ["data"]
