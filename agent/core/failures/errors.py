@@ -96,7 +96,7 @@ class FailureLog:
         self._gone: set[int] = set()
         #: The newest attempt of each run: a launcher that starts its ranks again by itself has had errors and deaths before.
         self._newest: dict[tuple[int, str], int] = {}
-        #: The processes that have registered.
+        #: The ranks that have registered, and no functions of `on_notice`.
         self._here: list[Session] = []
         #: Processes that save because of a launcher's SIGTERM, by the session's number, each with the step of its next position:
         #: None before that, because the position before it is older than the SIGTERM.
@@ -161,9 +161,10 @@ class FailureLog:
         self._errors.append((session, message))
 
     def opened(self, session: Session) -> None:
-        """A process has registered, maybe after it had lost its socket."""
-        self._closed.pop(session.pid, None)
-        self._here.append(session)
+        """A process has registered, maybe after it had lost its socket. A function of `on_notice` has no store, and does not count."""
+        if session.store:
+            self._closed.pop(session.pid, None)
+            self._here.append(session)
 
     def launcher_ends(self, session: Session) -> None:
         """A process saves because its launcher ends its ranks: its death follows from something else."""
@@ -171,7 +172,8 @@ class FailureLog:
 
     def closed(self, session: Session) -> None:
         """A process has lost its socket. If it is the command itself, the command's end may be seen before its death is."""
-        self._closed[session.pid] = session, self._first() is not None
+        if session.store:
+            self._closed[session.pid] = session, self._first() is not None
 
     def died(self, session: Session) -> str:
         """A process is gone. It counts if it trained, has not said good-bye, its launcher has not ended it, and no process has
@@ -181,9 +183,11 @@ class FailureLog:
         Returns:
             A line about the first process that counts, for a launcher that will start its ranks again by itself; "" for another one.
         """
+        if not session.store:
+            return ""
         self._gone.add(session.number)
         _, told = self._closed.pop(session.pid, (session, self._first() is not None))
-        if not session.store or session.left or told or session.number in self._ending:
+        if session.left or told or session.number in self._ending:
             return ""
         if not self._is_newest(session):
             return ""
@@ -278,7 +282,7 @@ class FailureLog:
 
     def _left_before(self, ended: Session) -> bool:
         """Return whether a rank here had ended by itself, as by sys.exit(). Its launcher alone knows its exit status."""
-        here = (each for each in self._here if each.run == ended.run and each.store and self._is_newest(each))
+        here = (each for each in self._here if each.run == ended.run and self._is_newest(each))
         return any(each.left and each.number not in self._ending for each in here)
 
     def _is_named(self, command: CommandEnded) -> bool:

@@ -131,6 +131,18 @@ def test_ranks_that_this_machine_had_in_an_earlier_attempt_are_elsewhere() -> No
     assert failures(story)[0]["class"] == "peer-lost"
 
 
+def test_a_function_of_on_notice_is_no_rank_of_this_machine() -> None:
+    """It registers beside the rank of its process, and has no number of a rank."""
+    story = Story()
+    session = story.opens(501, rank=1, world=2)
+    story.opens(501, store="")
+    story.says(session, Position(40))
+    story.says(session, LAUNCHER)
+    story.closes(session)
+    story.ends(1)
+    assert [each["class"] for each in failures(story)] == ["peer-lost"]
+
+
 def test_a_rank_that_trains_on_behind_another_one_s_sigterm_may_be_killed_later() -> None:
     """It was called to the save of a rank elsewhere."""
     story = Story()
@@ -523,3 +535,13 @@ def test_an_error_counts_beside_a_rank_that_came_back_behind_a_second_restore() 
         story.closes(each)
     story.ends(1)
     assert [each["class"] for each in failures(story)] == ["data"]
+
+
+def test_a_death_counts_whichever_socket_of_its_process_closes_last() -> None:
+    """A function of `on_notice` has a socket of its own."""
+    story = Story()
+    for store in ("file:///s", ""):
+        session = story.opens(story.pid, store=store)
+        story.closes(session, alive=True)
+    story.ends(3)
+    assert [each["class"] for each in failures(story)] == ["program"]
