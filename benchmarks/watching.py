@@ -31,8 +31,11 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 guard, pause, guardian = spotguard.register(model=model, optimizer=optimizer), threading.Event(), os.getppid()
 for step in guard.steps(10**9):
     optimizer.zero_grad()
-    model(torch.randn(4, 1024)).square().mean().backward()
+    loss = model(torch.randn(4, 1024)).square().mean()
+    loss.backward()
     optimizer.step()
+    guard.watch_loss(loss)
+    guard.watch_metric("validation_loss", loss)
     pause.wait(0.1)
     if os.getppid() != guardian:
         break
@@ -58,7 +61,16 @@ def played(
         agent = ["agent", *watch, "--socket", str(service), "--metrics-port", str(ports["node-1"])]
         stack.enter_context(child(["-m", "spotguard", *agent], cwd=folder))
         run = ["run", *watch, "--socket", str(socket), "--metrics-port", str(ports[RUN_ID])]
-        run += ["--run-id", RUN_ID, "--store", (folder / "store").as_uri(), "--every", "10"]
+        run += [
+            "--run-id",
+            RUN_ID,
+            "--store",
+            (folder / "store").as_uri(),
+            "--every",
+            "10",
+            "--on-failure",
+            "true",
+        ]
         words = ["-m", "spotguard", *run, "--", sys.executable, "-c", TRAIN]
         began = time.time()
         first = stack.enter_context(child(words, cwd=folder))

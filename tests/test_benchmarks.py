@@ -431,6 +431,10 @@ def test_each_chart_that_is_drawn_is_a_panel_of_the_dashboard() -> None:
     assert set(charts.PANELS) <= titles
 
 
+#: The second attempt, which knows it, leaves before it tells.
+EARLIER = "spotguard_earlier_step_seconds"
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_machines_day_is_recorded_and_only_its_blindness_alarms(
@@ -440,7 +444,8 @@ def test_a_machines_day_is_recorded_and_only_its_blindness_alarms(
     chart has its numbers, and what came of the notice is seen though the run that saw it had ended."""
     with played(tmp_path, require_server("prometheus")) as (prometheus, began):
         ended = time.time()
-        assert unanswered(prometheus, ended - began) == []
+        unknown = [each for each in unanswered(prometheus, ended - began) if EARLIER not in each]
+        assert unknown == []
         alarms = prometheus.query_range('ALERTS{alertstate="firing"}', ended - began, 1.0, ended)
         assert {series["metric"]["alertname"] for series in alarms} == {"SpotguardBlind"}
         assert {series["metric"]["instance"] for series in alarms} == {"node-1", RUN_ID}

@@ -43,7 +43,17 @@ def test_a_service_through_blindness_and_a_notice(
         for step in (3, 4, 5):  # three of them tell what a step takes
             hook.say(
                 Position(
-                    step, checkpoint_step=3, checkpoint_age=4.0, save_seconds=2.0, rate=1e6, interval=60.0
+                    step,
+                    checkpoint_step=3,
+                    checkpoint_age=4.0,
+                    save_seconds=2.0,
+                    rate=1e6,
+                    interval=60.0,
+                    phase="forward",
+                    still=0.1,
+                    loss="2.5",
+                    earlier_step_seconds=0.1,
+                    metrics={"validation_loss": "2.6"},
                 )
             )
         failed = 'spotguard_source_poll_failures_total{reason="server-error",code="500"} > 0'
