@@ -29,6 +29,10 @@ _AFTER = 60.0
 _ENDPOINT = ("--rdzv-endpoint", "--rdzv_endpoint")
 #: `accelerate launch` runs torchrun's agent in its own process.
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+#: The options of torchrun (torch 2.13) that take no value, with hyphens.
+_FLAGS = frozenset(
+    {"-m", "--module", "--no-python", "--run-path", "--standalone", "--use-env", "--virtual-local-rank"}
+)
 
 
 def is_torchrun(command: Sequence[str]) -> bool:
@@ -36,31 +40,42 @@ def is_torchrun(command: Sequence[str]) -> bool:
 
     A script that starts torchrun is not recognised.
     """
+    return _behind_launcher(command) is not None
+
+
+def _behind_launcher(command: Sequence[str]) -> int | None:
+    """Return the index of the first word behind the launcher's name; None if the command has no such launcher."""
     for at, word in enumerate(command):
-        name = os.path.basename(word)
-        if name == "torchrun" or (name == "accelerate" and command[at + 1 : at + 2] == ["launch"]):
-            return True
-        if word == "-m" and command[at + 1 : at + 2] and command[at + 1] in _MODULES:
-            return True
-        if word.startswith("-m") and word[2:] in _MODULES:
-            return True
-    return False
+        name, after = os.path.basename(word), "".join(command[at + 1 : at + 2])
+        if name == "torchrun" or (word.startswith("-m") and word[2:] in _MODULES):
+            return at + 1
+        if (name == "accelerate" and after == "launch") or (word == "-m" and after in _MODULES):
+            return at + 2
+    return None
 
 
 def restarts(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Return whether the command is a torchrun that starts its workers again after a failure of one."""
-    if not is_torchrun(command):
+    if (first := _behind_launcher(command)) is None:
         return False
     number = env.get("PET_MAX_RESTARTS", "0")  # each option of torchrun has such a variable
-    words = list(command[1:])
-    for at, word in enumerate(words):
+    before = ""  # the option to which the next word may belong
+    for word in command[first:]:
+        if not word.startswith("-"):
+            if not before or word.endswith(".py"):
+                break  # the script's name: its own options follow
+            number, before = word if _is_max_restarts(before) else number, ""
+            continue
+        if word.startswith("-m") and len(word) > len("-m"):
+            break  # `-mpackage.train`
         option, equals, value = word.replace("_", "-").partition("=")
-        module = option in ("-m", "--module") and words[at + 1 : at + 2]
-        if (module and module[0] not in _MODULES) or option.endswith(".py"):
-            break  # behind the script's name it would be an option of the script
-        if len(option) > len("--max-r") and "--max-restarts".startswith(option):
-            number = value if equals else "".join(words[at + 1 : at + 2])
+        number = value if equals and _is_max_restarts(option) else number
+        before = "" if equals or option in _FLAGS else option
     return number.strip() not in ("", "0")
+
+
+def _is_max_restarts(option: str) -> bool:
+    return len(option) > len("--max-r") and "--max-restarts".startswith(option)
 
 
 def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -> dict[str, str]:

@@ -110,7 +110,13 @@ def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
         ("torchrun --max-restarts 0 train.py", "2", False),
         ("torchrun train.py --max-restarts 3", "", False),
         ("torchrun -m pkg.train --max-restarts 3", "", False),
+        ("torchrun -mpkg.train --max-restarts 3", "", False),
         ("python train.py --max-restarts 3", "", False),
+        ("torchrun --nproc-per-node 2 train --max-restarts 3", "", False),
+        ("torchrun --standalone train --max-restarts 3", "", False),
+        ("torchrun --max-restarts 1 --nproc_per_node=2 train --max-restarts 0", "", True),
+        ("accelerate launch --multi_gpu --max_restarts 1 train.py", "", True),
+        ("accelerate launch --multi_gpu train.py --max_restarts 1", "", False),
     ],
 )
 def test_whether_torchrun_starts_workers_again(command: str, variable: str, restarts: bool) -> None:
