@@ -50,6 +50,11 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("/multiprocessing/pool.py", "get", "process"),
     ("/multiprocessing/pool.py", "next", "process"),
     ("/multiprocessing/pool.py", "join", "process"),
+    ("/multiprocess/process.py", "join", "process"),  # the copy of multiprocessing in Hugging Face's datasets
+    ("/multiprocess/pool.py", "get", "process"),
+    ("/multiprocess/pool.py", "next", "process"),
+    ("/multiprocess/pool.py", "join", "process"),
+    ("/concurrent/futures/_base.py", "", "process"),
     # torch.compile's workers: new shapes in the middle of training may take minutes.
     ("torch/_inductor/async_compile.py", "", "process"),
 )

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -361,6 +362,25 @@ def test_a_wait_for_a_pool_is_one_for_a_program() -> None:
         assert thread.later().phase == "process"
 
 
+def test_a_wait_for_an_executor_is_one_for_a_program() -> None:
+    class Turn(threading.Condition):
+        waits: Waits
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.waits()
+            return False
+
+    def place(waits: Waits) -> None:
+        future: Future[None] = Future()
+        future._condition = Turn()
+        future._condition.waits = waits
+        with suppress(TimeoutError):
+            future.result()
+
+    with Thread(place).at_place() as thread:
+        assert thread.later().phase == "process"
+
+
 def test_what_follows_the_end_of_training_has_no_usual_time() -> None:
     """Such as an upload. A step that follows ends that."""
     turns = [Waits() for _ in range(3)]
@@ -438,7 +458,11 @@ def test_a_wait_for_the_compiler_is_one_for_a_program() -> None:
 
 
 def test_training_inside_a_process_or_a_pool_is_no_wait_for_it() -> None:
-    files = ["/usr/lib/python3.12/multiprocessing/process.py", "/usr/lib/python3.12/multiprocessing/pool.py"]
+    files = [
+        "/usr/lib/python3.12/multiprocessing/process.py",
+        "/usr/lib/python3.12/multiprocessing/pool.py",
+        "/usr/lib/python3.12/concurrent/futures/thread.py",
+    ]
     with Thread(within(*files)).at_place() as thread:
         assert thread.later().phase == "other"
 
