@@ -129,6 +129,11 @@ class RestartPolicy:
     def _after_notice(self, p: Preemption, command: Command) -> None:
         """Publish the outcome of a notice after the command's end, and decide what comes next."""
         returncode = None if p.of_orphan else command.returncode
+        if returncode and command.exit_code is not None:  # it was killed for a failure before the notice
+            self._delivery.publish(p, p.ended, returncode, command.exit_code)
+            self._delivery.forget(p)
+            self._turn.exit(command.exit_code, p.limit)
+            return
         asked = p.signalled or p.ending
         code = 0 if returncode == 0 and not asked else self._turn.policy.exit_code
         if p.stays and p.restarts and self._turn.stopping and returncode:

@@ -160,6 +160,27 @@ def test_a_launcher_that_starts_into_the_same_error_twice_is_ended() -> None:
     assert (starts(story), story.code) == (1, 1)  # and not 137, which a scheduler takes for a lack of memory
 
 
+def test_a_sigterm_while_a_command_that_was_killed_for_a_failure_ends_changes_no_exit_code() -> None:
+    story = job("data=restart:5", max_restarts=5, launcher_restarts=True)
+    attempts(story, stays(), stays())
+    assert story.killed
+    story.signal(signal.SIGTERM)
+    story.ends(-signal.SIGKILL)
+    story.until(story.now + 5)
+    assert (starts(story), story.code) == (1, 1)
+
+
+def test_a_command_that_was_killed_for_a_failure_does_not_start_again_for_another_machines_notice() -> None:
+    story = job("data=restart:5", max_restarts=5, launcher_restarts=True)
+    attempts(story, stays(), stays())
+    session = story.opens(503)
+    story.called(session)
+    story.closes(session)
+    story.ends(-signal.SIGKILL)
+    story.until(story.now + 5)
+    assert (starts(story), story.code) == (1, 1)
+
+
 @pytest.mark.parametrize("before", ["on another machine", "in the command's start before"])
 def test_a_launcher_that_starts_into_the_error_of_the_attempt_before_is_ended(before: str) -> None:
     """The process has it from the store, or this agent from the command that it has started before."""
