@@ -74,7 +74,9 @@ def test_a_process_that_cannot_be_started_is_started_later(
     with monkeypatch.context() as patch:
         patch.setattr("sys.executable", str(Path("/nowhere/python")))
         processes.start(job)
-        clock.advance(21)
+        for _ in range(4):
+            clock.advance(5)
+            processes.busy()
         assert not processes.busy()
     (warning,) = caplog.messages
     assert "No such file or directory" in warning
@@ -99,8 +101,25 @@ def test_a_process_that_is_out_of_time_is_killed_and_what_it_had_printed_counts(
     processes.start(StoreJob(hangs, {}, "it is not read", found.append))
     (running,) = processes._running
     eventually(lambda: os.fstat(running.output.fileno()).st_size, "it has printed")
-    assert processes.busy()
-    clock.advance(21)
+    for _ in range(4):
+        assert processes.busy()
+        clock.advance(5)
     assert not processes.busy()
     assert (running.process.returncode, found) == (-9, [[1]])
     assert caplog.messages == ["the store took more than 20 s: it is not read"]
+
+
+def test_time_in_which_the_helper_was_stopped_itself_does_not_count(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as on a machine that is suspended: the store had no time either."""
+    clock, found = ManualClock(), list[Any]()
+    processes = StoreProcesses(clock)
+    processes.start(StoreJob(module("print(input())\n"), {}, "it is not read", found.extend))
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", str(Path("/nowhere/python")))
+        processes.start(StoreJob(module("print(2)\n"), {}, "it is not read", found.extend))
+        clock.advance(600)
+        assert processes.busy()
+    eventually(lambda: not processes.busy(), "both have ended")
+    assert (sorted(found, key=str), caplog.messages) == ([2, {}], [])

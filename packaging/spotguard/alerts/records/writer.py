@@ -22,6 +22,8 @@ log = logging.getLogger("spotguard.agent")
 
 #: Seconds for the store.
 PATIENCE = 20.0
+#: Seconds between two looks at the processes above which the helper was stopped, and they most likely with it: it looks every five.
+_STOPPED = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,10 @@ class StoreJob:
     then: Callable[[list[Any]], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
     job: StoreJob
+    #: Monotonic seconds at which it is killed.
     until: float
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -61,6 +64,8 @@ class StoreProcesses:
         self._running: list[_Running] = []
         #: Jobs that could not be started, and until when that is tried.
         self._waiting: list[tuple[StoreJob, float]] = []
+        #: Monotonic seconds of the last look.
+        self._looked_at = clock.monotonic()
 
     def start(self, job: StoreJob) -> None:
         """Start a process, now or later: a machine out of memory or processes may have some again. Never blocks."""
@@ -93,8 +98,16 @@ class StoreProcesses:
             given.write(json.dumps(job.body).encode())
 
     def busy(self) -> bool:
-        """Return whether a process works. One that is out of time is killed, and one that has ended hands over its output."""
-        waiting, self._waiting = self._waiting, []
+        """Return whether a process works. One that is out of time is killed, and one that has ended hands over its output.
+
+        Time in which this process was stopped itself, as all are on a machine that is suspended, does not count.
+        """
+        now = self._clock.monotonic()
+        since, self._looked_at = now - self._looked_at, now
+        stopped = since if since > _STOPPED else 0.0
+        for each in self._running:
+            each.until += stopped
+        waiting, self._waiting = [(job, until + stopped) for job, until in self._waiting], []
         for job, until in waiting:
             self._begin(job, until)
         for each in [*self._running]:
