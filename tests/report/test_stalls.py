@@ -196,6 +196,28 @@ def test_stacks_of_a_stall_whose_outcome_is_missing_are_not_those_of_another(fir
     assert [each.dismissed for each in reckon(kept.read()).alarms] == [not first, first]
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_stacks_from_the_begin_of_a_long_save_are_not_those_of_the_stall_before(committed: bool) -> None:
+    """The agent reads a rank in native code as the stall begins, and the ranks write theirs after its save."""
+    kept = Kept()
+    kept.claim()
+    for number, began, ended in ((1, 1092.0, 1100.0), (2, 1180.0, 1480.0)):
+        notice = {"source": "spotguard", "drill": True}
+        facts: dict[str, Any] = {
+            "committed": committed,
+            "seconds": ended - began,
+            "seconds_to_commit": ended - began,
+        }
+        kept.at(ended).outcome(number=number, kind="stall", notice=notice, **facts)
+        kept.at(ended + 1).put(stacks_key("run", 1, number, 0), {"stacks": WAITS, "phase": "collective"})
+    for rank, at in ((1, 1093.0), (2, 1101.0), (2, 1182.0), (3, 1190.0)):
+        kept.at(at).put(held_stacks_key("run", 1, rank, at), {"by": "agent", "stacks": READS})
+    first, second = (each.stall for each in reckon(kept.read()).alarms)
+    assert first is not None
+    assert second is not None
+    assert (first.culprit, second.culprit) == ("ranks 1-2 in native code", "ranks 2-3 in native code")
+
+
 def test_the_stacks_of_very_many_ranks_are_not_all_read() -> None:
     kept = Kept()
     kept.claim()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from spotguard.agent.core.ending.stall_response import STALL_WINDOW
 from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, side_by_side
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_marker
@@ -25,6 +26,7 @@ from spotguard.hooks.checkpoint.format.keys import (
 )
 from spotguard.hooks.checkpoint.format.manifest import AttemptRecord
 from spotguard.hooks.ipc.failure_classes import CLASSES
+from spotguard.hooks.ipc.failures.phase_times import LEAST
 from spotguard.hooks.ipc.protocol import FAILURE, RESTART, STALL
 from spotguard.providers.errors import CheckpointError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
@@ -154,7 +156,7 @@ class RunListing:
         known = known or [each for each in attempt.events if each.failure and each.failure.kind == "stall"]
         nearest: dict[int, list[tuple[StacksKey, ObjectInfo]]] = defaultdict(list)
         for key, info in records:
-            dates = [abs(each.put - info.modified) for each in known]
+            dates = [_apart(key, info.modified, each) for each in known]
             nearest[dates.index(min(dates)) if dates else -1].append((key, info))
         others = _one_stall_each(nearest.pop(-1, []))
         for at, near in sorted(nearest.items()):
@@ -264,6 +266,18 @@ def _with_stacks(listing: RunListing, attempts: Sequence[AttemptFacts]) -> tuple
         others = [each for each in events[attempt.number] if each is not event]
         events[attempt.number] = sorted([*others, with_stacks], key=lambda each: each.at)
     return tuple(replace(each, events=tuple(events[each.number])) for each in attempts)
+
+
+def _apart(key: StacksKey, put: float, stall: EventFact) -> float:
+    """Return the seconds between the put of a record of stacks and a stall, by the store's clock.
+
+    A rank writes its own record at the end of the stall's save. The agent writes that of a rank in native code as the stall begins,
+    so the stall before may end nearer to it; but no stall begins in the minute after another one.
+    """
+    took = stall.seconds if stall.committed else STALL_WINDOW
+    if key.held and -took - LEAST < put - stall.put < LEAST:
+        return 0.0
+    return abs(put - stall.put)
 
 
 def _one_stall_each(records: Iterable[tuple[StacksKey, ObjectInfo]]) -> list[dict[int, ObjectInfo]]:
