@@ -31,11 +31,9 @@ from ..providers.clock import Clock, SystemClock
 from ..providers.text import TEXT, clip
 from .agent_pipes import AgentLines, AgentReports
 from .evaluation import OPPOSITES, Alert, Evaluation
-from .readings.disk import disks
-from .readings.gpu import Gpus
-from .readings.host import ClockSteps, CpuThrottle, Reading, memory, pressure
+from .readings.host import Reading
 from .readings.kernel_log import KernelLog
-from .readings.source import ReadingSource, read_all
+from .readings.source import MachineReadings
 from .receivers import Origin, Receiver, as_json, ended_alert, labels_of
 from .records.failure_record import diagnosed, job_of, needs_record
 from .records.sent_alerts import SentAlerts
@@ -81,17 +79,8 @@ class AlertProcess:
             rules = tuple(rule for rule in rules if rule.name != "too-long" or rule not in default_rules())
         self._evaluation = Evaluation(rules)
         self._origin = Origin(socket.gethostname(), self._run_id)
-        self._folders = [*_local(begin)]
         self._kernel_log = KernelLog(os.environ.get(VARIABLE, DEFAULT))
-        self._gpus: Gpus | None = None
-        self._clock_steps, throttle = ClockSteps(), CpuThrottle()
-        self._sources = [
-            ReadingSource("disks", lambda: disks(self._folders)),
-            ReadingSource(
-                "memory and CPU", lambda: [*memory(), *pressure(), *throttle.read(clock.monotonic())]
-            ),
-            ReadingSource("GPUs", self._read_gpus),
-        ]
+        self._machine = MachineReadings([*_local(begin)], clock)
         self._records = StoreProcesses(clock)
         #: Alerts that people were sent. A service has no credentials for the stores of its runs.
         here = machine_id(this_machine(str(begin.get("socket") or "")))
@@ -240,20 +229,12 @@ class AlertProcess:
                         sender.offer(firing)
 
     def _read(self) -> Iterator[Reading]:
-        yield from read_all(self._sources)
-        yield from self._clock_steps.read()
+        yield from self._machine.read()
         for kind, number in self._findings.items():
             yield "spotguard_kernel_errors_total", (kind,), float(number)
         for sender in self._senders:
             for result, number in sender.counts.items():
                 yield "spotguard_alert_messages_total", (sender.receiver.name, result), float(number)
-
-    def _read_gpus(self) -> Iterator[Reading]:
-        if self._gpus is None:  # here, because a driver in trouble hangs already as it is opened
-            self._gpus = Gpus()
-            if self._gpus.closed:
-                log.debug("the helper of alerts does not read GPUs: %s", self._gpus.closed)
-        return self._gpus.read()
 
     # --- what goes out ---
 
@@ -299,8 +280,8 @@ class AlertProcess:
         ]
         if readings is not None:
             self._reported = [[name, list(labels), value] for name, labels, value in readings]
-        hanging = [source.name for source in self._sources if source.hangs]
-        self._report_to({"firing": firing, "readings": self._reported or [], "hanging": hanging})
+        readings, hanging = self._reported or [], self._machine.hanging
+        self._report_to({"firing": firing, "readings": readings, "hanging": hanging})
 
     # --- the end ---
 
