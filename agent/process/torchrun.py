@@ -66,8 +66,8 @@ def restarts(command: Sequence[str], env: Mapping[str, str]) -> bool:
                 break  # the script's name: its own options follow
             number, before = word if _is_max_restarts(before) else number, ""
             continue
-        if word.startswith("-m") and len(word) > len("-m"):
-            break  # `-mpackage.train`
+        if word == "--" or (word.startswith("-m") and len(word) > len("-m")):
+            break  # the script follows, or is a part of the word, as in `-mpackage.train`
         option, equals, value = word.replace("_", "-").partition("=")
         number = value if equals and _is_max_restarts(option) else number
         before = "" if equals or option in _FLAGS else option

@@ -114,6 +114,7 @@ def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
         ("python train.py --max-restarts 3", "", False),
         ("torchrun --nproc-per-node 2 train --max-restarts 3", "", False),
         ("torchrun --standalone train --max-restarts 3", "", False),
+        ("torchrun --nproc-per-node 2 -- train --max-restarts 3", "", False),
         ("torchrun --max-restarts 1 --nproc_per_node=2 train --max-restarts 0", "", True),
         ("accelerate launch --multi_gpu --max_restarts 1 train.py", "", True),
         ("accelerate launch --multi_gpu train.py --max_restarts 1", "", False),
