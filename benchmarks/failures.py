@@ -158,18 +158,19 @@ def _provoke(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[
         run += f" --rules {folder / 'rules.toml'}"
     else:
         run += f" --stall-first {LIMIT} --recover stall=stop"
-    with limited_memory(_MEMORY if kind == "host-memory" else None) as inside:
-        process = subprocess.Popen(
+    with (
+        limited_memory(_MEMORY if kind == "host-memory" else None) as inside,
+        subprocess.Popen(
             [*inside, *_SPOTGUARD, *words, *run.split(), "--", *command],
             stderr=subprocess.PIPE,
             text=True,
             env=env,
-        )
+        ) as process,
+    ):
         try:
             log = _log(process)
         finally:
             process.kill()
-            process.wait()
     begun.end()
     found, seconds = named_in(log, begun.at)
     if not followed(kind, process.returncode, log, begun.at):
@@ -189,19 +190,18 @@ def _set_clock(kind: str, script: str, rng: random.Random, folder: Path) -> tupl
     launcher = _TORCHRUN if script == "ranks" else ()
     run = f"run --provider none --run-id job --store {folder / 'store'} --every 2 --on-failure true"
     words = [*_SPOTGUARD, *run.split(), "--", sys.executable, *launcher, _SCRIPT, script, "0.3"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env)
-    assert process.stderr is not None
     log, began = Log(), float("nan")
-    try:
-        for line in process.stderr:
-            log.append((time.monotonic(), line))
-            if math.isnan(began) and "training begins" in line:
-                time.sleep(rng.uniform(12.0, 20.0))  # the helper has to have read the clock
-                clock.set(rng.choice((-1, 1)) * rng.randint(*_SET))
-                began = time.monotonic()
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                log.append((time.monotonic(), line))
+                if math.isnan(began) and "training begins" in line:
+                    time.sleep(rng.uniform(12.0, 20.0))  # the helper has to have read the clock
+                    clock.set(rng.choice((-1, 1)) * rng.randint(*_SET))
+                    began = time.monotonic()
+        finally:
+            process.kill()
     found, seconds = named_in(log, began)
     return (found if process.returncode == 0 else "nothing"), seconds
 

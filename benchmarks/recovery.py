@@ -85,7 +85,7 @@ def _recovered(way: str, how: str, folder: Path) -> _Recovery:
     elif way == "nvrx":
         launcher = ("-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *_LAUNCHED, *_NVRX)
         command = [peers.python_of("nvrx"), *launcher, *script]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -93,19 +93,19 @@ def _recovered(way: str, how: str, folder: Path) -> _Recovery:
         errors="replace",
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(folder)},
-    )
-    limit = threading.Timer(_LIMIT, process.terminate)  # a launcher ends its ranks
-    limit.start()
-    assert process.stdout is not None
-    log = [(time.monotonic(), line) for line in process.stdout]
-    limit.cancel()
+    ) as process:
+        limit = threading.Timer(_LIMIT, process.terminate)  # a launcher ends its ranks
+        limit.start()
+        assert process.stdout is not None
+        log = [(time.monotonic(), line) for line in process.stdout]
+        limit.cancel()
     failed = float((folder / "failed").read_text())
     named = next((at - failed for at, line in log if at > failed and re.search(_NAMES[way], line)), None)
-    if process.wait() != 0:
+    if process.returncode != 0:
         end = "".join(line for _, line in log[-20:])
         print(f"  {how}, {way}: training did not go on, exit code {process.returncode}:\n{end}", flush=True)
         return _Recovery(named)
     lines = [line.split() for line in (folder / "again").read_text().splitlines()]
     # The first step behind a restart. Rank 0 may have written some of its own before the failure of rank 1 reached it.
-    again, begun = next((float(at), int(begun)) for at, begun, step in lines if int(step) == int(begun) > 0)
+    again, begun = next((float(at), int(begun)) for at, begun, step in lines if int(step) == int(begun))
     return _Recovery(named, again - failed, AT - begun)
