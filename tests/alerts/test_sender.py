@@ -70,6 +70,27 @@ def test_an_alert_is_sent_at_once(receiver: Webhook, sending: Sending) -> None:
     eventually(lambda: sender.counts["sent"] == 1, "it is counted")
 
 
+def test_certificates_that_are_not_there_are_named_and_end_no_sender(
+    sending: Sending, monkeypatch: pytest.MonkeyPatch, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """requests raises an error that is none of its own then."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(folder / "none.pem"))
+    sender = sending("https://127.0.0.1:9/hook")
+    sender.offer([ALERT])
+    eventually(lambda: bool(caplog.messages), "it is told")
+    assert "names no file of certificates [SG114]" in caplog.text
+    assert sender._thread.is_alive()
+
+
+def test_a_number_that_is_none_in_retry_after_ends_no_sender(receiver: Webhook, sending: Sending) -> None:
+    receiver.statuses, receiver.headers = [400], {"Retry-After": "\xb2"}
+    sender = sending(receiver.url)
+    sender.offer([ALERT])
+    eventually(lambda: sender.counts["failed"] == 1, "it is counted")
+    sender.offer([ALERT])
+    receiver.until(1)
+
+
 def test_an_answer_of_500_is_tried_again_after_a_while(
     receiver: Webhook, sending: Sending, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -158,7 +158,7 @@ class AlertSender:
                 )
                 return True
             found = json.loads(body)
-        except (requests.RequestException, ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError):
             return False
         ended = ended_by_now(found, self._began, self._clock.time())
         return not ended or not self._post(ended)[0]
@@ -239,11 +239,11 @@ class AlertSender:
             ) as answer:
                 status = answer.status_code
                 given = answer.headers.get("Retry-After", "")
-        except (requests.RequestException, ValueError) as error:  # a host that is no name is a ValueError
+        except (OSError, ValueError) as error:  # a host that is no name is a ValueError
             return _reason(error), 0.0  # the error's own text has the URL
         if 200 <= status < 300:
             return "", None
-        later = min(float(given), _LONGEST_WAIT) if given.isdigit() else 0.0
+        later = min(float(given), _LONGEST_WAIT) if given.isdecimal() else 0.0
         return f"it answered {status}", later if status in _LATER else None
 
 
@@ -275,4 +275,6 @@ def _reason(error: Exception) -> str:
         return "its certificate is not trusted"
     if isinstance(error, requests.ConnectionError):
         return "it cannot be reached"
+    if type(error) is OSError:  # from requests itself, before it connects
+        return "REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names no file of certificates"
     return type(error).__name__
