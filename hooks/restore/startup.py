@@ -21,6 +21,7 @@ from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
 from ..arguments import extras_worth, is_set_up, launchers, skipped_until, yes
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
+from ..checkpoint.catalog import side_by_side
 from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.store_probe import probe
@@ -172,8 +173,8 @@ class Startup:
         return RetryingStore(self._store, self._clock, then)
 
 
-#: Records of ranks that are read, of one end.
-_RECORDS = 16
+#: Records that are read at once, and the most of one attempt.
+_RECORDS, _MOST = 16, 1024
 
 
 def earlier_failures(
@@ -193,13 +194,12 @@ def earlier_failures(
     counts = {} if record is None else counts_of(record.info.get("failures"))
     if not leaves:
         return counts
-    ended = set[str]()
-    for info in islice(store.list(failures_prefix(run_id, newest), timeout=timeout), _RECORDS):
-        ended.add(str(_told(store, info.key, timeout).get("kind")))
+    ended = {str(each.get("kind")) for each in _failed_ranks(store, run_id, newest, timeout)}
     ended &= {*FAILURES}  # a record that cannot be read names no cause
-    # Errors that follow from another rank's are no cause.
-    ended = {kind for kind in ended if kind not in CLASSES or not CLASSES[kind].follows} or ended
-    for info in islice(store.list(outcomes_prefix(run_id, newest), timeout=timeout), _RECORDS):
+    ended = {*filter(_is_cause, ended)} or ended
+    outcomes = store.list(outcomes_prefix(run_id, newest), timeout=timeout)
+    # The newest ones: an attempt leaves its machine at its end, and may have had many notices before.
+    for info in sorted(outcomes, key=lambda info: (info.modified, info.key))[-_RECORDS:]:
         notice = _told(store, info.key, timeout).get("notice")
         ids = notice.get("ids") if isinstance(notice, dict) else None
         if isinstance(ids, list) and any(str(id).startswith(LEAVES_FOR_STALL) for id in ids):
@@ -216,11 +216,27 @@ def earlier_errors(
         StoreError: the store failed.
     """
     newest = newest_claim(store, run_id, timeout=timeout)
-    for info in islice(store.list(failures_prefix(run_id, newest), timeout=timeout), _RECORDS):
-        record = _told(store, info.key, timeout)
+    for record in _failed_ranks(store, run_id, newest, timeout):
         fingerprint, step = record.get("fingerprint"), record.get("step")
         if isinstance(fingerprint, str) and fingerprint and type(step) is int:
             yield fingerprint, step
+
+
+def _failed_ranks(
+    store: BlobStore, run_id: str, attempt: int, timeout: float | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of an attempt's failed ranks, until one is a cause: the ranks before it may have lost it as a peer."""
+    keys = [info.key for info in islice(store.list(failures_prefix(run_id, attempt), timeout=timeout), _MOST)]
+    for at in range(0, len(keys), _RECORDS):
+        records = side_by_side(lambda key: _told(store, key, timeout), keys[at : at + _RECORDS])
+        yield from records
+        if any(_is_cause(str(each.get("kind"))) for each in records):
+            return
+
+
+def _is_cause(kind: str) -> bool:
+    """Return whether a failure of this class follows from no other rank's."""
+    return kind in FAILURES and not (kind in CLASSES and CLASSES[kind].follows)
 
 
 def _told(store: BlobStore, key: str, timeout: float | None) -> dict[str, Any]:

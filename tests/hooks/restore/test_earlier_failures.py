@@ -9,7 +9,7 @@ import pytest
 from spotguard.hooks.checkpoint.format.keys import attempt_key, failure_key, outcome_key
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc.failure_classes import RECOVERED
-from spotguard.hooks.restore.startup import earlier_failures
+from spotguard.hooks.restore.startup import earlier_errors, earlier_failures
 from tests.fakes.noticed import trained
 from tests.fakes.store import FakeStore
 
@@ -107,6 +107,28 @@ def test_an_error_of_all_ranks_is_one_failure_and_one_that_follows_is_none(
     for rank, kind in enumerate(("peer-lost", cause, cause)):
         store.objects[failure_key("run", 1, rank)] = json.dumps({"kind": kind}).encode()
     assert fails(store) == {cause: 1, "peer-lost": 0}
+
+
+def test_a_cause_of_a_high_rank_counts(rules: pytest.MonkeyPatch) -> None:
+    """The ranks before it have lost it as a peer."""
+    rules.setenv(RECOVERED, "killed=leave:0,peer-lost=leave:0")
+    store = FakeStore()
+    fails(store)
+    for rank in range(50):
+        record = {"kind": "killed" if rank == 40 else "peer-lost", "step": 7, "fingerprint": f"of {rank}"}
+        store.objects[failure_key("run", 1, rank)] = json.dumps(record).encode()
+    assert ("of 40", 7) in [*earlier_errors(store, "run")]
+    assert fails(store) == {"killed": 1, "peer-lost": 0}
+
+
+def test_an_attempt_that_left_its_machine_behind_many_notices_stood_still(rules: pytest.MonkeyPatch) -> None:
+    rules.setenv(RECOVERED, "stall=leave:0")
+    store = FakeStore()
+    fails(store)
+    for number in range(1, 21):
+        ids = ["leave-stall-12.5" if number == 20 else f"drill-{number}"]
+        store.objects[outcome_key("run", 1, number)] = json.dumps({"notice": {"ids": ids}}).encode()
+    assert fails(store) == {"stall": 1}
 
 
 LEAVES = ("gpu", "stall")
