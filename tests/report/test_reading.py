@@ -187,6 +187,20 @@ def test_the_ranks_that_failed_first_are_read() -> None:
     assert [each.text for each in one.events] == [f"rank {rank}" for rank in range(19, 11, -1)]
 
 
+def test_the_rank_that_was_killed_is_the_cause_although_many_have_lost_it_as_a_peer() -> None:
+    """The agent records it once its command has ended."""
+    kept = Kept()
+    kept.claim()
+    for rank in range(100):
+        kind = "killed" if rank == 60 else "peer-lost"
+        at = 1200.0 if rank == 60 else 1100.0 + rank / 10
+        kept.at(at).put(failure_key("run", 1, rank), {"kind": kind, "says": kind, "rank": rank, "step": 5})
+    kept.store.calls.clear()
+    (alarm,) = reckon(kept.read()).alarms
+    assert alarm.cause == "killed"
+    assert len(kept.store.calls) == 11
+
+
 def test_the_newest_fact_counts_and_an_unknown_one_replaces_none() -> None:
     """A stall, hours of training, then the records of two ranks, the second of which has no times."""
     kept = Kept()

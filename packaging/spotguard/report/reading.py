@@ -47,9 +47,9 @@ from .facts import (
 )
 from .stalls import READ, STALLS, RankStacks, StacksKey, parse_stacks_key, stall_fact
 
-#: Records that are read of one attempt: the first failed ranks, because the others most likely failed for want of these; and the
-#: newest notices.
-_FAILED_RANKS, _NOTICES = 8, 200
+#: Records that are read of one attempt: the first failed ranks, because the others most likely failed for want of these; more of them
+#: if none of these is a cause; and the newest notices.
+_FAILED_RANKS, _MORE_RANKS, _NOTICES = 8, 56, 200
 #: Characters of an error's message, and its innermost frames, that a report shows.
 _MESSAGE, _FRAMES = 4000, 100
 _RECORD = re.compile(
@@ -129,16 +129,35 @@ class RunListing:
             attempt: the attempt.
             notices: the most records of notices that are read.
         """
-        found = []
+        found: list[EventFact] = []
         for kind, infos in self.records.get(attempt, {}).items():
             some = sorted(infos, key=lambda info: (info.modified, info.key))
-            for info in some[:_FAILED_RANKS] if kind == "failures" else some[-notices:]:
-                if (event := _EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
-                    found.append(replace(event, put=info.modified, id=_alarm(event.kind, attempt, info.key)))
+            if kind == "failures":
+                found += self._errors(attempt, some)
+            else:
+                found += self._read(kind, attempt, some[-notices:])
         # A rank that its launcher ends right after the save has no time for its record.
         if not any(event.kind == "error" for event in found):
             found = [replace(each, kind="error") if each.kind == "save" else each for each in found]
         return tuple(sorted(map(self._judged, found), key=lambda event: event.at))
+
+    def _errors(self, attempt: int, infos: Sequence[ObjectInfo]) -> Iterator[EventFact]:
+        """Yield the errors of the ranks that failed first. If each follows from another rank's, yield more until one is a cause.
+
+        The newest of these come first: the agent records a rank that was killed after the others have lost it as a peer.
+        """
+        first = [*self._read("failures", attempt, infos[:_FAILED_RANKS])]
+        yield from first
+        if all(each.follows for each in first):
+            for event in self._read("failures", attempt, infos[_FAILED_RANKS:][::-1][:_MORE_RANKS]):
+                yield event
+                if not event.follows:
+                    return
+
+    def _read(self, kind: str, attempt: int, infos: Iterable[ObjectInfo]) -> Iterator[EventFact]:
+        for info in infos:
+            if (event := _EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
+                yield replace(event, put=info.modified, id=_alarm(event.kind, attempt, info.key))
 
     def _judged(self, event: EventFact) -> EventFact:
         """Return the event, marked if a person has dismissed it. The save at a false failure stays a save."""
