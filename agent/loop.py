@@ -285,7 +285,9 @@ class Agent:
         elif isinstance(action, Incident):
             if self._alerts is not None:
                 self._alerts.tell(action.kind, action.facts)
-            elif action.kind == "failure" and self._stall_recorder is not None:
+            # A helper of alerts that runs records a failure, with what the kernel's log adds.
+            recorded = self._alerts is not None and self._alerts.busy
+            if action.kind == "failure" and not recorded and self._stall_recorder is not None:
                 self._stall_recorder.record(RecordFailure(action.facts))
         elif isinstance(action, ExcludeMachine):
             for exclusion in self._exclusions:

@@ -25,9 +25,11 @@ from spotguard.agent.events import Event, GroupSeen, Signalled
 from spotguard.agent.ipc import control
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.helpers import node_label
+from spotguard.agent.process.helpers.alert_helper import AlertHelper
 from spotguard.agent.process.program import CommandError
 from spotguard.agent.process.supervisor import Supervisor
 from spotguard.agent.telemetry.status import AgentFacts
+from spotguard.hooks.checkpoint.format.keys import failure_key
 from spotguard.hooks.ipc.protocol import Position
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -104,6 +106,17 @@ def test_a_machine_that_is_left_is_named_before_the_exit(options: Options, tmp_p
     left.unlink()
     assert app.run(replace(options, recover=rules, exclude_file=str(left)), ["false"]) == 1
     assert not left.exists()
+
+
+def test_a_failure_is_recorded_although_the_helper_of_alerts_does_not_run(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has ended, and is not started again, or not yet."""
+    monkeypatch.setattr(AlertHelper, "start", lambda _: None)
+    killed = training("hook.say(Position(7, attempt=1)); os.kill(os.getpid(), signal.SIGKILL)")
+    assert app.run(replace(options, on_failure="true"), killed) == 137
+    found = json.loads((tmp_path / failure_key("r", 1, 0)).read_text())
+    assert (found["kind"], found["by"], found["step"]) == ("killed", "agent", 7)
 
 
 def test_the_node_of_a_machine_that_is_left_is_labelled_before_the_exit(
