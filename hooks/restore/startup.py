@@ -194,7 +194,9 @@ def earlier_failures(
     counts = {} if record is None else counts_of(record.info.get("failures"))
     if not leaves:
         return counts
-    ended = {str(each.get("kind")) for each in _failed_ranks(store, run_id, newest, timeout)}
+    ended = {
+        str(each.get("counted") or each.get("kind")) for each in _failed_ranks(store, run_id, newest, timeout)
+    }
     ended &= {*FAILURES}  # a record that cannot be read names no cause
     ended = {*filter(_is_cause, ended)} or ended
     outcomes = store.list(outcomes_prefix(run_id, newest), timeout=timeout)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from spotguard.alerts.readings.kernel_log import KernelFinding
+from spotguard.alerts.records.failure_record import diagnosed, record_of
 from spotguard.hooks.checkpoint.format.keys import attempt_key, failure_key, outcome_key
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.ipc.failure_classes import RECOVERED
@@ -129,6 +131,18 @@ def test_an_attempt_that_left_its_machine_behind_many_notices_stood_still(rules:
         ids = ["leave-stall-12.5" if number == 20 else f"drill-{number}"]
         store.objects[outcome_key("run", 1, number)] = json.dumps({"notice": {"ids": ids}}).encode()
     assert fails(store) == {"stall": 1}
+
+
+def test_the_class_counts_by_which_the_agent_has_decided(rules: pytest.MonkeyPatch) -> None:
+    """Else `--recover killed=leave` would leave machines without end: with the kernel's log, the record tells of the GPU."""
+    rules.setenv(RECOVERED, "killed=leave:0,gpu=leave:0")
+    store = FakeStore()
+    fails(store)
+    xid = KernelFinding("xid", "Xid 79", xid=79, scope="machine")
+    record = record_of(diagnosed({"class": "killed"}, [xid]), 0.0)
+    assert record["kind"] == "gpu"
+    store.objects[failure_key("run", 1, 0)] = json.dumps(record).encode()
+    assert fails(store) == {"killed": 1, "gpu": 0}
 
 
 LEAVES = ("gpu", "stall")

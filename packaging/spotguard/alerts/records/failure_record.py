@@ -31,7 +31,9 @@ def diagnosed(facts: Mapping[str, Any], findings: Iterable[KernelFinding]) -> di
     if kind == _KILLED and any(each.kind == "xid" for each in told):
         kind = "gpu"
         confidence = "high" if sure else "medium"  # another process may have met that GPU's error
-    return {**facts, "class": kind, "evidence": evidence, "confidence": confidence}
+    # The agent has decided and counted by its own class, so the next start counts that one, too.
+    counted = {} if kind == facts.get("class") else {"counted": facts["class"]}
+    return {**facts, "class": kind, "evidence": evidence, "confidence": confidence, **counted}
 
 
 def _is_of(finding: KernelFinding, pid: int | None) -> bool:
@@ -48,6 +50,7 @@ def record_of(facts: Mapping[str, Any], ended: float) -> dict[str, Any]:
     known = {**CLASSES, **DEATHS}.get(str(facts["class"]), DEATHS[_KILLED])
     return {
         "kind": facts["class"],
+        **({"counted": facts["counted"]} if "counted" in facts else {}),
         "evidence": facts.get("evidence", []),
         "confidence": facts.get("confidence", "low"),
         "error": facts.get("error", ""),
@@ -86,7 +89,8 @@ def with_kill(own: bytes, record: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     evidence = known.get("evidence")
     told = [*(evidence if isinstance(evidence, list) else ()), *record["evidence"]]
-    cause = {name: record[name] for name in ("kind", "confidence", "says", "advice", "returncode")}
+    names = ("kind", "counted", "confidence", "says", "advice", "returncode")
+    cause = {name: record[name] for name in names if name in record}
     return {**known, **cause, "evidence": told}
 
 
