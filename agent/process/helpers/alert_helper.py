@@ -146,11 +146,9 @@ class AlertHelper:
         self._let_go(process)
         self.state = self._with(pid=0, returncode=event.returncode, report=None)
         if not self._finishing:
-            how = (
-                f"exit code {event.returncode}"
-                if event.returncode >= 0
-                else signal.Signals(-event.returncode).name
-            )
+            # A real-time signal has no name.
+            name = next((each.name for each in signal.Signals if each == -event.returncode), "a signal")
+            how = f"exit code {event.returncode}" if event.returncode >= 0 else name
             self._fail(f"has ended ({how})")
 
     def _fail(self, why: str) -> None:

@@ -131,6 +131,15 @@ def test_its_death_is_told_once_and_it_is_started_again_with_what_it_missed(
     assert len(caplog.messages) == 1
 
 
+def test_a_signal_without_a_name_ends_one_helper_and_not_all(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.helper.start()
+    held.heard()
+    held.dies(signal.SIGRTMIN + 6)
+    assert "has ended (a signal): it is started again in 5 s" in caplog.text
+
+
 def test_one_that_ends_over_and_over_is_left_ended(held: Held, caplog: pytest.LogCaptureFixture) -> None:
     helper = held.of("raise SystemExit(3)")
     helper.start()
