@@ -54,9 +54,10 @@ class AgentReports:
         self._rest = b""
 
     def write(self, body: Mapping[str, Any]) -> None:
-        if not self._rest:
-            self._rest = json.dumps(body, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(body, separators=(",", ":")).encode() + b"\n"
         try:
             self._rest = self._rest[os.write(self._fd, self._rest) :]
+            if not self._rest:
+                self._rest = line[os.write(self._fd, line) :]
         except OSError:  # full, or the agent is gone, which stdin tells
             return
