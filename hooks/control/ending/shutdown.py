@@ -87,11 +87,9 @@ class ProcessShutdown:
 
     def _hold(self) -> sigterm.SigtermHold:
         if self._saver.has_notice:
-            return (
-                sigterm.SigtermHold.SAVING
-                if self._saver.saving and self.unanswered()
-                else sigterm.SigtermHold.LEAVING
-            )
+            # A job's save begins as the call to all ranks comes back, some 10 ms after this rank has made it.
+            begins = self._saver.saving or (self._coordinator is not None and self._saver.ready)
+            return sigterm.SigtermHold.SAVING if begins and self.unanswered() else sigterm.SigtermHold.LEAVING
         if self._saver.saving:
             return sigterm.SigtermHold.SAVING
         return sigterm.SigtermHold.GUARDED if self._agent.guarded else sigterm.SigtermHold.NOTHING

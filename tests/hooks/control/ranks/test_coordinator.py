@@ -22,13 +22,14 @@ from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import LogEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.job_state import JobState
 from spotguard.hooks.consensus.vote import Decision
+from spotguard.hooks.control.ending.sigterm import SigtermHold
 from spotguard.hooks.control.gate import Gate
 from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.control.ranks.coordinator import Coordinator
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
 from spotguard.hooks.ipc.notice import PreemptionNotice
-from spotguard.hooks.ipc.protocol import LAUNCHER, PEER, STALL, Message, PeerPreempted, Preempt
+from spotguard.hooks.ipc.protocol import FAILURE, LAUNCHER, PEER, STALL, Message, PeerPreempted, Preempt
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.plan.partitioner import RankRoles
@@ -313,6 +314,32 @@ def test_a_background_save_waits_for_no_rank_that_loads_its_state() -> None:
         until(lambda: first.saver.idle and second.saver.idle)
         assert first.saver._gate.place.shut is second.saver._gate.place.shut is Shut.OPEN
     assert not store.objects
+
+
+def test_a_launchers_sigterm_waits_for_a_save_whose_call_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another rank has died, so that the launcher ends this one, which has just met the error that follows."""
+    store, goes = FakeStore(), threading.Event()
+    with two_guards([store, store]) as (first, second):
+        on_all(lambda rank: (first, second)[rank].step())
+        ranks, saver = first.guard._parts.coordinator, first.guard._parts.saver
+        assert ranks is not None
+        call = ranks.channel.call
+
+        def slow(*told: Any, **how: Any) -> int:
+            goes.wait(PATIENCE)
+            return call(*told, **how)
+
+        monkeypatch.setattr(ranks.channel, "call", slow)
+        ranks.notice(Preempt("failure-1", 60.0, 0.0, FAILURE, "RuntimeError"))
+        try:
+            assert (saver.has_notice, saver.saving) == (True, False)
+            assert first.guard._parts.shutdown._hold() is SigtermHold.SAVING
+        finally:
+            goes.set()
+        until(lambda: saver.committed is not None)
+        until(lambda: first.guard._parts.shutdown._hold() is not SigtermHold.SAVING)
 
 
 def test_an_interrupted_restore_keeps_no_save_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
