@@ -124,7 +124,7 @@ class ErrorSave:
             return
         self.met = True
         try:
-            with no_worker_error():
+            with no_worker_error(), sigterm.alone():
                 self._handle(error)
         except Exception:  # a bug in spotguard must not hide the error
             log.exception("internal error; please report it [SG704]")

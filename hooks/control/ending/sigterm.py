@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 from weakref import WeakMethod
@@ -105,6 +106,24 @@ def _unless_noticed() -> None:
     unnoticed = None if _unnoticed is None else _unnoticed()
     if _state() not in (SigtermHold.SAVING, SigtermHold.LEAVING) and not (unnoticed and unnoticed()):
         redeliver()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Have this module's handler get SIGTERM alone, although another library has put its own in front of it.
+
+    That one may raise in the middle of what is done for an error: Lightning's broadcasts the SIGTERM to the other ranks, one of
+    which is dead.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if not _installed or before is _on_sigterm or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def held() -> bool:

@@ -176,3 +176,31 @@ def test_it_is_held_also_where_another_signals_handler_raises_inside_ours(at: in
         [sys.executable, "-c", INTERRUPTED.format(at=at)], capture_output=True, text=True, timeout=TIMEOUT
     )
     assert (done.stdout.splitlines(), done.stderr) == (said, "")
+
+
+#: Another library's handler, which raises, in front of ours; and a SIGTERM while an error is handled.
+BEHIND = """
+import os, signal
+from spotguard.hooks.control.ending import sigterm
+
+class Process:
+    def look(self):
+        return sigterm.SigtermHold.SAVING
+
+def theirs(signum, frame):
+    raise RuntimeError("another rank is gone")
+
+process = Process()
+sigterm.hold_sigterm(process.look)
+signal.signal(signal.SIGTERM, theirs)
+with sigterm.alone():
+    os.kill(os.getpid(), signal.SIGTERM)
+print(sigterm.held(), signal.getsignal(signal.SIGTERM) is theirs)
+"""
+
+
+def test_another_librarys_handler_does_not_raise_in_the_middle_of_a_save() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEHIND], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (["True True"], "")
