@@ -47,7 +47,7 @@ class Lives:
         assert self._process.stdout
         print(json.dumps(life), file=self._process.stdin, flush=True)
         if not select.select([self._process.stdout], [], [], LIFE)[0]:
-            self.close()
+            close_lives()  # the next test has another process
             raise AssertionError(f"a life of {self.of[1].name} takes more than {LIFE} s")
         return list(json.loads(self._process.stdout.readline()))
 

@@ -45,15 +45,18 @@ def main() -> None:
 
 def start_life(life: Any, answers: TextIO) -> bool:
     """Fork the ranks of a life, and tell how they ended. Whether this process is one of them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     pids = []
-    for rank in range(life["ranks"]):
-        if (pid := os.fork()) == 0:
-            become(life, rank, port)
-            return True
-        pids.append(pid)
-    print(json.dumps(wait(pids)), file=answers, flush=True)
+    # Bound and not listening: torch's store, which sets SO_REUSEADDR, may listen there, and no other job gets the port.
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", 0))
+        for rank in range(life["ranks"]):
+            if (pid := os.fork()) == 0:
+                become(life, rank, free.getsockname()[1])
+                return True
+            pids.append(pid)
+        codes = wait(pids)
+    print(json.dumps(codes), file=answers, flush=True)
     import_as(life)
     return False
 

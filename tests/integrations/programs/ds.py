@@ -134,11 +134,11 @@ def main() -> None:
     torch.manual_seed(100 + rank)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[case.split("-")[1]]
     guard = None
+    losses: dict[str, float] = {}  # a life may have no step left
     if len(sys.argv) > 3:
         guard = spotguard.integrations.deepspeed.register(
-            engine, loader, store=sys.argv[3], run_id="deepspeed"
+            engine, loader, store=sys.argv[3], run_id="deepspeed", losses=losses
         )
-    losses: dict[int, float] = {}
     for _ in range(guard.epoch if guard else 0, 12 if "long" in case else 3):
         for x, y in guard.loader if guard else loader:
             done = engine.global_steps
@@ -149,13 +149,13 @@ def main() -> None:
             loss = (engine(x.to(dtype)).float() - y).square().mean()
             engine.backward(loss)
             engine.step()
-            losses[engine.global_steps] = loss.item()
+            losses[str(engine.global_steps)] = loss.item()
             if guard:
                 guard.step()
                 if engine.global_steps > done and ends.meets(f"kill:{engine.global_steps}"):
                     guard.save()
                     os.kill(os.getpid(), signal.SIGKILL)
-    write(result(engine, scheduler) | {"last": losses[engine.global_steps]}, out, rank)
+    write(result(engine, scheduler) | {"last": losses[str(engine.global_steps)]}, out, rank)
 
 
 def result(engine: Any, scheduler: Any) -> dict[str, Any]:
