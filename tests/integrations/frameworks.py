@@ -134,9 +134,12 @@ class Training:
             "said": str(said),
         }
         codes = lives(self._python, self._program, words, self.env).run(life)
-        # SIGTERM is what a rank gets when another one has ended; a rank may abort in torch once all is committed.
-        own = [code for code in codes if code not in (-signal.SIGTERM, -signal.SIGABRT)] or codes
+        # SIGTERM is what a rank gets when another one has ended; a rank may abort in torch once all is committed. If one was killed,
+        # the others' errors follow from that.
+        follow = {-signal.SIGTERM, -signal.SIGABRT} | ({1} if -signal.SIGKILL in codes else set())
+        own = [code for code in codes if code not in follow] or codes
         first = next((code for code in own if code not in ENDED), own[0])
+        assert "SG704" not in said.read_text(), said.read_text()  # an internal error of spotguard's
         return subprocess.CompletedProcess(words, first, "", said.read_text())
 
     def plain(self) -> Any:

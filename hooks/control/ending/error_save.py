@@ -114,20 +114,29 @@ class ErrorSave:
         An error during a preemption follows from it (a loader's workers got the SIGTERM too), and is none of its own. Neither is
         one that was there before: training may run in the `except` of another.
         """
-        held = self._saver.preemption
-        preempted = sigterm.held() or (held is not None and not held.drill)
-        if not isinstance(error, Exception) or any(error is each for each in self._before):
-            return
-        if self.met or preempted:
-            return
-        if self._gate.inert or not (self._progress.is_here or self._progress.begins_here):
-            return
-        self.met = True
-        try:
-            with no_worker_error(), sigterm.alone():
-                self._handle(error)
-        except Exception:  # a bug in spotguard must not hide the error
-            log.exception("internal error; please report it [SG704]")
+        for again in (True, False):
+            try:
+                self._handle_alone(error)
+                return
+            except Exception:
+                if again and not self.met:
+                    continue  # another library's handler of a signal has raised before it was kept from that
+                log.exception("internal error; please report it [SG704]")  # a bug must not hide the error
+                return
+
+    def _handle_alone(self, error: BaseException | None) -> None:
+        """Do the same, while no other library handles a signal."""
+        with no_worker_error(), sigterm.alone():
+            held = self._saver.preemption
+            preempted = sigterm.held() or (held is not None and not held.drill)
+            if not isinstance(error, Exception) or any(error is each for each in self._before):
+                return
+            if self.met or preempted:
+                return
+            if self._gate.inert or not (self._progress.is_here or self._progress.begins_here):
+                return
+            self.met = True
+            self._handle(error)
 
     def _handle(self, error: Exception) -> None:
         failure, step = diagnose(error), self._gate.place.completed

@@ -8,13 +8,14 @@ import signal
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from spotguard.hooks.control.ending import error_save
+from spotguard.hooks.control.ending import error_save, sigterm
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc.notice import PreemptionNotice
 from spotguard.hooks.ipc.protocol import FAILURE, STALL, Preempt
@@ -153,6 +154,25 @@ def test_a_save_that_waits_for_the_failed_step_is_given_up_at_once(
     assert "nothing new is committed: training ended before its next guard.step()" in caplog.text
     assert "not saved, because the error came between optimizer.step() and guard.step()" in caplog.text
     assert saved(tmp_path) == []
+
+
+def test_a_librarys_handler_that_raises_just_before_costs_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Lightning's of SIGTERM, on a rank whose peer has died: once this handling has begun, ours has the signal alone."""
+    job, alone, raised = small(), sigterm.alone, [RuntimeError("another rank is gone")]
+
+    def late() -> AbstractContextManager[None]:
+        if raised:
+            raise raised.pop()
+        return alone()
+
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        monkeypatch.setattr(sigterm, "alone", late)
+        ends_with(ValueError("bad"))
+    assert saved(tmp_path) == ["000000003"]
+    assert "SG704" not in caplog.text
 
 
 def test_a_second_error_is_not_handled(tmp_path: Path) -> None:
