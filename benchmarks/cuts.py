@@ -31,8 +31,8 @@ def measure(scale: Scale) -> Iterator[Row]:
         name = "for good" if seconds is None else f"for {seconds:.0f} s"
         for what, values in (
             (f"cut {name}: until its silence is told", [cut.silent for cut in cuts]),
-            ("  until the step is committed", [cut.committed for cut in cuts if cut.committed is not None]),
             ("  from its healing to the next step", [cut.moves for cut in cuts if cut.moves is not None]),
+            ("  until the step is committed", [cut.committed for cut in cuts if cut.committed is not None]),
         ):
             if values:
                 yield Row(what, "s", tuple(values))

@@ -191,7 +191,7 @@ ROWS = {
             "its index read",
         )
     ],
-    "cuts": ["cut for 20 s: until its silence is told"],  # and as it ends, healed or committed
+    "cuts": ["cut for 20 s: until its silence is told", "  from its healing to the next step"],
     "ettr": [
         "ETTR, 2 interruptions in ",
         "  without queueing",

@@ -146,7 +146,7 @@ class Guard:
         # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
         self._saver.call_off("guard.restore() was called")
         self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
-        self._saver.loading = True
+        self._saver.loading = self._parts.coordinator is not None  # the other ranks may be further
         try:
             done = load(self._parts, step=step, run_id=run_id, again=self._restored)
             self._skip_steps = (

@@ -139,8 +139,9 @@ class Training:
         follow = {-signal.SIGTERM, -signal.SIGABRT} | ({1} if -signal.SIGKILL in codes else set())
         own = [code for code in codes if code not in follow] or codes
         first = next((code for code in own if code not in ENDED), own[0])
-        assert "SG704" not in said.read_text(), said.read_text()  # an internal error of spotguard's
-        return subprocess.CompletedProcess(words, first, "", said.read_text())
+        text = said.read_text()
+        assert "SG704" not in text, text  # an internal error of spotguard's
+        return subprocess.CompletedProcess(words, first, "", text)
 
     def plain(self) -> Any:
         """The result of an uninterrupted run without spotguard."""

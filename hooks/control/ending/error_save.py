@@ -232,11 +232,5 @@ def no_worker_error() -> Iterator[None]:
     It raises it from its handler of SIGCHLD, at whatever line the main thread is then: often a moment after that thread has met
     the end of the worker's pipe, and so in the middle of what is done for that error (seen: two of ten kills).
     """
-    if threading.current_thread() is not threading.main_thread():
+    with sigterm.handled_by(signal.SIGCHLD, signal.SIG_DFL):
         yield
-        return
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)

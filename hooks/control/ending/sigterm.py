@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 from weakref import WeakMethod
@@ -115,15 +115,21 @@ def alone() -> Iterator[None]:
     That one may raise in the middle of what is done for an error: Lightning's broadcasts the SIGTERM to the other ranks, one of
     which is dead.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    if not _installed or before is _on_sigterm or threading.current_thread() is not threading.main_thread():
+    with handled_by(signal.SIGTERM, _on_sigterm) if _installed else nullcontext():
+        yield
+
+
+@contextmanager
+def handled_by(signum: int, handler: Any) -> Iterator[None]:
+    """Have a signal handled by this handler meanwhile. Off the main thread, do nothing: handlers cannot be set."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    before = signal.signal(signum, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signum, signal.SIG_DFL if before is None else before)
 
 
 def held() -> bool:
