@@ -33,7 +33,7 @@ from .agent_pipes import AgentLines, AgentReports
 from .evaluation import OPPOSITES, Alert, Evaluation
 from .readings.host import Reading
 from .readings.kernel_log import KernelLog
-from .readings.source import MachineReadings
+from .readings.machine import MachineReadings
 from .receivers import Origin, Receiver, as_json, ended_alert, labels_of
 from .records.failure_record import diagnosed, job_of, needs_record
 from .records.sent_alerts import SentAlerts

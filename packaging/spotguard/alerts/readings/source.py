@@ -1,15 +1,12 @@
-"""The readings of the machine, each source in a thread of its own: a disk or a driver that hangs must hold nothing else up."""
+"""A source of readings in a thread of its own: a disk or a driver that hangs must hold nothing else up."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
-from ...providers.clock import Clock
-from .disk import disks
-from .gpu import Gpus
-from .host import ClockSteps, CpuThrottle, Reading, memory, pressure
+from .host import Reading
 
 log = logging.getLogger("spotguard.agent")
 
@@ -68,40 +65,3 @@ def read_all(sources: Iterable[ReadingSource]) -> Iterator[Reading]:
         source.ask()
     for source in sources:
         yield from source.answer(PATIENCE)
-
-
-class MachineReadings:
-    """The readings of this machine: its disks, its memory and processors, its GPUs and its clock.
-
-    Args:
-        folders: the names and paths of the folders whose disks are read.
-        clock: the clock.
-    """
-
-    def __init__(self, folders: Sequence[tuple[str, str]], clock: Clock) -> None:
-        self._gpus: Gpus | None = None
-        self._clock_steps, throttle = ClockSteps(), CpuThrottle()
-        self._sources = [
-            ReadingSource("disks", lambda: disks(folders)),
-            ReadingSource(
-                "memory and CPU", lambda: [*memory(), *pressure(), *throttle.read(clock.monotonic())]
-            ),
-            ReadingSource("GPUs", self._read_gpus),
-        ]
-
-    def read(self) -> Iterator[Reading]:
-        """Yield what can be read within the time of a reading."""
-        yield from read_all(self._sources)
-        yield from self._clock_steps.read()
-
-    @property
-    def hanging(self) -> list[str]:
-        """The names of the sources that have not answered in time."""
-        return [source.name for source in self._sources if source.hangs]
-
-    def _read_gpus(self) -> Iterator[Reading]:
-        if self._gpus is None:  # here, because a driver in trouble hangs already as it is opened
-            self._gpus = Gpus()
-            if self._gpus.closed:
-                log.debug("the helper of alerts does not read GPUs: %s", self._gpus.closed)
-        return self._gpus.read()
