@@ -29,6 +29,11 @@ BROKEN_OFF = "broken off"
 SIGNALLED, BY_ITSELF = "signalled", "ended by itself"
 
 
+def unneeded(ended: str) -> bool:
+    """Return whether an outcome's `ended` means that its save was no longer needed, so that none is missing."""
+    return ended == WITHDRAWN or ended.startswith(BROKEN_OFF)
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOutcome:
     """The answer of one training process to the notice."""
@@ -83,7 +88,7 @@ class Outcome:
     source: str
     #: Details in the words of the source.
     detail: str
-    #: Whether the notice was a drill.
+    #: Whether training continued afterwards: a drill, or the save of a stall.
     drill: bool
     #: Monotonic seconds of the first reading; not part of the record.
     seen_at: float
@@ -127,10 +132,9 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether work is lost: the machine goes, and not every session has committed."""
-        unneeded = self.ended == WITHDRAWN or self.ended.startswith(BROKEN_OFF)
         return (
             self.committed is None
-            and not unneeded
+            and not unneeded(self.ended)
             and not self.ended_well
             and self.kind != NoticeKind.RESTART
         )

@@ -16,7 +16,7 @@ from spotguard.agent import outcome
 from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.telemetry.metrics.definitions import METRICS
 from spotguard.alerts.rule_file import default_rules
-from spotguard.alerts.rules import HISTORY, Rule
+from spotguard.alerts.rules import HISTORY, INCIDENTS, Rule
 from spotguard.cli import main
 from spotguard.cli.parser import Parser
 from spotguard.hooks.ipc.failure_classes import CLASSES, DEATHS
@@ -25,7 +25,7 @@ from tests.docs.pages import ROOT
 
 MESSAGES = ROOT / "tests" / "golden" / "messages.txt"
 
-_PART = re.compile(r"(<!-- generated: (\w+) ?(.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- generated: (\w+) ?([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def parts(text: str) -> list[tuple[str, str]]:
@@ -153,6 +153,13 @@ def _rules(_: str) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _incidents(_: str) -> str:
+    """Return the facts that rules of incidents can name as a list."""
+    facts = {name: ", ".join(f"`{fact}`" for fact in sorted(each)) for name, each in INCIDENTS.items()}
+    facts["outcome"] = "`failed`, and the fields of an [outcome record](../reference/outcome.md)"
+    return "\n" + "".join(f"- `{name}`: {each}\n" for name, each in facts.items()) + "\n"
+
+
 def _condition(rule: Rule) -> str:
     where = ", ".join(f"{name} {' or '.join(values)}" for name, values in (rule.where or {}).items())
     if rule.incident:
@@ -188,6 +195,7 @@ _KINDS: dict[str, Callable[[str], str]] = {
     "fields": _fields,
     "failures": _failures,
     "rules": _rules,
+    "incidents": _incidents,
 }
 
 

@@ -14,7 +14,7 @@ from ....hooks.ipc.protocol import PHASES, START, START_WAIT, Position
 from ....providers.text import TEXT, clip
 from ...events import MachineSeen
 
-#: Seconds for which a silent machine's network may take to heal, before its run is ended.
+#: Seconds for which a silent machine's network may take to heal. Twice as long, and its run may be ended.
 HEALING = 60.0
 #: Phases in which spotguard, or a checkpoint of the script, makes training wait.
 _EXCUSED = ("", "save")

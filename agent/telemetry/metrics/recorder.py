@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ....hooks.ipc import protocol
 from ....hooks.ipc.failure_classes import FAILURES
 from ....providers.health import Health, Sight
-from ....providers.notice import Notice
+from ....providers.notice import Notice, NoticeKind
 from ....providers.text import NAME, clip
 from ...core.failures.errors import FailureCause
 from ...core.machine import Machine
@@ -32,7 +32,7 @@ from ...events import (
     Verified,
     WindowTold,
 )
-from ...outcome import WITHDRAWN
+from ...outcome import unneeded
 from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
 
 if TYPE_CHECKING:
@@ -131,6 +131,8 @@ class MetricsRecorder:
 
     def ended(self, record: Mapping[str, Any]) -> None:
         """Record the outcome of a notice. The record may be an earlier agent's."""
+        if record.get("kind") in (NoticeKind.STALL, NoticeKind.RESTART):
+            return  # no machine goes, and nothing is rehearsed: `spotguard_stalls_total` counts it
         drill, slack = _yes_no(record.get("drill")), record.get("slack")
         self.newest = replace(
             self.newest, outcomes=_one_more(self.newest.outcomes, (result_of(record), drill))
@@ -275,7 +277,7 @@ def result_of(record: Mapping[str, Any]) -> str:
     """Return how a notice ended: one of `snapshot.RESULTS`."""
     if record.get("committed") is not None:
         return "committed" if record.get("level") == "full" else "reduced"
-    if record.get("ended") == WITHDRAWN:
+    if unneeded(str(record.get("ended"))):
         return "withdrawn"
     return "missed" if record.get("sessions") else "unguarded"
 

@@ -43,7 +43,7 @@ INCIDENTS = {
             "attempt",
         ]
     ),
-    "stall": frozenset(["phase", "pid", "rank", "run_id", "seconds", "step", "text", "where"]),
+    "stall": frozenset(["machine", "phase", "pid", "rank", "run_id", "seconds", "step", "text", "where"]),
     "outcome": frozenset(
         {each.name for each in fields(Outcome)} - {"seen_at", "sessions"}
         | {"seen", "ended_well", "line", "failed"}

@@ -167,11 +167,19 @@ def test_who_answers_another_notice_or_none_is_at_no_stage() -> None:
         ({"committed": None, "sessions": [{}], "ended": "the deadline came"}, "missed"),
         ({"committed": None, "sessions": [], "ended": "signalled"}, "unguarded"),
         ({"committed": None, "sessions": [{}], "ended": "withdrawn"}, "withdrawn"),
+        ({"committed": None, "sessions": [{}], "ended": "broken off: a real notice came"}, "withdrawn"),
     ],
 )
 def test_an_outcome_has_one_result(record: dict[str, Any], result: str) -> None:
     assert result_of(record) == result
     assert result in RESULTS
+
+
+@pytest.mark.parametrize("kind", ["stall", "restart"])
+def test_the_save_of_a_stall_is_the_end_of_no_notice(kind: str) -> None:
+    meter = MetricsRecorder()
+    meter.ended({"kind": kind, "drill": kind == "stall", "committed": None, "sessions": [{}], "ended": ""})
+    assert not meter.newest.outcomes or not any(meter.newest.outcomes.values())
 
 
 def test_a_withdrawn_notice_is_no_missed_commit() -> None:
