@@ -1,4 +1,7 @@
-"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices, with metrics, alerts and without."""
+"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices.
+
+It is measured bare, with metrics, with alerts, and with all at once: two agents, of which each guards a rank of one job in training.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,31 @@ from .watched import CLOUDS, Watched, wait_until_seeing
 
 #: The command that `run` guards: it says a line, does nothing, and ends when its stdin does.
 _IDLE = ("-c", "import sys; print(flush=True); sys.stdin.read()")
+#: A rank of a job on two machines, which trains until its stdin ends: some ten steps a second, with a loss.
+_RANK = """
+import os, sys, threading, time, torch, spotguard
+from torch.nn.parallel import DistributedDataParallel
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+os.environ |= {"RANK": sys.argv[1], "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2]}
+torch.distributed.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+guard = spotguard.register(model=model, optimizer=optimizer)
+guard.restore()
+print(flush=True)
+while True:
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    guard.step(loss=loss)
+    time.sleep(0.1)
+"""
 #: Those that are scraped, and how often: as in the scrape that is shipped.
 WITH_METRICS, WITH_ALERTS, _BARE = " with metrics", " with alerts", "without"
+#: Heartbeats with the other machine, a rank that trains, and alerts.
+WITH_ALL = " with heartbeats, training, alerts"
 SCRAPED_EVERY = 10.0
 #: The helper's own rows.
 HELPER = "the helper of alerts"
@@ -53,6 +79,19 @@ def measure(scale: Scale) -> Iterator[Row]:
         machine.ready()
         watched[f"spotguard run{WITH_ALERTS}, {CLOUDS['aws'].name}"] = machine.pid
         watched[HELPER] = control.status(scale.folder / "alerts" / "agent.sock")["alerts"]["pid"]
+        job = stack.enter_context(free_port())
+        ports.append(stack.enter_context(free_port()))
+        ranks = []
+        for rank, way in enumerate((WITH_ALL, WITH_ALL + WITH_METRICS)):
+            more = [*options, *([f"--metrics-port={ports[-1]}"] if way.endswith(WITH_METRICS) else [])]
+            folder, store = scale.folder / f"job-{rank}", scale.folder / "job"
+            command = ("-c", _RANK, str(rank), str(job))
+            machine = stack.enter_context(Watched(folder, "aws", *command, more=more, store=store))
+            machine.start()
+            ranks.append(machine)
+            watched[f"spotguard run{way}, {CLOUDS['aws'].name}"] = machine.pid
+        for machine in ranks:
+            machine.ready()
         _watch(scale.of(5.0, 1.0), ports)  # of starting
         before, started = {pid: cpu_seconds(pid) for pid in watched.values()}, time.monotonic()
         _watch(span, ports)
@@ -67,7 +106,7 @@ def measure(scale: Scale) -> Iterator[Row]:
                 yield Row(f"{name}: its proportional share (PSS)", "MiB", (proportional,))
                 yield Row(f"{name}: CPU", "% of a core", (cpu,), figure=0.5)
                 continue
-            bare = name.replace(WITH_METRICS, "").replace(WITH_ALERTS, "")
+            bare = name.replace(WITH_ALL, "").replace(WITH_METRICS, "").replace(WITH_ALERTS, "")
             rss, pss, without = found[bare] if bare != name else (None, None, None)
             figure = 38.0 if WITH_METRICS in name else 34.0
             what = f"{name}: resident memory after {spent:.0f} s"
@@ -75,7 +114,10 @@ def measure(scale: Scale) -> Iterator[Row]:
             what = f"{name}: its proportional share (PSS)"
             yield Row(what, "MiB", (proportional,), peer=pss, peer_name=_BARE)
             what = f"{name}: CPU, watching"
-            yield Row(what, "% of a core", (cpu,), figure=0.3, peer=without, peer_name=_BARE)
+            quiet = (
+                None if WITH_ALL in name else 0.3
+            )  # the figure is that of an agent to which nothing happens
+            yield Row(what, "% of a core", (cpu,), figure=quiet, peer=without, peer_name=_BARE)
 
 
 def _watch(seconds: float, ports: Sequence[int]) -> None:

@@ -52,10 +52,17 @@ class Watched:
         command: of Python, what is guarded: it says a line when it is ready, and one when it is told.
         service: where it is not the cloud's usual.
         more: options of the agent.
+        store: the folder of the checkpoints; by default that of the machine.
     """
 
     def __init__(
-        self, folder: Path, provider: str, *command: str, service: Any = None, more: Sequence[str] = ()
+        self,
+        folder: Path,
+        provider: str,
+        *command: str,
+        service: Any = None,
+        more: Sequence[str] = (),
+        store: Path | None = None,
     ) -> None:
         self.cloud = CLOUDS[provider]
         self.simulator = self.cloud.service() if service is None else service
@@ -63,6 +70,7 @@ class Watched:
         self._provider = provider
         self._command = command
         self._more = more
+        self._store = store or folder
         self._socket = folder / "agent.sock"
         self._stack = ExitStack()
 
@@ -88,7 +96,7 @@ class Watched:
             *self.options(self._socket),
             *self._more,
             "--store",
-            self._folder.as_uri(),
+            self._store.as_uri(),
         ]
         words += ["--run-id", "watched", "--every", "off", "--", sys.executable, *self._command]
         self._script = self._stack.enter_context(child(words, cwd=self._folder, answers=True))
