@@ -76,6 +76,8 @@ ROWS = {
             ),
             "spotguard run with alerts, AWS",
             "the helper of alerts",
+            "spotguard run with heartbeats, training, alerts, AWS",
+            "spotguard run with heartbeats, training, alerts with metrics, AWS",
         )
         for what in ("resident", "its proportional", "CPU")
     ],
