@@ -127,7 +127,10 @@ def training(framework: str, program: str, words: Collection[str], folder: Path)
 
 
 def cut_and_compare(made: Training, ends: int, draws: random.Random) -> int:
-    """Run it plainly, and with lives that end at drawn steps by a notice or SIGKILL, and in evaluations: the number of lives."""
+    """Run it plainly, and with lives that end at drawn steps by a notice or SIGKILL, and in evaluations: the number of lives.
+
+    A rank that outlives an error of another one for a step may meet its own next end there: one life has both then.
+    """
     steps = range(1, made.plain()["step"])
     # If there are enough, one end a step: ranks may save the next step, and a second end here would be behind them.
     kinds = ("step", "kill", "error")
@@ -153,7 +156,7 @@ def test_options_in_pairs(framework: str, program: str, row: tuple[str, ...], tm
     for repetition in range(3):
         made = training(framework, program, row, tmp_path / str(repetition))
         made.folder.mkdir()
-        assert cut_and_compare(made, 4, random.Random(f"{row}{repetition}")) > 4
+        assert cut_and_compare(made, 4, random.Random(f"{row}{repetition}")) > 3
 
 
 @pytest.mark.parametrize(
@@ -168,4 +171,4 @@ def test_options_in_pairs(framework: str, program: str, row: tuple[str, ...], tm
 )
 def test_fifty_ends_of_one_training(framework: str, program: str, case: str, tmp_path: Path) -> None:
     made = training(framework, program, case.split("+"), tmp_path)
-    assert cut_and_compare(made, 50, random.Random(case)) > 50
+    assert cut_and_compare(made, 50, random.Random(case)) > 45
