@@ -179,6 +179,14 @@ def absolute_path(origin: str, text: str) -> str:
     return os.path.abspath(text)
 
 
+def appendable_path(origin: str, text: str) -> str:
+    """Return the absolute path of a file that is there, or can be made."""
+    path = absolute_path(origin, text)
+    if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path)):
+        refuse(origin, text, "a file in a directory that exists, as in /shared/exclude.txt")
+    return path
+
+
 def socket_path(origin: str, text: str) -> str:
     """Return the absolute path, and refuse `/`: it has no name for a lock file beside it."""
     path = absolute_path(origin, text)
@@ -214,7 +222,9 @@ def webhooks(origin: str, text: str) -> tuple[str, ...]:
     given = tuple(word for each in text.split(",") if (word := each.strip()))
     for word in given:
         found = _WEBHOOK.fullmatch(word)
-        if found is None or not _has_port(found["url"]):
+        if found is not None and not _has_port(found["url"]):
+            refuse(origin, f"{word[:8]}…", "a port from 1 to 65535 in the URL, as in http://127.0.0.1:9093")
+        if found is None:
             refuse(
                 origin,
                 f"{word[:8]}…",

@@ -250,7 +250,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "exclude-file",
-        parsers.absolute_path,
+        parsers.appendable_path,
         None,
         "FILE",
         "append the machine that failed to FILE at the action leave",

@@ -338,6 +338,6 @@ class Delivery:
     def advance_rehearsal(self, p: Preemption) -> None:
         """End a drill that every participant has answered, or whose time is over."""
         if p.all_done:
-            self.rehearsed(p, "training continues")
+            self.rehearsed(p, "nothing is ended" if p.stall else "training continues")
         elif self._turn.now >= p.limit:
-            self.rehearsed(p, "out of time; training continues")
+            self.rehearsed(p, f"out of time; {'nothing is ended' if p.stall else 'training continues'}")

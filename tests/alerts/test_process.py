@@ -135,7 +135,7 @@ def test_it_reports_what_fires_and_what_it_reads(helper: Helper) -> None:
     assert [each["alert"] for each in helper.report()["firing"]] == ["too-long"]
     _, log = helper.ended()
     assert "alert too-long: this start of the run has taken 691200 s" in log
-    assert "alert too-long is over" in log
+    assert "alert too-long ends with the agent" in log
     assert "gone without a word" not in log
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.alerts.evaluation import Evaluation
-from spotguard.alerts.rule_file import default_rules, idle_actions, read_rules
+from spotguard.alerts.rule_file import default_rules, default_text, idle_actions, read_rules
 from spotguard.alerts.rules import Rule, labels_in
 from spotguard.providers.errors import UsageError
 
@@ -247,6 +247,11 @@ actions = ["command"]
     )
     with pytest.raises(UsageError, match=expected):
         [*idle_actions(str(path), webhook=True, command=False)]
+
+
+def test_a_copy_of_the_defaults_asks_for_no_option_more_than_they_do(tmp_path: Path) -> None:
+    (copy := tmp_path / "alerts.toml").write_text(default_text())
+    assert [*idle_actions(str(copy), webhook=False, command=False)] == []
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_option(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_kernel_that_hangs_is_a_stall_and_the_standing_state_is_committed(
     hung = run(machine, "hang", "--every off --stall-first 3")
     hung.out.until("^hangs$")
     hung.err.until("WARNING: training stands still: rank 0 .* at faults.py")
-    hung.err.until("no progress of the run for .* COMMITTED .* training continues")
+    hung.err.until("no progress of the run for .* COMMITTED .* nothing is ended")
     assert [step for _, step, _ in machine.committed()] == [6]
     machine.power_off()
     finished(machine, 6, undisturbed)
@@ -99,7 +99,7 @@ def test_a_kernel_that_hangs_behind_the_host_costs_no_step_before_its_own(
     """The host has passed its step, and with it what the generators, the statistics and Adam's counts were."""
     hung = run(machine, "ahead", "--every off --stall-first 3")
     hung.out.until("^hangs$")
-    hung.err.until("no progress of the run for .* COMMITTED .* training continues")
+    hung.err.until("no progress of the run for .* COMMITTED .* nothing is ended")
     assert [step for _, step, _ in machine.committed()] == [6]
     machine.power_off()
     finished(machine, 6, undisturbed)

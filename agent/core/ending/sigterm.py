@@ -112,4 +112,4 @@ def sigterm_notice(turn: Turn) -> Notice:
 
 def leaving_notice(turn: Turn, why: str) -> Notice:
     """Return the notice for a failure after which the job is to go on elsewhere (`--recover CLASS=leave`)."""
-    return replace(sigterm_notice(turn), id=f"{LEAVES_FOR_STALL}-{turn.now:.6f}", source=why)
+    return replace(sigterm_notice(turn), id=f"{LEAVES_FOR_STALL}-{turn.now:.6f}", source=f"--recover ({why})")

@@ -14,6 +14,7 @@ from typing import Any
 from ....hooks.ipc.failure_classes import (
     CLASSES,
     CONFIDENCES,
+    DEATHS,
     FailureClass,
     confidence_of,
     counts_of,
@@ -27,7 +28,7 @@ from ..session import Session
 _SILENCE = "its process died without a word"
 #: The meaning of a command's death by these signals, if nothing else tells more.
 _SIGNALS = {
-    signal.SIGKILL: "it was killed with SIGKILL, and not by spotguard",
+    signal.SIGKILL: f"it was killed with SIGKILL, and not by spotguard; what to do: {DEATHS['killed'].advice}",
     signal.SIGSEGV: "it crashed in native code (SIGSEGV); python -X faulthandler shows where",
     signal.SIGABRT: "native code has aborted (SIGABRT), as at a collective's time-out; its last lines say why",
     signal.SIGBUS: "a memory access failed (SIGBUS), often because shared memory is full: docker --shm-size",
@@ -260,7 +261,7 @@ class FailureLog:
             text = f"{who}: it ended with exit code {command.returncode} and without an error, as by os._exit() or in native code"
             return FailureCause("program", text, (), dead)
         if self._silent:
-            text = f"{who}: {silence[0]}, so a signal or os._exit() has ended it; what to do: see dmesg"
+            text = f"{who}: {silence[0]}, so a signal or os._exit() has ended it; what to do: {DEATHS['killed'].advice}"
             return FailureCause("killed", text, silence, dead)
         return self._of_launcher()
 

@@ -109,7 +109,7 @@ class Recovery:
         if rule is None:
             return self._decide_without_rule(kind)
         if rule.action is RecoveryAction.STOP:
-            return RecoveryDecision(rule.action, f"--recover {kind}=stop", kind)
+            return RecoveryDecision(rule.action, f"the run ends, as --recover {kind}=stop asks", kind)
         if before >= rule.budget:
             times = f"the {rule.budget} times of --recover {kind}={rule.action}:{rule.budget} are used up"
             return RecoveryDecision(RecoveryAction.STOP, times, kind)

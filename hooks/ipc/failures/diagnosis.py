@@ -116,9 +116,9 @@ class DiagnosedError:
 
     @property
     def first(self) -> str:
-        """The first line of the error's message; of an error from a loader's worker the last one, which has it."""
+        """The first line of the error's message; of an error from a loader's worker the last one, which has it behind its type."""
         lines = self.message.strip().splitlines() or [""]
-        return lines[-1] if _FROM_WORKER.match(self.message) else lines[0]
+        return lines[-1].removeprefix(f"{self.error}: ") if _FROM_WORKER.match(self.message) else lines[0]
 
     def message_at(self, step: int) -> TrainingFailed:
         """Return the message to the agent.

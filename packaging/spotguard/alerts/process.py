@@ -238,13 +238,13 @@ class AlertProcess:
 
     # --- what goes out ---
 
-    def _handle(self, alerts: Iterable[Alert]) -> None:
+    def _handle(self, alerts: Iterable[Alert], over: str = "is over") -> None:
         for alert in alerts:
             actions = alert.rule.actions
             if "log" in actions and alert.ended is None:
                 log.log(_LEVELS[alert.rule.severity], "alert %s: %s", alert.rule.name, alert.summary)
             elif "log" in actions:
-                log.info("alert %s is over: %s", alert.rule.name, alert.summary)
+                log.info("alert %s %s: %s", alert.rule.name, over, alert.summary)
             if "webhook" in actions:
                 for sender in self._senders:
                     sender.offer([alert])
@@ -301,7 +301,9 @@ class AlertProcess:
                 self._run_id,
             )
             self._incident("agent-lost", {}, now)
-        self._handle(self._evaluation.close(now, ended=self._ends))
+        self._handle(
+            self._evaluation.close(now, ended=self._ends), over="ends with the agent, which evaluates it"
+        )
         self._report_busy()
         never = threading.Event()
         while self._records.busy():  # what they find may have to be sent

@@ -69,7 +69,7 @@ def read_rules(path: str, origin: str = "--rules") -> tuple[Rule, ...]:
 
 
 def idle_actions(path: str, *, webhook: bool, command: bool) -> Iterator[str]:
-    """Yield a line for each rule that names in its file an action that cannot happen. The default rules name any.
+    """Yield a line for each rule that names in its file an action that cannot happen. The default rules name any, and so may copies.
 
     Args:
         path: the file, which `read_rules` has read.
@@ -81,7 +81,10 @@ def idle_actions(path: str, *, webhook: bool, command: bool) -> Iterator[str]:
     """
     text = _content(path, "--rules")
     missing = {"webhook": not webhook, "command": not command}
+    defaults = _tables("defaults.toml", default_text())
     for name, table in _tables(path, text).items():
+        if table.get("actions") == defaults.get(name, {}).get("actions"):
+            continue  # a copy of the defaults behaves as they do
         actions = table.get("actions", ()) if table.get("enabled", True) else ()
         idle = [each for each in actions if missing.get(each)]
         needed = " and ".join(_OPTIONS[each] for each in idle)

@@ -267,7 +267,10 @@ def _shares(
         TimeShare("unseen", "nothing known: no record of an end", gaps.unseen),
     ]
     rest = max(0.0, wall - sum(each.seconds for each in parts))
-    return (*parts, TimeShare("rest", "other: evaluation, stalls, slower steps, and what has no record", rest))
+    return (
+        *parts,
+        TimeShare("rest", "other: evaluation, stalls, slower steps, and what has no record", rest),
+    )
 
 
 def _alarms(facts: RunFacts) -> tuple[AlarmLine, ...]:

@@ -57,7 +57,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
         ),
         ('"killed=restart"', {"killed": RecoveryRule(RecoveryAction.RESTART, 3)}),
     ),
-    "exclude-file": (("/a/left", "/a/left"), ("/b", "/b"), ('"/c/d"', "/c/d")),
+    "exclude-file": (("/left", "/left"), ("/b", "/b"), ('"/c"', "/c")),
     "outlive": (("true", True), ("off", False), ("true", True)),
     "exit-code": (("1", 1), ("76", 76), ("255", 255)),
     "rules": (("/a.toml", "/a.toml"), ("/b.toml", "/b.toml"), ('"/c.toml"', "/c.toml")),
@@ -289,13 +289,24 @@ def test_a_plain_path_is_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )  # refused where stores are known
 
 
+@pytest.mark.parametrize("text", ["", "/", "/no/such/folder/exclude.txt"])
+def test_a_file_that_nobody_can_append_to_is_refused_before_anything_starts(text: str) -> None:
+    assert "expected a " in refusal({"exclude-file": text})
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999/secret", "http://h:x/secret", "http://h:0/secret"])
+def test_a_webhook_whose_port_is_none_is_refused_for_its_port(url: str) -> None:
+    said = refusal({"webhook": url})
+    assert "expected a port from 1 to 65535" in said
+    assert "secret" not in said
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "ftp://h/x",
         "pager:https://h",
         "https://",
-        "http://h:x/y",
         " , ",
         "hooks.slack.com/services/T0/B0/secret",
     ],

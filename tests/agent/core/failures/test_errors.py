@@ -49,7 +49,7 @@ def test_a_process_that_dies_without_a_word_is_the_cause_of_a_lost_peer() -> Non
     story.ends(1)
     assert causes(story) == [
         "rank 1 (pid 502), last seen at step 40, with a checkpoint of step 30: its process died without a word, so a signal or "
-        "os._exit() has ended it; what to do: see dmesg"
+        "os._exit() has ended it; what to do: see dmesg, and the log of the scheduler"
     ]
 
 

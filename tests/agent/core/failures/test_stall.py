@@ -98,7 +98,7 @@ def test_a_run_that_stands_still_is_saved_and_goes_on() -> None:
         "stall",
         True,
         run.step,
-        "training continues",
+        "nothing is ended",
     )
     assert run.story.signals == []
 

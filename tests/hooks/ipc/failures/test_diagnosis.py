@@ -65,9 +65,7 @@ def test_an_error_of_a_worker_shows_the_place_in_the_worker() -> None:
     assert (failure.kind, failure.phase, failure.error) == ("data", "data", "LookupError")
     assert re.fullmatch(r"test_diagnosis.py:\d+ in __getitem__", failure.where)
     assert failure.stack[-1].endswith("in __getitem__")
-    assert failure.line().startswith(
-        f"the data could not be read at {failure.where} (LookupError: LookupError: no"
-    )
+    assert failure.line().startswith(f"the data could not be read at {failure.where} (LookupError: no")
 
 
 def test_a_worker_that_is_killed_is_named() -> None:
