@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotguard.report.facts import AttemptFacts, EventFact
+from spotguard.report.facts import AttemptFacts, EventFact, FailureFact
 from spotguard.report.reckoning import RunReport, reckon
+from spotguard.report.summary import lost_steps
 from tests.report.lives import EARLIER, FAILED, FINISHED, PREEMPTED, RUN, START, checkpoint, history, only
 
 
@@ -128,6 +129,46 @@ def test_a_rank_that_was_killed_after_a_stall_has_its_steps_kept_by_the_stalls_s
     without = replace(attempt, events=(killed,), checkpoints=PREEMPTED.checkpoints[:1])
     first, _ = reckon(only(without, replace(FAILED))).attempts
     assert first.kept == 0
+
+
+def killed(step: int, newest: int | None, kind: str = "killed") -> EventFact:
+    """The record that the agent writes for a rank that was killed, by what it last saw of it."""
+    failure = FailureFact(kind, (), "medium", "", "", "", "", "", (), 1, step, newest, by_agent=True)
+    return EventFact("error", START + 110, "a process was killed", step, newest == step, failure=failure)
+
+
+def test_a_kill_keeps_nothing_and_may_have_lost_more_than_its_agent_saw() -> None:
+    """The newest checkpoint is a background one. Its history has the one before it."""
+    attempt = replace(
+        PREEMPTED, checkpoints=(checkpoint(60, 70), checkpoint(95, 105)), events=(killed(95, 95),)
+    )
+    report = reckon(only(attempt))
+    (line,) = report.attempts
+    assert (line.last, line.lost, line.kept) == (95, 0, 0)
+    assert (lost_steps(line), lost_steps(report), lost_steps(reckon(RUN))) == ("≥ 0", "≥ 0", "10")
+    (line,) = reckon(only(replace(attempt, events=(killed(95, 95, "stall"),)))).attempts
+    assert lost_steps(line) == "0"
+    (line,) = reckon(only(replace(attempt, history={}, checkpoints=()))).attempts
+    assert lost_steps(line) == "-"
+
+
+@pytest.mark.parametrize(
+    "seen", [pytest.param(90, id="before the save"), pytest.param(60, id="at a checkpoint")]
+)
+def test_the_other_ranks_save_is_the_end_of_an_attempt_whose_rank_was_killed(seen: int) -> None:
+    save = EventFact("save", START + 109, "RuntimeError", 100, True, 9.0)
+    for checkpoints in (PREEMPTED.checkpoints, ()):  # its checkpoints may be deleted
+        attempt = replace(PREEMPTED, checkpoints=checkpoints, events=(save, killed(seen, 60)))
+        after = replace(FAILED, history={**FAILED.history, "first": 100})
+        first, _ = reckon(only(attempt, after)).attempts
+        assert (first.end, first.last, first.lost, first.kept, first.at_least) == ("error", 100, 0, 40, False)
+    failed = replace(
+        attempt,
+        checkpoints=PREEMPTED.checkpoints[:1],
+        events=(replace(save, committed=False), killed(seen, 60)),
+    )
+    (line,) = reckon(only(failed)).attempts
+    assert (line.last, line.kept) == (seen, 0)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ class AttemptLine:
     stalls: int
     #: Seconds from the end at a notice or an error until a later attempt trained; None if none has, or if it is not known.
     again: float | None = None
+    #: `last` is the step at which the agent last saw the attempt, before it was killed: it may have trained and lost more.
+    at_least: bool = False
 
 
 def attempt_lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
@@ -84,12 +86,13 @@ def _line(
             resumed = first
         elif newest.number <= attempt.number:
             resumed = newest.checkpoints[-1].step
-    periodic = whole(history, "periodic")
-    if periodic is None:
-        periodic = max((each.step for each in attempt.checkpoints if not each.emergency), default=None)
-    # Without the save at its end, an attempt would have had its drills' checkpoints all the same.
+    # The history is as old as the file that has it, and an announcement may be lost. Without the save at its end, an attempt would
+    # have had its drills' checkpoints all the same.
+    asked = {each.step for each in attempt.events if each.committed and each.failure is None}
+    own = [each.step for each in attempt.checkpoints if not each.emergency and each.step not in asked]
     drilled = [each.step for each in attempt.events if each.kind == "drill" and each.committed]
-    periodic = max((each for each in (periodic, *drilled) if each is not None), default=None)
+    known = (whole(history, "periodic"), *own, *drilled)
+    periodic = max((each for each in known if each is not None), default=None)
     stops = end is not None and end.kind in _STOPS
     done = last if last is not None else committed
     since = periodic if periodic is not None else first
@@ -101,9 +104,9 @@ def _line(
     lost = None if last is None or resumed is None else max(0, last - resumed)
     kept: int | None = None
     if stops and end is not None and done is not None and since is not None:
-        # A rank that was killed after a stall had no time to hear of the save, so its record may not know the checkpoint.
-        stalls = [each for each in attempt.events if each.kind in ("stall", "false-stall")]
-        saved = end.committed or any(each.committed and each.step == done for each in stalls)
+        # A rank that was killed had no time to hear of the save, so its record may not know the checkpoint.
+        saves = [each for each in attempt.events if each.kind in ("save", "stall", "false-stall")]
+        saved = end.committed or any(each.committed and each.step == done for each in saves)
         kept = max(0, done - since - (lost or 0)) if saved else 0
     return AttemptLine(
         number=attempt.number,
@@ -124,6 +127,7 @@ def _line(
         saves=whole(history, "saves"),
         cost=number(history, "cost"),
         stalls=sum(each.kind == "stall" for each in attempt.events),
+        at_least=lost is not None and _last_seen(end, last),
     )
 
 
@@ -161,10 +165,20 @@ def first_error(events: Iterable[EventFact], kind: str = "error") -> EventFact |
 
 
 def last_step(attempt: AttemptFacts, end: EventFact | None) -> int | None:
-    """Return the completed steps at the attempt's end."""
+    """Return the completed steps at the attempt's end: those of its record, or of the save of the other ranks at an error."""
     if end is None:
         return None
-    return end.step if end.step is not None else whole(end.history, "completed")
+    own = end.step if end.step is not None else whole(end.history, "completed")
+    saved = [each.step for each in attempt.events if each.kind == "save" and each.committed]
+    return max((each for each in (own, *saved) if each is not None), default=None)
+
+
+def _last_seen(end: EventFact | None, last: int | None) -> bool:
+    """Whether an attempt was killed at an unknown step, and `last` is only the one at which its agent last saw it."""
+    failure = None if end is None else end.failure
+    if failure is None or not failure.by_agent or failure.kind == "stall":
+        return False  # training that stands still completes no further step
+    return failure.step == last
 
 
 def first_sign(attempt: AttemptFacts) -> float | None:

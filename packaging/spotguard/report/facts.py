@@ -39,6 +39,8 @@ class FailureFact:
     #: Completed steps, and those of the checkpoint at which the next start resumes.
     step: int | None
     newest_checkpoint: int | None
+    #: Whether the agent wrote it for a rank that was gone: `step` is the one at which the agent last saw the rank.
+    by_agent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

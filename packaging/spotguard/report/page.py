@@ -22,6 +22,7 @@ from .summary import (
     facts_of,
     failure_of,
     group_of,
+    lost_steps,
     machines_of,
     percent,
     short_seconds,
@@ -252,7 +253,7 @@ def _cells(line: AttemptLine) -> Iterator[tuple[str, str]]:
     lasted = None if line.started is None or line.ended is None else max(0.0, line.ended - line.started)
     yield "lasted", duration(lasted)
     yield "steps", f"{steps(line.first)} to {steps(line.last if line.last is not None else line.committed)}"
-    yield "lost", steps(line.lost)
+    yield "lost", lost_steps(line)
     yield "kept", steps(line.kept)
     yield "step time", short_seconds(line.step_seconds)
     yield "checkpoints", steps(line.saves)

@@ -383,6 +383,7 @@ def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
             rank=whole(record, "rank"),
             step=step,
             newest_checkpoint=newest,
+            by_agent=text(record, "by") == "agent",
         ),
     )
 

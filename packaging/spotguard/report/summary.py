@@ -49,6 +49,12 @@ def steps(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
+def lost_steps(report: RunReport | AttemptLine) -> str:
+    """Return the lost steps of a run or of an attempt; "≥" before them if there may be more."""
+    lines = report.attempts if isinstance(report, RunReport) else (report,)
+    return ("≥ " if any(line.at_least for line in lines) else "") + steps(report.lost)
+
+
 def dollars(value: float) -> str:
     """Return an amount of money."""
     return f"${value:,.2f}"
@@ -89,7 +95,7 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
         line.lost is None and line.end not in ("running", "stalled", "bare") for line in report.attempts
     )
     more = f"; those of {count(unknown, 'attempt')} are not known" if unknown else ""
-    yield "lost", steps(report.lost), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
+    yield "lost", lost_steps(report), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
     again = _seconds(report, report.kept)
     worth = f", {span(again)} of training" if again else ""
     yield "kept", steps(report.kept), f"steps count thanks to a save at a notice or an error{worth}"

@@ -18,7 +18,16 @@ from spotguard.report.facts import RunFacts
 from spotguard.report.page import page
 from spotguard.report.reading import read_run
 from spotguard.report.reckoning import RunReport, reckon
-from spotguard.report.summary import STATES, alarm_of, as_json, cause_of, lines, short_seconds, steps
+from spotguard.report.summary import (
+    STATES,
+    alarm_of,
+    as_json,
+    cause_of,
+    lines,
+    lost_steps,
+    short_seconds,
+    steps,
+)
 
 from ...output import add_json, console, print_json, short_moment
 from ...select_checkpoint import add_target, target
@@ -114,7 +123,7 @@ def _show(report: RunReport) -> None:
             str(line.number),
             short_moment(line.started, report.now),
             f"{steps(line.first)} to {steps(line.last if line.last is not None else line.committed)}",
-            steps(line.lost),
+            lost_steps(line),
             steps(line.kept),
             short_seconds(line.step_seconds),
             Text(cause_of(line)),
