@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotguard.alerts.records.failure_record import record_of
 from spotguard.hooks.checkpoint.format.keys import dismissed_key, end_key, failure_key, outcome_key
 from spotguard.report.page import page
 from spotguard.report.reckoning import reckon
 from spotguard.report.runs import all_runs
-from spotguard.report.summary import failure_of
+from spotguard.report.summary import alarm_of, failure_of
 from tests.fakes.checkpoint import Save
 from tests.report.kept import Kept
 
@@ -113,6 +115,43 @@ def test_the_rank_that_was_killed_after_a_stall_is_the_end_of_its_attempt() -> N
     assert f"ended by an error: {cause}; training again 14.0 s later; it stood still 1 time" in page(
         reckon(facts_of_run), facts_of_run
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [
+        pytest.param(
+            {
+                "says": "the data could not be read",
+                "error": "ValueError",
+                "message": "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+                "ValueError: bad sample 57\n",
+                "where": "t.py:6 in get",
+            },
+            "the data could not be read at t.py:6 in get (ValueError: bad sample 57)",
+            id="of a loader's worker",
+        ),
+        pytest.param(
+            {
+                "says": "training stood still",
+                "message": "training stood still: rank 0 in data at t.py:6 in get: no progress for 60 s",
+                "where": "t.py:6 in get",
+            },
+            "training stood still: rank 0 in data at t.py:6 in get: no progress for 60 s",
+            id="of a stall",
+        ),
+        pytest.param({"kind": "stall", "message": "x" * 600}, f"stall ({'x' * 600})", id="a long one"),
+    ],
+)
+def test_the_cause_of_an_error_is_its_own_message_once(record: dict[str, str], cause: str) -> None:
+    kept = Kept()
+    kept.claim()
+    kept.put(failure_key("run", 1, 0), record)
+    (alarm,) = reckon(kept.read()).alarms
+    assert alarm.cause == cause
+    assert len(alarm_of(alarm)) == min(400, len(cause))
+    (run,) = all_runs(kept.store, 1500.0)
+    assert run.failure == cause
 
 
 def test_a_run_that_was_ended_after_a_stall_was_not_preempted() -> None:
@@ -265,9 +304,9 @@ def test_a_failure_has_its_whole_record_on_the_page() -> None:
     assert other.failure is not None
     assert (other.failure.advice, other.failure.stack, other.failure.step) == ("", (), None)
     shown = dict(failure_of(one, report))
-    assert shown["evidence"] == "text, place"
+    assert shown["evidence"] == "the error's text, where it arose"
     assert shown["scope"].startswith("rank 0 of ")
-    assert (shown["sure"], shown["resumes at"], shown["what to do"]) == (
+    assert (shown["confidence"], shown["resumes at"], shown["what to do"]) == (
         "high",
         "step 9",
         "look at the sample",

@@ -25,24 +25,20 @@ from spotguard.hooks.checkpoint.format.keys import (
     parse_manifest_name,
 )
 from spotguard.hooks.checkpoint.format.manifest import AttemptRecord
-from spotguard.hooks.ipc.failure_classes import CLASSES
 from spotguard.hooks.ipc.failures.phase_times import LEAST
-from spotguard.hooks.ipc.protocol import FAILURE, RESTART, STALL
 from spotguard.providers.errors import CheckpointError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 
+from .events import EVENTS
 from .facts import (
     AttemptFacts,
     CheckpointFact,
     EventFact,
-    FailureFact,
     RunFacts,
     entries,
     known_facts,
-    mapping,
     number,
     text,
-    texts,
     whole,
 )
 from .stalls import READ, STALLS, RankStacks, StacksKey, parse_stacks_key, stall_fact
@@ -50,8 +46,6 @@ from .stalls import READ, STALLS, RankStacks, StacksKey, parse_stacks_key, stall
 #: Records that are read of one attempt: the first failed ranks, because the others most likely failed for want of these; more of them
 #: if none of these is a cause; and the newest notices.
 _FAILED_RANKS, _MORE_RANKS, _NOTICES = 8, 56, 200
-#: Characters of an error's message, and its innermost frames, that a report shows.
-_MESSAGE, _FRAMES = 4000, 100
 _RECORD = re.compile(
     r"(?P<kind>outcomes|failures|ends)/(?P<attempt>\d{4,15})(?:-(?P<rest>[\d-]+))?\.json", re.ASCII
 )
@@ -156,7 +150,7 @@ class RunListing:
 
     def _read(self, kind: str, attempt: int, infos: Iterable[ObjectInfo]) -> Iterator[EventFact]:
         for info in infos:
-            if (event := _EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
+            if (event := EVENTS[kind](_json(self.store, info.key), info.modified)) is not None:
                 yield replace(event, put=info.modified, id=_alarm(event.kind, attempt, info.key))
 
     def _judged(self, event: EventFact) -> EventFact:
@@ -324,76 +318,3 @@ def _json(store: BlobStore, key: str) -> dict[str, Any]:
     except (NotFoundError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
-    notice = mapping(record, "notice")
-    kind, source = text(notice, "kind"), text(notice, "source")
-    if not notice:
-        return None
-    committed, history = bool(record.get("committed")), mapping(record, "history")
-    step = whole(record, "step") if committed else whole(history, "completed")
-    at = number(record, "ended") or put
-    # Training goes on after a stall's save as after a drill's, and its record has that, too.
-    if notice.get("drill") and kind != STALL:
-        return EventFact(
-            "drill", at, "", step, committed, history=history
-        )  # beside training: no time is lost
-    seconds = number(record, "seconds_to_commit") or number(record, "seconds") or 0.0
-    detail = f": {told}" if (told := text(notice, "detail")) else ""
-    words = {
-        STALL: f"training stood still{detail}",
-        RESTART: f"training stood still, and was ended so that it starts again{detail}",
-        FAILURE: source,
-    }.get(kind, f"{kind} notice from {source}")
-    if not committed and (why := text(record, "reason")):
-        words += f"; nothing new was saved: {why}"
-    what = {STALL: "stall", RESTART: "error", FAILURE: "save"}.get(kind, "notice")
-    return EventFact(what, at, words, step, committed, seconds, history, asked=kind == RESTART)
-
-
-def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
-    if not record:
-        return None
-    step, newest = whole(record, "step"), whole(record, "newest_checkpoint")
-    message = text(record, "message").strip()
-    lines = message.splitlines()
-    error = ": ".join(filter(None, [text(record, "error"), lines[0] if lines else ""]))
-    words = text(record, "says") or text(record, "kind") or "an error"
-    if where := text(record, "where"):
-        words += f" at {where}"
-    return EventFact(
-        "error",
-        number(record, "ended") or put,
-        f"{words} ({error})" if error else words,
-        step,
-        None if step is None else newest == step,
-        history=mapping(record, "history"),
-        follows=(known := CLASSES.get(text(record, "kind"))) is not None and known.follows,
-        failure=FailureFact(
-            kind=text(record, "kind"),
-            evidence=texts(record, "evidence"),
-            confidence=text(record, "confidence"),
-            advice=text(record, "advice"),
-            error=text(record, "error"),
-            message=message[:_MESSAGE],
-            phase=text(record, "phase"),
-            where=text(record, "where"),
-            stack=texts(record, "stack")[-_FRAMES:],
-            rank=whole(record, "rank"),
-            step=step,
-            newest_checkpoint=newest,
-            by_agent=text(record, "by") == "agent",
-        ),
-    )
-
-
-def _of_end(record: dict[str, Any], put: float) -> EventFact | None:
-    if not record:
-        return None
-    kind, history = text(record, "why"), mapping(record, "history")
-    known = kind if kind in ("ended", "interrupted", "left") else "ended"
-    return EventFact(known, number(record, "ended") or put, "", whole(history, "completed"), history=history)
-
-
-_EVENTS = {"outcomes": _of_notice, "failures": _of_error, "ends": _of_end}

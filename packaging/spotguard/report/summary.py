@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from spotguard.hooks.ipc.failure_classes import OF_PLACE, OF_TEXT, OF_TYPE
 from spotguard.providers.text import clip, count, span
 
 from .attempts import AttemptLine
@@ -31,9 +32,10 @@ STATES = {
 }
 #: Characters of a cause in a table.
 _CAUSE = 160
-#: Characters of a fact about a failure.
+#: Characters of a fact about a failure, and of a cause in the list of alarms.
 _FACT = 400
-
+#: Evidence as an error's record has it, in the words of the table of classes.
+_EVIDENCE = {"text": OF_TEXT, "type": OF_TYPE, "place": OF_PLACE}
 
 #: Columns of a key figure's name, and of the figure.
 _NAME, _FIGURE = 14, 12
@@ -139,7 +141,7 @@ def cause_of(line: AttemptLine) -> str:
 
 def alarm_of(alarm: AlarmLine) -> str:
     """Return the cause of an alarm as one line."""
-    return ("dismissed: " if alarm.dismissed else "") + clip(alarm.cause, _CAUSE)
+    return ("dismissed: " if alarm.dismissed else "") + clip(alarm.cause, _FACT)
 
 
 def stall_of(stall: StallFact) -> Iterator[tuple[str, str]]:
@@ -172,8 +174,8 @@ def failure_of(alarm: AlarmLine, report: RunReport) -> Iterator[tuple[str, str]]
     money = seconds / 3600 * (line.machine_count or 1) * (report.money.price if report.money else 0.0)
     known = {
         "class": failure.kind,
-        "sure": failure.confidence,
-        "evidence": ", ".join(failure.evidence),
+        "confidence": failure.confidence,
+        "evidence": ", ".join(_EVIDENCE.get(each, each) for each in failure.evidence),
         "scope": f"{rank}{machines_of(line)}{lost}{f', {dollars(money)}' if money else ''}",
         "step": "" if failure.step is None else steps(failure.step),
         "resumes at": "" if failure.newest_checkpoint is None else f"step {steps(failure.newest_checkpoint)}",
