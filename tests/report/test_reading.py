@@ -11,7 +11,7 @@ from spotguard.report.reckoning import reckon
 from spotguard.report.runs import all_runs
 from spotguard.report.summary import alarm_of, failure_of
 from tests.fakes.checkpoint import Save
-from tests.report.kept import Kept
+from tests.report.kept import NOW, Kept
 
 
 def test_a_start_has_its_machines_and_the_time_since_when_they_were_there() -> None:
@@ -50,6 +50,32 @@ def test_checkpoints_have_their_steps_and_dates_from_the_listing() -> None:
         "first": 0,
         "periodic": 10,
     }  # of the newest that is whole, though it has no marker
+
+
+@pytest.mark.parametrize(
+    ("step", "counts", "lost"),
+    [
+        pytest.param(30, 18, 12, id="the full one is worth more"),
+        pytest.param(130, 130, 0, id="the full one is too old"),
+    ],
+)
+def test_steps_count_up_to_the_checkpoint_that_the_next_start_restores(
+    step: int, counts: int, lost: int
+) -> None:
+    """A rank was gone at the newest one, so that this lacks the rank's extras."""
+    kept = Kept()
+    kept.claim()
+    kept.at(1100.0).save(18, first=0, began=1000.0)
+    Save("run", 1, step, level="partial-extras", tensors={}).write(kept.at(1200.0).store)
+    kept.outcome(step=step, history={"first": 0, "periodic": 18})
+    report = reckon(kept.read())
+    (line,) = report.attempts
+    assert (report.step, report.counted, report.age) == (
+        counts,
+        counts,
+        NOW - (1200.0 if not lost else 1100.0),
+    )
+    assert (line.last, line.lost, line.kept) == (step, lost, step - 18 - lost)
 
 
 def test_a_pruned_attempt_is_known_from_the_newest_checkpoint() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .facts import AttemptFacts, EventFact, RunFacts, number, whole
+from .facts import AttemptFacts, CheckpointFact, EventFact, RunFacts, number, whole
 
 #: Seconds of slack between a record and the checkpoint that it reports, and between two machines' clocks.
 SLACK = 1.0
@@ -58,7 +58,7 @@ class AttemptLine:
 
 
 def attempt_lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
-    newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
+    newest = next_start(facts)
     lines: list[AttemptLine] = []
     resumed: int | None = None  # where the next attempt began that trained
     began: float | None = None  # and when
@@ -73,7 +73,10 @@ def attempt_lines(facts: RunFacts) -> tuple[AttemptLine, ...]:
 
 
 def _line(
-    attempt: AttemptFacts, facts: RunFacts, resumed: int | None, newest: AttemptFacts | None
+    attempt: AttemptFacts,
+    facts: RunFacts,
+    resumed: int | None,
+    newest: tuple[AttemptFacts, CheckpointFact] | None,
 ) -> AttemptLine:
     history, end = attempt.history, end_of(attempt)
     committed = attempt.checkpoints[-1].step if attempt.checkpoints else None
@@ -84,8 +87,8 @@ def _line(
             resumed = last
         elif newest is None:
             resumed = first
-        elif newest.number <= attempt.number:
-            resumed = newest.checkpoints[-1].step
+        elif newest[0].number <= attempt.number:
+            resumed = newest[1].step
     # The history is as old as the file that has it, and an announcement may be lost. Without the save at its end, an attempt would
     # have had its drills' checkpoints all the same.
     asked = {each.step for each in attempt.events if each.committed and each.failure is None}
@@ -129,6 +132,15 @@ def _line(
         stalls=sum(each.kind == "stall" for each in attempt.events),
         at_least=lost is not None and _last_seen(end, last),
     )
+
+
+def next_start(facts: RunFacts) -> tuple[AttemptFacts, CheckpointFact] | None:
+    """Return the checkpoint that the next start restores, with its attempt; None if there is none."""
+    for attempt in reversed(facts.attempts):
+        for each in reversed(attempt.checkpoints):
+            if facts.resumes in (None, (attempt.number, each.step)):
+                return attempt, each
+    return None
 
 
 def end_of(attempt: AttemptFacts) -> EventFact | None:

@@ -140,10 +140,12 @@ class RunFacts:
     store: str
     run_id: str
     attempts: tuple[AttemptFacts, ...]
-    #: The history that the newest complete checkpoint carries: its attempt's facts, and `earlier`.
+    #: The history that the checkpoint of the next start carries: its attempt's facts, and `earlier`.
     history: Mapping[str, Any]
     #: Wall seconds of the reading.
     now: float
+    #: The attempt and the step of the checkpoint that the next start restores; None if that is the newest one, or not known.
+    resumes: tuple[int, int] | None = None
 
 
 #: Nothing true in a record is larger: seconds, also those since 1970, and whole numbers. Nothing is negative.

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from spotguard.agent.core.ending.stall_response import STALL_WINDOW
+from spotguard.hooks.arguments import extras_worth
 from spotguard.hooks.checkpoint.attempts import attempt_record
-from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, side_by_side
+from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, side_by_side, whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_marker
 from spotguard.hooks.checkpoint.format.keys import (
     MARKER,
@@ -24,7 +25,8 @@ from spotguard.hooks.checkpoint.format.keys import (
     parse_attempt,
     parse_manifest_name,
 )
-from spotguard.hooks.checkpoint.format.manifest import AttemptRecord
+from spotguard.hooks.checkpoint.format.manifest import LEVELS, AttemptRecord, CommitMarker, RankManifest
+from spotguard.hooks.checkpoint.ranking import worth_it
 from spotguard.hooks.ipc.failures.phase_times import LEAST
 from spotguard.providers.errors import CheckpointError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
@@ -186,17 +188,37 @@ class RunListing:
 
     def history(self, folder: CheckpointFolder | None) -> Mapping[str, Any]:
         """Return the history that a checkpoint carries; {} if it has none. One request, at most two."""
+        told = self._told(folder)
+        return {} if told is None else told.history
+
+    def _told(self, folder: CheckpointFolder | None) -> CommitMarker | RankManifest | None:
         if folder is None:
-            return {}
+            return None
         try:
             if MARKER in folder.files:
                 key = folder.prefix + MARKER
-                return decode_marker(self.store.get(key), key).history
+                return decode_marker(self.store.get(key), key)
             worlds = {parsed[1] for name in folder.files if (parsed := parse_manifest_name(name))}
             key = folder.prefix + manifest_name(0, min(worlds))
-            return decode_manifest(self.store.get(key), key).history
+            return decode_manifest(self.store.get(key), key)
         except (CheckpointError, NotFoundError):  # damaged, or pruned meanwhile
-            return {}
+            return None
+
+    def next_start(self) -> tuple[CheckpointFolder | None, Mapping[str, Any]]:
+        """Return the checkpoint that the next start restores, and its history.
+
+        That is the newest one, unless it lacks a part: then a restore may use an older full one, and the manifests decide.
+        """
+        told = self._told(self.newest)
+        if told is None or told.level == "full":
+            return self.newest, {} if told is None else told.history
+        candidates = whole_checkpoints(self.store, self.run_id, levels=LEVELS, indexed=True)
+        try:
+            name = next((each.name for each in worth_it(candidates, extras_worth())), None)
+        except CheckpointError:  # a restore would refuse it
+            name = None
+        folder = next((each for each in self.folders if each.name == name), self.newest)
+        return folder, told.history if folder is self.newest else self.history(folder)
 
     def attempt(
         self,
@@ -251,8 +273,7 @@ def read_run(store: BlobStore, run_id: str, now: float) -> RunFacts:
         StoreError: the store failed.
     """
     listing = RunListing(store, run_id, store.list(f"{run_id}/"))
-    newest = listing.newest
-    history = listing.history(newest)
+    newest, history = listing.next_start()
     earlier = {whole(each, "attempt"): each for each in entries(history, "earlier")}
 
     def read(attempt: int) -> AttemptFacts:
@@ -261,7 +282,8 @@ def read_run(store: BlobStore, run_id: str, now: float) -> RunFacts:
         return listing.attempt(attempt, told, earlier.get(attempt, {}))
 
     attempts = _with_stacks(listing, side_by_side(read, listing.attempts))
-    return RunFacts(store.url, run_id, attempts, history, now)
+    resumes = None if newest is listing.newest or newest is None else (newest.name.attempt, newest.name.step)
+    return RunFacts(store.url, run_id, attempts, history, now, resumes)
 
 
 def _with_stacks(listing: RunListing, attempts: Sequence[AttemptFacts]) -> tuple[AttemptFacts, ...]:

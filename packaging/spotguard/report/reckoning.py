@@ -21,6 +21,7 @@ from .attempts import (
     end_of,
     first_sign,
     last_step,
+    next_start,
     saved_its_end,
 )
 from .facts import FailureFact, RunFacts, StallFact, entries, number, whole
@@ -84,7 +85,7 @@ class RunReport:
     down: float | None
     #: "training", "stalled", "notice", "error", "ended", "interrupted", "silent" or "empty".
     state: str
-    #: Completed steps that count, the steps of this run among them, and the age of the newest checkpoint.
+    #: Completed steps that count, the steps of this run among them, and the age of the checkpoint of the next start.
     step: int | None
     counted: int
     age: float | None
@@ -134,7 +135,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
     def ettr(seconds: float) -> float | None:
         return min(1.0, sum(useful) / seconds) if seconds > 0 and step_seconds else None
 
-    checkpoints = [each.at for attempt in facts.attempts for each in attempt.checkpoints]
+    newest = next_start(facts)
     return RunReport(
         run_id=facts.run_id,
         store=facts.store,
@@ -145,7 +146,7 @@ def reckon(facts: RunFacts, price: float | None = None) -> RunReport:
         state=state,
         step=chain[-1].last if chain else None,
         counted=counted,
-        age=max(0.0, facts.now - max(checkpoints)) if checkpoints else None,
+        age=None if newest is None else max(0.0, facts.now - newest[1].at),
         step_seconds=step_seconds,
         estimated=estimated,
         ettr=ettr(wall),
@@ -180,7 +181,7 @@ def _state(lines: Sequence[AttemptLine]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CountedSteps:
-    """The steps of one attempt that led to the newest checkpoint, or of several as one."""
+    """The steps of one attempt that led to the checkpoint of the next start, or of several as one."""
 
     attempt: int | None
     first: int
@@ -189,7 +190,7 @@ class CountedSteps:
 
 
 def _chain(facts: RunFacts) -> list[CountedSteps]:
-    """Return the attempts that led to the newest checkpoint, the oldest first, and a last one whose last checkpoint is gone."""
+    """Return the attempts that led to the checkpoint of the next start, the oldest first, and a last one whose last checkpoint is gone."""
     chain: list[CountedSteps] = []
 
     def add(number: int | None, first: int | None, last: int, step_seconds: float | None) -> None:
@@ -199,11 +200,10 @@ def _chain(facts: RunFacts) -> list[CountedSteps]:
     for entry in entries(facts.history, "earlier"):
         if (last := whole(entry, "last")) is not None:
             add(whole(entry, "attempt"), whole(entry, "first"), last, number(entry, "step_seconds"))
-    newest = next((each for each in reversed(facts.attempts) if each.checkpoints), None)
-    if newest is not None:
-        history = newest.history
-        last = newest.checkpoints[-1].step
-        add(newest.number, whole(history, "first"), last, number(history, "step_seconds"))
+    if (newest := next_start(facts)) is not None:
+        attempt, checkpoint = newest
+        history = attempt.history
+        add(attempt.number, whole(history, "first"), checkpoint.step, number(history, "step_seconds"))
     end = next((each for each in reversed(facts.attempts) if whole(each.history, "first") is not None), None)
     if end is None or not saved_its_end(end):
         return chain
