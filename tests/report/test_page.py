@@ -124,6 +124,20 @@ def test_an_attempt_that_a_restore_left_and_one_that_left_nothing_are_on_the_pag
     assert text.count('class="ended"') == text.count('class="bare"') == 3  # in two sizes, and in the legend
 
 
+def test_the_line_of_an_attempt_passes_a_save_whose_checkpoint_is_deleted() -> None:
+    save = EventFact("save", START + 100, "RuntimeError", 100, True, 9.0)
+    error = EventFact("error", START + 110, "an error", 60, False)
+    text = page_of(only(replace(PREEMPTED, checkpoints=(checkpoint(60, 70),), events=(save, error))))
+    (line, _), (mark, _) = (
+        re.findall(pattern, text)
+        for pattern in (
+            r'points="([^"]+)" class="attempt"',
+            r'cx="([\d.]+)" cy="([\d.]+)" r="4" class="saved"/>\n',
+        )
+    )
+    assert ",".join(mark) in line.split()
+
+
 def test_thousands_of_checkpoints_make_a_picture_that_a_browser_can_show() -> None:
     many = tuple(checkpoint(number, 10 + number / 40) for number in range(1, 4000))
     text = page_of(only(replace(PREEMPTED, checkpoints=many)))

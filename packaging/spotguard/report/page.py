@@ -119,7 +119,7 @@ _EXPLAINED = (
     "median. The time for which the run has been down since then is a figure of its own.",
     "The ETTR without queueing is over the wall time less the time spent waiting for machines, as far as that is known.",
     "Steps are lost if they were trained and the next start does not have them. If the end of an attempt has no record, they "
-    "are not known, and not in the sum.",
+    'are not known, and not in the sum. If a process was killed, they count up to where its agent last saw it: "≥" is before them.',
     "Steps are kept if they count thanks to a save at a notice or an error: they come after the last checkpoint that training "
     "made by itself, or after the attempt's first step.",
     "The cost of a checkpoint is the time for which training stood still for it, and the slower steps beside its upload.",

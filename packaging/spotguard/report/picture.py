@@ -123,7 +123,16 @@ def _attempt(
 ) -> None:
     began = line.began if line.began is not None else line.started
     shown = _some(attempt.checkpoints, marks)
-    points = [(each.at, each.step) for each in shown]
+    there = {each.step for each in attempt.checkpoints}
+    gone = [  # their checkpoints are deleted
+        (each.at, each.step)
+        for each in attempt.events
+        if each.committed
+        and each.step is not None
+        and each.step not in there
+        and not (each.failure and each.failure.by_agent)
+    ]
+    points = sorted([*((each.at, each.step) for each in shown), *gone])
     if began is not None and line.first is not None:
         points.insert(0, (began, line.first))
     end = next(iter(_steps(line)[::-1]), None)
@@ -132,10 +141,8 @@ def _attempt(
     drawing.path([(x(at - start), y(step)) for at, step in points], "attempt")
     for each in shown:
         _mark(drawing, each.emergency, x(each.at - start), y(each.step))
-    there = {each.step for each in attempt.checkpoints}
-    for event in attempt.events:  # their checkpoints may be deleted
-        if event.committed and event.step is not None and event.step not in there:
-            _mark(drawing, True, x(event.at - start), y(event.step))
+    for at, step in gone:
+        _mark(drawing, True, x(at - start), y(step))
     if points and line.end:
         at, step = points[-1]
         _end(drawing, line.end, x(at - start), y(step))
