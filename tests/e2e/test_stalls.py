@@ -26,7 +26,7 @@ def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee:
     running.err.until(
         r"WARNING: training stands still: rank 0 \(pid \d+\) in other at train.py:\d+ in \w+: no progress"
     )
-    running.err.until("no progress of the run for .* COMMITTED .* training continues")
+    running.err.until("no progress of the run for .* COMMITTED .* nothing is ended")
     assert machine.committed() == [(1, 4, 0)]
     (outcome,) = machine.outcomes_in_store()
     assert (outcome["notice"]["kind"], outcome["committed"], outcome["step"]) == ("stall", True, 4)
@@ -52,7 +52,7 @@ def test_a_training_that_stands_for_good_starts_again_where_it_stood(trainee: Tr
     running.say("go 4")
     trainee.stepped(running, 4)
     running.say(word)
-    running.err.until("COMMITTED .* training continues")
+    running.err.until("COMMITTED .* nothing is ended")
     running.err.until("training still stands: .* restart 1 of 1 for stall")
     running.err.until("starting the command again: training stood still")
     assert trainee.begun(running) == 4
