@@ -55,8 +55,7 @@ def _of_error(record: dict[str, Any], put: float) -> EventFact | None:
         fingerprint="",
         stays=False,
     )
-    # The last line of an error from a loader's worker has the error's type, too.
-    error = ": ".join(filter(None, [known.error, known.first.removeprefix(f"{known.error}: ")]))
+    error = ": ".join(filter(None, [known.error, known.first]))
     says = text(record, "says") or known.kind or "an error"
     at = f" at {known.where}" if known.where else ""
     # That of a stall begins with these words, and has the place.
