@@ -64,9 +64,10 @@ def test_a_port_that_is_taken(taken: int) -> None:
     assert found.advice.startswith("give another port")
 
 
-def test_a_port_that_this_very_run_has_is_no_failure() -> None:
+def test_a_port_that_this_very_run_has_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks beside the job says the job's own words."""
     pytest.importorskip("prometheus_client")
+    monkeypatch.setattr(start, "_ANSWERS", 30.0)  # loaded processors
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     mine = options(metrics_port=str(port))
