@@ -48,7 +48,8 @@ class Lives:
         print(json.dumps(life), file=self._process.stdin, flush=True)
         if not select.select([self._process.stdout], [], [], LIFE)[0]:
             close_lives()  # the next test has another process
-            raise AssertionError(f"a life of {self.of[1].name} takes more than {LIFE} s")
+            said = Path(life["said"]).read_text()
+            raise AssertionError(f"a life of {self.of[1].name} takes more than {LIFE} s:\n{said}")
         return list(json.loads(self._process.stdout.readline()))
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -26,6 +27,8 @@ import torch
 
 #: Seconds from SIGTERM to SIGKILL for the other ranks: torchrun's.
 GRACE = 30.0
+#: Seconds after which a rank tells where it stands: it has probably hung, and the test will end it.
+STACKS = 240
 
 
 def main() -> None:
@@ -91,6 +94,7 @@ def become(life: Any, rank: int, port: int) -> None:
     said = os.open(life["said"], os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
+    faulthandler.dump_traceback_later(STACKS, file=2)
     if rank == 0:
         atexit.register(write_modules, life)
     random.seed()
