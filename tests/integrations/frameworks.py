@@ -104,6 +104,8 @@ class Training:
         self.command = [str(self._python), *torchrun, str(self._program)] if launched else []
         self.env = os.environ | {
             "OMP_NUM_THREADS": "1",
+            # At its exit torch waits up to 300 s for its processes that compile, if they do not end: twice on loaded processors.
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "SPOTGUARD_EVERY": "off",
             "PYTHONWARNINGS": "ignore",
             "HOME": str(folder),
