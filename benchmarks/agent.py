@@ -1,4 +1,4 @@
-"""What the agent costs while nothing happens: memory, and CPU, looking for each cloud's notices.
+"""The cost of an agent while nothing happens: memory, and CPU, looking for each cloud's notices.
 
 It is measured bare, with metrics, with alerts, and with all at once: two agents, of which each guards a rank of one job in training.
 """

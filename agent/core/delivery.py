@@ -337,7 +337,8 @@ class Delivery:
 
     def advance_rehearsal(self, p: Preemption) -> None:
         """End a drill that every participant has answered, or whose time is over."""
+        ended = "nothing is ended" if p.stall else "training continues"
         if p.all_done:
-            self.rehearsed(p, "nothing is ended" if p.stall else "training continues")
+            self.rehearsed(p, ended)
         elif self._turn.now >= p.limit:
-            self.rehearsed(p, f"out of time; {'nothing is ended' if p.stall else 'training continues'}")
+            self.rehearsed(p, f"out of time; {ended}")
