@@ -114,9 +114,8 @@ def measure(scale: Scale) -> Iterator[Row]:
             what = f"{name}: its proportional share (PSS)"
             yield Row(what, "MiB", (proportional,), peer=pss, peer_name=_BARE)
             what = f"{name}: CPU, watching"
-            quiet = (
-                None if WITH_ALL in name else 0.3
-            )  # the figure is that of an agent to which nothing happens
+            # The figure is that of an agent to which nothing happens.
+            quiet = None if WITH_ALL in name else 0.3
             yield Row(what, "% of a core", (cpu,), figure=quiet, peer=without, peer_name=_BARE)
 
 
