@@ -14,6 +14,7 @@ PACKAGES = {
     "azure": ("azure-storage-blob>=12.20", "azure-identity>=1.17"),
     "torch": ("torch>=2.6", "numpy>=1.26"),
     "metrics": ("prometheus-client>=0.20",),
+    "bootstrap": ("packaging>=23",),
 }
 
 

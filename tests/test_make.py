@@ -61,7 +61,7 @@ def test_torch_alone_comes_from_the_index_that_is_named(tmp_path: Path) -> None:
     assert pip.endswith("--constraint constraints.txt pip>=25.1")
     assert torch.endswith(f"--constraint constraints.txt --index-url {INDEX} --no-deps torch")
     assert rest.endswith(
-        "--constraint constraints.txt --group dev --group docs --editable .[s3,gcs,azure,metrics]"
+        "--constraint constraints.txt --group dev --group docs --editable .[s3,gcs,azure,metrics,bootstrap]"
     )
 
 

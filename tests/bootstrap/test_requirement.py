@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from packaging.requirements import Requirement
 
@@ -181,3 +183,13 @@ def test_an_index_is_the_same_on_every_machine(said: str) -> None:
     with pytest.raises(UsageError, match="--index"):
         requirement.index(said)
     assert requirement.index("file:///srv/index") == "file:///srv/index"
+
+
+def test_checking_versions_without_packaging_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare name needs no check, so `spotguard bootstrap` works without the extra."""
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    assert requirement.others(["torch"]) == ["torch"]
+    with pytest.raises(
+        UsageError, match=r"--with: .* pip install 'packaging>=23' \(spotguard's extra bootstrap\)"
+    ):
+        requirement.others(["torch==2.6"])

@@ -14,9 +14,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import spotguard
 from spotguard.providers.errors import UsageError
+from spotguard.providers.optional_deps import how_to_install
 from spotguard.providers.stores.url import scheme_of
-
-from .specifiers import is_marker, is_versions
 
 #: URL scheme -> the wheel's extra with that store's SDK.
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
@@ -33,6 +32,8 @@ _PATH_WITH_EXTRAS = re.compile(r"(?P<path>/.*?)(?:\[(?P<extras>[\w\s,.-]*)\])?")
 _OPTION = re.compile(r"\s-")
 #: The `;` before a marker. A `;` without a blank beside it may belong to a URL.
 _BEFORE_A_MARKER = re.compile(r"\s+;\s*|;\s+|;$")
+#: A variable that pip replaces from its environment before it parses a line. Here it counts as a number.
+_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 #: File name of a spotguard wheel (PEP 427): pip takes the wheel's contents from its name.
 _WHEEL = re.compile(r"spotguard-[^-/]+(?:-[0-9][^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl", re.IGNORECASE)
 
@@ -172,9 +173,9 @@ def _read(flag: str, requirement: str) -> _Parts:
         match = _PATH_WITH_EXTRAS.fullmatch(place.strip())
         assert match is not None
         parts = _Parts("", match["extras"] or "", "", match["path"], marker.strip())
-        is_one = ";" not in text or is_marker(marker)
+        is_one = ";" not in text or _is_requirement(flag, f"x;{marker}")
     elif _URL.match(text):
-        parts, is_one = _placed("", "", text)
+        parts, is_one = _placed(flag, "", "", text)
     else:
         named = _NAMED.fullmatch(text)
         # A relative path of a wheel has the form of a name, and pip would look up a package of that name.
@@ -186,11 +187,11 @@ def _read(flag: str, requirement: str) -> _Parts:
                 f"--package {requirement!r}: expected spotguard itself; --with names other packages"
             )
         if rest.startswith("@"):
-            parts, is_one = _placed(name, extras, rest[1:].strip())
+            parts, is_one = _placed(flag, name, extras, rest[1:].strip())
         else:
-            versions, semicolon, marker = (part.strip() for part in rest.partition(";"))
+            versions, _, marker = (part.strip() for part in rest.partition(";"))
             parts = _Parts(name, extras, versions, "", marker)
-            is_one = (not versions or is_versions(versions)) and (not semicolon or is_marker(marker))
+            is_one = not rest or _is_requirement(flag, name + rest)
     if not is_one:
         _refuse(flag, requirement)
     if not text.startswith("/") and parts.place:
@@ -198,10 +199,33 @@ def _read(flag: str, requirement: str) -> _Parts:
     return parts
 
 
-def _placed(name: str, extras: str, text: str) -> tuple[_Parts, bool]:
+def _placed(flag: str, name: str, extras: str, text: str) -> tuple[_Parts, bool]:
     """Return the parts of a requirement at a URL, and whether its rest is a valid marker."""
     place, *markers = _BEFORE_A_MARKER.split(text, maxsplit=1)
-    return _Parts(name, extras, "", place, "".join(markers)), all(map(is_marker, markers))
+    is_one = all(_is_requirement(flag, f"x;{marker}") for marker in markers)
+    return _Parts(name, extras, "", place, "".join(markers)), is_one
+
+
+def _is_requirement(flag: str, text: str) -> bool:
+    """Return whether `text`, a name with versions or a marker, is a requirement (PEP 508).
+
+    pip refuses any other text, but only on the machine, where nobody reads the error.
+
+    Raises:
+        UsageError: `packaging`, which pip itself uses, is not installed.
+    """
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{flag}: versions and markers are checked by packaging, which is not installed here: "
+            f"{how_to_install('bootstrap')}"
+        ) from error
+    try:
+        Requirement(_VARIABLE.sub("0", text))
+    except InvalidRequirement:
+        return False
+    return True
 
 
 def _refuse(flag: str, requirement: str) -> NoReturn:
