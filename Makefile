@@ -27,13 +27,16 @@ endif
 
 BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-EXTRAS := s3,gcs,azure,metrics
+EXTRAS := s3,gcs,azure,metrics,bootstrap
 SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml setup.py packaging/release.toml MANIFEST.in LICENSE $(wildcard README.md)
 # The tiers: tests/tiers.py says which test is in which.
 FAST := -m "not slow and not soak and not bench"
 SLOW := -m "slow and not soak and not bench"
-# More than cores: half of a whole-path test's time is waiting.
-JOBS ?= 5
+# One worker for each of two cores, and more for the whole-path tests: three quarters of their time is waiting. Workers of
+# their own collect these tests alone, which costs a fifth of collecting all.
+JOBS ?= 2
+WHOLE_PATH_JOBS ?= 6
+SLOW_JOBS ?= 5
 # A test file that needs torch must say so: on a Python without torch the others still run.
 COLLECT_WITHOUT_TORCH = $(BIN)/python -c 'import sys; sys.modules["torch"] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))' \
 	--collect-only -qqq -rN -p no:cacheprovider
@@ -44,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 
-.PHONY: help demo docs site release-check test test-slow times soak check bench wheel test-wheel test-pythons servers clean
+.PHONY: help demo docs site release-check test quick test-slow times soak check bench wheel test-wheel test-pythons servers clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -54,12 +57,19 @@ demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, re
 	$(BIN)/spotguard demo
 
 test: .venv/ready  ## the fast tier: five minutes, and no server
-	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
+	@code=0; \
+	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal --ignore=tests/e2e || code=$$?; \
+	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(WHOLE_PATH_JOBS) --dist=worksteal tests/e2e || code=$$?; \
+	exit $$code
+
+quick: .venv/ready  ## the fast tests of the folders that differ from BASE (HEAD)
+	@$(BIN)/python scripts/quick $(BASE)
 
 test-slow: .venv/ready  ## the slow tier: real servers, the pages, and what is long; `make servers` first
-	$(AGAIN) $(BIN)/pytest $(SLOW) --numprocesses=$(JOBS) --dist=worksteal
+	$(AGAIN) $(BIN)/pytest $(SLOW) --numprocesses=$(SLOW_JOBS) --dist=worksteal
 
 times: .venv/ready  ## record what both tiers take, and print the table of CONTRIBUTING.md
+	rm -f tests/times.json
 	SPOTGUARD_TIMES=$(CURDIR)/tests/times.json $(MAKE) test test-slow
 	$(BIN)/python -m tests.times
 
@@ -93,7 +103,7 @@ wheel: dist/built  ## build the wheel into dist/
 	@ls dist/*.whl
 
 test-wheel: .venv-wheel/ready  ## the whole-path tests of the fast tier against the built wheel
-	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= tests/e2e
+	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(WHOLE_PATH_JOBS) --dist=worksteal -o pythonpath= tests/e2e
 
 test-pythons:  ## the fast tier without torch, on every other Python >= 3.12 that is here
 	scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal

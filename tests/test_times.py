@@ -48,11 +48,13 @@ def test_slow():
 
 @pytest.mark.slow
 def test_a_run_is_recorded_by_its_workers(tmp_path: Path) -> None:
-    """With the processor time of children; the record of another tier stays."""
+    """With the processor time of children; the record of another tier stays, and a second run is added."""
     (tmp_path / "tests" / "some").mkdir(parents=True)
     (tmp_path / "tests" / "some" / "test_it.py").write_text(PROGRAM)
     record = tmp_path / "times.json"
-    record.write_text(json.dumps({"soak": {}}))
+    record.write_text(
+        json.dumps({"soak": {}, "fast": {"seconds": 100.0, "parts": {"tests/other": [2, 3.0, 4.0]}}})
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--numprocesses=1", "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=ROOT, env={**os.environ, "SPOTGUARD_TIMES": str(record)}, capture_output=True, text=True, timeout=60, check=False,
@@ -60,6 +62,8 @@ def test_a_run_is_recorded_by_its_workers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(record.read_text())
     assert said.keys() == {"soak", "fast", "slow"}
+    assert said["fast"]["seconds"] > 100
+    assert said["fast"]["parts"]["tests/other"] == [2, 3.0, 4.0]
     tests, workers, processors = said["fast"]["parts"]["tests/some"]
     assert tests == 1
     assert workers > 0

@@ -1,8 +1,8 @@
 """Where the suite's time goes: the record of a run of each tier, and the table of it in CONTRIBUTING.md.
 
-`make times` runs both tiers with SPOTGUARD_TIMES, which names the file of the record, and prints the table. Run it on a
-machine that does nothing else. `tests/test_times.py` refuses a table that is not the record's. No test judges the seconds:
-machines differ by a factor of two.
+`make times` runs both tiers with SPOTGUARD_TIMES, which names the file of the record, and prints the table. A tier of several
+runs is the sum of them. Run it on a machine that does nothing else. `tests/test_times.py` refuses a table that is not the
+record's. No test judges the seconds: machines differ by a factor of two.
 """
 
 from __future__ import annotations
@@ -118,8 +118,12 @@ class Times:
             return
         record = json.loads(self._path.read_text()) if self._path.exists() else {}
         for name, rows in self._rows.items():
+            earlier = record.get(name, {"seconds": 0.0, "parts": {}})
+            for part, before in earlier["parts"].items():
+                rows[part] = [sum(column) for column in zip(rows[part], before, strict=True)]
             parts = {part: [row[0], round(row[1], 1), round(row[2], 1)] for part, row in sorted(rows.items())}
-            record[name] = {"seconds": round(time.monotonic() - self._began, 1), "parts": parts}
+            seconds = earlier["seconds"] + time.monotonic() - self._began
+            record[name] = {"seconds": round(seconds, 1), "parts": parts}
         self._path.write_text(json.dumps(record, indent=1) + "\n")
 
 
