@@ -3,7 +3,7 @@
 `spotguard simulate failure` provokes them, at random steps and in random ranks. The time is from the failure itself to the first
 line that names its class; what counts as right is the last one, which `spotguard run` writes when the command has ended. A stall is
 named once its limit is over, which is 3 s here. A failure of which only an alert tells is named by that: by the helper's first line
-about it. A cut, and what ends another machine, have two machines in namespaces (`tests/e2e/machines.py`).
+about it. A cut network, and what ends another machine, have two machines in namespaces (`tests/e2e/machines.py`).
 
 No simulation provokes the classes of `OTHERS`. What has to follow each of them counts too: the exit code, the number of starts, and
 the commit. A clock is set by a library in front of libc (`tests/e2e/wall_clock.py`).
@@ -34,7 +34,7 @@ import pytest
 from spotguard.hooks.ipc.failure_classes import CLASSES
 from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, OF_NVML
 from tests.e2e.machines import Node, Rack, address
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running
 from tests.e2e.wall_clock import WallClock
 
 from .rows import Row, Unable
@@ -42,8 +42,8 @@ from .scale import Scale
 
 SCRIPTS = ("plain", "accumulating", "ranks")
 #: Losses that rise, one error at the same step in two starts, a limit of time, a wall clock that is set, and another machine whose
-#: processes are killed, or which is gone at once with its wire.
-OTHERS = ("spike", "repeated", "deadline", "clock-jump", "peer-lost", "machine-lost")
+#: wire is cut for a while, whose processes are killed, or which is gone at once with its wire.
+OTHERS = ("spike", "repeated", "deadline", "clock-jump", "cut", "peer-lost", "machine-lost")
 LIMIT = 3.0
 _SCRIPT = str(Path(__file__).with_name("failing.py"))
 _SPOTGUARD = (sys.executable, "-m", "spotguard")
@@ -72,7 +72,7 @@ _NAMED = re.compile(
 #: An alert of a simulated failure, which outranks the line of how the command ended.
 _ALERT = re.compile(rf"alert ({'|'.join(sorted(OF_NVML | IN_KERNEL_LOG | {'clock-jump'}))}): ")
 #: Seconds for which each lasts: until two looks at a process, a heartbeat and ten seconds, or one and two samples, are over.
-_SECONDS = {"stopped": 22, "cut": 15, "gpu-lost": 12, "gpu-memory-error": 22, "gpu-throttled": 30}
+_SECONDS = {"stopped": 22, "gpu-lost": 12, "gpu-memory-error": 22, "gpu-throttled": 30}
 #: Alerts of a GPU that is slow begin after five minutes.
 _RULES = '[rule.gpu-throttled]\nfor = "1s"\n'
 #: Memory of a cgroup in which two ranks train.
@@ -118,15 +118,13 @@ def measure(scale: Scale) -> Iterator[Row]:
 
 def _words(kind: str, script: str, rng: random.Random) -> list[str]:
     """Return the words of `spotguard` that let one failure happen at some step."""
-    # The agents of two machines have to know each other first.
-    step = rng.randint(30, 50) if kind == "cut" else rng.randint(3, 25)
     simulated = rng.choice(("program", "data")) if kind == "repeated" else kind
-    words = ["simulate", "failure", simulated, "--at-step", str(step)]
+    words = ["simulate", "failure", simulated, "--at-step", str(rng.randint(3, 25))]
     if kind == "repeated":
         words += ["--times", "9"]
     if kind in _SECONDS:
         words += ["--for", str(_SECONDS[kind])]
-    if script == "ranks" or kind == "cut":
+    if script == "ranks":
         words += ["--rank", str(rng.randint(0, 1))]
     if simulated in ("stall", "program"):
         # An error in the loader is one of the data, whatever raised it.
@@ -238,14 +236,15 @@ def followed(kind: str, code: int, log: Log, begun: float) -> bool:
 
 def _cut(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str, float]:
     """Return as what the other one of two machines names the cut of a network, and after how many seconds."""
-    words = _words(kind, script, rng)
-    with _two_machines(folder, (*words, "--", *_SPOTGUARD), script, "0.1") as (nodes, runs):
-        eventually(lambda: any("cut begins" in each.err.text for each in runs), "nothing was cut")
+    cut = rng.randint(0, 1)
+    with _two_machines(folder, script, "0.1") as (nodes, runs):
+        _until_known(runs, rng)
         began = time.monotonic()
-        cut = next(number for number, each in enumerate(runs) if "cut begins" in each.err.text)
+        nodes[cut].cut()
         named = runs[1 - cut].err.until(_NAMED.pattern)
         seconds = time.monotonic() - began
         runs[1 - cut].err.until(f"training stands still: machine {nodes[cut].name} is silent")
+        nodes[cut].plug()
         whole = all(each.ended() == 0 for each in runs)
         found = next((name for words, name in _SAID.items() if words in named[0]), "nothing")
         return (found if whole and nodes[cut].name in named[0] else "nothing"), seconds
@@ -253,10 +252,8 @@ def _cut(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str,
 
 
 @contextmanager
-def _two_machines(
-    folder: Path, before: Sequence[str], script: str, pause: str
-) -> Iterator[tuple[list[Node], list[Running]]]:
-    """Yield two machines, and the run of a job on each, which stand in these words of `spotguard`, if any.
+def _two_machines(folder: Path, script: str, pause: str) -> Iterator[tuple[list[Node], list[Running]]]:
+    """Yield two machines, and the run of a job on each.
 
     Raises:
         Unable: no machines can be made here.
@@ -271,12 +268,19 @@ def _two_machines(
         # It prints all that its machines have printed.
         with redirect_stdout(io.StringIO()), Rack(folder) as rack:
             nodes = [rack.add(), rack.add()]
-            words = (*before, *run, "--store", nodes[0].url, "--", *job)
+            words = (*run, "--store", nodes[0].url, "--", *job)
             yield nodes, [node.spotguard(*words) for node in nodes]
     except pytest.skip.Exception as why:
         raise Unable(str(why)) from None
     except AssertionError as why:
         print(f"  {script}: {str(why)[-2000:]}", flush=True)
+
+
+def _until_known(runs: Sequence[Running], rng: random.Random) -> None:
+    """Wait until the agents of both machines know each other."""
+    for each in runs:
+        each.err.until(r"rank \d \(pid \d+\): training begins")
+    time.sleep(rng.uniform(4.0, 8.0))
 
 
 def _lost(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str, float]:
@@ -285,11 +289,9 @@ def _lost(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[str
     All processes of the lost one are killed. Where the machine is lost, too, its wire is dead before, so nothing tells their end.
     """
     lost = rng.randint(0, 1)
-    with _two_machines(folder, (), script, "0.3") as (nodes, runs):
+    with _two_machines(folder, script, "0.3") as (nodes, runs):
         here, log = runs[1 - lost], Log()
-        for each in runs:
-            each.err.until(r"rank \d \(pid \d+\): training begins")
-        time.sleep(rng.uniform(4.0, 8.0))  # until the agents know each other
+        _until_known(runs, rng)
         began = time.monotonic()
         (nodes[lost].take if kind == "machine-lost" else nodes[lost].stop)()
         # The last of these lines is the agent's, which has named the class before.

@@ -10,7 +10,7 @@
 - `checksums`
 
 `failure_plan` and `simulated_failure` are the same for `spotguard simulate failure`: one failure, at a given step. No process
-can continue itself after a stop, or cut its machine's network: `spotguard simulate` does, once it sees a file in the plan's folder.
+can continue itself after a stop: `spotguard simulate` does, once it sees a file in the plan's folder.
 
 The recorder draws no random number and changes no tensor. Its run time does not matter.
 """

@@ -41,10 +41,6 @@ class FailurePlan:
         """The mark of one time, from the moment at which it begins. It holds the pid of the process."""
         return Path(self.folder, f"time-{number}")
 
-    def disturbed(self, number: int) -> Path:
-        """The mark that `spotguard simulate` has acted, such as cut the network."""
-        return Path(self.folder, f"disturbed-{number}")
-
     @property
     def reached(self) -> Path:
         """The mark that the step is reached: a loader's worker has no steps of its own."""
@@ -74,7 +70,6 @@ KINDS: dict[str, FailurePlace] = {
     "killed": "forward",
     "stall": "forward",
     "stopped": "forward",
-    "cut": "forward",
     "memory-kill": "forward",
     "gpu-lost": "forward",
     "gpu-memory-error": "forward",
@@ -85,4 +80,4 @@ IN_KERNEL_LOG = frozenset({"memory-kill", "gpu-lost", "gpu-memory-error"})
 #: Those that NVML reports, too.
 OF_NVML = frozenset({"gpu-lost", "gpu-memory-error", "gpu-throttled"})
 #: Those that last for some seconds.
-LASTING = OF_NVML | {"stopped", "cut"}
+LASTING = OF_NVML | {"stopped"}

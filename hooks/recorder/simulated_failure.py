@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -124,9 +123,6 @@ class SimulatedFailure:
             os.kill(os.getpid(), signal.SIGKILL)
         elif plan.kind == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)  # `spotguard simulate` continues it
-        elif plan.kind == "cut":
-            while Path(plan.folder).exists() and not plan.disturbed(number).exists():
-                time.sleep(0.01)  # so that this step's collective meets the cut
         elif plan.kind == "gpu-throttled":
             self._slow_until = time.monotonic() + plan.seconds
         elif plan.kind == "stall":

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from spotguard.agent.config import parsers
 from spotguard.agent.process.memory import kills
@@ -20,7 +20,6 @@ from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, LASTING,
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator import cli
 
-from ...network_cut import NetworkCut
 from ..guard.run import split_at
 
 DESCRIPTION = """\
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="seconds",
         metavar="SECONDS",
-        help="let stopped, cut or gpu-… last so long [30]",
+        help="let stopped or gpu-… last so long [30]",
     )
     failure.add_argument(
         "--in", dest="place", metavar="PLACE", help="let it arise in data, forward, backward or optimizer"
@@ -124,11 +123,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
             plan.kernel_log.touch()
             env[kills.VARIABLE] = str(plan.kernel_log)
         if kind == "stopped":
-            held.enter_context(_Outside(plan, _stopped))
-        elif kind == "cut":
-            cut = held.enter_context(NetworkCut())
-            held.enter_context(_Outside(plan, cut.during))
-            command = cut.inside(command)
+            held.enter_context(_Continuing(plan))
         # At a prompt, the agent stops with its command, so that the shell's job is stopped, and so would this process be.
         code = _call(command, env, apart=kind == "stopped")
         if plan.time(0).exists():
@@ -145,17 +140,12 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     return code or NOT_HAPPENED
 
 
-class _Outside(threading.Thread):
-    """The part of a failure that no process can do to itself: disturb it for the plan's seconds, each time. A context manager.
+class _Continuing(threading.Thread):
+    """What a stopped process cannot do to itself: continue it after the plan's seconds, each time. A context manager."""
 
-    Args:
-        plan: the plan.
-        disturb: returns a context manager, in which the process with this pid is disturbed.
-    """
-
-    def __init__(self, plan: FailurePlan, disturb: Callable[[int], AbstractContextManager[None]]) -> None:
+    def __init__(self, plan: FailurePlan) -> None:
         super().__init__(daemon=True)
-        self._plan, self._disturb, self._over = plan, disturb, threading.Event()
+        self._plan, self._over = plan, threading.Event()
 
     def __enter__(self) -> None:
         self.start()
@@ -169,9 +159,8 @@ class _Outside(threading.Thread):
             while not (mark := self._plan.time(number)).exists() or not (pid := mark.read_text()):
                 if self._over.wait(_LOOK):
                     return
-            with self._disturb(int(pid)):
+            with _continued(int(pid)):
                 self._say(f"begins, for {self._plan.seconds:g} s")
-                self._plan.disturbed(number).touch()
                 self._over.wait(self._plan.seconds)
             self._say("is over")
 
@@ -182,7 +171,7 @@ class _Outside(threading.Thread):
 
 
 @contextmanager
-def _stopped(pid: int) -> Iterator[None]:
+def _continued(pid: int) -> Iterator[None]:
     """Continue the process behind a stop. Its pidfd names no process that comes after it."""
     try:
         process = os.pidfd_open(pid)
