@@ -25,6 +25,8 @@ from .format.keys import (
 )
 from .format.manifest import AttemptRecord
 
+#: Attempts whose starts are read.
+_STARTS = 20
 #: Simultaneous starts beyond this number mean that the store gives false answers.
 _MAX_RIVALS = 1000
 
@@ -100,15 +102,13 @@ def claim_step(
     )
 
 
-def attempt_starts(
-    store: BlobStore, run_id: str, *, last: int = 20, timeout: float | None = None
-) -> dict[int, float]:
-    """Return when each of the newest `last` attempts began, in wall seconds; unreadable records are left out."""
+def attempt_starts(store: BlobStore, run_id: str, *, timeout: float | None = None) -> dict[int, float]:
+    """Return when each of the newest attempts began, in wall seconds; unreadable records are left out."""
     claims = [
         parse_attempt(run_id, info.key) for info in store.list(attempts_prefix(run_id), timeout=timeout)
     ]
     starts = {}
-    for attempt in sorted(claim for claim in claims if claim is not None)[-last:]:
+    for attempt in sorted(claim for claim in claims if claim is not None)[-_STARTS:]:
         if (record := attempt_record(store, run_id, attempt, timeout=timeout)) is not None:
             starts[attempt] = record.created
     return starts

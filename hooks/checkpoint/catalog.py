@@ -244,10 +244,9 @@ def find_whole(
     *,
     step: int | None = None,
     levels: tuple[Level, ...] = ("full",),
-    timeout: float | None = None,
 ) -> WholeCheckpoint | None:
     """Return the newest complete checkpoint: highest (attempt, step, save)."""
-    return next(whole_checkpoints(store, run_id, step=step, levels=levels, timeout=timeout), None)
+    return next(whole_checkpoints(store, run_id, step=step, levels=levels), None)
 
 
 def _world(folder: CheckpointFolder) -> int:

@@ -45,9 +45,7 @@ class Checkpoint:
     suspect: str = ""
 
 
-def list_checkpoints(
-    store: BlobStore, run_id: str, *, deep: bool = False, timeout: float | None = None
-) -> list[Checkpoint]:
+def list_checkpoints(store: BlobStore, run_id: str, *, deep: bool = False) -> list[Checkpoint]:
     """Return every checkpoint of a run with its status, newest first.
 
     Pruning can leave a directory that holds only objects of newer checkpoints. The
@@ -57,10 +55,9 @@ def list_checkpoints(
         store: the store that holds them.
         run_id: the run.
         deep: whether to read all manifests even if the marker and the listing agree.
-        timeout: seconds for each request.
     """
-    folders = scan(store, run_id, timeout=timeout)
-    checkpoints = side_by_side(lambda folder: _describe(store, folder, folders, deep, timeout), folders)
+    folders = scan(store, run_id)
+    checkpoints = side_by_side(lambda folder: _describe(store, folder, folders, deep), folders)
     bare = [folder for folder in folders if not any(map(parse_manifest_name, folder.files))]
     attempts = {folder.name.attempt for folder in bare}
     needed: set[str] = set()
@@ -68,15 +65,15 @@ def list_checkpoints(
         refers = each.status == "complete" and each.nbytes > _objects(folder)[1]
         if refers and each.name.attempt in attempts:
             with suppress(CheckpointError, NotFoundError):  # the next listing reports this one
-                needed |= referred(examine(store, folder, folders, timeout=timeout).manifests).keys()
+                needed |= referred(examine(store, folder, folders).manifests).keys()
     kept = {each.name for each in bare if {each.prefix + file for file in each.files} <= needed}
     return [each for each in checkpoints if each.name not in kept]
 
 
-def list_runs(store: BlobStore, *, timeout: float | None = None) -> list[str]:
+def list_runs(store: BlobStore) -> list[str]:
     """Return the ids of all runs in a store."""
     runs: dict[str, None] = {}
-    for info in store.list("", timeout=timeout):
+    for info in store.list(""):
         run_id, _, rest = info.key.partition("/")
         # A bucket may hold other things, too.
         if is_run_id(run_id) and rest.startswith(("attempts/", "checkpoints/")):
@@ -89,21 +86,20 @@ def _describe(
     folder: CheckpointFolder,
     folders: list[CheckpointFolder],
     deep: bool,
-    timeout: float | None,
 ) -> Checkpoint:
     marked = MARKER in folder.files
     objects, nbytes = _objects(folder)
     status: Status = "complete"
     reason = ""
     try:
-        if marked and not deep and (marker := _said(store, folder, timeout)) is not None:
+        if marked and not deep and (marker := _said(store, folder)) is not None:
             names = [manifest_name(rank, marker.world) for rank in range(marker.world)]
             if (marker.objects, marker.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names):
                 return Checkpoint(
                     folder.run_id, folder.name, "complete", "", nbytes + marker.elsewhere, True,
                     marker.world, marker.level, marker.kind, marker.created, marker.missing, marker.suspect,
                 )  # fmt: skip
-        whole = examine(store, folder, folders, timeout=timeout)
+        whole = examine(store, folder, folders)
         first = whole.manifests[0]
         return Checkpoint(
             folder.run_id, folder.name, "complete", "", whole.nbytes, marked,
@@ -126,10 +122,10 @@ def _objects(folder: CheckpointFolder) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def _said(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> CommitMarker | None:
+def _said(store: BlobStore, folder: CheckpointFolder) -> CommitMarker | None:
     """Return the marker, or None if it cannot be read. The checkpoint stays valid then: the manifests say more."""
     key = folder.prefix + MARKER
     try:
-        return decode_marker(store.get(key, timeout=timeout), key)
+        return decode_marker(store.get(key), key)
     except CheckpointError:
         return None

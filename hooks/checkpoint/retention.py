@@ -173,18 +173,15 @@ def prune(
     every: int = 0,
     attempt: int | None = None,
     protect: Iterable[CheckpointName] = (),
-    timeout: float | None = None,
 ) -> list[CheckpointName]:
     """Delete the checkpoints that `plan_pruning` selects, and return their names.
 
     Raises:
         UsageError: `keep` is below 1.
     """
-    pruning = plan_pruning(
-        store, run_id, keep=keep, every=every, attempt=attempt, protect=protect, timeout=timeout
-    )
+    pruning = plan_pruning(store, run_id, keep=keep, every=every, attempt=attempt, protect=protect)
     for keys in pruning.steps():
-        store.delete(keys, timeout=timeout)
+        store.delete(keys)
     return [folder.name for folder in pruning.departing]
 
 

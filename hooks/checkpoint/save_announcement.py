@@ -43,15 +43,12 @@ def put_saving(
     store.put(checkpoint_prefix(run_id, name) + SAVING, memoryview(encode_saving(left)), timeout=timeout)
 
 
-def newest_in_flight(
-    store: ReadableStore, folders: list[CheckpointFolder], *, timeout: float | None = None
-) -> SaveInFlight | None:
+def newest_in_flight(store: ReadableStore, folders: list[CheckpointFolder]) -> SaveInFlight | None:
     """Return the newest announced save that is not complete, or None if there is none or a complete checkpoint is newer.
 
     Args:
         store: the store.
         folders: all checkpoints of a run, newest first.
-        timeout: seconds for the request.
     """
     for folder in folders:
         if folder.complete:
@@ -59,7 +56,7 @@ def newest_in_flight(
         if folder.announced:
             key = folder.prefix + SAVING
             try:
-                left = decode_saving(store.get(key, timeout=timeout), key)
+                left = decode_saving(store.get(key), key)
             except (CheckpointError, NotFoundError):  # damaged, or removed together with its save
                 continue
             return SaveInFlight(folder, folder.announced + left)

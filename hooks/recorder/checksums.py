@@ -66,10 +66,6 @@ def of_text(text: str) -> str:
     return f"{text[:_SHOWN]}… {crc32(text.encode(errors='surrogatepass')):08x}"
 
 
-def of_atom(value: object) -> str:
-    return of_text(repr(value))
-
-
 def of_array(array: Any) -> str:
     """Return type, shape and checksum of a numpy array; an array of objects is shown as text."""
     if array.dtype.hasobject:

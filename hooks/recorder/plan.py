@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,7 +77,7 @@ class LifePlan:
         return Path(self.folder, "acted")
 
 
-def plan_of(env: Mapping[str, str] = os.environ) -> LifePlan | None:
+def plan_of() -> LifePlan | None:
     """Return the plan of this process; None if neither `spotguard prove` nor `spotguard doctor --trial` started it."""
-    path = env.get(VARIABLE, "")
+    path = os.environ.get(VARIABLE, "")
     return LifePlan.read(Path(path)) if path else None

@@ -177,9 +177,7 @@ class Startup:
 _RECORDS, _MOST = 16, 1024
 
 
-def earlier_failures(
-    store: BlobStore, run_id: str, leaves: Collection[str] = (), *, timeout: float | None = None
-) -> dict[str, int]:
+def earlier_failures(store: BlobStore, run_id: str, leaves: Collection[str] = ()) -> dict[str, int]:
     """Return how often each class of failure has ended an attempt of this run, as the newest attempt has it.
 
     Args:
@@ -189,48 +187,42 @@ def earlier_failures(
     Raises:
         StoreError: the store failed.
     """
-    newest = newest_claim(store, run_id, timeout=timeout)
-    record = attempt_record(store, run_id, newest, timeout=timeout) if newest else None
+    newest = newest_claim(store, run_id)
+    record = attempt_record(store, run_id, newest) if newest else None
     counts = {} if record is None else counts_of(record.info.get("failures"))
     if not leaves:
         return counts
-    ended = {
-        str(each.get("counted") or each.get("kind")) for each in _failed_ranks(store, run_id, newest, timeout)
-    }
+    ended = {str(each.get("counted") or each.get("kind")) for each in _failed_ranks(store, run_id, newest)}
     ended &= {*FAILURES}  # a record that cannot be read names no cause
     ended = {*filter(_is_cause, ended)} or ended
-    outcomes = store.list(outcomes_prefix(run_id, newest), timeout=timeout)
+    outcomes = store.list(outcomes_prefix(run_id, newest))
     # The newest ones: an attempt leaves its machine at its end, and may have had many notices before.
     for info in sorted(outcomes, key=lambda info: (info.modified, info.key))[-_RECORDS:]:
-        notice = _told(store, info.key, timeout).get("notice")
+        notice = _told(store, info.key).get("notice")
         ids = notice.get("ids") if isinstance(notice, dict) else None
         if isinstance(ids, list) and any(str(id).startswith(LEAVES_FOR_STALL) for id in ids):
             ended.add("stall")
     return counts_of({**counts, **{kind: counts.get(kind, 0) + 1 for kind in ended if kind in leaves}})
 
 
-def earlier_errors(
-    store: BlobStore, run_id: str, *, timeout: float | None = None
-) -> Iterator[tuple[str, int]]:
+def earlier_errors(store: BlobStore, run_id: str) -> Iterator[tuple[str, int]]:
     """Yield the fingerprint and the step of each error that ended the newest attempt of this run.
 
     Raises:
         StoreError: the store failed.
     """
-    newest = newest_claim(store, run_id, timeout=timeout)
-    for record in _failed_ranks(store, run_id, newest, timeout):
+    newest = newest_claim(store, run_id)
+    for record in _failed_ranks(store, run_id, newest):
         fingerprint, step = record.get("fingerprint"), record.get("step")
         if isinstance(fingerprint, str) and fingerprint and type(step) is int:
             yield fingerprint, step
 
 
-def _failed_ranks(
-    store: BlobStore, run_id: str, attempt: int, timeout: float | None
-) -> Iterator[dict[str, Any]]:
+def _failed_ranks(store: BlobStore, run_id: str, attempt: int) -> Iterator[dict[str, Any]]:
     """Yield the records of an attempt's failed ranks, until one is a cause: the ranks before it may have lost it as a peer."""
-    keys = [info.key for info in islice(store.list(failures_prefix(run_id, attempt), timeout=timeout), _MOST)]
+    keys = [info.key for info in islice(store.list(failures_prefix(run_id, attempt)), _MOST)]
     for at in range(0, len(keys), _RECORDS):
-        records = side_by_side(lambda key: _told(store, key, timeout), keys[at : at + _RECORDS])
+        records = side_by_side(lambda key: _told(store, key), keys[at : at + _RECORDS])
         yield from records
         if any(_is_cause(str(each.get("kind"))) for each in records):
             return
@@ -241,10 +233,10 @@ def _is_cause(kind: str) -> bool:
     return kind in FAILURES and not (kind in CLASSES and CLASSES[kind].follows)
 
 
-def _told(store: BlobStore, key: str, timeout: float | None) -> dict[str, Any]:
+def _told(store: BlobStore, key: str) -> dict[str, Any]:
     """Return a record for people; {} if it is none."""
     try:
-        body = json.loads(bytes(store.get(key, timeout=timeout)))
+        body = json.loads(bytes(store.get(key)))
     except (NotFoundError, ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

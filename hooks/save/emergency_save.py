@@ -286,7 +286,7 @@ class EmergencySave:
             parameters=exact.bytes_of(WEIGHTS),
             moments=exact.bytes_of(_MOMENTS),
             rounded=None if rounded is None else rounded.bytes_of(_MOMENTS),
-            unchanged_parameters=sum(exact.objects[index].size for index in self._known),
+            unchanged=sum(exact.objects[index].size for index in self._known),
         )
 
     def _situation(self) -> BudgetInputs:
@@ -381,7 +381,7 @@ class BackgroundUpload:
             sizes=SaveSizes(
                 write_plan.bytes_of(WEIGHTS),
                 write_plan.bytes_of((Tier.MOMENTS,)),
-                unchanged_parameters=self._writer.unchanged_bytes(write_plan),
+                unchanged=self._writer.unchanged_bytes(write_plan),
             ),
             rate=link.rate(now),
             commit=link.commit or 0.0,

@@ -26,9 +26,9 @@ _GARBAGE = bytes(range(255, 191, -1)) * 4
 _HUGE = 20 * 1024 * 1024
 
 
-def status(status: int, body: bytes = b"") -> Spoil:
+def status(status: int) -> Spoil:
     """Return a fault that answers every request with this status."""
-    return lambda request, reply: Reply(status, body, {"Content-Type": "text/html"})
+    return lambda request, reply: Reply(status, b"", {"Content-Type": "text/html"})
 
 
 def _portal(request: HttpRequest, reply: Reply) -> Reply:

@@ -89,7 +89,6 @@ def verify(
     *,
     progress: Progress | None = None,
     clock: Clock | None = None,
-    timeout: float | None = None,
     rate: float | None = None,
 ) -> list[Damage]:
     """Return all damage in a checkpoint and in the objects that it refers to; empty if each CRC agrees.
@@ -99,7 +98,6 @@ def verify(
         whole: the checkpoint, from the catalog.
         progress: called with (bytes read, bytes in total) during the read.
         clock: measures which request lags behind the others.
-        timeout: seconds for each request.
         rate: bytes a second at most, by one request at a time; None: no limit.
 
     Raises:
@@ -119,7 +117,6 @@ def verify(
         report,
         progress=progress,
         clock=clock,
-        timeout=timeout,
         readers=None if rate is None else 1,
     ).run()
     return report.damages(list(dict.fromkeys(each.key for each in wanted)))

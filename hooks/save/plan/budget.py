@@ -54,27 +54,25 @@ class SaveSizes:
     moments: int
     #: Tier B with its moments rounded; None if that is not allowed.
     rounded: int | None = None
-    #: Bytes of each tier that are unchanged, so that the save only refers to them.
-    unchanged_parameters: int = 0
-    unchanged_moments: int = 0
+    #: Bytes of tier A that are unchanged, so that the save only refers to them.
+    unchanged: int = 0
 
     @property
     def a(self) -> int:
         """Bytes of tier A to be written."""
-        return max(0, self.parameters - self.unchanged_parameters)
+        return max(0, self.parameters - self.unchanged)
 
     @property
     def b(self) -> int:
         """Bytes of tier B to be written."""
-        return max(0, self.moments - self.unchanged_moments)
+        return self.moments
 
     @property
     def b_rounded(self) -> int | None:
         """Bytes of tier B to be written with rounded moments; None if that is not allowed or would save nothing."""
         if self.rounded is None:
             return None
-        rounded = max(0, self.rounded - self.unchanged_moments)
-        return rounded if rounded < self.b else None
+        return self.rounded if self.rounded < self.b else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class WritePlanCache:
         #: The plans, by whether moments are rounded.
         self._held: dict[bool, WritePlan] = {}
         #: The plans of this rank apart from all others, by whether moments are rounded.
-        self._apart: dict[bool, WritePlan] = {}
+        self._apart: WritePlan | None = None
         #: Frozen objects that are in the store, by index in the present plan.
         self._known: dict[int, StoredObject] = {}
 
@@ -64,14 +64,12 @@ class WritePlanCache:
             self._held[True] = kept
         return kept
 
-    def apart(self, state_tensors: Sequence[StateTensor], *, rounded: bool = False) -> WritePlan:
+    def apart(self, state_tensors: Sequence[StateTensor]) -> WritePlan:
         """Return the plan for these tensors that relies on no other rank's plan."""
-        kept = self._apart.get(rounded)
-        if kept is None or kept.shapes != shapes_of(state_tensors):
+        if self._apart is None or self._apart.shapes != shapes_of(state_tensors):
             alone = self._size_alone(state_tensors)
-            kept = WritePlan.of(state_tensors, alone, self._rank, self._world, rounded, apart=True)
-            self._apart[rounded] = kept
-        return kept
+            self._apart = WritePlan.of(state_tensors, alone, self._rank, self._world, apart=True)
+        return self._apart
 
     def adopt(self, write_plan: WritePlan) -> None:
         """Follow this plan, which another writer made. Known objects stay known if they have the same place in it."""

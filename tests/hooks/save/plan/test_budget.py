@@ -128,7 +128,7 @@ def test_rounded_moments_are_for_those_who_allow_them() -> None:
 
 def test_what_is_unchanged_needs_no_time() -> None:
     """A frozen base of 14 GiB does not keep an adapter from being saved whole."""
-    frozen = SaveSizes(14 * 1024 * MIB + MIB, 2 * MIB, unchanged_parameters=14 * 1024 * MIB)
+    frozen = SaveSizes(14 * 1024 * MIB + MIB, 2 * MIB, unchanged=14 * 1024 * MIB)
     assert plan(situation(2, sizes=frozen)).choice is BudgetChoice.FULL
 
 
