@@ -39,7 +39,6 @@ NAMES = (
     "manifests",
     "listing",
     "losses",
-    "ways",
     "gpu",
 )
 

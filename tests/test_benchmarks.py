@@ -216,10 +216,6 @@ ROWS = {
         "  until training goes on, 1 of 1",
         "  steps trained twice",
     ],
-    "ways": [
-        f"files that {what} passes"
-        for what in ("an emergency save of one process", "an agreed save of 4 ranks", "a restore")
-    ],
 }
 
 
