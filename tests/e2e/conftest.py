@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Machine
+from tests.e2e.processes import TIMEOUT
 from tests.e2e.trainee import PROGRAM, Trainee
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test here minutes: a machine that does ten other things starts its processes slowly."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(400))
 
 
 @pytest.fixture
@@ -50,7 +58,7 @@ def _plain_training() -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=110,
+        timeout=TIMEOUT,
     ).stdout
 
 

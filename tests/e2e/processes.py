@@ -17,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-TIMEOUT = 60.0  # seconds: a net under a hung test, never something a passing test waits for
+TIMEOUT = 180.0  # seconds: a net under a hung test, never something a passing test waits for
+#: Seconds that a notice may be on its way, from the instant at which it is there to the training process, on a busy machine.
+_ON_ITS_WAY = 20
 
 
 def eventually(
@@ -28,6 +30,11 @@ def eventually(
     while not condition():
         assert time.monotonic() < end, f"{what}: not in {timeout} s"
         never.wait(pause)
+
+
+def about(seconds: float) -> str:
+    """Return the pattern of whole seconds that are left of so many, once a notice has been on its way."""
+    return f"({'|'.join(str(int(seconds) - late) for late in range(_ON_ITS_WAY + 1))})"
 
 
 class Lines:

@@ -1,4 +1,7 @@
-"""What AWS's metadata service does in the field, end to end: whatever it is, the training process is told."""
+"""What AWS's metadata service does in the field, end to end: whatever it is, the training process is told.
+
+In the fast tier one test plays what happens in the field; `tests/providers/clouds` has each case.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from spotguard.providers.simulator.http_server import HttpRequest, Reply
 from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.fixtures_simulator import SimulateAws
-from tests.tiers import few_fast
 
 pytestmark = pytest.mark.wholepath
 
@@ -41,6 +43,7 @@ def told(running: Running) -> tuple[str, float]:
 
 # Not both at once: where this machine holds the agent up for a second, a token of 2 s ends in the very look whose next
 # one is refused, and twice refused is blind.
+@pytest.mark.slow
 @pytest.mark.parametrize(("ttl", "renewed", "refused"), [(2, 3, 0), (21600, 0, 1)])
 def test_a_token_that_expires_hides_no_notice(
     machine: Machine, simulate_aws: SimulateAws, ttl: int, renewed: int, refused: int
@@ -56,10 +59,11 @@ def test_a_token_that_expires_hides_no_notice(
     kind, left = told(running)
     assert aws.count(status=401) >= refused
     assert kind == "terminate"
-    assert 85 < left <= 90
+    assert 60 < left <= 90
     assert not re.search(r"\b401\b", running.err.to_the_end())
 
 
+@pytest.mark.slow
 def test_a_time_that_is_new_at_each_look_is_one_notice(machine: Machine, aws: AwsSimulator) -> None:
     """AWS's public mock (amazon-ec2-metadata-mock) at its defaults: two minutes from each request on, and a new recommendation."""
     running = watching(machine, aws)
@@ -68,7 +72,7 @@ def test_a_time_that_is_new_at_each_look_is_one_notice(machine: Machine, aws: Aw
         aws.preempt()
         assert aws.wait_for(look, path=KEY, status=200, timeout=TIMEOUT)
     kind, left = told(running)
-    assert (kind, 115 < left <= 120) == ("terminate", True)
+    assert (kind, 90 < left <= 120) == ("terminate", True)
     said = running.err.to_the_end()
     assert len(re.findall("in reserve, notifying", said)) == 1
     assert not re.search("ERROR|another notice|moved earlier", said)
@@ -91,12 +95,13 @@ class PublicMock(AwsSimulator):
         return super()._truth(request)
 
 
-@pytest.mark.parametrize("delayed", few_fast([False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("delayed", [False, True])
 def test_a_run_on_the_public_mock_ends_at_the_first_deadline_that_it_named(
     machine: Machine, delayed: bool
 ) -> None:
     """Each look shows a later one, before training and in the middle of it, and nobody saves: one notice, told of once."""
-    with PublicMock(window=5) as aws:
+    with PublicMock(window=10) as aws:
         aws.begun = not delayed
         running = watching(machine, aws) if delayed else machine.run("", sys.executable, NOTIFIED, aws=aws)
         aws.begun = True
@@ -111,6 +116,7 @@ def test_a_run_on_the_public_mock_ends_at_the_first_deadline_that_it_named(
     assert (outcome["kind"], outcome["committed"]) == ("terminate", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "window", "kind", "most"),
     [("stop", 8, "stop", 8), ("terminate", -3, "terminate", 10), ("hibernate", 0, "hibernate", 10)],
@@ -135,6 +141,7 @@ STANDING: dict[str, tuple[Callable[[AwsSimulator], object], str, float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", STANDING)
 def test_each_key_that_ends_the_machine_is_told(machine: Machine, aws: AwsSimulator, key: str) -> None:
     """S5, and its neighbours: the older key where the newer is hidden, a group's scale-in, an event that is near."""
@@ -146,13 +153,17 @@ def test_each_key_that_ends_the_machine_is_told(machine: Machine, aws: AwsSimula
     aws.fault("503", path=key, seconds=0)
     heard = told(running)
     assert heard[0] == kind
-    assert most - 25 < heard[1] <= most
+    assert most - 30 < heard[1] <= most
     outcome = machine.outcome()
     assert (outcome["kind"], outcome["source"]) == (kind, f"aws {key}")
 
 
-def test_advice_ends_nothing(machine: Machine, aws: AwsSimulator) -> None:
-    """S6: a recommendation alone, seen and said, and training goes on until the notice."""
+def test_advice_ends_nothing(machine: Machine, simulate_aws: SimulateAws) -> None:
+    """S6: a recommendation alone, seen and said, and training goes on until the notice.
+
+    With tokens that live 2 s (S1), and the notice behind a burst of 503 (S7); it is told with its own time (S3).
+    """
+    aws = simulate_aws(max_ttl=2)
     aws.rebalance()
     aws.maintenance("instance-stop", 86400)
     running = watching(machine, aws)
@@ -162,14 +173,20 @@ def test_advice_ends_nothing(machine: Machine, aws: AwsSimulator) -> None:
         "both are said",
     )
     assert running.running
+    aws.fault("503", count=2, path=KEY)
     aws.preempt(60)
-    assert told(running)[0] == "terminate"
+    kind, left = told(running)
+    assert (kind, 30 < left <= 60) == ("terminate", True)
+    assert not re.search(r"\b401\b", running.err.to_the_end())
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["source"]) == (kind, "aws spot/instance-action")
 
 
 FAULTS = [("503",), ("429", "reset", "slow", "trickle", "401", "hang")]
 
 
-@pytest.mark.parametrize("faults", few_fast([(each,) for each in FAULTS]), ids=",".join)
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", FAULTS, ids=",".join)
 def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
     machine: Machine, simulate_aws: SimulateAws, faults: tuple[str, ...]
 ) -> None:
@@ -182,4 +199,4 @@ def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
     for fault, running in runs.items():
         kind, left = told(running)
         assert kind == "terminate"
-        assert left > 105, f"{fault} cost more than its own time and one look"
+        assert left > 90, f"{fault} cost more than its own time and one look"

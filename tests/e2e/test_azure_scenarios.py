@@ -1,4 +1,7 @@
-"""What Azure's metadata service does in the field, end to end: our own events are told, and nobody else's."""
+"""What Azure's metadata service does in the field, end to end: our own events are told, and nobody else's.
+
+In the fast tier one test plays what happens in the field; `tests/providers/clouds` has each case.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.e2e.trainee import Trainee
 from tests.fixtures_simulator import SimulateAzure
-from tests.tiers import few_fast
 
 pytestmark = pytest.mark.wholepath
 
@@ -93,6 +95,7 @@ def test_an_event_of_this_machine_alone_is_acknowledged_after_the_commit(
     assert "acknowledged, so Azure may begin: Preempt" in running.err.to_the_end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["not alone", "not saved", "not asked for"])
 def test_what_is_not_ours_alone_or_not_saved_is_never_acknowledged(
     machine: Machine, vm: AzureSimulator, how: str
@@ -110,8 +113,13 @@ def test_what_is_not_ours_alone_or_not_saved_is_never_acknowledged(
 
 
 def test_what_is_called_off_ends_nobody(machine: Machine, vm: AzureSimulator) -> None:
-    """S14: training goes on; the next notice is a new one, and what has begun leaves a last try."""
+    """S14: training goes on; the next notice is a new one, and what has begun leaves a last try.
+
+    Another machine's event is nothing (S13), and a burst of 500 hides none of ours (S12).
+    """
     running = watching(machine, vm)
+    vm.preempt(of="other")
+    vm.fault("500", count=2)
     vm.preempt(60)
     running.err.until("has the notice")
     vm.cancel()
@@ -124,6 +132,7 @@ def test_what_is_called_off_ends_nobody(machine: Machine, vm: AzureSimulator) ->
     assert (outcome["kind"], outcome["left"]) == ("reboot", 0)
 
 
+@pytest.mark.slow
 def test_the_first_call_holds_nothing_up_and_its_notice_counts(
     machine: Machine, simulate_azure: SimulateAzure
 ) -> None:
@@ -138,9 +147,8 @@ def test_the_first_call_holds_nothing_up_and_its_notice_counts(
     assert vm.count(status=429) == 0
 
 
-@pytest.mark.parametrize(
-    "fault", few_fast(["410", "429", "500", "reset", "slow", "trickle", "portal", "redirect"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["410", "429", "500", "reset", "slow", "trickle", "portal", "redirect"])
 def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
     machine: Machine, vm: AzureSimulator, fault: str
 ) -> None:
@@ -153,6 +161,7 @@ def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
     assert machine.outcome()["left"] > 15
 
 
+@pytest.mark.slow
 def test_a_machine_that_does_not_know_its_name_takes_every_event_for_its_own(
     machine: Machine, vm: AzureSimulator
 ) -> None:

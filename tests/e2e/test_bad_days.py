@@ -28,6 +28,7 @@ from tests.fakes.noticed import Heard, notice
 from tests.fakes.training import PATIENCE, Job, different, guarded, restored, small, trajectory
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -110,7 +111,7 @@ def passes(clock: ManualClock, heard: Heard) -> None:
 # --- what passes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(2), ids="seed-{}".format)
+@pytest.mark.parametrize("seed", few_fast(range(2)), ids="seed-{}".format)
 @pytest.mark.parametrize("scheme", CLOUDS)
 def test_every_fifth_request_is_refused(
     scheme: str, seed: int, request: pytest.FixtureRequest, faults_before: FaultsBefore
@@ -126,7 +127,7 @@ def test_every_fifth_request_is_refused(
     assert day.network.faults_met() >= 2, "hardly anything went wrong"
 
 
-@pytest.mark.parametrize("after", [0, 1_000, 60_000])
+@pytest.mark.parametrize("after", few_fast([60_000, 0, 1_000]))
 @pytest.mark.parametrize("where", ["request", "response"])
 def test_connections_are_reset(day: Day, where: Literal["request", "response"], after: int) -> None:
     """In what is sent and in what is answered: first puts, then reads."""
@@ -143,7 +144,7 @@ def test_connections_are_reset(day: Day, where: Literal["request", "response"], 
     assert day.network.faults_met("reset") == 5
 
 
-@pytest.mark.parametrize("where", ["request", "response"])
+@pytest.mark.parametrize("where", few_fast(["request", "response"]))
 def test_a_stall_that_goes_on_costs_a_while(day: Day, where: Literal["request", "response"]) -> None:
     with under_way(day) as (guard, _, heard):
         day.network.inject(Fault("stall", where, after=0, times=2, matching=puts_large))
@@ -264,7 +265,7 @@ def test_what_waiting_does_not_mend_is_said_at_once(
     is_as_before(day)
 
 
-@pytest.mark.parametrize("why", ["denied", "full"])
+@pytest.mark.parametrize("why", few_fast(["denied", "full"]))
 def test_a_manifest_that_is_refused_is_no_commit(day: Day, why: str) -> None:
     """All objects are there, and it is as if they were not."""
     with under_way(day, ManualClock()) as (guard, _, heard):

@@ -11,7 +11,7 @@ import pytest
 
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running, about, eventually
 
 pytestmark = pytest.mark.wholepath
 
@@ -30,7 +30,7 @@ def test_a_return_means_saved(machine: Machine, aws: AwsSimulator) -> None:
     running = machine.run("", sys.executable, NOTIFIED, aws=aws)
     registered(machine, running)
     aws.preempt(120)
-    running.out.until("^notice terminate 1[12][0-9] ")
+    running.out.until(f"^notice terminate {about(120)} ")
     running.say("return")
     running.out.until("^TERM$")
     assert running.ended() == 75
@@ -42,7 +42,7 @@ def test_a_return_means_saved(machine: Machine, aws: AwsSimulator) -> None:
 
 def test_a_signal_that_wakes_nobody_is_sent_again(machine: Machine) -> None:
     """The function has returned and the main thread waits on: a second SIGTERM, and no SIGKILL."""
-    running = machine.run("--window 6 --reserve 1", sys.executable, NOTIFIED, "deaf")
+    running = machine.run("--window 11 --reserve 1", sys.executable, NOTIFIED, "deaf")
     registered(machine, running)
     running.send(signal.SIGTERM)
     running.say("return")

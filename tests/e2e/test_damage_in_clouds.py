@@ -21,6 +21,7 @@ from tests.e2e.clouds import CLOUDS, begin_day
 from tests.fakes.training import different, guarded, restored, small
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Fault
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -60,7 +61,7 @@ def manifest_key(whole: WholeCheckpoint) -> str:
     return f"run/checkpoints/{whole.name}/{manifest_name(0, 1)}"
 
 
-@pytest.mark.parametrize("damage", [flip, cut, remove, remove_manifest, put_anothers_manifest])
+@pytest.mark.parametrize("damage", few_fast([flip, cut, remove, remove_manifest, put_anothers_manifest]))
 @pytest.mark.parametrize("scheme", CLOUDS)
 def test_what_is_damaged_is_never_loaded(
     scheme: str,

@@ -10,9 +10,9 @@ import pytest
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
-from tests.e2e.trainee import Trainee
+from tests.e2e.speaker import SPEAKING, saw
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = pytest.mark.wholepath
 
 
 def asked(machine: Machine, *words: str) -> tuple[int, dict[str, Any]]:
@@ -23,13 +23,12 @@ def asked(machine: Machine, *words: str) -> tuple[int, dict[str, Any]]:
     return code, {each["check"]: each for each in json.loads(doctor.out.to_the_end())["checks"]}
 
 
-def test_a_job_that_fits_and_one_that_does_not(trainee: Trainee, aws: AwsSimulator) -> None:
-    machine = trainee.machine
+def test_a_job_that_fits_and_one_that_does_not(machine: Machine, aws: AwsSimulator) -> None:
+    machine.store.mkdir()
     watched = ("--provider", "aws", "--metadata-endpoint", aws.endpoint)
-    running = trainee.guarded("--every 3600", aws=aws)
-    trainee.begun(running)
-    running.say("go 3")
-    trainee.stepped(running, 3)
+    running = machine.run("", *SPEAKING, aws=aws)
+    saw(running, "ready")
+    running.say("step 3")
     eventually(lambda: machine.status()["sessions"][0]["step"] == 3, "heard of the step")
 
     code, said = asked(machine, *watched)
@@ -53,5 +52,6 @@ def test_a_job_that_fits_and_one_that_does_not(trainee: Trainee, aws: AwsSimulat
     assert (said["verdict"]["state"], said["verdict"]["fits"]) == ("fails", False)
     assert "would be enough" in said["verdict"]["advice"]
 
-    running.say("go 1")
-    trainee.stepped(running, 4)  # it was looked at, and not disturbed
+    running.say("end")
+    assert running.ended() == 0
+    assert '"preempt"' not in running.out.to_the_end(), "it was looked at, and not disturbed"

@@ -12,7 +12,7 @@ from tests.e2e.harness import Machine
 from tests.e2e.processes import Running
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = pytest.mark.wholepath
 
 
 def answers(machine: Machine, *words: str) -> tuple[int, list[dict[str, Any]]]:
@@ -24,8 +24,9 @@ def answers(machine: Machine, *words: str) -> tuple[int, list[dict[str, Any]]]:
     return code, [json.loads(said)] if words[0] == "status" else [json.loads(x) for x in said.splitlines()]
 
 
+@pytest.mark.torch
 def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> None:
-    """Its checkpoint is real, the job is not ended; with --preempt it is, and the next run goes on from there."""
+    """Its checkpoint is real, the job is not ended; with --preempt it is."""
     machine = trainee.machine
     running = trainee.guarded()
     trainee.begun(running)
@@ -72,6 +73,19 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     )
     assert machine.committed() == [(1, 3, 0), (1, 5, 1)]
 
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_run_goes_on_where_a_drill_to_the_end_has_left_it(trainee: Trainee) -> None:
+    first = trainee.guarded()
+    trainee.begun(first)
+    first.say("go 5")
+    trainee.stepped(first, 5)
+    preempting = trainee.machine.spotguard("drill", "--preempt")
+    first.err.until("gate at step 5")
+    first.say("free")
+    assert first.ended() == 75
+    assert preempting.ended() == 0
     last = trainee.guarded()
     assert trainee.begun(last) == 5
     last.say("free")

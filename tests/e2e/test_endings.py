@@ -10,7 +10,8 @@ import pytest
 
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running, about, eventually
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.wholepath
 
@@ -25,7 +26,7 @@ def obeying(machine: Machine, options: str, *words: str) -> Running:
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
+    few_fast([("exit 3", 3), ("kill -KILL $$", 137), ("exit 0", 0), ("kill -TERM $$", 143)], 2),
 )
 def test_a_command_that_ends_by_itself_gives_its_code(machine: Machine, command: str, code: int) -> None:
     """Its own code, or 128+n when a signal killed it; no outcome, because there was no notice."""
@@ -33,7 +34,7 @@ def test_a_command_that_ends_by_itself_gives_its_code(machine: Machine, command:
     assert list((machine.runtime / "spotguard").glob("job*")) == []
 
 
-@pytest.mark.parametrize(("options", "window"), [("", 25.0), ("--window 8", 8.0)])
+@pytest.mark.parametrize(("options", "window"), few_fast([("", 25.0), ("--window 8", 8.0)]))
 def test_sigterm_to_run_is_a_notice(machine: Machine, options: str, window: float) -> None:
     """It has 25 s, or --window; a command that registered nothing gets TERM at once and ends as it wants: 75."""
     running = obeying(machine, options, "TERM=0")
@@ -53,7 +54,7 @@ def test_on_a_machine_that_is_going_already_the_exit_waits(
     """The notice stood before the command began: whoever would start it again is kept waiting, a signal ends that."""
     aws.preempt(120)
     running = machine.run("", sys.executable, OBEY, "TERM=0", aws=aws)
-    running.err.until("the notice came before anything was trained: waiting 1[01][0-9]")
+    running.err.until(f"the notice came before anything was trained: waiting {about(120)}")
     said = machine.status()
     assert (said["phase"], said["command"], said["notice"]) == ("waiting", None, None)
     assert machine.outcome()["code"] == 75
@@ -81,7 +82,7 @@ def test_the_signal_and_the_exit_code_can_be_chosen(machine: Machine) -> None:
 
 def test_signal_none_sends_nothing_until_the_reserve(machine: Machine) -> None:
     """The command is left alone for the window, then killed at the reserve."""
-    running = obeying(machine, "--signal none --window 2 --reserve 1", "TERM=2")
+    running = obeying(machine, "--signal none --window 3 --reserve 1", "TERM=2")
     running.send(signal.SIGTERM)
     assert running.ended() == 75
     assert running.out.to_the_end().splitlines()[1:] == []
@@ -91,7 +92,7 @@ def test_signal_none_sends_nothing_until_the_reserve(machine: Machine) -> None:
 
 def test_a_command_that_does_not_obey_is_killed_at_the_reserve(machine: Machine) -> None:
     """TERM first, with the rest of the window; SIGKILL when only the reserve is left."""
-    running = obeying(machine, "--window 2 --reserve 1", "TERM=")
+    running = obeying(machine, "--window 4 --reserve 1", "TERM=")
     running.send(signal.SIGTERM)
     assert running.ended() == 75
     assert running.out.to_the_end().splitlines()[1:] == ["TERM"]

@@ -6,11 +6,14 @@ import json
 
 import pytest
 
+from tests.e2e.harness import Machine
+from tests.e2e.speaker import SPEAKING, saw
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = pytest.mark.wholepath
 
 
+@pytest.mark.torch
 def test_an_error_loses_no_step_and_is_recorded(trainee: Trainee) -> None:
     machine = trainee.machine
     running = trainee.guarded()
@@ -40,6 +43,8 @@ def test_an_error_loses_no_step_and_is_recorded(trainee: Trainee) -> None:
     trainee.finished(second)
 
 
+@pytest.mark.slow  # `tests/hooks/control/test_error_save.py` has it without an agent
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("half", "text", "why"),
     [
@@ -69,6 +74,21 @@ def test_a_state_that_does_not_stand_whole_is_not_committed(
     assert trainee.machine.committed() == [(1, 3, 0)]
 
 
+def test_an_error_is_restarted_until_the_same_one_comes_at_the_same_step(machine: Machine) -> None:
+    """Restarts are the agent's: a process that only tells its errors is enough."""
+    running = machine.run("--max-restarts 5", *SPEAKING)
+    for restart, step in enumerate((2, 4), start=1):
+        saw(running, "ready")
+        running.say(f"error ValueError {step}")
+        running.err.until(f"starting the command again: it crashed with 1, restart {restart} of 5")
+    saw(running, "ready")
+    running.say("error ValueError 4")
+    assert running.ended() == 1
+    running.err.until("the start before failed with the same error at the same step")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
 def test_the_same_error_at_the_same_step_is_not_restarted_twice(trainee: Trainee) -> None:
     running = trainee.guarded("--every off --max-restarts 5")
     trainee.begun(running)
@@ -83,6 +103,8 @@ def test_the_same_error_at_the_same_step_is_not_restarted_twice(trainee: Trainee
     assert len(list((trainee.machine.store / "job" / "attempts").iterdir())) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.torch
 def test_the_same_error_at_a_later_step_is_restarted(trainee: Trainee) -> None:
     running = trainee.guarded("--every off --max-restarts 5")
     for done in (0, 2):
@@ -96,6 +118,8 @@ def test_the_same_error_at_a_later_step_is_restarted(trainee: Trainee) -> None:
     assert running.ended() == 0
 
 
+@pytest.mark.slow
+@pytest.mark.torch
 def test_failures_of_an_earlier_run_count(trainee: Trainee) -> None:
     """Its agent is gone, and the store has them."""
     rule = "--every off --recover program=restart:1"

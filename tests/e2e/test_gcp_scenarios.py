@@ -1,4 +1,7 @@
-"""What Compute Engine's metadata server does in the field, end to end: the training process is told, and saves once."""
+"""What Compute Engine's metadata server does in the field, end to end: the training process is told, and saves once.
+
+In the fast tier one test plays what happens in the field; `tests/providers/clouds` has each case.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from tests.e2e.harness import Machine
 from tests.e2e.processes import TIMEOUT, Running, eventually
 from tests.e2e.trainee import Trainee
 from tests.fixtures_simulator import SimulateGcp
-from tests.tiers import few_fast
 
 pytestmark = pytest.mark.wholepath
 
@@ -48,6 +50,7 @@ def told(running: Running) -> tuple[str, float]:
     return said[1], float(said[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "most"), [("", 30), ("--window 120", 120), ("--window 15", 15)])
 def test_the_hook_is_told_the_window_that_was_said(
     machine: Machine, gcp: GcpSimulator, more: str, most: float
@@ -90,6 +93,7 @@ def test_s10_acpi_at_the_notice_is_one_save_and_one_exit(
     assert again.ended() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_s10_the_power_is_cut_and_nothing_half_made_is_seen(
     trainee: Trainee, machine: Machine, gcp: GcpSimulator
@@ -113,7 +117,8 @@ def test_s10_the_power_is_cut_and_nothing_half_made_is_seen(
 FAULTS = [("503",), ("429", "reset", "404", "hang", "held-503", "held-not")]
 
 
-@pytest.mark.parametrize("faults", few_fast([(each,) for each in FAULTS]), ids=",".join)
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", FAULTS, ids=",".join)
 def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
     machine: Machine, simulate_gcp: SimulateGcp, faults: tuple[str, ...]
 ) -> None:
@@ -127,6 +132,7 @@ def test_a_notice_behind_a_fault_is_told_when_the_fault_is_over(
         assert told(running)[0] == "preempt", fault
 
 
+@pytest.mark.slow
 def test_s8c_a_notice_before_the_start_ends_the_command_before_it_trains(
     machine: Machine, gcp: GcpSimulator
 ) -> None:
@@ -140,15 +146,19 @@ def test_s8c_a_notice_before_the_start_ends_the_command_before_it_trains(
 
 
 def test_a_migration_ends_nothing(machine: Machine, gcp: GcpSimulator) -> None:
-    """S11: it is shown, and training goes on."""
+    """S11: it is shown, and training goes on until the notice, behind a burst of 503 (S7, S8): its window is the one that was said."""
     gcp.maintain("migrate")
-    running = watching(machine, gcp)
+    running = watching(machine, gcp, more="--window 120")
     eventually(lambda: machine.status()["upcoming"], "the migration is shown")
     assert machine.status()["phase"] == "watching"
-    gcp.preempt()
-    assert told(running)[0] == "preempt"
+    gcp.fault("503", count=2)
+    gcp.preempt(notice=120)
+    kind, left = told(running)
+    assert (kind, 90 < left <= 120) == ("preempt", True)
+    assert machine.outcome()["source"] == "gcp instance/preempted"
 
 
+@pytest.mark.slow
 def test_gke_is_blind_and_says_what_to_do(machine: Machine, simulate_gcp: SimulateGcp) -> None:
     """S17: a 404 is not "not preempted"; SIGTERM is heard all the same."""
     gcp = simulate_gcp(gke=True)

@@ -19,7 +19,7 @@ from tests.kubernetes import container, environment
 pytest.importorskip("torch")
 pytest.importorskip("yaml")
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 
 class Indexed(Sharded):

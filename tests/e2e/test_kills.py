@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.harness import Machine
 from tests.e2e.lives import Drill, Lives
+from tests.e2e.speaker import SPEAKING, saw
 from tests.e2e.trainee import Trainee
 
-#: Twenty lives are some six seconds, and a minute and more on a machine that does ten other things.
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.wholepath
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trainee) -> None:
     """First right at the start, then one operation on the file system later each time, until a save gets through."""
     lives = Lives.under_run(trainee)
@@ -53,6 +55,7 @@ def test_an_emergency_save_is_killed_before_each_of_its_operations(trainee: Trai
     )
 
 
+@pytest.mark.torch
 def test_a_process_that_is_told_and_dies_before_its_boundary_leaves_what_was(trainee: Trainee) -> None:
     """In the middle of optimizer.step() a save waits for the boundary; a death then is no loss of what is whole."""
     lives = Lives.under_run(trainee)
@@ -72,8 +75,23 @@ def test_a_process_that_is_told_and_dies_before_its_boundary_leaves_what_was(tra
     lives.close()
 
 
-def test_a_process_that_dies_in_its_notice_ends_the_run_with_75(trainee: Trainee) -> None:
-    """The command itself was killed in the middle of the save: run me again, and the outcome says why."""
+def test_a_process_that_dies_in_its_notice_ends_the_run_with_75(machine: Machine) -> None:
+    """The command itself was killed before it has answered: run me again, and the outcome says why."""
+    running = machine.run("--window 120", *SPEAKING)
+    pid = saw(running, "ready")["pid"]
+    running.send(signal.SIGTERM)
+    saw(running, "preempt")
+    machine.kill(pid)
+    assert running.ended() == 75
+    outcome = machine.outcome()
+    assert (outcome["committed"], outcome["why"]) == (None, "its process died before the commit")
+    assert outcome["returncode"] == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_process_that_dies_in_its_save_ends_the_run_with_75(trainee: Trainee) -> None:
+    """The same with a save that has begun: nothing of it is whole."""
     running = trainee.guarded()
     trainee.begun(running)
     pid = int(running.out.text.split("registered ")[1].split()[0])
@@ -116,12 +134,14 @@ def random_instants(trainee: Trainee, seed: int, count: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_background_saves_are_killed_at_random_instants(trainee: Trainee) -> None:
     """Twenty lives, each training on from where the last one's newest checkpoint stands."""
     random_instants(trainee, seed=1, count=20)
 
 
 @pytest.mark.soak
+@pytest.mark.torch
 @pytest.mark.parametrize("seed", range(2, 14))
 def test_background_saves_are_killed_at_hundreds_of_random_instants(trainee: Trainee, seed: int) -> None:
     """The same with other seeds, twelve times twenty-five lives."""

@@ -20,7 +20,7 @@ from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault, Where
 from tests.tiers import with_nights
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 #: Instants of a put: at its first byte, in its body, and done, but not yet answered.
 INSTANTS: tuple[tuple[Where, int], ...] = (("request", 0), ("request", 100), ("response", 0))

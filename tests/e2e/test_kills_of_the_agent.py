@@ -9,11 +9,13 @@ import signal
 import pytest
 
 from spotguard.providers.simulator.aws.service import AwsSimulator
+from tests.e2e.harness import Machine
 from tests.e2e.lives import Drill, Lives
 from tests.e2e.processes import Running, eventually
+from tests.e2e.speaker import SPEAKING, saw
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.wholepath
 
 
 def service(trainee: Trainee, *options: str) -> Running:
@@ -24,6 +26,7 @@ def service(trainee: Trainee, *options: str) -> Running:
     return agent
 
 
+@pytest.mark.torch
 def test_training_outlives_its_agent_and_hears_the_next_one(trainee: Trainee, aws: AwsSimulator) -> None:
     """SIGKILL of `spotguard run`: training says once that it is unguarded and goes on, so do its checkpoints; the
     agent that comes next tells the notice that stands."""
@@ -59,6 +62,31 @@ def test_training_outlives_its_agent_and_hears_the_next_one(trainee: Trainee, aw
     assert machine.outcomes_in_store()[-1]["step"] == step
 
 
+def test_the_next_run_ends_what_a_killed_one_left(machine: Machine) -> None:
+    """It says which process, and starts nothing before that one has committed and left."""
+    first = machine.run("", *SPEAKING)
+    pid = saw(first, "ready")["pid"]
+    first.kill()
+    assert first.ended() == -signal.SIGKILL
+    second = machine.run("", *SPEAKING)
+    second.err.until(rf"pid {pid} is left of a spotguard run that was killed")
+    first.err.until("guarded again")
+    assert saw(first, "preempt")["kind"] == "orphan"
+    first.say("commit 3")
+    assert saw(first, "leave")["code"] == 75
+    second.err.until("starting the command again: no training of the spotguard run that was killed is left")
+    outcome = machine.outcome()
+    assert (outcome["kind"], outcome["step"], outcome["ended"]) == ("orphan", 3, "left when asked")
+    assert (outcome["code"], outcome["returncode"]) == (None, None)
+    assert saw(second, "ready")["pid"] != pid
+    assert second.out.text.count("ready") == 1
+    second.say("end")
+    assert second.ended() == 0
+    assert not machine.socket().with_name(".job.sock.lock").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.torch
 def test_the_next_run_ends_what_a_killed_one_left_and_goes_on_from_there(trainee: Trainee) -> None:
     """It says which process; the orphan's newest step is committed before it ends, and nothing is trained twice at once."""
     machine = trainee.machine
@@ -90,6 +118,7 @@ def test_the_next_run_ends_what_a_killed_one_left_and_goes_on_from_there(trainee
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_a_drill_ends_with_the_agent_that_played_it(trainee: Trainee) -> None:
     """Nobody is left to say that the drill is over: training goes on by itself, long before the drill's deadline."""
     running = trainee.guarded()
@@ -132,18 +161,21 @@ def deaths(trainee: Trainee, counts: list[int], *, both: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_an_emergency_save_commits_though_its_agent_is_killed(trainee: Trainee) -> None:
     """At the first operation, within the objects, at the manifest and at the marker."""
     deaths(trainee, [1, 4, 7, 10], both=False)
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_both_are_killed_in_an_emergency_save(trainee: Trainee) -> None:
     """At the same instants: what is restored is whole."""
     deaths(trainee, [1, 4, 7, 10], both=True)
 
 
 @pytest.mark.soak
+@pytest.mark.torch
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_both_are_killed_at_hundreds_of_instants(trainee: Trainee, seed: int, both: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -12,10 +11,10 @@ import pytest
 
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running, eventually
+from tests.e2e.speaker import PROGRAM, SPEAKING, saw
 
 pytestmark = [pytest.mark.wholepath]
 
-RANKED = str(Path(__file__).parent / "programs" / "ranked.py")
 SHARDED = str(Path(__file__).parent / "programs" / "sharded.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
 MEETING = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
@@ -29,21 +28,20 @@ class Ranks:
         for rank in range(2):
             os.mkfifo(machine.folder / f"rank-{rank}")
         self.path = str(Path(__file__).parents[2] / "packaging")
-        self.run: Running = machine.run("--window 20", *command, PYTHONPATH=self.path)
+        self.run: Running = machine.run("--window 60", *command, PYTHONPATH=self.path)
 
     def ready(self) -> int:
         """Both have registered. The pid of what started them."""
         parents = set()
         for _ in range(2):
-            said = self.run.out.until(r"^rank [01] ready \d+ (\d+) restart (\d+) refused '(.*)'$")
-            parents.add(int(said[1]))
-            assert (said[2], said[3]) == ("0", "")
+            said = saw(self.run, "ready")
+            parents.add(said["parent"])
+            assert (said["restart"], said["refused"]) == (0, "")
         (parent,) = parents
         return parent
 
     def told(self, kind: str) -> None:
-        for _ in range(2):
-            self.run.out.until(f"^rank [01] told {kind}$")
+        assert [saw(self.run, "preempt")["kind"] for _ in range(2)] == [kind, kind]
 
     def order(self, rank: int, words: str) -> None:
         (self.machine.folder / f"rank-{rank}").write_text(words + "\n")
@@ -61,7 +59,7 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     """A call: its workers save on while torchrun, which has lost its rendezvous, waits for them; then all of it is
     started anew. A notice of its own: no signal before the last commit, no worker started again, nobody left."""
     pytest.importorskip("torch")
-    ranks = Ranks(machine, *TORCHRUN, *MEETING, RANKED)
+    ranks = Ranks(machine, *TORCHRUN, *MEETING, PROGRAM)
     launcher = ranks.ready()
     shown = [(each["rank"], each["world"]) for each in machine.status()["sessions"]]
     assert sorted(shown) == [(0, 2), (1, 2)]
@@ -69,8 +67,7 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     ranks.told("peer")
     ranks.commit(0)
     os.kill(launcher, signal.SIGTERM)  # as it would itself
-    for _ in range(2):
-        ranks.run.out.until("^rank [01] SIGTERM while (saving|leaving)$")
+    assert {saw(ranks.run, "SIGTERM")["state"] for _ in range(2)} <= {"saving", "leaving"}
     assert machine.status()["phase"] == "saving"
     ranks.commit(1)
     ranks.run.err.until("starting the command again: another machine of the job was noticed")
@@ -84,12 +81,12 @@ def test_torchrun_is_ended_after_the_commit_and_started_again_after_a_call(machi
     ranks.run.send(signal.SIGTERM)
     ranks.told("signal")
     ranks.commit(1)
-    assert "SIGTERM" not in ranks.run.out.text.rpartition("ready")[2]
+    assert '"saw": "SIGTERM"' not in ranks.run.out.text.rpartition("ready")[2]
     ranks.commit(0)
     assert ranks.run.ended() == 75
     outcome = machine.outcome()
     assert (outcome["ended"], outcome["step"], outcome["code"]) == ("TERM after the commit", 1200, 75)
-    assert not re.search("restart 1", ranks.run.out.to_the_end())
+    assert '"restart": 1' not in ranks.run.out.to_the_end()
     ranks.nobody_is_left()
 
 
@@ -101,7 +98,7 @@ def test_the_next_run_ends_the_launcher_or_the_workers_that_a_killed_one_left(
 ) -> None:
     """Every rank comes back and commits before the first is ended; then the same is started anew, and refuses nobody."""
     pytest.importorskip("torch")
-    ranks = Ranks(machine, *TORCHRUN, *MEETING, RANKED)
+    ranks = Ranks(machine, *TORCHRUN, *MEETING, PROGRAM)
     launcher = ranks.ready()
     first = ranks.run
     workers = {each["pid"] for each in machine.status()["sessions"]}
@@ -109,11 +106,10 @@ def test_the_next_run_ends_the_launcher_or_the_workers_that_a_killed_one_left(
     assert first.ended() == -signal.SIGKILL
     if launcher_too:
         machine.kill(launcher)
-    ranks.run = machine.run("--window 20", *TORCHRUN, *MEETING, RANKED, PYTHONPATH=ranks.path)
+    ranks.run = machine.run("--window 60", *TORCHRUN, *MEETING, PROGRAM, PYTHONPATH=ranks.path)
     who = "processes are" if launcher_too else f"pid {launcher} is"
     ranks.run.err.until(f"{who} left of a spotguard run that was killed")
-    for _ in range(2):
-        first.out.until("^rank [01] told orphan$")
+    assert [saw(first, "preempt")["kind"] for _ in range(2)] == ["orphan", "orphan"]
     assert workers <= set(machine._mine())
     ranks.commit(0)
     assert workers <= set(machine._mine())
@@ -159,7 +155,7 @@ def test_a_launcher_that_ends_its_workers_loses_nothing(machine: Machine) -> Non
 
 def test_a_parent_that_spawned_its_ranks_is_ended_with_them(machine: Machine) -> None:
     """`mp.spawn`: nobody is told to leave before the others, and the parent, which knows nothing, gets TERM with them."""
-    ranks = Ranks(machine, sys.executable, RANKED, "spawn")
+    ranks = Ranks(machine, *SPEAKING, "spawn")
     ranks.ready()
     ranks.run.send(signal.SIGTERM)
     ranks.told("signal")
@@ -168,20 +164,20 @@ def test_a_parent_that_spawned_its_ranks_is_ended_with_them(machine: Machine) ->
     ranks.commit(1)
     assert ranks.run.ended() == 75
     said = ranks.run.out.to_the_end()
-    assert "leaves" not in said
+    assert '"leave"' not in said
     assert machine.outcome()["ended"] == "TERM after the commit"
     ranks.nobody_is_left()
 
 
 def test_one_process_for_each_machine_leaves_and_is_started_again(machine: Machine) -> None:
     """Started by hand: `run` is its launcher."""
-    ranks = Ranks(machine, sys.executable, RANKED)
-    ranks.run.out.until("^rank 0 ready")
+    ranks = Ranks(machine, *SPEAKING)
+    saw(ranks.run, "ready")
     ranks.order(0, "call node1 node2")
-    ranks.run.out.until("^rank 0 told peer$")
+    assert saw(ranks.run, "preempt")["kind"] == "peer"
     ranks.order(0, "commit 3")
-    ranks.run.out.until("^rank 0 leaves$")
-    ranks.run.out.until("^rank 0 ready")
+    saw(ranks.run, "leave")
+    saw(ranks.run, "ready")
     ranks.order(0, "end")
     assert ranks.run.ended() == 0
     ranks.nobody_is_left()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running, about, eventually
+from tests.e2e.speaker import SPEAKING, saw
 from tests.e2e.trainee import Trainee
 
 pytestmark = pytest.mark.wholepath
@@ -131,20 +133,19 @@ def test_a_line_on_a_fifo_ends_the_run_unless_it_is_cancelled(trainee: Trainee) 
     assert trainee.newest() == 4
 
 
-@pytest.mark.torch
-def test_a_command_is_run_at_the_notice_with_its_facts(trainee: Trainee) -> None:
+def test_a_command_is_run_at_the_notice_with_its_facts(machine: Machine) -> None:
     """Beside the save; what it says is in the log, and the run ends when both have."""
-    machine = trainee.machine
     path, told = machine.folder / "notice", machine.folder / "told"
     command = f'echo "$SPOTGUARD_NOTICE_KIND $SPOTGUARD_NOTICE_SECONDS_LEFT $SPOTGUARD_RUN_ID" | tee {told}'
-    running = training(trainee, f"--notice-file {path}", on_notice=command)
+    running = machine.run(f"--notice-file {path}", *SPEAKING, SPOTGUARD_ON_NOTICE=command)
+    saw(running, "ready")
     assert not told.exists()
     path.write_text("stop 60")
-    running.err.until("gate at step 3")
-    running.say("free")
-    running.out.until("^preempted 75$")
+    assert saw(running, "preempt")["kind"] == "stop"
+    running.say("commit 3")
+    assert saw(running, "leave")["code"] == 75
     assert running.ended() == 75
-    assert told.read_text() in ("stop 60 job\n", "stop 59 job\n")
+    assert re.fullmatch(f"stop {about(60)} job\n", told.read_text())
     assert "on-notice: stop" in running.err.to_the_end()
     assert machine.outcome()["why"] == ""
 

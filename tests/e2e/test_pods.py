@@ -20,7 +20,7 @@ from spotguard.agent.ipc.paths import SERVICE_SOCKET
 from spotguard.deploy import containers
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.pods import Node, Pod
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running, about, eventually
 from tests.kubernetes import Words, container, environment, pod
 
 pytestmark = pytest.mark.wholepath
@@ -122,7 +122,7 @@ def test_a_pod_hears_of_the_notice_that_only_the_node_can_see(node: Node, aws: A
     running = job(node, node.pod())
     watched(running)
     aws.preempt(120)
-    leaves(running, f"terminate {containers.window('aws')} ")
+    leaves(running, f"terminate {about(containers.window('aws'))} ")
     assert agent.sessions() == [], "it registers with the run, and not with the agent"
     assert agent.running.running
 
@@ -132,9 +132,10 @@ def test_the_kubelets_sigterm_is_a_notice_with_the_pods_time(node: Node) -> None
     running = job(node, node.pod())
     begun(running)
     running.send(signal.SIGTERM)
-    leaves(running, f"signal {containers.window('aws')} ")
+    leaves(running, f"signal {about(containers.window('aws'))} ")
 
 
+@pytest.mark.slow  # `tests/agent/core` has what becomes of two notices
 def test_of_a_notice_and_a_drain_the_one_that_ends_earlier_counts(node: Node, aws: AwsSimulator) -> None:
     Agent(node, aws)
     running = job(node, node.pod())
@@ -157,7 +158,7 @@ def test_a_bare_process_of_a_pod_is_told_and_its_end_is_seen(node: Node, aws: Aw
     eventually(agent.sessions, "registered")
     assert [session["pid"] for session in agent.sessions()] == [bare.pid]
     aws.preempt(120)
-    bare.out.until("^notice terminate 1[12][0-9] ")
+    bare.out.until(f"^notice terminate {about(120)} ")
     bare.kill()
     agent.running.err.until("its process died before the commit")
     eventually(lambda: not agent.sessions(), "gone")
@@ -270,7 +271,7 @@ class Sidecar:
 def test_a_sidecar_tells_the_command_beside_it(node: Node, aws: AwsSimulator) -> None:
     sidecar = Sidecar(node, aws)
     aws.preempt(120)
-    sidecar.running.out.until("^notice terminate 1[12][0-9] ")
+    sidecar.running.out.until(f"^notice terminate {about(120)} ")
     sidecar.running.say("return")
     sidecar.agent.err.until("COMMITTED")
 
@@ -280,7 +281,7 @@ def test_a_drain_of_a_pod_with_a_sidecar_is_a_notice_too(node: Node, aws: AwsSim
     sidecar = Sidecar(node, aws)
     words = sidecar.train["lifecycle"]["preStop"]["exec"]["command"]
     asking = sidecar.started("train", [*SPOTGUARD, *words[1:]], environment(sidecar.train))
-    sidecar.running.out.until(f"^notice drill {containers.window('aws')} ")
+    sidecar.running.out.until(f"^notice drill {about(containers.window('aws'))} ")
     sidecar.running.say("return")
     assert asking.ended() == 0, asking.account()
     sidecar.agent.err.until("COMMITTED .* all processes were asked to leave")

@@ -61,12 +61,12 @@ def test_a_run_preempted_twice_ends_with_the_weights_of_an_uninterrupted_one(
 
 def test_guarding_changes_nothing(trainee: Trainee) -> None:
     """Training under `run`, with background checkpoints all the time, is plain training bit for bit."""
-    guarded = trainee.guarded("--every 0.01", steps=300)
+    guarded = trainee.guarded("--every 0.01", steps=100)
     trainee.begun(guarded)
     guarded.say("free")
-    for step in (1, 2, 150):
+    for step in (1, 2, 50):
         trainee.stepped(guarded, step)
-    trainee.finished(guarded, 300)
+    trainee.finished(guarded, 100)
     assert guarded.ended() == 0
     assert trainee.machine.committed(), "no background checkpoint was made"
     assert not trainee.machine.socket().exists()

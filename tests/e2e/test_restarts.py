@@ -80,7 +80,6 @@ def test_two_lives_fail_and_the_third_one_saves_on_a_notice(machine: Machine) ->
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("seed", range(8), ids="seed-{}".format)
 def test_lives_fail_in_any_way_on_any_store(machine: Machine, store: str, seed: int) -> None:

@@ -47,6 +47,7 @@ def test_a_run_that_is_taken_back_ends_with_75_and_goes_on(trainee: Trainee, day
     assert again.ended() == 0
 
 
+@pytest.mark.slow  # `test_bad_days` has it without an agent
 def test_a_run_whose_bucket_is_not_there_does_not_begin(trainee: Trainee, day: Day) -> None:
     """The script's error is the SDK's, in our words, and the code is the script's own."""
     day.remove()

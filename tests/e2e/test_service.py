@@ -17,7 +17,7 @@ import pytest
 from spotguard.agent.ipc import control
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running, about, eventually
 
 pytestmark = pytest.mark.wholepath
 
@@ -81,7 +81,7 @@ def test_one_service_polls_for_everybody(service: Service) -> None:
     assert service.pollers == 1
     service.aws.preempt(120)
     for running in [*runs, bare]:
-        running.out.until("^notice terminate 1[12][0-9] ")
+        running.out.until(f"^notice terminate {about(120)} ")
         running.say("return")
     for running in runs:
         assert running.ended() == 75

@@ -16,7 +16,7 @@ from spotguard.providers.stores.factory import open_store
 from tests.e2e.machines import Rack, address
 from tests.e2e.processes import Running, eventually
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 ERRING = str(Path(__file__).parent / "programs" / "erring.py")
 

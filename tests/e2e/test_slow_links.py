@@ -16,7 +16,7 @@ from tests.e2e.sharded import Sharded
 pytest.importorskip("torch")
 
 #: Launchers and their ranks import torch one beside the other, and 40 s go by in one test.
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.soak]
 
 #: The state of a job that is so wide, in bytes.
 WIDTH, STATE = 1000, 12_000_000

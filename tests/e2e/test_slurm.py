@@ -17,7 +17,7 @@ from tests.e2e.processes import TIMEOUT, eventually
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.wholepath, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.wholepath, pytest.mark.torch]
 
 PROGRAM = Path(__file__).parent / "programs" / "batch.py"
 SHARDED = PROGRAM.with_name("sharded.py")

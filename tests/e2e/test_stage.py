@@ -12,8 +12,7 @@ from tests.e2e.harness import in_order
 from tests.e2e.lives import Lives
 from tests.e2e.trainee import Trainee
 
-#: Twenty lives are some ten seconds, and a minute and more on a machine that does ten other things.
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 
 def newest(trainee: Trainee, stage: Path) -> int:

@@ -7,17 +7,16 @@ import signal
 
 import pytest
 
-from tests.e2e.processes import eventually
+from tests.e2e.processes import Running, eventually
 from tests.e2e.trainee import Trainee
 from tests.tiers import few_fast
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 
-@pytest.mark.parametrize("word", few_fast(["stick", "stick-in-c"]))
-def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee: Trainee, word: str) -> None:
+def stands(trainee: Trainee, running: Running, word: str) -> None:
+    """Training stands still behind step 4, is committed from there, and its stacks are kept."""
     machine = trainee.machine
-    running = trainee.guarded("--every off --stall-first 3")
     trainee.begun(running)
     running.say("go 4")
     trainee.stepped(running, 4)
@@ -36,6 +35,13 @@ def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee:
     (main, *_) = json.loads(kept.read_text())["stacks"]
     assert main.startswith("MainThread:\n")
     assert "programs/train.py:" in main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["stick", "stick-in-c"])
+def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee: Trainee, word: str) -> None:
+    running = trainee.guarded("--every off --stall-first 3")
+    stands(trainee, running, word)
     running.send(signal.SIGTERM)
     assert running.ended() == 75
     second = trainee.guarded()
@@ -46,17 +52,12 @@ def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee:
 
 @pytest.mark.parametrize("word", few_fast(["stick", "stick-in-c"]))
 def test_a_training_that_stands_for_good_starts_again_where_it_stood(trainee: Trainee, word: str) -> None:
-    machine = trainee.machine
     running = trainee.guarded("--every off --stall-first 3 --recover stall=restart:1")
-    trainee.begun(running)
-    running.say("go 4")
-    trainee.stepped(running, 4)
-    running.say(word)
-    running.err.until("COMMITTED .* nothing is ended")
+    stands(trainee, running, word)
     running.err.until("training still stands: .* restart 1 of 1 for stall")
     running.err.until("starting the command again: training stood still")
     assert trainee.begun(running) == 4
-    assert machine.committed() == [(1, 4, 0)]
+    assert trainee.machine.committed() == [(1, 4, 0)]
     running.say("free")
     trainee.finished(running)
     assert running.ended() == 0

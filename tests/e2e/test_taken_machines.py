@@ -16,7 +16,7 @@ from tests.e2e.sharded import Sharded
 pytest.importorskip("torch")
 
 #: Three launchers and their ranks import torch one beside the other, twice.
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 
 @pytest.fixture

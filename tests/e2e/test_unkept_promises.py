@@ -12,7 +12,8 @@ from spotguard.providers.simulator.gcp.service import GcpSimulator
 from tests.e2e.processes import Running
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+#: In the fast tier `test_kills` has a death in the middle of a notice.
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 Service = AwsSimulator | AzureSimulator | GcpSimulator
 SERVICES: dict[str, type[Service]] = {"aws": AwsSimulator, "azure": AzureSimulator, "gcp": GcpSimulator}
@@ -41,7 +42,6 @@ def goes_on_from_step_2(trainee: Trainee) -> None:
     assert running.ended() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cloud", SERVICES)
 def test_s15_a_machine_that_goes_in_the_middle_of_its_save(trainee: Trainee, cloud: str) -> None:
     """Promised were 120 or 30 s. The power is cut while objects are being written: no part of them is ever picked up."""

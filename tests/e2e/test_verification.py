@@ -13,7 +13,8 @@ from spotguard.agent.process import proctree
 from tests.e2e.processes import eventually
 from tests.e2e.trainee import Trainee
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+#: In the fast tier `tests/agent/core/failures` has the schedule, and `tests/agent/process/helpers` the process that reads.
+pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 #: Two seconds, in hours.
 OFTEN = "--verify-every 0.0005"

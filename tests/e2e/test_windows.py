@@ -7,13 +7,18 @@ import signal
 
 import pytest
 
+from tests.e2e.harness import Machine
+from tests.e2e.speaker import SPEAKING, saw
 from tests.e2e.trainee import Trainee
 from tests.tiers import few_fast
 
-pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
+pytestmark = pytest.mark.wholepath
+
+SPEAK = shlex.join(SPEAKING)
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee) -> None:
     """A step that does not end, then a store that hangs: the save gives up before the reserve, nothing new is whole,
     the outcome says why, and the run goes on from the checkpoint before."""
@@ -47,6 +52,7 @@ def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee)
     assert not list(trainee.machine.store.glob("job/checkpoints/000000003-*/COMMIT.json"))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("word", "ended_by"),
     # The kernel may hand TERM to another thread, which does not wake a main thread that waits: then it is KILL too.
@@ -57,7 +63,7 @@ def test_a_main_thread_that_never_comes_back_loses_no_step(
 ) -> None:
     """It is saved from where it stands, and ended by the agent after the commit: by TERM, or where no handler
     of Python can run, by KILL."""
-    running = trainee.guarded("--every off --window 6 --reserve 3")
+    running = trainee.guarded("--every off --window 10 --reserve 3")
     trainee.begun(running)
     running.say("go 4")
     trainee.stepped(running, 4)
@@ -71,11 +77,27 @@ def test_a_main_thread_that_never_comes_back_loses_no_step(
     assert outcome["returncode"] in ended_by
 
 
+def test_a_process_that_registers_during_a_notice_is_told_at_once(machine: Machine) -> None:
+    running = machine.run("--signal none --window 120", "sh", "-c", f"echo ready; read go; exec {SPEAK}")
+    running.out.until("^ready$")
+    running.send(signal.SIGTERM)
+    running.err.until("notice from SIGTERM")
+    running.say("go")
+    running.say("fail training has not begun yet")
+    assert saw(running, "preempt")["kind"] == "signal"
+    assert saw(running, "leave")["code"] == 75
+    assert running.ended() == 75
+    (session,) = machine.outcome()["sessions"]
+    assert session["why"] == "training has not begun yet"
+
+
+@pytest.mark.slow  # `tests/hooks/control/test_agent_session.py` has it without an agent
+@pytest.mark.torch
 def test_a_process_that_registers_during_a_notice_never_trains(trainee: Trainee) -> None:
     """It parks before its first step, and leaves with 75."""
     train = shlex.join(trainee.command())
     running = trainee.machine.run(
-        "--signal none --every off", "sh", "-c", f"echo ready; read go; exec {train}"
+        "--signal none --window 120 --every off", "sh", "-c", f"echo ready; read go; exec {train}"
     )
     running.out.until("^ready$")
     running.send(signal.SIGTERM)

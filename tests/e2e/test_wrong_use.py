@@ -14,6 +14,7 @@ from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.harness import Machine
 from tests.e2e.processes import eventually
 from tests.e2e.trainee import Trainee
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.wholepath
 
@@ -22,14 +23,17 @@ OBEY = str(Path(__file__).parent / "programs" / "obey.py")
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [
-        (["--store", "ftp://host/x"], "ftp"),
-        (["--store", "s3//bucket/x"], "s3://"),
-        (["--store", "file:///dev/null/checkpoints"], "/dev/null is a file"),
-        (["--metadata-endpoint", "nonsense", "--provider", "aws"], "nonsense"),
-        (["--windw", "5"], "--window"),
-        (["--window", "soon"], "soon"),
-    ],
+    few_fast(
+        [
+            (["--store", "ftp://host/x"], "ftp"),
+            (["--windw", "5"], "--window"),
+            (["--store", "s3//bucket/x"], "s3://"),
+            (["--store", "file:///dev/null/checkpoints"], "/dev/null is a file"),
+            (["--metadata-endpoint", "nonsense", "--provider", "aws"], "nonsense"),
+            (["--window", "soon"], "soon"),
+        ],
+        2,
+    ),
 )
 def test_what_is_said_wrongly_starts_nothing(machine: Machine, words: list[str], named: str) -> None:
     """Exit code 2 and one line that names the value or the way out; the command never ran."""
@@ -106,6 +110,7 @@ def test_a_disk_that_is_full_or_read_only_loses_nothing(trainee: Trainee) -> Non
     assert machine.committed() == [(1, 1, 0)]
 
 
+@pytest.mark.slow  # `tests/hooks/state` has it without an agent
 @pytest.mark.torch
 def test_an_object_that_cannot_be_saved_is_named_at_register(trainee: Trainee) -> None:
     """Then, and not at the notice; the store is untouched."""

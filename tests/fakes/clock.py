@@ -57,7 +57,7 @@ class ManualClock:
         with self._change:
             self._wall += seconds
 
-    def wait_for_waiters(self, count: int = 1, timeout: float = 5.0) -> bool:
+    def wait_for_waiters(self, count: int = 1, timeout: float = 100.0) -> bool:
         """Block until so many threads wait on this clock; False when `timeout` real seconds went by first."""
         with self._change:
             return self._change.wait_for(lambda: self._waiting >= count, timeout)
@@ -104,6 +104,6 @@ class Hurried:
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         if timeout > 1.0:  # no pause is longer
-            return event.wait(30.0)
+            return event.wait(100.0)
         self.now += timeout
         return event.wait(self._look)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from tests.fakes.store import FakeStore
 
 #: Seconds after which a wait counts as a hang.
-PATIENCE = 20.0
+PATIENCE = 100.0
 
 
 class Reads(FakeStore):

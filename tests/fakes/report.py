@@ -6,7 +6,7 @@ import os
 import select
 import time
 
-TIMEOUT = 30.0  # seconds: a net under a hung test, never something a passing test waits for
+TIMEOUT = 100.0  # seconds: a net under a hung test, never something a passing test waits for
 
 
 class Report:

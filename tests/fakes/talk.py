@@ -10,7 +10,7 @@ from spotguard.hooks.ipc.protocol import Message, Peer, Role, encode
 T = TypeVar("T", bound=Message)
 
 #: Seconds: a net under a hung test, never something a passing test waits for.
-TIMEOUT = 30.0
+TIMEOUT = 100.0
 
 
 class Talk:

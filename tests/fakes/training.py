@@ -28,7 +28,7 @@ from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
 
 #: Seconds after which a wait between threads counts as a hang.
-PATIENCE = 20.0
+PATIENCE = 100.0
 
 #: Called inside a step with the name of the instant and the step it is in.
 Instant = Callable[[str, int], None]

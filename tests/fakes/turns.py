@@ -16,7 +16,7 @@ from tests.fakes.called import CalledStore, Request
 T = TypeVar("T")
 
 #: Seconds after which a wait between threads counts as a hang.
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 class Turns:

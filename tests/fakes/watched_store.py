@@ -10,7 +10,7 @@ from spotguard.providers.stores.base import ObjectInfo, Sent
 from tests.fakes.store import FakeStore
 
 #: Seconds after which a wait counts as a hang.
-PATIENCE = 20.0
+PATIENCE = 100.0
 
 
 def is_object(key: str) -> bool:

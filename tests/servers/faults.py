@@ -105,12 +105,12 @@ class FaultProxy:
         """How many requests met a fault, of this kind or any."""
         return sum(asked.fault != "" and kind in ("", asked.fault) for asked in self.seen)
 
-    def wait_for_stalled(self, count: int = 1, timeout: float = 30.0) -> bool:
+    def wait_for_stalled(self, count: int = 1, timeout: float = 100.0) -> bool:
         """Block until so many requests stand still; False when that took too long."""
         with self._change:
             return self._change.wait_for(lambda: self._stalled >= count, timeout)
 
-    def wait_for_rest(self, timeout: float = 30.0) -> bool:
+    def wait_for_rest(self, timeout: float = 100.0) -> bool:
         """Block until no connection is open: whoever asked is gone, and what was asked is done; False when that took too long."""
         with self._change:
             return self._change.wait_for(lambda: not self._open, timeout)
