@@ -16,6 +16,7 @@ from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
 from tests.e2e.harness import Machine, in_order
+from tests.e2e.processes import TIMEOUT
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault
 from tests.servers.faults import FaultProxy
@@ -66,13 +67,13 @@ def _az(status: int, code: str, ahead: float = 0.0) -> Fault:
 def _remove_s3(server: Server, bucket: str) -> None:
     store = open_store(f"s3://{bucket}")
     store.delete([info.key for info in store.list("")])
-    requests.delete(f"{server.endpoint}/{bucket}", timeout=10).raise_for_status()
+    requests.delete(f"{server.endpoint}/{bucket}", timeout=TIMEOUT).raise_for_status()
 
 
 def _remove_gs(server: Server, bucket: str) -> None:
     store = open_store(f"gs://{bucket}")
     store.delete([info.key for info in store.list("")])
-    requests.delete(f"{server.endpoint}/storage/v1/b/{bucket}", timeout=10).raise_for_status()
+    requests.delete(f"{server.endpoint}/storage/v1/b/{bucket}", timeout=TIMEOUT).raise_for_status()
 
 
 def _remove_az(server: Server, bucket: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.e2e.processes import TIMEOUT
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fixtures_servers import RequireServer, TlsBefore
 from tests.servers.azurite import ACCOUNT, Azurite
@@ -117,7 +118,7 @@ class _WithTokens(Azurite):
 
     def answers(self) -> bool:
         url = f"{self.endpoint}/{ACCOUNT}?comp=list"
-        return requests.get(url, timeout=10, verify=str(self.certificates.ca)).status_code == 403
+        return requests.get(url, timeout=TIMEOUT, verify=str(self.certificates.ca)).status_code == 403
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.processes import TIMEOUT
+
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
@@ -35,7 +37,7 @@ def digests(folder: Path, *played: str) -> tuple[Digests, Digests]:
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

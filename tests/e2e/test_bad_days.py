@@ -160,7 +160,7 @@ def test_a_stall_that_does_not_end_is_left(day: Day) -> None:
     """Another connection is tried while there is time."""
     with under_way(day) as (guard, _, heard):
         day.network.inject(Fault("stall", after=60_000, times=1, matching=puts_large))
-        commits(guard, heard, seconds=8)
+        commits(guard, heard, seconds=20)
         assert day.network.faults_met("stall") == 1
     is_restored(day, 2)
 

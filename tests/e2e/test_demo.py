@@ -19,6 +19,7 @@ import pytest
 import spotguard.demo
 from spotguard.demo.clouds import CLOUDS
 from spotguard.providers.stores.factory import open_store
+from tests.e2e.processes import TIMEOUT
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
@@ -46,7 +47,7 @@ def demo(folder: Path, scratch: Path, script: Path, *more: str) -> subprocess.Co
         env={**os.environ, "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=TIMEOUT,
     )
 
 

@@ -7,9 +7,11 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.e2e.processes import TIMEOUT
+
 
 def test_the_command_says_its_version(tmp_path: Path) -> None:
     """`python -m spotguard --version` works from anywhere."""
     command = [sys.executable, "-m", "spotguard", "--version"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     assert done.stdout == f"spotguard {version('spotguard')}\n"

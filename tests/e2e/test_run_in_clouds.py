@@ -30,7 +30,7 @@ def machine(tmp_path: Path, day: Day) -> Iterator[Machine]:
 
 def test_a_run_that_is_taken_back_ends_with_75_and_goes_on(trainee: Trainee, day: Day) -> None:
     machine = trainee.machine
-    running = trainee.guarded()
+    running = trainee.guarded("--every off --window 120")
     assert trainee.begun(running) == 0
     running.say("go 5")
     trainee.stepped(running, 5)

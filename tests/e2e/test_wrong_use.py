@@ -57,7 +57,6 @@ def test_blindness_is_said_once_and_harms_nothing(machine: Machine, aws: AwsSimu
     eventually(
         lambda: {s["reason"] for s in machine.status()["sources"]} == {"unreachable"}, "blind in status"
     )
-    aws.start()
     running.send(signal.SIGUSR1)
     assert running.ended() == 3
     said = running.err.to_the_end()

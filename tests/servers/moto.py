@@ -47,12 +47,12 @@ class Moto(Server):
         return {"MOTO_S3_DEFAULT_MAX_KEYS": str(self.PAGE)}
 
     def answers(self) -> bool:
-        return requests.get(f"{self.endpoint}/moto-api/data.json", timeout=10).ok
+        return requests.get(f"{self.endpoint}/moto-api/data.json", timeout=60).ok
 
     def environ_at(self, endpoint: str) -> dict[str, str]:
         return s3_environ(endpoint, ACCESS_KEY, SECRET_KEY)
 
     def fresh(self) -> str:
         bucket = f"bucket-{os.getpid()}-{next(self._buckets)}"
-        requests.put(f"{self.endpoint}/{bucket}", timeout=10).raise_for_status()
+        requests.put(f"{self.endpoint}/{bucket}", timeout=60).raise_for_status()
         return f"s3://{bucket}"

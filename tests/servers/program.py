@@ -29,7 +29,7 @@ INSTALLED = (ROOT / ".servers/venv/bin", ROOT / ".servers/node/node_modules/.bin
 #: tmpfs where there is one: a disk would be what the tests measure and wait for.
 _MEMORY = Path("/dev/shm")
 
-TIMEOUT = 60.0  # seconds: a net under a server that never answers
+TIMEOUT = 180.0  # seconds: a net under a server that never answers
 
 
 def find(program: str) -> str | None:

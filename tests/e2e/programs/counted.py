@@ -113,7 +113,7 @@ def warm(guard: Any) -> bool:
 
 def until_warm(guard: Any) -> None:
     """Nothing announces it, so it is asked again and again."""
-    never, end = threading.Event(), time.monotonic() + 60
+    never, end = threading.Event(), time.monotonic() + 180
     while not warm(guard):
         assert time.monotonic() < end, "what a save needs is not there"
         never.wait(0.01)
@@ -134,7 +134,7 @@ def main() -> None:
         if number == 6:
             until_warm(guard)
             train.tell("ready")
-            assert counts.ended.wait(60)
+            assert counts.ended.wait(180)
             train.tell(counts.account(model))
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
