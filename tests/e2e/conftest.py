@@ -58,7 +58,7 @@ def _plain_training() -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=TIMEOUT,
+        timeout=2 * TIMEOUT,
     ).stdout
 
 

@@ -32,7 +32,7 @@ class Ranks:
 
     def ready(self) -> int:
         """Both have registered. The pid of what started them."""
-        parents = set()
+        parents: set[int] = set()
         for _ in range(2):
             said = saw(self.run, "ready")
             parents.add(said["parent"])
