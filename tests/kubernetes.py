@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +16,12 @@ Words = dict[str, Any]
 
 
 def documents(name: str, cloud: Cloud | None) -> list[Words]:
+    """A copy, which a test may change."""
+    return deepcopy(_read(name, cloud))
+
+
+@cache
+def _read(name: str, cloud: Cloud | None) -> list[Words]:
     yaml = pytest.importorskip("yaml")
     found: list[Words] = list(yaml.safe_load_all(deployed.text(name, cloud)))
     return found

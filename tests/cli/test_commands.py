@@ -14,22 +14,13 @@ from typing import Any
 
 import pytest
 
+import spotguard
 from spotguard.cli import main
 from tests.e2e.processes import eventually
 from tests.fakes.report import TIMEOUT, Report
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
-
-#: Three checkpoints, of steps 2, 4 and 6.
-SAVING = """
-import torch, spotguard
-model = torch.nn.Linear(30, 20)
-guard = spotguard.register(model=model)
-for step in range(guard.restore(), 6):
-    guard.step()
-    if step % 2: guard.save()
-"""
 
 #: Trains until somebody ends it.
 TRAINING = """
@@ -47,12 +38,22 @@ while True:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one run and three checkpoints; nobody writes to it again."""
-    folder = tmp_path_factory.mktemp("made")
-    env = {**os.environ, "SPOTGUARD_STORE": (folder / "store").as_uri(), "SPOTGUARD_RUN_ID": "run-7"}
-    env |= {"SPOTGUARD_EVERY": "off", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "2"}
-    subprocess.run([sys.executable, "-c", SAVING], cwd=folder, env=env, timeout=TIMEOUT, check=True)
-    return folder / "store"
+    """A store with one run and three checkpoints, of steps 2, 4 and 6; nobody writes to it again."""
+    store = tmp_path_factory.mktemp("made") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "SPOTGUARD_EVERY": "off",
+            "SLURM_JOB_ID": "4711",
+            "SLURM_RESTART_COUNT": "2",
+        }.items():
+            patch.setenv(name, value)
+        guard = spotguard.register(store.as_uri(), run_id="run-7", model=torch.nn.Linear(30, 20))
+        for step in range(guard.restore(), 6):
+            guard.step()
+            if step % 2:
+                guard.save()
+        guard.close()
+    return store
 
 
 @pytest.fixture

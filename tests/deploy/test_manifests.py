@@ -7,6 +7,8 @@ No API server is here: what one does with them is not tried.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from functools import cache
 from typing import get_args
 
 import pytest
@@ -52,6 +54,16 @@ def volume(name: str, cloud: Cloud) -> Words:
 # --- as Kubernetes reads them ---
 
 
+@pytest.fixture(scope="module")
+def _each_schema_is_read_once() -> Iterator[None]:
+    """The validator reads a megabyte of JSON for each document."""
+    utils = pytest.importorskip("kubernetes_validate").utils
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield
+
+
+@pytest.mark.usefixtures("_each_schema_is_read_once")
 @cases("version", ["1.31", "1.37"])  # the first with a stable podFailurePolicy, and the newest
 @cases("name, cloud", [*PRINTED, ("node-label", None)])
 def test_a_manifest_is_what_the_schema_says(name: str, cloud: Cloud | None, version: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -53,13 +54,21 @@ class Message:
         return " ".join((long or max(pieces, key=len, default="")).split()[:6])
 
 
-def messages() -> Iterator[Message]:
+@cache
+def messages() -> tuple[Message, ...]:
     """All of them, in the order of files and lines."""
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if not _through_a_link(path):
-                yield from messages_in(ast.parse(path.read_text()), name)
+    return tuple(
+        message
+        for path, text in sources().items()
+        for message in messages_in(ast.parse(text), path.relative_to(ROOT).as_posix())
+    )
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """The text of each module, in the order of rooms and files."""
+    paths = (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
+    return {path: path.read_text() for path in paths if not _through_a_link(path)}
 
 
 def _through_a_link(path: Path) -> bool:
@@ -69,16 +78,17 @@ def _through_a_link(path: Path) -> bool:
 
 def messages_in(tree: ast.AST, file: str) -> Iterator[Message]:
     """Those of one module."""
-    named = _named(tree)
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    named = _named(nodes)
+    for node in nodes:
         if isinstance(node, ast.Call) and (argument := _said(node)) is not None:
             yield Message(f"{file}:{node.lineno}", tuple(_pieces(argument, named)))
 
 
-def _named(tree: ast.AST) -> dict[str, list[ast.expr]]:
+def _named(nodes: Iterable[ast.AST]) -> dict[str, list[ast.expr]]:
     """What a name may stand for: advice is often kept in one."""
     named: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             named.setdefault(node.targets[0].id, []).append(node.value)
     return named

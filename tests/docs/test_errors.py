@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from spotguard.providers.health import Reason, Sight
-from tests.docs.messages import messages_in
+from tests.docs.messages import messages_in, sources
 from tests.docs.pages import ROOT, unmarked
 
 
@@ -27,12 +27,18 @@ def test_every_state_and_every_reason_of_blindness_is_explained() -> None:
 OF_OTHERS = {"AccessDenied (403)", "AuthorizationPermissionMismatch (403)", "No space left on device"}
 
 
+#: The code of a message.
+_CODE = re.compile(r"SG\d{3}")
+
+
 def test_each_message_on_the_errors_page_is_one_that_spotguard_prints_with_its_code() -> None:
     """With … for what the code fills in: the fixed parts of the message, in one literal and in this order."""
     literals = [
-        "".join("…" if part is None else part for part in parts)
-        for source in sources()
-        for parts in texts(source)
+        literal
+        for text in sources().values()
+        if _CODE.search(text)
+        for parts in texts(ast.parse(text))
+        if "[SG" in (literal := "".join("…" if part is None else part for part in parts))
     ]
     page = (ROOT / "docs" / "reference" / "errors.md").read_text()
     entries = re.findall(r"^### (SG\d{3}): .*\n\n(`.*`)$", page, re.MULTILINE)
@@ -48,12 +54,6 @@ def test_each_message_on_the_errors_page_is_one_that_spotguard_prints_with_its_c
             if not known and message not in OF_OTHERS:
                 wrong.append(f"{code}: {message}")
     assert wrong == []
-
-
-def sources() -> list[ast.AST]:
-    """The code of the package, read."""
-    rooms = (ROOT / "agent", ROOT / "hooks", ROOT / "providers", ROOT / "packaging")
-    return [ast.parse(path.read_text()) for room in rooms for path in sorted(room.rglob("*.py"))]
 
 
 def texts(tree: ast.AST) -> Iterator[list[str | None]]:

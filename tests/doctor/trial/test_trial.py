@@ -24,6 +24,8 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.timeout(600)]
 
 PROGRAMS = Path(__file__).parent / "programs"
+LIGHT = Path(__file__).parents[2] / "prove" / "light"
+PLAIN = (sys.executable,)
 REGISTERED = """
 import torch, spotguard
 model = torch.nn.Linear(2, 2)
@@ -57,6 +59,8 @@ class Folders:
         self.job.mkdir()
         self.tmp.mkdir()
         self.env = os.environ | {"TMPDIR": str(self.tmp), "OMP_NUM_THREADS": "1"}
+        #: Of commands that import half of torch.
+        self.light = self.env | {"PYTHONPATH": os.pathsep.join((str(LIGHT), os.environ["PYTHONPATH"]))}
 
     def words(self, *options: str, command: Sequence[str]) -> list[str]:
         ours = ("doctor", "--trial", "--json", "--provider", "none", *options)
@@ -82,14 +86,14 @@ def folders(tmp_path: Path) -> Folders:
 def attempt(folders: Folders) -> Try:
     """Run a trial, and see that nothing of it is left."""
 
-    def attempt(program: str, *options: str, launcher: Sequence[str] = (sys.executable,)) -> Tried:
+    def attempt(program: str, *options: str, launcher: Sequence[str] = PLAIN) -> Tried:
         text = program if "\n" in program else (PROGRAMS / f"{program}.py").read_text()
         (folders.job / "train.py").write_text(text)
         before = folders.content()
         done = subprocess.run(
             folders.words(*options, command=(*launcher, "train.py")),
             cwd=folders.job,
-            env=folders.env,
+            env=folders.light if launcher is PLAIN else folders.env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -232,7 +236,7 @@ def test_whoever_ends_it_in_the_middle_finds_nothing_of_it(signum: signal.Signal
     with subprocess.Popen(
         words,
         cwd=folders.job,
-        env=folders.env,
+        env=folders.light,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,

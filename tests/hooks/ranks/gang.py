@@ -19,7 +19,7 @@ from typing import IO, Any
 ROOT = Path(__file__).parents[3]
 NURSERY = Path(__file__).parent / "programs" / "nursery.py"
 #: Seconds for one job.
-TIMEOUT = 60.0
+TIMEOUT = 100.0
 #: Places of a step, with two optimizers.
 PHASES = ["loading", "forward", "backward", "optimizer", "between", "before boundary", "evaluation"]
 #: Jobs that one process plays. torch lets go of no group's threads: after hundreds they take all the time there is.
