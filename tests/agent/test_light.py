@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from functools import cache
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -39,15 +40,16 @@ print(json.dumps([code, sorted(modules), sorted(sys.modules)]))
 """
 
 
-def loaded(provider: str, folder: Path, **env: str) -> tuple[set[str], set[str], str]:
+@cache
+def loaded(provider: str) -> tuple[set[str], set[str], str]:
     """Modules after the import, modules after a run, and what the run wrote on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, provider, str(folder / "a.sock")],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    with TemporaryDirectory(dir=os.environ["XDG_RUNTIME_DIR"]) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", LOADED, provider, f"{folder}/a.sock"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     code, before, after = json.loads(done.stdout.splitlines()[-1])
     assert code == 0
     return set(before), set(after), done.stderr
@@ -59,9 +61,9 @@ def heavy(modules: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("provider", ["none", "auto", "aws", "gcp"])
-def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> None:
+def test_it_loads_no_tensors_no_store_no_sdk(provider: str) -> None:
     """Neither on import nor while it guards a command."""
-    before, after, _ = loaded(provider, folder)
+    before, after, _ = loaded(provider)
     assert heavy(before) == []
     assert heavy(after) == []
     assert {m for m in after if m.startswith("spotguard.hooks.")} <= {
@@ -74,16 +76,16 @@ def test_it_loads_no_tensors_no_store_no_sdk(provider: str, folder: Path) -> Non
     }
 
 
-def test_without_a_cloud_it_loads_no_http_client(folder: Path) -> None:
+def test_without_a_cloud_it_loads_no_http_client() -> None:
     """And so cannot send anything."""
     for provider in ("none", "auto"):
-        _, after, _ = loaded(provider, folder)
+        _, after, _ = loaded(provider)
         assert "requests" not in after
         assert "urllib3" not in after
 
 
-def test_a_blind_source_is_said_on_stderr_alone(folder: Path) -> None:
-    """The command's stdout is untouched; metadata that nobody answers does not end the run."""
-    _, after, stderr = loaded("aws", folder, AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:9")
+def test_a_blind_source_is_said_on_stderr_alone() -> None:
+    """The command's stdout is untouched; metadata that nobody answers (the suite's, on port 9) does not end the run."""
+    _, after, stderr = loaded("aws")
     assert "requests" in after
     assert "guarding pid" in stderr

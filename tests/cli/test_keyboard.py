@@ -13,6 +13,7 @@ from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.e2e.processes import eventually
 from tests.fakes.awake import STAYS_AWAKE
 from tests.fakes.desk import Desk
+from tests.tiers import few_fast
 
 RUN = [sys.executable, "-m", "spotguard", "run", "--provider", "none", "--run-id", "keys", "--"]
 
@@ -101,7 +102,7 @@ def test_a_terminal_that_stops_background_writers_does_not_stop_us() -> None:
         desk.close()
 
 
-@pytest.mark.parametrize("options", [[], ["--outlive"]])
+@pytest.mark.parametrize("options", few_fast([([],), (["--outlive"],)]))
 def test_ctrl_c_while_a_doomed_machine_is_waited_out(aws: AwsSimulator, options: list[str]) -> None:
     """The command is gone, so the keyboard is ours: the shell sees a job that SIGINT ended, and leaves its loop."""
     watch = ["--provider", "aws", "--metadata-endpoint", aws.endpoint]

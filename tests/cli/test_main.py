@@ -17,6 +17,7 @@ from spotguard.cli.commands.guard import run as run_command
 from tests.cases import cases
 from tests.docs import generated
 from tests.fakes.report import TIMEOUT
+from tests.tiers import few_fast
 
 
 def spotguard(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -174,11 +175,14 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], words: list[str], said:
 
 @pytest.mark.parametrize(
     ("words", "warned"),
-    [
-        (["--provider", "aws", "--metadata-endpoint", "http://127.0.0.1:9"], True),
-        (["--provider", "aws", "--metadata-endpoint", "http://127.0.0.1:9", "--store"], False),
-        (["--provider", "none"], False),
-    ],
+    few_fast(
+        [
+            (["--provider", "aws", "--metadata-endpoint", "http://127.0.0.1:9"], True),
+            (["--provider", "aws", "--metadata-endpoint", "http://127.0.0.1:9", "--store"], False),
+            (["--provider", "none"], False),
+        ],
+        2,
+    ),
 )
 def test_a_disk_that_goes_with_a_clouds_machine_is_said(
     words: list[str], warned: bool, tmp_path: Path

@@ -20,6 +20,7 @@ from tests.fakes.store import FakeStore
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Fault
 from tests.servers.moto import Moto
+from tests.tiers import few_fast
 
 #: An object of a save, and no probe.
 LARGE = 1_000_000
@@ -27,7 +28,7 @@ LARGE = 1_000_000
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    few_fast([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]),
     ids=["Ctrl-C", "SIGTERM", "SIGHUP"],
 )
 def test_interrupted_while_it_measures_it_leaves_nothing(
@@ -106,6 +107,18 @@ def test_interrupted_while_it_clears_from_outside(
         assert running.wait(60) in (130, -signal.SIGINT)
         assert list(open_store(f"{url}?endpoint={plain}").list("")) == []
         proxy.go_on()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_as_ctrl_c_does(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # nohup may have ignored it
+    try:
+        with pytest.raises(SystemExit) as left, doctor._ended_in_order():
+            signal.raise_signal(number)
+        assert left.value.code == 128 + number
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_what_was_ignored_stays_so() -> None:

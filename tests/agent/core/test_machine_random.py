@@ -6,6 +6,7 @@ import math
 import signal
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -225,11 +226,20 @@ class AnyStory(RuleBasedStateMachine):
         assert all(outcome.ended for outcome in self.story.outcomes)
 
 
-TestAnyStory = AnyStory.TestCase
-TestAnyStory.settings = settings(
-    max_examples=300,
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
-)
+def asked(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    )
+
+
+class TestAnyStory(AnyStory.TestCase):  # type: ignore[name-defined,misc]
+    settings = asked(150)
+
+
+@pytest.mark.slow
+class TestMoreAnyStories(AnyStory.TestCase):  # type: ignore[name-defined,misc]
+    settings = asked(600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -132,11 +133,20 @@ class FarStory(RuleBasedStateMachine):
             assert all(abs(shown[id] - (at - story.now)) < 0.01 for id, at in self.standing.items())
 
 
-TestFarStory = FarStory.TestCase
-TestFarStory.settings = settings(
-    max_examples=300,
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
-)
+def asked(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    )
+
+
+class TestFarStory(FarStory.TestCase):  # type: ignore[name-defined,misc]
+    settings = asked(150)
+
+
+@pytest.mark.slow
+class TestMoreFarStories(FarStory.TestCase):  # type: ignore[name-defined,misc]
+    settings = asked(600)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.hooks.ranks.checking import STEPS, marked, newest, restores, straight
 from tests.hooks.ranks.gang import Gang, event, signs, until
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -56,7 +57,7 @@ def test_checkpoints_at_an_interval_follow_each_other_and_each_is_a_step_of_all_
             assert mine["digests"] == {str(step): other["digests"][str(step)]}
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", few_fast(["fsdp", "ddp"]))
 def test_a_notice_right_behind_a_checkpoint_beside_training_is_saved(
     gang: Gang, way: str, folder: Path
 ) -> None:
@@ -97,7 +98,7 @@ def test_a_replica_that_has_drifted_is_named(gang: Gang, folder: Path) -> None:
     assert "first.weight" in gang.errors().partition("replicas have drifted apart by step")[2]
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", few_fast(["fsdp", "ddp"]))
 def test_a_notice_is_handled_where_every_collective_raises(gang: Gang, way: str, folder: Path) -> None:
     """Both stand in their loaders, and break all their groups before one of them is told."""
     with signs(folder) as sign:

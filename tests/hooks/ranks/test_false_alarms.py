@@ -8,6 +8,7 @@ import pytest
 
 from tests.hooks.ranks.checking import STEPS, marked, straight
 from tests.hooks.ranks.gang import Event, Gang, event
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -39,7 +40,7 @@ def test_a_notice_that_is_withdrawn_after_the_commit_leaves_a_checkpoint_and_no_
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "when all have heard"])
-@pytest.mark.parametrize(("way", "drill"), [("ddp", False), ("fsdp", True)])
+@pytest.mark.parametrize(("way", "drill"), few_fast([("ddp", False), ("fsdp", True)]))
 def test_a_notice_that_is_withdrawn_before_the_commit_leaves_no_trace(
     gang: Gang, way: str, drill: bool, at_once: bool, folder: Path
 ) -> None:

@@ -58,9 +58,16 @@ def noticed(
     ("call", "after"),
     [
         ("set offer/2", False),
-        ("set offer/2", True),
         (OBJECT, False),
-        *few_fast([("hear call/2$", False), ("hear call/2$", True), (OBJECT, True), (MANIFEST, False)], 1),
+        *few_fast(
+            [
+                ("hear call/2$", False),
+                ("set offer/2", True),
+                ("hear call/2$", True),
+                (OBJECT, True),
+                (MANIFEST, False),
+            ],
+        ),
     ],
 )
 def test_replicas_save_without_the_rank_that_served_the_store(

@@ -65,12 +65,15 @@ def held_in_the_save(
 
 @pytest.mark.parametrize(
     ("way", "call"),
-    [
-        ("ddp", "set offer"),
-        ("fsdp", "(hear|claim) decision"),
-        ("ddp", "put .*safetensors"),
-        ("fsdp", r"put .*-of-\d+\.json"),
-    ],
+    few_fast(
+        [
+            ("ddp", "set offer"),
+            ("fsdp", r"put .*-of-\d+\.json"),
+            ("fsdp", "(hear|claim) decision"),
+            ("ddp", "put .*safetensors"),
+        ],
+        2,
+    ),
 )
 def test_a_machine_that_is_noticed_in_the_save_is_saved_in_its_time(
     gang: Gang, way: str, call: str, folder: Path

@@ -254,7 +254,7 @@ def test_a_hang_before_training_is_told_at_the_longest_limit_and_has_nothing_to_
 
 def test_a_rank_that_restores_excuses_the_others() -> None:
     run = Run(2)
-    for _ in range(10):
+    for _ in range(3):
         run.stands(FIRST - 100, "start", "ranks")
         run.moves(0, "start")
     assert run.told == []
@@ -263,7 +263,7 @@ def test_a_rank_that_restores_excuses_the_others() -> None:
 def test_a_wait_for_ranks_of_another_machine_before_training_is_no_stall() -> None:
     """That machine's agent sees the rank that stands, and the wait has limits of its own."""
     run = Run(2, world=4)
-    run.stands(10 * FIRST, "ranks", "ranks")
+    run.stands(3 * FIRST, "ranks", "ranks")
     assert run.told == []
 
 

@@ -21,7 +21,7 @@ from tests.fakes.called import CalledStore, Request
 T = TypeVar("T")
 
 #: Seconds after which a process that nobody lets go on goes on.
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 class Fates:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from tests.hooks.ranks.programs.life import Life
 
 #: Seconds after which something that a scenario waits for will not come.
-PATIENCE = 30.0
+PATIENCE = 100.0
+#: Seconds of a notice, unless a test says otherwise.
+WINDOW = 30.0
 #: What happens while training goes on.
 BESIDE = ("withdrawn when saved",)
 
@@ -224,7 +226,7 @@ HAPPENINGS: dict[str, Callable[[Life, dict[str, Any]], None]] = {
 
 
 def _seconds(event: dict[str, Any]) -> float:
-    return float(event.get("seconds", PATIENCE))
+    return float(event.get("seconds", WINDOW))
 
 
 def _hear(life: Life, word: protocol.Message) -> None:

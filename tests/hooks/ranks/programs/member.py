@@ -22,7 +22,7 @@ from tests.hooks.ranks.programs.life import Life
 
 #: Seconds after which a rank in a collective leaves it, whose peer was parked and has left by now; and where nothing happens
 #: to anybody, so that only a busy machine keeps them waiting.
-GROUP, QUIET = 10.0, 60.0
+GROUP, QUIET = 10.0, 100.0
 
 
 def play(rank: int, scenario: dict[str, Any]) -> dict[str, Any]:
