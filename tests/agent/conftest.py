@@ -38,4 +38,4 @@ def serve(folder: Path, events: Events) -> Iterator[Serving]:
 def relayed(folder: Path) -> Iterator[Relayed]:
     relayed = Relayed(folder / "a.sock")
     yield relayed
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)

@@ -99,7 +99,7 @@ def service(folder: Path, aws: tuple[AwsSimulator, str]) -> Iterator[tuple[Path,
     yield path, process
     if process.poll() is None:
         process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=100)
 
 
 def test_a_notice_of_the_cloud_reaches_every_session(
@@ -133,7 +133,7 @@ def test_an_agent_that_starts_again_tells_the_pending_notice(
         first = hook.hear(Preempt)
         process.kill()
         assert hook.hears_the_end()
-    process.communicate(timeout=30)
+    process.communicate(timeout=100)
     again = subprocess.Popen(
         [sys.executable, "-c", SERVE, aws[1], str(path)], stdout=subprocess.PIPE, text=True
     )
@@ -144,7 +144,7 @@ def test_an_agent_that_starts_again_tells_the_pending_notice(
             assert hook.hear(Preempt).id == first.id
     finally:
         again.terminate()
-        again.communicate(timeout=30)
+        again.communicate(timeout=100)
     assert again.returncode == 0
     assert not path.exists()
 
@@ -192,7 +192,7 @@ def test_a_run_uses_the_service_and_polls_nothing_itself(
     body = control.status(folder / "r.sock")
     assert {s["name"] for s in body["sources"]} >= {"service agent", "aws spot/instance-action"}
     aws[0].preempt(120)
-    _, said = run.communicate(timeout=60)
+    _, said = run.communicate(timeout=100)
     assert run.returncode == 75, said
     record = json.loads((folder / "r.outcome.json").read_text())
     assert (record["kind"], record["step"]) == ("terminate", 5)
@@ -221,7 +221,7 @@ def test_a_run_beside_a_service_that_watches_nothing_sees_the_notice_itself(
             run.stdout.readline() == "registered\n"
         )  # or it would wait for the deadline: nothing was trained
         aws[0].preempt(120)
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=100)
         service.terminate()
     assert run.returncode == 75, said
     assert "watches nothing" in said
@@ -268,7 +268,7 @@ def test_a_service_ends_with_0_when_it_is_told(service: tuple[Path, subprocess.P
         process.send_signal(signal.SIGTERM)
         assert hook.hears_the_end()
         assert hook.heard == []
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=100) == 0
     assert not path.exists()
 
 

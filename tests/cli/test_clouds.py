@@ -13,6 +13,7 @@ from spotguard.cli import main
 from tests.e2e.clouds import CLOUDS, Day, begin_day
 from tests.fakes.checkpoint import Save
 from tests.fixtures_servers import FaultsBefore
+from tests.tiers import few_fast
 
 COMMANDS = {"ls": (), "inspect": (), "verify": (), "prune": ("--keep", "1")}
 
@@ -69,7 +70,7 @@ def test_every_command_works_on_every_cloud(capsys: pytest.CaptureFixture[str], 
     assert verdicts[0]["damage"][0].startswith(damaged)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", few_fast(COMMANDS))
 def test_a_bucket_that_is_not_there(capsys: pytest.CaptureFixture[str], day: Day, command: str) -> None:
     day.remove()
     line = refused(capsys, command, day.url)
@@ -77,7 +78,7 @@ def test_a_bucket_that_is_not_there(capsys: pytest.CaptureFixture[str], day: Day
     assert line.endswith(": make it, or correct the URL [SG303]")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", few_fast(COMMANDS))
 def test_a_store_that_is_away(capsys: pytest.CaptureFixture[str], day: Day, command: str) -> None:
     day.network.vanish()
     line = refused(capsys, command, day.url)
@@ -85,7 +86,7 @@ def test_a_store_that_is_away(capsys: pytest.CaptureFixture[str], day: Day, comm
     assert "Connection refused" in line
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", few_fast(reversed(COMMANDS), 2))
 def test_a_store_that_lets_nobody_in(capsys: pytest.CaptureFixture[str], day: Day, command: str) -> None:
     """With the right that is missing; and nothing is deleted."""
     before = day.names()

@@ -30,7 +30,7 @@ def test_register_without_torch_says_in_one_line_what_to_install() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT / "packaging")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert ended.returncode == 1

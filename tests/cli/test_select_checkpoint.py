@@ -14,6 +14,7 @@ from spotguard.cli.select_checkpoint import Target, target
 from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
+from tests.tiers import few_fast
 
 COMMANDS = (["ls"], ["inspect"], ["verify"], ["prune", "--keep", "1"])
 
@@ -46,7 +47,8 @@ def meant(url: str | None, run_id: str | None = None) -> Target:
 
 
 @pytest.mark.parametrize(
-    "place", ["checkpoints", "shared/checkpoints", "shared/checkpoints/", "a/checkpoints/checkpoints"]
+    "place",
+    few_fast(["checkpoints", "shared/checkpoints/", "shared/checkpoints", "a/checkpoints/checkpoints"], 2),
 )
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
 @pytest.mark.parametrize("way", ["url", "with --run-id", "environment"])

@@ -74,7 +74,7 @@ def test_what_is_said_wrongly_is_said_in_a_line(
 
 def test_it_is_found_without_a_checkout() -> None:
     words = [sys.executable, "-m", "spotguard", "deploy", "containers", MANIFESTS[0], "azure"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("# The agent on every spot node")
 

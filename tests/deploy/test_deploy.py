@@ -27,7 +27,7 @@ def test_the_older_name_does_the_same_and_says_the_newer_one(kind: str) -> None:
     words = ["job", "aws"] if kind == "containers" else ["rules.yml"] if kind == "monitoring" else []
     older, newer = (
         subprocess.run(
-            [sys.executable, "-m", *name, *words], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-m", *name, *words], capture_output=True, text=True, timeout=100, check=True
         )
         for name in ([f"spotguard.{kind}"], ["spotguard", "deploy", kind])
     )
@@ -79,7 +79,7 @@ def printed_to(stdout: int, *words: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", *words]
     return subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, env=env, check=False
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=100, env=env, check=False
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from spotguard.cli.main import main
 from spotguard.deploy.slurm import batch_script
 
-TIMEOUT = 30.0
+TIMEOUT = 100.0
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "launch" / "slurm.md"
 
 #: In the place of Slurm's programs: they write down what they were told, and answer as they were asked to.

@@ -54,7 +54,7 @@ def test_interrupted_while_it_measures_it_leaves_nothing(
         assert running.stderr.readline() == b"spotguard: removing what was put into the store\n"
         os.kill(running.pid, number)  # nobody waits with one finger
         proxy.go_on()
-        assert running.wait(60) in (code, -number)
+        assert running.wait(100) in (code, -number)
     assert list(open_store(f"{url}?endpoint={plain}").list("")) == []
 
 
@@ -104,7 +104,7 @@ def test_interrupted_while_it_clears_from_outside(
         os.kill(running.pid, signal.SIGINT)
         assert running.stderr is not None
         assert running.stderr.readline() == b"spotguard: removing what was put into the store\n"
-        assert running.wait(60) in (130, -signal.SIGINT)
+        assert running.wait(100) in (130, -signal.SIGINT)
         assert list(open_store(f"{url}?endpoint={plain}").list("")) == []
         proxy.go_on()
 

@@ -88,7 +88,7 @@ def test_whoever_is_ended_leaves_nothing_behind(folder: Path, signum: signal.Sig
     )
     end = os.open(folder / "fifo", os.O_RDONLY)  # until one of them is there
     proving.send_signal(signum)
-    assert proving.wait(60) in (128 + signum, -signum)
+    assert proving.wait(100) in (128 + signum, -signum)
     assert os.read(end, 1) == b"", "somebody still holds the other end"
     os.close(end)
     assert list((folder / "tmp").iterdir()) == []

@@ -143,7 +143,7 @@ def test_a_life_that_is_stopped_ends_with_its_children(ground: Ground, fifo: Pat
     thread.start()
     end = os.open(fifo, os.O_RDONLY)  # until it is there
     made.stop.set()
-    thread.join(60)
+    thread.join(100)
     assert os.read(end, 1) == b""
     os.close(end)
     assert len(ends) == 1

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def files_of(folder: Path, code: str, *flags: str, path: str = "") -> OpenedFiles:
     env = {**os.environ, VARIABLE: str(folder / "plan.json"), "PYTHONPATH": f"{folder / 'startup'}:{path}"}
     command = [sys.executable, *flags, "-c", code]
-    subprocess.run(command, cwd=folder / "work", env=env, check=True, timeout=60)
+    subprocess.run(command, cwd=folder / "work", env=env, check=True, timeout=100)
     return read_files(folder).within(folder / "work")
 
 

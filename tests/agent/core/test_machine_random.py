@@ -236,10 +236,10 @@ def asked(examples: int) -> settings:
     )
 
 
-class TestAnyStory(AnyStory.TestCase):  # type: ignore[name-defined,misc]
+class TestAnyStory(AnyStory.TestCase):  # type: ignore[valid-type,misc]
     settings = asked(150)
 
 
 @pytest.mark.slow
-class TestMoreAnyStories(AnyStory.TestCase):  # type: ignore[name-defined,misc]
+class TestMoreAnyStories(AnyStory.TestCase):  # type: ignore[valid-type,misc]
     settings = asked(600)

@@ -143,10 +143,10 @@ def asked(examples: int) -> settings:
     )
 
 
-class TestFarStory(FarStory.TestCase):  # type: ignore[name-defined,misc]
+class TestFarStory(FarStory.TestCase):  # type: ignore[valid-type,misc]
     settings = asked(150)
 
 
 @pytest.mark.slow
-class TestMoreFarStories(FarStory.TestCase):  # type: ignore[name-defined,misc]
+class TestMoreFarStories(FarStory.TestCase):  # type: ignore[valid-type,misc]
     settings = asked(600)

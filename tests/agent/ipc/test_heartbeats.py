@@ -15,7 +15,7 @@ from spotguard.providers.clock import SystemClock
 RUN = (1000, "job")
 RUNS = frozenset({RUN})
 EVERY = 0.02
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 class Agent:

@@ -138,7 +138,7 @@ def test_outside_the_services_group_we_look_ourselves(folder: Path) -> None:
     listener = listen(folder / "a.sock", service=True)
     folder.chmod(0o000)
     done = subprocess.run(
-        [sys.executable, "-c", OUTSIDER, str(listener.path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", OUTSIDER, str(listener.path)], capture_output=True, text=True, timeout=100
     )
     folder.chmod(0o700)
     listener.close()

@@ -30,7 +30,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_command_whose_runner_was_killed_ends_at_its_limit(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER, str(tmp_path / "pid")], stdout=subprocess.PIPE, check=False, timeout=60
+        [sys.executable, "-c", RUNNER, str(tmp_path / "pid")],
+        stdout=subprocess.PIPE,
+        check=False,
+        timeout=100,
     )
     assert done.returncode == -9
     eventually(lambda: _is_gone(int(done.stdout)), "it is gone")

@@ -216,7 +216,7 @@ def test_the_thread_looks_at_its_cadence_and_closes_the_source_itself() -> None:
         assert watched.source.looks == looks
         watched.clock.advance(1.0)
         assert looks == 3 or wait_for_look(watched, looks + 1)
-    watched.poller.stop(timeout=30)
+    watched.poller.stop(timeout=100)
     assert watched.source.closed_by == "spotguard-watch-fake source"
     assert isinstance(watched.events[0], HealthChanged)
     assert watched.events[0].health.reason == "starting"

@@ -31,7 +31,7 @@ from tests.fakes.serving import Events, Serving
 from tests.fakes.source import FakeSource, a_notice
 
 #: Real seconds, as a net.
-_TIMEOUT = 30.0
+_TIMEOUT = 100.0
 
 
 class Stuck(FakeSource):

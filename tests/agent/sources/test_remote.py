@@ -159,7 +159,7 @@ def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
     server.send(poller, protocol.FeedHealth("--deadline", "seeing"))
     server.send(poller, SEEING)
     relayed.health("aws", Sight.SEEING)
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
     said = [e.source for e in relayed.events.drain() if isinstance(e, HealthChanged)]
     assert "--deadline" not in said
 
@@ -176,7 +176,7 @@ def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, fol
     relayed.health("aws", Sight.BLIND)
     said = [e.health.sight for e in relayed.events.drain() if isinstance(e, HealthChanged)]
     assert said == [Sight.SEEING, Sight.SEEING]  # of the service itself, and of its source
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
 
 
 def test_stopping_does_not_wait_for_the_service(serve: Serving, events: Events, folder: Path) -> None:
@@ -184,5 +184,5 @@ def test_stopping_does_not_wait_for_the_service(serve: Serving, events: Events, 
     serve()
     relayed = Relayed(folder / "a.sock")
     events.next(Watching)
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
     assert not [e for e in relayed.events.drain() if isinstance(e, HealthChanged) and not e.health.seeing]

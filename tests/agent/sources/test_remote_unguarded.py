@@ -68,7 +68,7 @@ def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
                 relayed.clock.wait(NEVER, 0.001)
             again.close()
         assert relayed.events.next(NoticeGone).id == "n1"
-        relayed.relay.stop(timeout=30)
+        relayed.relay.stop(timeout=100)
 
 
 def test_what_ends_the_machine_now_is_left_to_its_deadline(
@@ -85,7 +85,7 @@ def test_what_ends_the_machine_now_is_left_to_its_deadline(
     looks = relayed.own[0].looks
     while relayed.own[0].looks < looks + 50:
         relayed.clock.wait(NEVER, 0.001)
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
     assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
 
 
@@ -102,7 +102,7 @@ def test_a_service_that_is_stopped_is_not_waited_for(serve: Serving, events: Eve
     assert relayed.health(NAME, Sight.BLIND).health.reason == "unguarded"
     relayed.health("fake source", Sight.SEEING)
     assert events.next(Watching) != events.next(Watching)
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
 
 
 def test_a_service_that_goes_silent_is_as_dead(serve: Serving, events: Events, folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_service_that_goes_silent_is_as_dead(serve: Serving, events: Events, f
     assert relayed.health(NAME, Sight.BLIND).health.detail.endswith("it sends nothing")
     relayed.health("aws", Sight.BLIND)
     relayed.health("fake source", Sight.SEEING)
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
 
 
 def test_a_service_that_watches_nothing_leaves_us_looking_ourselves(
@@ -138,7 +138,7 @@ def test_nothing_to_watch_on_either_side_is_said(serve: Serving, events: Events,
     relayed = Relayed(folder / "a.sock", any_source=False)
     server.send(events.next(Watching).session, protocol.Watched(0))
     assert "here is nothing to watch" in relayed.health(NAME, Sight.SEEING).health.detail
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
     assert not relayed.own
 
 
@@ -151,7 +151,7 @@ def test_a_service_that_does_not_say_what_it_watches_is_not_used(
     server.send(events.next(Watching).session, SEEING)
     assert "does not report" in relayed.health(NAME, Sight.BLIND).health.detail
     relayed.health("fake source", Sight.SEEING)
-    relayed.relay.stop(timeout=30)
+    relayed.relay.stop(timeout=100)
 
 
 def test_a_service_of_another_version_is_not_used(folder: Path, relayed: Relayed) -> None:

@@ -17,8 +17,9 @@ from spotguard.agent.telemetry.systemd import NOBODY, Manager, going_down
 from spotguard.hooks.ipc.protocol import Committed, Preempt
 from spotguard.providers.simulator.aws.service import AwsSimulator
 from tests.fakes.hook import FakeHook
+from tests.tiers import few_fast
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 class Listener:
@@ -54,7 +55,12 @@ class Listener:
         self._socket.close()
 
 
-@pytest.fixture(params=["a path", "an abstract name"])
+ADDRESSES = ["a path", "an abstract name"]
+#: For a test that starts a process: the others have both in the fast tier.
+FEW = pytest.mark.parametrize("systemd", few_fast(ADDRESSES), indirect=True)
+
+
+@pytest.fixture(params=ADDRESSES)
 def systemd(request: pytest.FixtureRequest) -> Iterator[Listener]:
     with tempfile.TemporaryDirectory(prefix="sg", dir="/tmp") as folder:
         listener = Listener(f"{folder}/n" if request.param == "a path" else f"@spotguard-{os.getpid()}")
@@ -125,6 +131,7 @@ def test_a_machine_without_systemd_is_not_going_down() -> None:
         assert not going_down()
 
 
+@FEW
 def test_a_service_tells_what_it_does(systemd: Listener, folder: Path, aws: AwsSimulator) -> None:
     """Ready when the socket is there; what it watches; a notice; its end, after who saves has come to an end."""
     path = folder / "agent.sock"
@@ -151,6 +158,7 @@ def test_a_service_tells_what_it_does(systemd: Listener, folder: Path, aws: AwsS
         assert agent.wait(PATIENCE) == 0
 
 
+@FEW
 def test_a_command_does_not_speak_in_our_name(systemd: Listener) -> None:
     env = {"NOTIFY_SOCKET": systemd.address}
     words = ["run", "--provider", "none", "--run-id", "n", "--", sys.executable, "-c"]

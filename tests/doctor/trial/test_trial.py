@@ -248,7 +248,7 @@ def test_whoever_ends_it_in_the_middle_finds_nothing_of_it(signum: signal.Signal
             pause=0.1,
         )
         os.kill(running.pid, signum)
-        assert running.wait(60) in (128 + signum, -signum)
+        assert running.wait(100) in (128 + signum, -signum)
     assert nothing_left(folders)
     assert [*folders.content()] == ["train.py"]
 

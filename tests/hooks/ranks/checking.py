@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
+from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.providers.stores.factory import open_store
 from tests.hooks.ranks.gang import Gang, Said
@@ -74,10 +76,19 @@ def saved_together(gang: Gang, store: Path, said: Sequence[Said]) -> int:
     return whole.name.step
 
 
+def an_hour_passes(store: Path) -> None:
+    """Saves that killed ranks have announced are out of time: a start waits for none of them."""
+    for path in store.glob(f"r/checkpoints/*/{SAVING}"):
+        with suppress(FileNotFoundError):  # a rank that has ended it removes it
+            then = path.stat().st_mtime - 3600
+            os.utime(path, (then, then))
+
+
 def restores(gang: Gang, world: int, way: str, store: Path, **scenario: Any) -> int:
     """The newest checkpoint is restored, by all ranks, bit for bit as the undisturbed run had it, also where a dead rank's
     extras are missing. Returns its step, 0 where there is none."""
     undisturbed = straight(gang, world, way, store.parent / "undisturbed", **scenario)
+    an_hour_passes(store)
     then = gang.play(world, way, store, total=0, **{"env": {"SPOTGUARD_EXTRAS_WORTH": "0"}, **scenario})
     start: int = then[0]["start"]
     for mine, other in zip(then, undisturbed, strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.ranks.checking import marked, newest, restores, saved_together
+from tests.hooks.ranks.checking import an_hour_passes, marked, newest, restores, saved_together
 from tests.hooks.ranks.gang import Gang, event, fate, signs, until
 from tests.hooks.ranks.machines import Machine
 
@@ -54,6 +54,7 @@ def test_weights_of_all_ranks_are_committed_while_the_moments_go_on(
         assert whole is not None, gang.errors()
         assert (whole.name.step, whole.level) == (STEP, "weights")
         assert marked(store) == []
+        an_hour_passes(store)
         then = gang.play(WORLD, "fsdp", store, total=0)
         assert [each["start"] for each in then] == [STEP] * WORLD
         return

@@ -8,6 +8,7 @@ import pytest
 
 from tests.hooks.ranks.checking import STEPS, restores, saved_together, straight
 from tests.hooks.ranks.gang import Gang, event
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -51,7 +52,7 @@ def test_all_ranks_save_one_step_and_go_on_bit_for_bit(
         assert mine["losses"] == {at: loss for at, loss in other["losses"].items() if int(at) >= step}
 
 
-@pytest.mark.parametrize(("rank", "phase"), [(0, "loading"), (1, "evaluation")])
+@pytest.mark.parametrize(("rank", "phase"), few_fast([(0, "loading"), (1, "evaluation")]))
 def test_a_rank_that_has_boundaries_only_is_gone_to(gang: Gang, rank: int, phase: str, folder: Path) -> None:
     """How the other one ends is its collective's affair: rank 1 parks at the boundary, and that one is behind it."""
     store = folder / "store"

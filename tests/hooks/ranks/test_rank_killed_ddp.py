@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.hooks.ranks.checking import marked, newest, outcomes, straight
+from tests.hooks.ranks.checking import an_hour_passes, marked, newest, outcomes, straight
 from tests.hooks.ranks.gang import Gang, Said, event
 
 pytest.importorskip("torch")
@@ -38,6 +38,7 @@ def killed(gang: Gang, store: Path, rank: int, **scenario: Any) -> list[Said]:
 def restored(gang: Gang, store: Path, **scenario: Any) -> int:
     """All ranks restore one step, with the parameters and moments that an undisturbed run had there."""
     undisturbed = straight(gang, WORLD, "ddp", store.parent, training="noted")
+    an_hour_passes(store)
     then = gang.play(WORLD, "ddp", store, total=0, **{"training": "noted", **scenario})
     start: int = then[0]["start"]
     for mine, other in zip(then, undisturbed, strict=True):

@@ -10,12 +10,13 @@ import pytest
 from tests.hooks.ranks.checking import marked, newest, restores
 from tests.hooks.ranks.gang import Gang, event, fate, signs, until
 from tests.hooks.ranks.machines import Machine
+from tests.tiers import few_fast
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", few_fast(["fsdp", "ddp"]))
 def test_a_rank_whose_loader_never_returns_is_saved_with_the_others(
     gang: Gang, way: str, folder: Path
 ) -> None:

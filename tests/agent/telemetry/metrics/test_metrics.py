@@ -45,7 +45,7 @@ from spotguard.hooks.ipc.protocol import *
 url = "http://127.0.0.1:{port}/metrics"
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
 def has(line):
-    eventually(lambda: line in opener.open(url, timeout=30).read().decode(), line)
+    eventually(lambda: line in opener.open(url, timeout=100).read().decode(), line)
 hook = FakeHook(Path(os.environ["SPOTGUARD_SOCKET"]))
 hook.say(Register(os.getpid(), "r", "train.py", "file:///s", rank=3, nbytes=1000))
 hook.hear(Welcome)
@@ -114,7 +114,7 @@ hook.say(Bye("done"))
     )
     body = """
 has('spotguard_outcomes_total{drill="false",result="committed",run_id="other"} 0.0')
-outcomes = [line for line in opener.open(url, timeout=30).read().decode().splitlines() if line.startswith("spotguard_outcomes")]
+outcomes = [line for line in opener.open(url, timeout=100).read().decode().splitlines() if line.startswith("spotguard_outcomes")]
 assert all('run_id="other"' in line and line.endswith(" 0.0") for line in outcomes), outcomes
 hook.say(Bye("done"))
 """
