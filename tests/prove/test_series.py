@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -170,3 +170,27 @@ def test_the_first_error_ends_the_other_lives(folder: Path) -> None:
     with pytest.raises(ProveError):
         made.run(UNDISTURBED)
     assert scripted.stop.is_set()
+
+
+class InterruptedAtTheSecond(list[LifeSeries]):
+    """Ctrl-C comes when the first series has been started, and not yet the second."""
+
+    def __iter__(self) -> Iterator[LifeSeries]:
+        self.begun = getattr(self, "begun", 0) + 1
+        yield self[0]
+        if self.begun == 2:
+            raise KeyboardInterrupt
+        yield from self[1:]
+
+
+def test_ctrl_c_while_lives_are_started_ends_those_that_run(folder: Path) -> None:
+    class Waiting(Scripted):
+        def live(self, ground: Ground, name: str, action: Action | None, every: int = 0) -> Life:
+            assert self.stop.wait(100)
+            raise KeyboardInterrupt
+
+    made = SeriesRunner(Waiting([]), Original(folder / "work"), folder / "base", folder, 2, lambda line: None)
+    series = InterruptedAtTheSecond([LifeSeries("plain-1", (None,)), LifeSeries("plain-2", (None,))])
+    with pytest.raises(KeyboardInterrupt):
+        made.run(series)
+    assert made.count == 0

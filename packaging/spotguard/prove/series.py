@@ -151,8 +151,10 @@ class SeriesRunner:
         """
         self.lives |= {each.name: [] for each in series}
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="prove") as pool:
-            futures = [pool.submit(self._live_through, each) for each in series]
-            try:
+            futures: list[Future[None]] = []
+            try:  # also around the starts: the pool's end waits for the lives that run by then
+                for each in series:
+                    futures.append(pool.submit(self._live_through, each))
                 wait(futures, return_when=FIRST_EXCEPTION)
                 # In the order of the series: a life that the first error interrupted has no error of its own.
                 failed = [each for each in futures if each.done() and each.exception() is not None]
