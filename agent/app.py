@@ -36,7 +36,7 @@ from .process.signals import Signals
 from .process.supervisor import Supervisor
 from .sources.factory import cloud_sources, own_sources
 from .sources.health_log import CommonHealth
-from .sources.poller import PollCount, Poller
+from .sources.poller import Poller
 from .sources.remote import RemoteFeed
 from .telemetry import logs, systemd
 from .telemetry.status import AgentFacts
@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # loaded only when an option requests them
     from .process.notice_hook import NoticeHook
     from .telemetry.exclude_file import Exclusion
     from .telemetry.metrics.recorder import MetricsRecorder
-    from .telemetry.metrics.scrape import Scrape
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -113,14 +112,13 @@ def _serve(
         )
         stack.callback(server.close)
         server.start()
-        count = PollCount()
-        meter, read = _metrics(options, path, command is None, count, clock, stack)
-        alerts = None if read is None else _alerts(options, path, command is None, read, post, clock)
+        supervisor, env, orphan = None, dict(os.environ), None
+        meter = _metrics(options, path, command is None, clock, stack)
+        alerts = _alerts(options, path, command is None, post, clock)
         if alerts is not None:
             stack.callback(alerts.close)
-        supervisor, env, orphan = None, dict(os.environ), None
         if command is not None:
-            env = exported(options, server.path, os.environ)
+            env = exported(options, server.path, env)
             env |= torchrun.told(command, options.window, env)
             supervisor = Supervisor(command, env=env, post=post)
             stack.callback(supervisor.close)
@@ -143,7 +141,7 @@ def _serve(
         def poller(
             source: NoticeSource, post: Callable[[Event], None], common: CommonHealth | None
         ) -> Poller:
-            return Poller(source, post, clock, rng, common, count)
+            return Poller(source, post, clock, rng, common, None if meter is None else meter.polled)
 
         watches = _watches(options, make_cloud_sources, poller, post, clock, rng, service_socket, ours)
         watching = [*watches, *(poller(source, post, None) for source in operator_sources)]
@@ -192,48 +190,30 @@ def _serve(
 
 
 def _metrics(
-    options: Options, path: Path, service: bool, count: PollCount, clock: Clock, stack: ExitStack
-) -> tuple[MetricsRecorder | None, Callable[[], Scrape] | None]:
-    """Return the recorder of the metrics and a function that reads them; None if nothing asks for them.
-
-    The endpoint is open, if a port was given.
-    """
-    if options.metrics_port is None and not _wants_alerts(options):
-        return None, None
+    options: Options, path: Path, service: bool, clock: Clock, stack: ExitStack
+) -> MetricsRecorder | None:
+    """Return the recorder of the metrics, whose endpoint is open; None without a port."""
+    if options.metrics_port is None:
+        return None
     from .telemetry.metrics import assembly
-    from .telemetry.metrics.recorder import MetricsRecorder
 
-    meter = MetricsRecorder()
+    run_id = options.run_id or path.stem
+    meter, endpoint = assembly.opened(options, options.metrics_port, run_id, clock, service=service)
+    stack.callback(endpoint.close)
     for record in outcome.earlier(path.parent, path.stem):
         meter.ended(record)
-    run_id = options.run_id or path.stem
-    read = assembly.reader(options, run_id, meter, count, clock, service=service)
-    if options.metrics_port is None:
-        return meter, read
-    endpoint = assembly.endpoint(options.metrics_port, read)
-    stack.callback(endpoint.close)
     endpoint.start()
     logger.info("metrics at %s", endpoint.url)
-    return meter, read
-
-
-def _wants_alerts(options: Options) -> bool:
-    return bool(options.rules or options.webhook or options.on_failure)
+    return meter
 
 
 def _alerts(
-    options: Options,
-    path: Path,
-    service: bool,
-    read: Callable[[], Scrape],
-    post: Callable[[Event], None],
-    clock: Clock,
+    options: Options, path: Path, service: bool, post: Callable[[Event], None], clock: Clock
 ) -> AlertHelper | None:
     """Return the helper of alerts, not started yet; None if no option asks for it."""
-    if not _wants_alerts(options):
+    if not (options.rules or options.webhook or options.on_failure):
         return None
     from .process.helpers.alert_helper import AlertHelper
-    from .telemetry.metrics.definitions import values
 
     begin = {
         "run_id": options.run_id or path.stem,
@@ -247,7 +227,7 @@ def _alerts(
         "json_log": options.json_log,
         "log_level": options.log_level,
     }
-    return AlertHelper(begin, post, clock, lambda: values(read()))
+    return AlertHelper(begin, post, clock, list)
 
 
 def _notice_hook(

@@ -158,8 +158,7 @@ class Agent:
             event = self._next()
             try:
                 self._handle(event)
-                if self._metrics is not None:
-                    self._metrics.take(event, self._machine, self._clock.monotonic())
+                self._measure(event)
             except (CommandError, KeyboardInterrupt):
                 raise
             except Exception:
@@ -210,7 +209,8 @@ class Agent:
         self._check(now)
         self._look_at_memory(now)
         if self._alerts is not None:
-            self._tend(self._alerts, event, now)
+            self._alerts.take(event)
+            self._alerts.beat(now)
         for follower, message in self._feed.beat(now):
             self._server.send(follower, message)
         if isinstance(event, StatusAsked):
@@ -230,12 +230,12 @@ class Agent:
         self._server.departing = self._machine.departing  # before the server welcomes the next session
         self._carry_out(actions)
 
-    def _tend(self, alerts: AlertHelper, event: Event | None, now: float) -> None:
-        """Take in what comes from the helper of alerts, and do what is due for it."""
-        alerts.take(event)
-        alerts.beat(now)
+    def _measure(self, event: Event | None) -> None:
+        """Have the metrics show what the event has changed."""
         if self._metrics is not None:
-            self._metrics.helped(alerts.state)
+            self._metrics.take(event, self._machine, self._clock.monotonic())
+            if self._alerts is not None:
+                self._metrics.helped(self._alerts.state)
 
     def _check(self, now: float) -> None:
         """Report sources whose poll hangs; nothing else notices them."""
@@ -253,8 +253,7 @@ class Agent:
         event = None if reading is None else self._memory_watch.hear(reading, now)
         if event is not None:
             self._carry_out(self._machine.handle(event, now))
-            if self._metrics is not None:
-                self._metrics.take(event, self._machine, now)
+            self._measure(event)
 
     def _answer(self, event: StatusAsked, now: float) -> None:
         helper = None if self._alerts is None else self._alerts.state.status()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ...providers.clock import Clock
 from ...providers.health import STARTING, Health, blind
@@ -38,7 +38,7 @@ class Poller:
         clock: Clock,
         rng: random.Random,
         common_health: CommonHealth | None = None,
-        count: PollCount | None = None,
+        count: Callable[[str, Health], None] | None = None,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -48,7 +48,7 @@ class Poller:
             clock: the clock of the polls.
             rng: spreads the waits after a failure.
             common_health: the health that this source shares with the other sources of the same service.
-            count: the agent's count of polls.
+            count: called with the source's name and the health that a poll found, at the end of each; for metrics.
         """
         self._source = source
         self._post = post
@@ -62,7 +62,7 @@ class Poller:
         self._health: Health | None = None
         self._mention = HealthLog()
         self._common_health = common_health
-        self._count = PollCount() if count is None else count
+        self._count = count
         #: Monotonic seconds at which the last poll that saw ended.
         self._saw_at: float | None = None
         self._failures = 0
@@ -144,7 +144,8 @@ class Poller:
         """
         now = self._clock.monotonic()
         self._looks.ended(now, max(self._source.interval, LONGEST_WAIT))
-        self._count.ended(self._source.name, sighting.health)
+        if self._count is not None:
+            self._count(self._source.name, sighting.health)
         self._failures = 0 if sighting.health.seeing else self._failures + 1
         self._throttled = sighting.health.reason == "throttled"
         if sighting.health.seeing:
@@ -212,32 +213,6 @@ class Poller:
             logger.log(level, "%s: %s", self._source.name, words)
         if health != before:  # new details of the same reason count too: `status` shows the newest
             self._post(HealthChanged(self._source.name, health, self._mention.since))
-
-
-# The count of polls, and of failed polls by reason. The polling threads count; any thread may read.
-#
-# A failed poll posts no event, because a blind source fails every two seconds. So the pollers' threads count here, without
-# a lock. Each number has one writer (a source has one poller at a time), and a copy of the dict is one step of the
-# interpreter.
-
-
-class PollCount:
-    """The polls of one agent since its start. The numbers only grow, even if a new poller replaces another."""
-
-    def __init__(self) -> None:
-        #: By source, reason and HTTP status; the last two are "" for a poll that saw.
-        self._ended: dict[tuple[str, str, str], int] = {}
-
-    def ended(self, source: str, health: Health) -> None:
-        """Count a poll that ended. Called by the thread that polls."""
-        failed = not health.seeing
-        key = (source, health.reason if failed else "", str(health.code) if failed and health.code else "")
-        self._ended[key] = self._ended.get(key, 0) + 1
-
-    @property
-    def totals(self) -> Mapping[tuple[str, str, str], int]:
-        """The polls so far by source, reason and HTTP status; the last two are "" for polls that saw. For any thread."""
-        return self._ended.copy()
 
 
 # The deadline of a poll. A source whose poll never ends sees nothing, and cannot report that itself.

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.agent.telemetry.metrics.snapshot import PHASES, RESULTS, STAGES, STATES
+from spotguard.agent.telemetry.metrics.definitions import METRICS, PHASES, RESULTS, STAGES, STATES
 from spotguard.deploy.monitoring import FILES
 from tests.docs.pages import ROOT, section
 

@@ -1,8 +1,8 @@
-"""Assembly of the metrics endpoint. It loads Prometheus's library, and only if metrics are requested."""
+"""Assembly of the metrics and their endpoint. It loads Prometheus's library, so it is loaded only for `--metrics-port`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from typing import TYPE_CHECKING
 
 from ....providers.clock import Clock
@@ -10,58 +10,45 @@ from ....providers.clouds.detect import cloud_of
 from ....providers.errors import UsageError
 from ....providers.optional_deps import how_to_install
 from ...core.budget import expected_window
-from ...sources.poller import PollCount
-from .recorder import MetricsRecorder
-from .scrape import MetricsFacts, Scrape
 
 if TYPE_CHECKING:
     from ...config.options import Options
     from .http import Endpoint
+    from .recorder import MetricsRecorder
 
 
-def reader(
-    options: Options, run_id: str, meter: MetricsRecorder, looks: PollCount, clock: Clock, *, service: bool
-) -> Callable[[], Scrape]:
-    """Return the function that a scrape calls on its own thread: it returns the newest snapshot and the time."""
-    facts = MetricsFacts(
-        "" if options.metrics_port is None else _version(),  # only Prometheus asks; reading it takes 0.5 MiB
-        "agent" if service else "run",
-        run_id,
-        expected_window(cloud_of(options.provider), options.window),
-        options.window is not None,
-        options.reserve,
-        clock.monotonic(),
-    )
-    return lambda: Scrape(facts, meter.newest, clock.monotonic(), looks.totals)
-
-
-def endpoint(port: int, read: Callable[[], Scrape]) -> Endpoint:
-    """Return an endpoint that listens at the port already.
-
-    Args:
-        port: the port on loopback.
-        read: returns the data of a scrape.
+def opened(
+    options: Options, port: int, run_id: str, clock: Clock, *, service: bool
+) -> tuple[MetricsRecorder, Endpoint]:
+    """Return the recorder of an agent's metrics, and an endpoint that listens at the port already.
 
     Raises:
         UsageError: Prometheus's library is not installed, or the endpoint cannot listen at the port.
     """
+    # With these variables of a web server, the library would write the agent's numbers among those of the command.
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        os.environ.pop(name, None)
     _library(port)
     from prometheus_client import CollectorRegistry, ProcessCollector
 
-    from .collector import Collector
     from .http import Endpoint
+    from .processes import ExpectedWindow
+    from .recorder import MetricsFacts, MetricsRecorder
 
     registry = CollectorRegistry()
-    registry.register(Collector(read))
+    seconds = expected_window(cloud_of(options.provider), options.window)
+    window = ExpectedWindow(seconds, options.window is not None, options.reserve)
+    facts = MetricsFacts(_version(), "agent" if service else "run", run_id, window)
+    recorder = MetricsRecorder(registry, facts, clock.monotonic)
     ProcessCollector(registry=registry)  # the agent's own memory and CPU, under their usual names
-    return Endpoint(port, registry)
+    return recorder, Endpoint(port, registry)
 
 
 def check(port: int) -> None:
-    """Refuse what `endpoint` would refuse. Other programs can use the port meanwhile.
+    """Refuse what `opened` would refuse. Other programs can use the port meanwhile.
 
     Raises:
-        UsageError: as `endpoint`.
+        UsageError: as `opened`.
     """
     _library(port)
     from .http import bound

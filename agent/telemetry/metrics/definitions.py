@@ -1,338 +1,284 @@
-"""The table of an agent's metrics: for each one its name, type and meaning, and the function that reads it from a snapshot.
+"""The table of an agent's metrics: for each one its name, type, labels and meaning, and the closed sets of label values.
 
-Pure: of Prometheus it uses only the conventions (base units, `_total`). A test compares docs/reference/metrics.md with this table.
+Pure: of Prometheus it uses only the conventions (base units, `_total`). docs/reference/metrics.md shows this table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from .helper_definitions import METRICS_OF_HELPER
-from .histogram import Histogram
-from .scrape import (
-    WHO,
-    Metric,
-    Scrape,
-    all_of,
-    blind_seconds,
-    checkpoint_age,
-    ended_polls,
-    expected_slack,
-    failed_polls,
-    fits_window,
-    named,
-    of_each,
-    phases,
-    progress_age,
-    reserve,
-    script_metrics,
-    seconds_left,
-    silent,
-    single,
-    stalled,
-    stalls,
-    states,
-    which,
-    window,
-)
-from .snapshot import PHASES
+from ....providers.notice import Severity
+
+#: Bounds in seconds of the time to detect a notice: one poll a second, long polls at once, and back-off while blind.
+DETECTED = (0.01, 0.1, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
+#: Bounds in seconds of the time left of a warning: Azure often gives 10 s, AWS gives 120 s.
+LEFT = (0.0, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 45.0, 60.0, 90.0, 120.0)
+
+#: The stages of a save, in order: those of `hooks.ipc.messages.Progress` between those of this agent.
+STAGES = ("seen", "delivered", "gate", "first-byte", "written", "committed")
+#: The ends of a notice. See `recorder.result_of`.
+RESULTS = ("committed", "reduced", "missed", "unguarded", "withdrawn")
+#: The values of `Machine.phase`.
+PHASES = ("watching", "saving", "ending", "outliving", "waiting", "rejoining")
+STATES = ("seeing", "starting", "blind", "wrong-server")
+SEVERITIES = tuple(str(severity) for severity in Severity)
+PURPOSES = ("background", "emergency")
+CAUSES = ("crash", "stall", "preemption")
+#: The results of a verification. See `events.Verified`.
+VERIFIED = ("sound", "damaged", "unknown")
+#: The label values of a yes or no, in Prometheus's spelling.
+YES_NO = ("false", "true")
+
+#: The labels of the metrics of one training process.
+WHO = ("run_id", "rank", "uid")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    type: Literal["gauge", "counter", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    #: The bounds of a histogram.
+    bounds: tuple[float, ...] = ()
+
+
+def _gauge(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", labels, help)
+
+
+def _counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "counter", labels, help)
+
+
+def _histogram(name: str, help: str, bounds: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(name, "histogram", labels, help, bounds)
+
 
 METRICS: tuple[Metric, ...] = (
     # --- the agent ---
-    Metric(
+    _gauge(
         "spotguard_agent_info",
-        "gauge",
-        ("version", "command", "run_id"),
         "Always 1, with the command, the run and the version of this spotguard.",
-        lambda r: [((r.facts.version, r.facts.command, r.facts.run_id), 1.0)],
+        "version",
+        "command",
+        "run_id",
     ),
-    Metric(
+    _gauge(
         "spotguard_agent_phase",
-        "gauge",
-        ("phase",),
         "1 for the present phase: watching, saving, ending, outliving, waiting or rejoining; else 0.",
-        lambda r: which(PHASES, r.at.phase),
+        "phase",
     ),
-    Metric(
-        "spotguard_sessions",
-        "gauge",
-        (),
-        "Registered training processes.",
-        lambda r: single(len(r.at.processes)),
-    ),
-    Metric(
-        "spotguard_restarts_total",
-        "counter",
-        ("cause",),
-        "Starts of the command after its first one.",
-        lambda r: all_of(r.at.restarts),
-    ),
-    Metric(
-        "spotguard_failures_total",
-        "counter",
-        ("class",),
-        "Failures of the command, by the class of the cause.",
-        lambda r: all_of(r.at.failures),
-    ),
-    Metric(
-        "spotguard_stalled",
-        "gauge",
-        ("run_id",),
-        "1 while a run stands still for too long, else 0.",
-        stalled,
-    ),
-    Metric(
-        "spotguard_stalls_total",
-        "counter",
-        ("run_id",),
-        "Times that a run stood still for too long.",
-        stalls,
-    ),
-    Metric(
+    _gauge("spotguard_sessions", "Registered training processes."),
+    _counter("spotguard_restarts_total", "Starts of the command after its first one.", "cause"),
+    _counter("spotguard_failures_total", "Failures of the command, by the class of the cause.", "class"),
+    _gauge("spotguard_stalled", "1 while a run stands still for too long, else 0.", "run_id"),
+    _counter("spotguard_stalls_total", "Times that a run stood still for too long.", "run_id"),
+    _gauge(
         "spotguard_silent_machines",
-        "gauge",
-        ("run_id",),
         "Other machines of a run whose agents send no heartbeats any more.",
-        silent,
+        "run_id",
     ),
-    Metric(
-        "spotguard_agent_seconds",
-        "gauge",
-        (),
-        "Seconds since this agent began.",
-        lambda r: single(r.now - r.facts.began),
-    ),
+    _gauge("spotguard_agent_seconds", "Seconds since this agent began."),
     # --- sources ---
-    Metric(
+    _gauge(
         "spotguard_source_state",
-        "gauge",
-        ("source", "state"),
         "1 for the present health of a source: seeing, starting, blind or wrong-server; else 0.",
-        states,
+        "source",
+        "state",
     ),
-    Metric(
+    _counter(
         "spotguard_blind_seconds_total",
-        "counter",
-        ("source", "reason"),
         "Seconds for which a source could not see notices, by reason.",
-        blind_seconds,
+        "source",
+        "reason",
     ),
-    Metric(
-        "spotguard_source_polls_total",
-        "counter",
-        ("source",),
-        "Finished polls of a source.",
-        ended_polls,
-    ),
-    Metric(
+    _counter("spotguard_source_polls_total", "Finished polls of a source.", "source"),
+    _counter(
         "spotguard_source_poll_failures_total",
-        "counter",
-        ("source", "reason", "code"),
         "Polls that could not see notices, by reason and HTTP status.",
-        failed_polls,
+        "source",
+        "reason",
+        "code",
     ),
     # --- notices ---
-    Metric(
+    _counter(
         "spotguard_notices_total",
-        "counter",
-        ("kind", "source", "severity"),
         "Notices, by kind, source and severity: terminal, later or advisory.",
-        lambda r: all_of(r.at.notices),
+        "kind",
+        "source",
+        "severity",
     ),
-    Metric(
+    _histogram(
         "spotguard_notice_detection_seconds",
-        "histogram",
-        ("severity",),
         "Longest time that a notice can have existed before the poll that found it.",
-        lambda r: all_of(r.at.detection),
+        DETECTED,
+        "severity",
     ),
-    Metric(
+    _gauge(
         "spotguard_notice_left_seconds",
-        "gauge",
-        (),
         "Seconds until the deadline of the active notice. Absent without one.",
-        lambda r: single(seconds_left(r)),
     ),
-    Metric(
+    _histogram(
         "spotguard_stage_left_seconds",
-        "histogram",
-        ("stage", "drill"),
         "Seconds left at a notice's stages: seen, delivered, gate, first-byte, written and committed.",
-        lambda r: all_of(r.at.left),
+        LEFT,
+        "stage",
+        "drill",
     ),
-    Metric(
+    _counter(
         "spotguard_outcomes_total",
-        "counter",
-        ("run_id", "result", "drill"),
         "Ended notices: committed, reduced, missed, unguarded or withdrawn.",
-        lambda r: named(r, r.at.outcomes),
+        "run_id",
+        "result",
+        "drill",
     ),
-    Metric(
+    _histogram(
         "spotguard_commit_slack_seconds",
-        "histogram",
-        ("run_id", "drill"),
         "Seconds left when the last training process had committed.",
-        lambda r: named(r, r.at.slack),
+        LEFT,
+        "run_id",
+        "drill",
     ),
     # --- checkpoints ---
-    Metric(
+    _counter(
         "spotguard_checkpoints_total",
-        "counter",
-        ("purpose",),
         "Checkpoints committed by training processes of this machine.",
-        lambda r: all_of(r.at.checkpoints),
+        "purpose",
     ),
-    Metric(
-        "spotguard_checkpoint_bytes_total",
-        "counter",
-        ("purpose",),
-        "Bytes of these checkpoints.",
-        lambda r: all_of(r.at.saved_bytes),
-    ),
-    Metric(
+    _counter("spotguard_checkpoint_bytes_total", "Bytes of these checkpoints.", "purpose"),
+    _counter(
         "spotguard_verifications_total",
-        "counter",
-        ("result",),
         "Checkpoints that were read again: sound, damaged or unknown.",
-        lambda r: all_of(r.at.verifications),
+        "result",
     ),
     # --- each training process ---
-    Metric(
-        "spotguard_step",
-        "gauge",
-        WHO,
-        "Completed steps. Absent until the process has restored.",
-        of_each(lambda one, r: one.step if one.step >= 0 else None),
-    ),
-    Metric(
+    _gauge("spotguard_step", "Completed steps. Absent until the process has restored.", *WHO),
+    _gauge(
         "spotguard_step_seconds",
-        "gauge",
-        WHO,
         "Seconds that a step took, over the last minute. Absent until it is known.",
-        of_each(lambda one, r: one.step_seconds),
+        *WHO,
     ),
-    Metric(
+    _gauge(
         "spotguard_earlier_step_seconds",
-        "gauge",
-        WHO,
         "A step's median seconds in the attempt before, if that had as many ranks.",
-        of_each(lambda one, r: one.earlier_step_seconds),
+        *WHO,
     ),
-    Metric(
-        "spotguard_checkpoint_step",
-        "gauge",
-        WHO,
-        "Step of the newest committed checkpoint. Absent without one.",
-        of_each(lambda one, r: one.checkpoint_step if one.checkpoint_step >= 0 else None),
-    ),
-    Metric(
+    _gauge("spotguard_checkpoint_step", "Step of the newest committed checkpoint. Absent without one.", *WHO),
+    _gauge(
         "spotguard_checkpoint_age_seconds",
-        "gauge",
-        WHO,
         "Seconds since the newest checkpoint or the restore, without a running evaluation: work at risk.",
-        of_each(checkpoint_age),
+        *WHO,
     ),
-    Metric(
+    _gauge(
         "spotguard_checkpoint_interval_seconds",
-        "gauge",
-        WHO,
         "Seconds between background checkpoints. Absent if they are off.",
-        of_each(lambda one, r: one.interval),
+        *WHO,
     ),
-    Metric(
-        "spotguard_state_bytes",
-        "gauge",
-        WHO,
-        "Bytes of the process's state.",
-        of_each(lambda one, r: one.nbytes or None),
-    ),
-    Metric(
+    _gauge("spotguard_state_bytes", "Bytes of the process's state.", *WHO),
+    _gauge(
         "spotguard_upload_bytes_per_second",
-        "gauge",
-        WHO,
         "Upload rate of the last saves. Absent before the first save.",
-        of_each(lambda one, r: one.rate),
+        *WHO,
     ),
-    Metric(
+    _gauge(
         "spotguard_phase",
-        "gauge",
-        (*WHO, "phase"),
         "1 for the present phase of training, such as data, forward or save.",
-        phases,
+        *WHO,
+        "phase",
     ),
-    Metric(
+    _gauge(
         "spotguard_progress_age_seconds",
-        "gauge",
-        WHO,
         "Seconds since training has last shown progress. Absent if the process does not train.",
-        of_each(progress_age),
+        *WHO,
     ),
-    Metric(
-        "spotguard_loss",
-        "gauge",
-        WHO,
-        "The newest loss. Absent if the script passes none to the guard.",
-        of_each(lambda one, r: one.loss),
-    ),
-    Metric(
+    _gauge("spotguard_loss", "The newest loss. Absent if the script passes none to the guard.", *WHO),
+    _counter(
         "spotguard_bad_loss_steps_total",
-        "counter",
-        WHO,
         "Steps whose losses are not finite, or spikes of ten steps; 0 without losses.",
-        of_each(lambda one, r: one.bad_loss_steps),
+        *WHO,
     ),
-    Metric(
+    _gauge(
         "spotguard_metric",
-        "gauge",
-        (*WHO, "name"),
         "The newest value of a number of the script's own (`guard.watch_metric`), such as validation_loss.",
-        script_metrics,
+        *WHO,
+        "name",
     ),
     # --- whether a save fits into the window ---
-    Metric(
-        "spotguard_window_seconds",
-        "gauge",
-        (),
-        "Seconds of warning to count on.",
-        lambda r: single(window(r)),
-    ),
-    Metric(
-        "spotguard_reserve_seconds",
-        "gauge",
-        (),
-        "Seconds of the window that are kept back to end in order.",
-        lambda r: single(reserve(r)),
-    ),
-    Metric(
+    _gauge("spotguard_window_seconds", "Seconds of warning to count on."),
+    _gauge("spotguard_reserve_seconds", "Seconds of the window that are kept back to end in order."),
+    _gauge(
         "spotguard_expected_save_seconds",
-        "gauge",
-        WHO,
         "Expected seconds of an emergency save of this process alone.",
-        of_each(lambda one, r: one.save_seconds),
+        *WHO,
     ),
-    Metric(
+    _gauge(
         "spotguard_expected_slack_seconds",
-        "gauge",
-        WHO,
         "Expected seconds left after an emergency save of all runs; negative: too late.",
-        expected_slack,
+        *WHO,
     ),
-    Metric(
+    _gauge(
         "spotguard_fits_window",
-        "gauge",
-        WHO,
         "1 if an emergency save of all registered runs fits in the window, else 0.",
-        fits_window,
+        *WHO,
     ),
-    *METRICS_OF_HELPER,
+    # --- the helper of alerts: itself, and what it reads of the machine ---
+    _gauge("spotguard_helper_up", "1 while the helper of alerts runs, 0 after its end. Absent without one."),
+    _counter("spotguard_helper_starts_total", "Starts of the helper of alerts."),
+    _counter("spotguard_helper_dropped_total", "Incidents and samples that the helper did not read in time."),
+    _gauge("spotguard_alerts_firing", "Firing alerts of the helper's rules.", "alert", "severity"),
+    _counter(
+        "spotguard_alert_messages_total",
+        "Messages to receivers of alerts: sent, failed or dropped.",
+        "receiver",
+        "result",
+    ),
+    _gauge(
+        "spotguard_disk_free_ratio",
+        "Free share of a disk: of the store, the stage, the working or temporary directory.",
+        "place",
+    ),
+    _counter(
+        "spotguard_disk_read_bytes_total",
+        "Bytes that the job's cgroup has read from this disk; else all that were read.",
+        "place",
+    ),
+    _counter(
+        "spotguard_disk_write_bytes_total",
+        "Bytes that the job's cgroup has written to this disk; else all that were written.",
+        "place",
+    ),
+    _gauge(
+        "spotguard_memory_used_ratio",
+        "Used share of the cgroup's memory, or of the machine's without a limit.",
+    ),
+    _gauge(
+        "spotguard_pressure_ratio",
+        "Share of the last minute in which tasks waited for memory, cpu or io.",
+        "resource",
+    ),
+    _gauge(
+        "spotguard_cpu_throttled_ratio", "Share of the last minute's periods in which the CPU quota ran out."
+    ),
+    _counter(
+        "spotguard_clock_step_seconds_total",
+        "Seconds by which the wall clock was set, forward or back.",
+        "direction",
+    ),
+    _counter(
+        "spotguard_kernel_errors_total",
+        "Lines of the kernel log about xid, oom, disk or machine-check.",
+        "kind",
+    ),
+    _gauge("spotguard_gpu_up", "1 while NVML answers for the GPU, 0 after it was lost.", "gpu"),
+    _gauge(
+        "spotguard_gpu_throttled",
+        "1 while the GPU is slowed down for heat, power or hardware, else 0.",
+        "gpu",
+        "reason",
+    ),
+    _counter("spotguard_gpu_ecc_errors_total", "Memory errors of the GPU that ECC could not correct.", "gpu"),
+    _gauge("spotguard_gpu_temperature_celsius", "Temperature of the GPU.", "gpu"),
+    _gauge("spotguard_gpu_memory_used_ratio", "Used share of the GPU's memory.", "gpu"),
 )
-
-
-def values(r: Scrape) -> list[Any]:
-    """Return all numbers as plain JSON: lists of name, values of the labels, and number. Histograms are left out."""
-    return [
-        [metric.name, labels, value]
-        for metric in METRICS
-        for labels, value in metric.read(r)
-        if not isinstance(value, Histogram)
-    ]

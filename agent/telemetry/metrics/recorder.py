@@ -1,16 +1,17 @@
-"""The metrics recorder: it takes events in the loop's order, counts them, and keeps the newest `MetricsSnapshot` for scrapes.
+"""The metrics recorder: it takes events in the loop's order, and counts them in Prometheus's own objects.
 
-Pure, and the loop alone writes; a scrape reads `newest`, which is one reference. Texts from peers become labels, so they are
-bounded: known ones, or "other".
+The loop alone calls it, except `polled`. Texts from peers become labels, so they are bounded: known ones, or "other".
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
-from itertools import accumulate, pairwise
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
 
 from ....hooks.ipc import protocol
 from ....hooks.ipc.failure_classes import FAILURES
@@ -20,7 +21,6 @@ from ....providers.text import NAME, clip
 from ...core.failures.errors import FailureCause
 from ...core.machine import Machine
 from ...core.preemption import Preemption
-from ...core.session import Session, number_in
 from ...events import (
     Closed,
     Event,
@@ -33,7 +33,20 @@ from ...events import (
     WindowTold,
 )
 from ...outcome import unneeded
-from .snapshot import STAGES, ActiveNotice, MetricsSnapshot, Process, SourceState
+from .definitions import (
+    CAUSES,
+    METRICS,
+    PHASES,
+    PURPOSES,
+    RESULTS,
+    SEVERITIES,
+    STAGES,
+    STATES,
+    VERIFIED,
+    YES_NO,
+)
+from .processes import ExpectedWindow, ProcessMetrics
+from .series import Key, MetricObjects, Number
 
 if TYPE_CHECKING:
     from ...process.helpers.alert_helper import HelperState
@@ -44,77 +57,133 @@ _PAIRS = 100
 _SOURCES = 32
 #: The most notices that are remembered as counted. A source with ever new notices must not fill the memory.
 _KNOWN = 256
-#: Seconds, and the number of steps seen, over which the duration of a step is taken: the longer of the two.
-_STEPS_FOR, _STEPS = 60.0, 5
+#: The number of labels of each metric.
+_LABELS = {metric.name: len(metric.labels) for metric in METRICS}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsFacts:
+    """The facts that do not change while the agent runs."""
+
+    version: str
+    #: "run" or "agent".
+    command: str
+    run_id: str
+    window: ExpectedWindow
 
 
 class MetricsRecorder:
-    """The recorder. The loop owns it."""
+    """The recorder.
 
-    def __init__(self) -> None:
-        self.newest = MetricsSnapshot()
-        self._pending: Preemption | None = None
-        self._known: dict[tuple[str, str], None] = {}
+    Args:
+        registry: gets the metrics.
+        facts: what does not change.
+        monotonic: returns monotonic seconds. A scrape calls it, too.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, facts: MetricsFacts, monotonic: Callable[[], float]
+    ) -> None:
+        self._series = series = MetricObjects(registry)
+        self._monotonic = monotonic
+        self._run_id = facts.run_id
+        self._processes = ProcessMetrics(series, monotonic, facts.window)
+        self._standing: Preemption | None = None
+        #: Monotonic seconds; None if there is no notice, or if this machine stays.
+        self._deadline: float | None = None
+        #: Every id that an answer to the notice may carry.
+        self._ids: frozenset[str] = frozenset()
+        self._drill = "false"
         #: The session numbers and stages of the current notice that are already recorded.
         self._passed: set[tuple[int, str]] = set()
-        #: By session: when it was first seen at each of its last steps.
-        self._steps: dict[int, deque[tuple[float, int]]] = {}
-        #: By session: its step, and when an evaluation was first seen after it.
-        self._evaluations: dict[int, tuple[int, float]] = {}
+        #: The notices that are already counted, and the labels of those counts.
+        self._known: dict[tuple[str, str], None] = {}
+        self._pairs: set[tuple[str, str, str]] = set()
+        #: By source, its reason of blindness; "" if it sees.
+        self._sources: dict[str, str] = {}
+        #: Monotonic seconds until which blindness is counted.
+        self._counted = began = monotonic()
+        #: The user and the run of those that stand still now, and the stalls so far by run.
+        self._stalled: frozenset[tuple[int, str]] = frozenset()
+        self._stalls: dict[str, int] = {}
         self._crashes = self._launches = 0
         self._failure: FailureCause | None = None
         self._verified: Verified | None = None
+        self._helper: HelperState | None = None
+        numbers: dict[Key, Number] = {
+            ("spotguard_agent_info", (facts.version, facts.command, facts.run_id)): 1.0,
+            ("spotguard_agent_seconds", ()): lambda: monotonic() - began,
+        }
+        series.replace("agent", numbers)
+        self._phase(PHASES[0])
+        run = (facts.run_id,)
+        for name, *labels in (
+            ("spotguard_outcomes_total", run, RESULTS, YES_NO),
+            ("spotguard_commit_slack_seconds", run, YES_NO),
+            ("spotguard_stage_left_seconds", STAGES, YES_NO),
+            ("spotguard_notice_detection_seconds", SEVERITIES),
+            ("spotguard_checkpoints_total", PURPOSES),
+            ("spotguard_checkpoint_bytes_total", PURPOSES),
+            ("spotguard_restarts_total", CAUSES),
+            ("spotguard_failures_total", tuple(FAILURES)),
+            ("spotguard_verifications_total", VERIFIED),
+        ):
+            for values in product(*labels):
+                series.begin(name, *values)
 
     # --- inputs ---
 
     def take(self, event: Event | None, machine: Machine, now: float) -> None:
-        """Record an event that the machine has handled."""
+        """Record an event that the machine has handled. The loop also calls it every few seconds without one."""
+        self._count_blindness(now)
         if isinstance(event, NoticeSeen):
             self._notice(event.notice, event.unseen)
         elif isinstance(event, HealthChanged):
-            self._sees(event.source, event.health, now)
+            self._sees(event.source, event.health)
         elif isinstance(event, SourceGone):
-            self._sees(event.source, None, now)
+            self._sees(event.source, None)
         elif isinstance(event, WindowTold):
-            self.newest = replace(self.newest, promised=event.seconds)
+            self._processes.promised(event.seconds)
         elif isinstance(event, Heard):
             self._heard(event, machine, now)
         elif isinstance(event, Opened):
-            self._process(event.session, machine.sessions.get(event.session))
+            self._processes.changed(event.session, machine.sessions.get(event.session))
         elif isinstance(event, Closed):
-            self._process(event.session, None)
+            self._processes.changed(event.session, None)
         self._stands(machine.preemption, now)
         if (cause := machine.failure) is not None and cause is not self._failure:
             self._failed(cause.kind)
         self._failure = machine.failure
-        if (stalled := tuple(machine.stalls.standing)) != self.newest.stalled:
-            self._stalled(stalled)
-        if (silent := tuple(machine.stalls.silent)) != self.newest.silent:
-            self.newest = replace(self.newest, silent=silent)
+        self._runs(machine)
         if (verified := machine.verification.last) is not None and verified is not self._verified:
-            counts = _one_more(self.newest.verifications, (verified.status,))
-            self.newest = replace(self.newest, verifications=counts)
+            self._series.count("spotguard_verifications_total", verified.status)
         self._verified = verified
-        if machine.phase != self.newest.phase:
-            self.newest = replace(self.newest, phase=machine.phase)
+        self._phase(machine.phase)
+
+    def polled(self, source: str, health: Health) -> None:
+        """Count a poll that ended. The thread that polls calls it."""
+        self._series.count("spotguard_source_polls_total", source)
+        if not health.seeing:
+            code = str(health.code) if health.code else ""
+            self._series.count("spotguard_source_poll_failures_total", source, health.reason, code)
 
     def helped(self, state: HelperState) -> None:
-        """Record the state of the helper of alerts."""
-        if state is not self.newest.helper:
-            self.newest = replace(self.newest, helper=state)
-
-    def _failed(self, kind: str) -> None:
-        key = (
-            kind if kind in FAILURES else "program",
-        )  # a newer hook may know classes that this agent does not
-        self.newest = replace(self.newest, failures=_one_more(self.newest.failures, key))
-
-    def _stalled(self, stalled: tuple[tuple[int, str], ...]) -> None:
-        stalls = self.newest.stalls
-        for _, run_id in set(stalled) - set(self.newest.stalled):
-            if (run_id,) in stalls or len(stalls) < _PAIRS:
-                stalls = _one_more(stalls, (run_id,))
-        self.newest = replace(self.newest, stalled=stalled, stalls=stalls)
+        """Record the state of the helper of alerts, and what it reports."""
+        if state is self._helper:
+            return
+        self._helper = state
+        report = state.report or {}
+        numbers: dict[Key, Number] = {
+            ("spotguard_helper_up", ()): state.pid > 0,
+            ("spotguard_helper_starts_total", ()): state.starts,
+            ("spotguard_helper_dropped_total", ()): state.dropped,
+        }
+        firing = Counter((alert["alert"], alert["severity"]) for alert in report.get("firing", ()))
+        numbers |= {("spotguard_alerts_firing", alert): count for alert, count in firing.items()}
+        for name, labels, value in report.get("readings", ()):
+            if _LABELS.get(name) == len(labels):
+                numbers[name, tuple(labels)] = float(value)
+        self._series.replace("helper", numbers)
 
     def launched(self, crashes: int, failure: str = "") -> None:
         """Record a start of the command.
@@ -126,7 +195,7 @@ class MetricsRecorder:
         if self._launches:
             crashed = "stall" if failure == "stall" else "crash"
             cause = crashed if crashes > self._crashes else "preemption"
-            self.newest = replace(self.newest, restarts=_one_more(self.newest.restarts, (cause,)))
+            self._series.count("spotguard_restarts_total", cause)
         self._launches, self._crashes = self._launches + 1, crashes
 
     def ended(self, record: Mapping[str, Any]) -> None:
@@ -134,69 +203,107 @@ class MetricsRecorder:
         if record.get("kind") in (NoticeKind.STALL, NoticeKind.RESTART):
             return  # no machine goes, and nothing is rehearsed: `spotguard_stalls_total` counts it
         drill, slack = _yes_no(record.get("drill")), record.get("slack")
-        self.newest = replace(
-            self.newest, outcomes=_one_more(self.newest.outcomes, (result_of(record), drill))
-        )
+        self._series.count("spotguard_outcomes_total", self._run_id, result_of(record), drill)
         if isinstance(slack, int | float):
-            one = self.newest.slack[(drill,)].observe(slack)
-            self.newest = replace(self.newest, slack={**self.newest.slack, (drill,): one})
+            self._series.observe("spotguard_commit_slack_seconds", self._run_id, drill, value=slack)
+
+    # --- the agent ---
+
+    def _phase(self, phase: str) -> None:
+        self._series.replace("phase", {("spotguard_agent_phase", (one,)): one == phase for one in PHASES})
+
+    def _failed(self, kind: str) -> None:
+        # A newer hook may know classes that this agent does not.
+        self._series.count("spotguard_failures_total", kind if kind in FAILURES else "program")
+
+    def _runs(self, machine: Machine) -> None:
+        """Show which runs stand still, and how many machines of each are silent."""
+        stalled = frozenset(machine.stalls.standing)
+        for _, run_id in stalled - self._stalled:
+            if run_id in self._stalls or len(self._stalls) < _PAIRS:
+                self._stalls[run_id] = self._stalls.get(run_id, 0) + 1
+        self._stalled = stalled
+        runs, still = self._processes.runs, {run_id for _, run_id in stalled}
+        silent = Counter(run_id for run_id, _ in machine.stalls.silent)
+        numbers: dict[Key, Number] = {("spotguard_stalled", (run,)): run in still for run in runs | still}
+        numbers |= {("spotguard_silent_machines", (run,)): silent[run] for run in runs | silent.keys()}
+        # 0 included: Prometheus sees no rise in a counter that begins with 1.
+        for run in runs | self._stalls.keys():
+            numbers["spotguard_stalls_total", (run,)] = self._stalls.get(run, 0)
+        self._series.replace("runs", numbers)
 
     # --- notices ---
 
     def _notice(self, notice: Notice, unseen: float | None = None) -> None:
-        known = (notice.id, str(notice.severity))
+        severity = str(notice.severity)
+        known = (notice.id, severity)
         if known in self._known:
             return
         self._known[known] = None
         if len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
-        severity = str(notice.severity)
-        key = (str(notice.kind), clip(notice.source, NAME), severity)
-        if key not in self.newest.notices and len(self.newest.notices) >= _PAIRS:
-            key = (str(notice.kind), "other", severity)
-        self.newest = replace(self.newest, notices=_one_more(self.newest.notices, key))
+        pair = (str(notice.kind), clip(notice.source, NAME), severity)
+        if pair not in self._pairs and len(self._pairs) >= _PAIRS:
+            pair = (str(notice.kind), "other", severity)
+        self._pairs.add(pair)
+        self._series.count("spotguard_notices_total", *pair)
         if unseen is not None:
-            one = self.newest.detection[(severity,)].observe(unseen)
-            self.newest = replace(self.newest, detection={**self.newest.detection, (severity,): one})
+            self._series.observe("spotguard_notice_detection_seconds", severity, value=unseen)
 
     def _stands(self, p: Preemption | None, now: float) -> None:
-        if p is None:
-            self._pending = None
-            if self.newest.standing is not None:
-                self.newest = replace(self.newest, standing=None)
-            return
-        for notice in p.standing.values():  # no source shows drills, signals and other machines' calls
-            self._notice(notice)
-        deadline = None if p.stays else p.deadline
-        standing = ActiveNotice(deadline, p.drill, frozenset(p.ids))
-        if standing != self.newest.standing:
-            self.newest = replace(self.newest, standing=standing)
-        if p is not self._pending:
-            self._pending, self._passed = p, set()
+        deadline, before = None if p is None or p.stays else p.deadline, self._deadline
+        if deadline != before:
+            self._deadline = deadline
+            left: dict[Key, Number] = {}
             if deadline is not None:
-                self._reached("seen", deadline - now)
+                left["spotguard_notice_left_seconds", ()] = lambda: deadline - self._monotonic()
+            self._series.replace("notice", left)
+        if p is not None:
+            for notice in p.standing.values():  # no source shows drills, signals and other machines' calls
+                self._notice(notice)
+            self._ids, self._drill = frozenset(p.ids), _yes_no(p.drill)
+            if p is not self._standing:
+                self._passed.clear()
+                if deadline is not None:
+                    self._reached("seen", deadline - now)
+        self._standing = p
+
+    def _passes(self, session: int, id: str, stage: str, now: float) -> None:
+        """Record a stage against the notice as it stood before this message, because the last commit also ends the notice."""
+        if self._deadline is None or id not in self._ids or stage not in STAGES:
+            return
+        if (session, stage) not in self._passed:
+            self._passed.add((session, stage))
+            self._reached(stage, self._deadline - now)
 
     def _reached(self, stage: str, left: float) -> None:
-        standing = self.newest.standing
-        key = (stage, _yes_no(standing is not None and standing.drill))
-        one = self.newest.left[key].observe(left)
-        self.newest = replace(self.newest, left={**self.newest.left, key: one})
+        self._series.observe("spotguard_stage_left_seconds", stage, self._drill, value=left)
 
     # --- sources ---
 
-    def _sees(self, source: str, health: Health | None, now: float) -> None:
+    def _sees(self, source: str, health: Health | None) -> None:
         source = clip(source, NAME)
-        before = self.newest.sources.get(source)
-        if before is None and len(self.newest.sources) >= _SOURCES:
+        if source not in self._sources and len(self._sources) >= _SOURCES:
             return
-        if before is not None and before.reason:
-            key, blind = (source, before.reason), self.newest.blind
-            spent = blind.get(key, 0.0) + max(0.0, now - before.since)
-            self.newest = replace(self.newest, blind={**blind, key: spent})
-        others = {name: sight for name, sight in self.newest.sources.items() if name != source}
-        if health is not None:
-            others[source] = SourceState(_state(health), "" if health.seeing else health.reason, now)
-        self.newest = replace(self.newest, sources=others)
+        if health is None:
+            self._sources.pop(source, None)
+            self._series.replace(("source", source), {})
+            return
+        self._sources[source] = "" if health.seeing else health.reason
+        if self._sources[source]:
+            self._series.begin("spotguard_blind_seconds_total", source, self._sources[source])
+        state = _state(health)
+        states: dict[Key, Number] = {
+            ("spotguard_source_state", (source, one)): one == state for one in STATES
+        }
+        self._series.replace(("source", source), states)
+
+    def _count_blindness(self, now: float) -> None:
+        for source, reason in self._sources.items():
+            if reason:
+                by = max(0.0, now - self._counted)
+                self._series.count("spotguard_blind_seconds_total", source, reason, by=by)
+        self._counted = now
 
     # --- training processes ---
 
@@ -207,106 +314,25 @@ class MetricsRecorder:
         if isinstance(message, protocol.TrainingFailed) and not machine.policy.command:
             self._failed(message.kind)  # a service sees no command fail
         if isinstance(message, protocol.Position):
-            self._stepped(event.session, message.step, now)
-            self._evaluates(event.session, message, now)
+            self._processes.stands(event.session, message, now)
         if isinstance(message, protocol.Position | protocol.Committed):
-            self._process(event.session, session)
+            self._processes.changed(event.session, session)
         if isinstance(message, protocol.Committed) and message.step >= 0:
-            key = ("emergency" if message.id else "background",)
-            saved = self.newest.saved_bytes
-            self.newest = replace(
-                self.newest,
-                checkpoints=_one_more(self.newest.checkpoints, key),
-                saved_bytes={**saved, key: saved[key] + max(0, message.nbytes)},
-            )
+            purpose = "emergency" if message.id else "background"
+            self._series.count("spotguard_checkpoints_total", purpose)
+            self._series.count("spotguard_checkpoint_bytes_total", purpose, by=max(0, message.nbytes))
         if isinstance(message, protocol.Delivered | protocol.Progress | protocol.Committed):
             stage = message.phase if isinstance(message, protocol.Progress) else message.type
             self._passes(event.session, message.id, stage, now)
 
-    def _passes(self, session: int, id: str, stage: str, now: float) -> None:
-        """Record a stage against the notice as it stood before this message, because the last commit also ends the notice."""
-        standing = self.newest.standing
-        if standing is None or standing.deadline is None or id not in standing.ids or stage not in STAGES:
-            return
-        if (session, stage) not in self._passed:
-            self._passed.add((session, stage))
-            self._reached(stage, standing.deadline - now)
-
-    def _stepped(self, number: int, step: int, now: float) -> None:
-        seen = self._steps.setdefault(number, deque())
-        if seen and step < seen[-1][1]:  # it went back to a checkpoint
-            seen.clear()
-        if step >= 0 and (not seen or step > seen[-1][1]):
-            seen.append((now, step))
-        while len(seen) > _STEPS and seen[1][0] < now - _STEPS_FOR:
-            seen.popleft()
-
-    def _evaluates(self, number: int, message: protocol.Position, now: float) -> None:
-        """Note an evaluation. It waits for data and for other ranks, too, so it lasts until the next step is complete."""
-        if (known := self._evaluations.get(number)) is not None and known[0] != message.step:
-            del self._evaluations[number]
-        if message.phase == "evaluation":
-            self._evaluations.setdefault(number, (message.step, now))
-
-    def _step_seconds(self, number: int) -> float | None:
-        seen = self._steps.get(number, deque())
-        if len(seen) < 3:  # the first span begins somewhere within a step
-            return None
-        # The middle one of its spans by steps: an evaluation between two steps is one long span, and no step's time.
-        spans = sorted(((b - a) / (m - n), m - n) for (a, n), (b, m) in pairwise(list(seen)[1:]))
-        middle = sum(steps for _, steps in spans) / 2
-        passed = accumulate(steps for _, steps in spans)
-        return next(span for (span, _), steps in zip(spans, passed, strict=True) if steps >= middle)
-
-    def _process(self, number: int, session: Session | None) -> None:
-        processes: Mapping[int, Process]
-        if session is not None:  # the dict keeps the order: the first session is shown first
-            _, evaluates_at = self._evaluations.get(number, (-1, None))
-            one = replace(
-                _process(session), step_seconds=self._step_seconds(number), evaluates_at=evaluates_at
-            )
-            processes = {**self.newest.processes, number: one}
-        else:
-            self._steps.pop(number, None)
-            self._evaluations.pop(number, None)
-            processes = {known: one for known, one in self.newest.processes.items() if known != number}
-        self.newest = replace(self.newest, processes=processes)
-
 
 def result_of(record: Mapping[str, Any]) -> str:
-    """Return how a notice ended: one of `snapshot.RESULTS`."""
+    """Return how a notice ended: one of `definitions.RESULTS`."""
     if record.get("committed") is not None:
         return "committed" if record.get("level") == "full" else "reduced"
     if unneeded(str(record.get("ended"))):
         return "withdrawn"
     return "missed" if record.get("sessions") else "unguarded"
-
-
-def _process(session: Session) -> Process:
-    at = session.position or protocol.Position(-1)
-    return Process(
-        uid=session.uid,
-        run_id=session.run_id,
-        rank=session.rank,
-        nbytes=session.nbytes,
-        by_itself=not session.store,
-        step=at.step,
-        restored_at=session.heard_at - at.restored_age if at.restored_age >= 0 else None,
-        checkpoint_step=at.checkpoint_step,
-        checkpoint_at=session.heard_at - at.checkpoint_age,
-        interval=at.interval or None,
-        rate=at.rate or None,
-        save_seconds=at.save_seconds if at.save_seconds >= 0 else None,
-        earlier_step_seconds=at.earlier_step_seconds if at.earlier_step_seconds > 0 else None,
-        # A process may send any word, and each would be a series of its own.
-        phase=at.phase
-        if at.phase in ("", "save", protocol.START, protocol.START_WAIT, *protocol.PHASES)
-        else "other",
-        moved_at=session.heard_at - at.still if at.phase and at.still >= 0 else None,
-        loss=number_in(at.loss),
-        bad_loss_steps=max(0, at.bad_loss_steps),
-        metrics=session.metrics,
-    )
 
 
 def _state(health: Health) -> str:
@@ -317,7 +343,3 @@ def _state(health: Health) -> str:
 
 def _yes_no(value: object) -> str:
     return "true" if value else "false"
-
-
-def _one_more(counts: Mapping[tuple[str, ...], int], key: tuple[str, ...]) -> dict[tuple[str, ...], int]:
-    return {**counts, key: counts.get(key, 0) + 1}

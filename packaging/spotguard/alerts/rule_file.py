@@ -15,7 +15,7 @@ from dataclasses import fields
 from importlib import resources
 from typing import Any, NoReturn
 
-from ..agent.telemetry.metrics.snapshot import STATES
+from ..agent.telemetry.metrics.definitions import STATES
 from ..hooks.ipc.failure_classes import FAILURES
 from ..providers.dates import parse_duration
 from ..providers.errors import UsageError

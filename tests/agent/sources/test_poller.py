@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from spotguard.agent.events import Event, HealthChanged, NoticeGone, NoticeSeen, WindowTold
-from spotguard.agent.sources.poller import LONGEST_WAIT, PollCount, Poller
-from spotguard.providers.health import Health, Sight, blind, wrong_server
+from spotguard.agent.sources.poller import LONGEST_WAIT, Poller
+from spotguard.providers.health import SEEING, Health, Sight, blind, wrong_server
 from spotguard.providers.notice import Severity, Sighting
 from tests.fakes.clock import ManualClock
 from tests.fakes.source import FakeSource, a_notice
@@ -253,28 +253,30 @@ def test_a_notice_tells_for_how_long_nobody_had_looked() -> None:
     assert [e.unseen for e in watched.look() if isinstance(e, NoticeSeen)] == [3.0]
 
 
-def test_looks_are_counted_by_their_reason_also_by_who_follows() -> None:
-    """The numbers are the agent's, not the watcher's: they never fall."""
-    count, source, events = PollCount(), FakeSource(), list[Event]()
-    for _ in range(2):
-        poller = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
-        source.shows()
+def test_each_poll_that_ends_is_counted_with_its_health() -> None:
+    polls, source, events = list[tuple[str, Health]](), FakeSource(), list[Event]()
+    full = Health(Sight.BLIND, "server-error", "GET /: 503", code=503)
+    poller = Poller(
+        source, events.append, ManualClock(), random.Random(1), None, lambda *poll: polls.append(poll)
+    )
+    source.shows()
+    poller.look()
+    for sighting in (UNREACHABLE, UNREACHABLE, Sighting(full)):
+        source.sighting = sighting
         poller.look()
-        source.sighting = UNREACHABLE
-        poller.look()
-        poller.look()
-        source.sighting = Sighting(Health(Sight.BLIND, "server-error", "GET /: 503", code=503))
-        poller.look()
-    counted = {("", ""): 2, ("unreachable", ""): 4, ("server-error", "503"): 2}
-    assert dict(count.totals) == {("fake source", *why): looks for why, looks in counted.items()}
+    assert polls == [
+        ("fake source", health) for health in (SEEING, UNREACHABLE.health, UNREACHABLE.health, full)
+    ]
 
 
-def test_a_look_that_comes_back_after_the_end_is_not_counted() -> None:
-    """Its successor counts by then, and each number has one writer."""
-    count, source, events = PollCount(), FakeSource(), list[Event]()
-    poller = Poller(source, events.append, ManualClock(), random.Random(1), None, count)
+def test_a_poll_that_ends_after_the_stop_is_not_counted() -> None:
+    """Its successor counts by then."""
+    polls, source, events = list[str](), FakeSource(), list[Event]()
+    poller = Poller(
+        source, events.append, ManualClock(), random.Random(1), None, lambda name, _: polls.append(name)
+    )
     poller.start()
     poller.stop(TIMEOUT)
-    counted = dict(count.totals)
+    counted = list(polls)
     poller.look()
-    assert dict(count.totals) == counted
+    assert polls == counted

@@ -9,23 +9,31 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from spotguard.agent import app
-from spotguard.agent.sources.poller import PollCount
+from spotguard.agent.config.options import Options
 from spotguard.agent.telemetry.metrics import assembly
-from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
 from spotguard.doctor.checks import start
 from spotguard.doctor.finding import Finding
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import SpotguardError
 from tests.fakes.patient import options
 
+if TYPE_CHECKING:
+    from spotguard.agent.telemetry.metrics.http import Endpoint
+
 
 def looked(command: Sequence[str] = (), running: Sequence[str] = (), **said: str) -> list[Finding]:
     clock = SystemClock()
     return list(start.look(options(**said), command, lambda: running, os.environ, os.geteuid(), clock))
+
+
+def measured(mine: Options, port: int) -> Endpoint:
+    """Return the endpoint of a run's metrics."""
+    return assembly.opened(mine, port, "gpt-small-7", SystemClock(), service=False)[1]
 
 
 def refused(command: Sequence[str] = (), **said: str) -> Finding:
@@ -71,8 +79,7 @@ def test_a_port_that_this_very_run_has_is_no_failure(monkeypatch: pytest.MonkeyP
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     mine = options(metrics_port=str(port))
-    read = assembly.reader(mine, "gpt-small-7", MetricsRecorder(), PollCount(), SystemClock(), service=False)
-    with closing(assembly.endpoint(port, read)) as endpoint:
+    with closing(measured(mine, port)) as endpoint:
         endpoint.start()
         assert looked(running=["gpt-small-7"], metrics_port=str(port))[0].state == "ok"
         assert looked(running=["another"], metrics_port=str(port))[0].state == "fails"
@@ -87,17 +94,14 @@ def test_a_run_that_starts_meanwhile_is_asked_for_when_its_port_was_found_taken(
         order.append("asked")
         return ["gpt-small-7"]
 
-    read = assembly.reader(
-        options(), "gpt-small-7", MetricsRecorder(), PollCount(), SystemClock(), service=False
-    )
-    with closing(assembly.endpoint(0, read)) as endpoint:
+    with closing(measured(options(), 0)) as endpoint:
         endpoint.start()
         port = endpoint.url.rpartition(":")[2].partition("/")[0]
         said = options(metrics_port=port)
         found = start.look(said, (), running, os.environ, os.geteuid(), SystemClock())
         assert [each.state for each in found] == ["ok"]
     assert order == ["asked"]
-    with closing(assembly.endpoint(int(port), read)):  # free again, but for us
+    with closing(measured(options(), int(port))):  # free again, but for us
         pass
     found = start.look(said, (), running, os.environ, os.geteuid(), SystemClock())
     assert [each.state for each in found] == ["ok"]

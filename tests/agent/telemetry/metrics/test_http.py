@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import threading
@@ -14,29 +15,47 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from spotguard.agent.sources.poller import PollCount
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.parser import text_string_to_metric_families
+
 from spotguard.agent.telemetry.metrics import assembly
 from spotguard.agent.telemetry.metrics import http as endpoints
 from spotguard.agent.telemetry.metrics.http import MOST, Endpoint
-from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
-from spotguard.agent.telemetry.metrics.scrape import MetricsFacts, Scrape
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 from tests.e2e.processes import eventually
+from tests.fakes.patient import options
 from tests.fakes.talk import TIMEOUT
 
-FACTS = MetricsFacts("1.0", "run", "r", 30.0, False, None)
+
+def measured(port: int = 0) -> Endpoint:
+    """Return the endpoint of an agent to which nothing has happened."""
+    return assembly.opened(options(window="30"), port, "r", SystemClock(), service=False)[1]
 
 
-def nothing() -> Scrape:
-    return Scrape(FACTS, MetricsRecorder().newest, 0.0, PollCount().totals)
+class Calling:
+    """A collector that calls a function at each scrape."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+    def collect(self) -> Iterator[Metric]:
+        self.call()
+        yield Metric("called", "The function has returned.", "gauge")
+
+
+def calling(call: Callable[[], None]) -> Endpoint:
+    registry = CollectorRegistry()
+    registry.register(Calling(call))
+    return Endpoint(0, registry)
 
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Endpoint]]:
     with ExitStack() as stack:
 
-        def open(read: Callable[[], Scrape] = nothing) -> Endpoint:
-            endpoint = assembly.endpoint(0, read)
+        def open(make: Callable[[], Endpoint] = measured) -> Endpoint:
+            endpoint = make()
             stack.callback(endpoint.close)
             endpoint.start()
             return endpoint
@@ -64,9 +83,11 @@ def test_it_says_what_stands_at_the_moment(opened: Callable[..., Endpoint]) -> N
     url = opened().url
     assert url.startswith("http://127.0.0.1:")
     text = scraped(url)
-    assert 'spotguard_agent_info{command="run",run_id="r",version="1.0"} 1.0' in text
+    assert re.search(r'^spotguard_agent_info{command="run",run_id="r",version=".+"} 1.0$', text, re.MULTILINE)
     assert "spotguard_window_seconds 30.0" in text
     assert "process_resident_memory_bytes" in text
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert not [name for name in names if name.startswith("python_") or name.endswith("_created")]
 
 
 def test_whoever_asks_for_some_names_gets_these(opened: Callable[..., Endpoint]) -> None:
@@ -86,14 +107,14 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(opened: Callable[..., En
     endpoint = opened()
     port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
     with pytest.raises(UsageError, match=rf"--metrics-port {port}: cannot listen .*; give another port"):
-        assembly.endpoint(port, nothing)
+        measured(port)
 
 
 def test_who_asks_whether_a_port_is_free_keeps_no_run_from_it() -> None:
     """A run that starts at that very moment has it."""
     with endpoints.bound(0) as asking:
         port = asking.getsockname()[1]
-        with closing(assembly.endpoint(port, nothing)) as endpoint:
+        with closing(measured(port)) as endpoint:
             endpoint.start()
             assert "spotguard_sessions 0.0" in scraped(endpoint.url)
             with pytest.raises(UsageError, match=r"cannot listen .*: Address already in use; give another"):
@@ -110,7 +131,7 @@ def test_without_prometheus_s_library_it_says_what_to_install(monkeypatch: pytes
     with pytest.raises(
         UsageError, match=r"pip install 'prometheus-client>=[0-9.]+' \(spotguard's extra metrics\)"
     ):
-        assembly.endpoint(0, nothing)
+        measured()
     with pytest.raises(UsageError, match="is not installed"):
         assembly.check(0)
 
@@ -148,27 +169,25 @@ def test_a_scrape_that_fails_is_said_and_the_next_one_answered(
 ) -> None:
     fails = [True]
 
-    def read() -> Scrape:
+    def call() -> None:
         if fails.pop() if fails else False:
             raise RuntimeError("a bug")
-        return nothing()
 
-    endpoint = opened(read)
+    endpoint = opened(lambda: calling(call))
     with pytest.raises(OSError, match=r"closed|reset"):
         scraped(endpoint.url)
-    assert "spotguard_sessions 0.0" in scraped(endpoint.url)
+    assert "# TYPE called gauge" in scraped(endpoint.url)
     assert "could not be answered" in caplog.text
 
 
 def test_a_scrape_that_hangs_inside_is_not_waited_for(opened: Callable[..., Endpoint]) -> None:
     inside, free = threading.Event(), threading.Event()
 
-    def read() -> Scrape:
+    def call() -> None:
         inside.set()
         free.wait(TIMEOUT)
-        return nothing()
 
-    endpoint = opened(read)
+    endpoint = opened(lambda: calling(call))
     with connected(endpoint) as client:
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert inside.wait(TIMEOUT)

@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
+from prometheus_client import CollectorRegistry
+
 from spotguard.agent import app
 from spotguard.agent.config.options import Options
 from spotguard.agent.config.resolve import resolve
@@ -25,7 +27,8 @@ from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, Signalled
 from spotguard.agent.loop import Agent
 from spotguard.agent.process.supervisor import Supervisor
-from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder
+from spotguard.agent.telemetry.metrics.processes import ExpectedWindow
+from spotguard.agent.telemetry.metrics.recorder import MetricsFacts, MetricsRecorder
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
@@ -173,7 +176,11 @@ def test_a_taken_port_is_refused_before_the_command_is_started(
 
 
 class Broken(MetricsRecorder):
-    """One that cannot count to one."""
+    """A recorder that fails at each call."""
+
+    def __init__(self) -> None:
+        facts = MetricsFacts("1", "run", "r", ExpectedWindow(30.0, False, None))
+        super().__init__(CollectorRegistry(), facts, SystemClock().monotonic)
 
     def take(self, event: Event | None, machine: Machine, now: float) -> None:
         raise RuntimeError("a bug")
@@ -201,6 +208,41 @@ def test_a_mistake_in_the_metrics_costs_nobody_the_guard(
     assert "an error of the agent in Signalled" in caplog.text
     assert "an error of the agent: Launch failed" in caplog.text
     assert "an error of the agent: Publish failed" in caplog.text
+
+
+def test_numbers_of_the_agent_are_not_among_those_of_a_command_with_several_workers(
+    options: Options, training: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prometheus's library reads `PROMETHEUS_MULTIPROC_DIR` when it is first imported: a process of its own."""
+    folder = tmp_path / "workers"
+    folder.mkdir()
+    body = f"""
+assert os.environ["PROMETHEUS_MULTIPROC_DIR"] == {str(folder)!r}
+has("spotguard_sessions 1.0")
+hook.say(Position(7, restored_age=1.0, metrics={{"validation_loss": "2.5"}}))
+has('spotguard_metric{{name="validation_loss",' + who[1:] + " 2.5")
+hook.say(Position(8, restored_age=2.0))
+eventually(lambda: 'name="validation_loss"' not in opener.open(url, timeout=30).read().decode(), "it is gone")
+hook.say(Bye("done"))
+"""
+    flags = {
+        "provider": "none",
+        "socket": options.socket,
+        "run-id": "r",
+        "metrics-port": str(options.metrics_port),
+    }
+    program = "import json, sys; from spotguard.agent import app; from spotguard.agent.config.resolve import resolve; "
+    program += "sys.exit(app.run(resolve('run', json.loads(sys.argv[1]), {}), sys.argv[2:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(flags), *training(body)],
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "multi-process" not in done.stderr
+    assert list(folder.iterdir()) == []
 
 
 #: What is loaded by an agent that guards a command to its end.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import isnan
 
 import pytest
 
-from spotguard.agent.events import Closed, Opened, WindowTold
-from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.agent.telemetry.metrics.scrape import SHOWN, Scrape
 from spotguard.hooks.ipc.protocol import MOST_METRICS, Committed, Position, Register
+
+pytest.importorskip("prometheus_client")
+
+from spotguard.agent.events import Closed, Opened, WindowTold
+from spotguard.agent.telemetry.metrics.processes import SHOWN
 from tests.agent.telemetry.metrics.metered import Life
 
 # --- training processes ---
@@ -187,9 +188,11 @@ def test_the_window_is_the_cloud_s_newest_word_of_this_machine_unless_the_user_h
     assert life.value("spotguard_reserve_seconds") == 12
     assert life.value("spotguard_expected_slack_seconds", "r", "0", "0") == 8
     assert life.value("spotguard_fits_window", "r", "0", "0") == 1
-    life.facts = replace(life.facts, window=45.0, window_given=True)
-    assert life.value("spotguard_window_seconds") == 45
-    assert life.value("spotguard_reserve_seconds") == 4.5
+    told = Life(window=45.0)
+    told.happens(WindowTold(120.0))
+    assert told.value("spotguard_window_seconds") == 45
+    assert told.value("spotguard_reserve_seconds") == 4.5
+    assert Life(window=45.0, reserve=7.0).value("spotguard_reserve_seconds") == 7
 
 
 def test_runs_that_save_at_once_share_the_link_and_ranks_of_one_have_shown_it_together() -> None:
@@ -240,7 +243,9 @@ def test_however_many_there_are_some_are_shown_and_all_are_counted() -> None:
     life = Life()
     for number in range(SHOWN + 20):
         life.joins(number, rank=number, nbytes=1)
-    metric = next(metric for metric in METRICS if metric.name == "spotguard_state_bytes")
-    reading = Scrape(life.facts, life.meter.newest, life.now, {})
-    assert len(list(metric.read(reading))) == SHOWN
+    shown = [key for key in life.samples() if key[0] == "spotguard_state_bytes"]
+    assert len(shown) == SHOWN
     assert life.value("spotguard_sessions") == SHOWN + 20
+    life.happens(Closed(0, "gone"))
+    assert life.value("spotguard_state_bytes", "r", "0", "0") is None
+    assert life.value("spotguard_state_bytes", "r", str(SHOWN), "0") == 1

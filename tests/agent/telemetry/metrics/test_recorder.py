@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("prometheus_client")
+
 from spotguard.agent.core.machine import Machine
 from spotguard.agent.core.state import Policy
 from spotguard.agent.events import (
     Asked,
+    Closed,
     HealthChanged,
     Launched,
     NoticeGone,
@@ -21,11 +24,8 @@ from spotguard.agent.events import (
     Verified,
 )
 from spotguard.agent.process.helpers.alert_helper import HelperState
-from spotguard.agent.telemetry.metrics.definitions import values
-from spotguard.agent.telemetry.metrics.histogram import Histogram
-from spotguard.agent.telemetry.metrics.recorder import MetricsRecorder, result_of
-from spotguard.agent.telemetry.metrics.scrape import Scrape
-from spotguard.agent.telemetry.metrics.snapshot import PURPOSES, RESULTS, STAGES
+from spotguard.agent.telemetry.metrics.definitions import PURPOSES, RESULTS, STAGES
+from spotguard.agent.telemetry.metrics.recorder import result_of
 from spotguard.hooks.ipc.protocol import Committed, Delivered, Position, Progress, TrainingFailed
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
 from spotguard.providers.notice import NoticeKind, Severity
@@ -40,12 +40,12 @@ def test_blind_seconds_grow_while_nobody_tells_of_them_and_stay_when_it_is_over(
     life.happens(HealthChanged("aws", STARTING, 1000.0))
     assert life.value("spotguard_source_state", "aws", "starting") == 1
     life.happens(HealthChanged("aws", UNREACHABLE, 1000.0), after=2)
-    life.now += 40
+    life.passes(40)
     assert life.value("spotguard_blind_seconds_total", "aws", "starting") == 2
     assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 40
     assert life.value("spotguard_source_state", "aws", "blind") == 1
     life.happens(HealthChanged("aws", SEEING, life.now))
-    life.now += 100
+    life.passes(100)
     assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 40
     assert life.value("spotguard_source_state", "aws", "blind") == 0
     assert life.value("spotguard_source_state", "aws", "seeing") == 1
@@ -55,7 +55,7 @@ def test_a_wrong_server_is_told_apart_and_blind_seconds_are_by_reason() -> None:
     life = Life()
     life.happens(HealthChanged("aws", UNREACHABLE, 1000.0))
     life.happens(HealthChanged("aws", wrong_server("a portal"), 1000.0), after=5)
-    life.now += 7
+    life.passes(7)
     assert life.value("spotguard_source_state", "aws", "wrong-server") == 1
     assert life.value("spotguard_source_state", "aws", "blind") == 0
     assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 5
@@ -66,7 +66,7 @@ def test_a_source_that_nobody_looks_through_any_more_is_not_blind_for_ever() -> 
     life = Life()
     life.happens(HealthChanged("aws", UNREACHABLE, 1000.0))
     life.happens(SourceGone("aws"), after=5)
-    life.now += 100
+    life.passes(100)
     assert life.value("spotguard_source_state", "aws", "blind") is None
     assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 5
 
@@ -75,7 +75,7 @@ def test_looks_are_counted_without_an_event() -> None:
     life = Life()
     gateway, full = (Health(Sight.BLIND, "server-error", code=code) for code in (502, 503))
     for health in (SEEING, UNREACHABLE, UNREACHABLE, gateway, full):
-        life.looks.ended("aws", health)
+        life.meter.polled("aws", health)
     assert life.value("spotguard_source_polls_total", "aws") == 5
     assert life.value("spotguard_source_poll_failures_total", "aws", "unreachable", "") == 2
     assert life.value("spotguard_source_poll_failures_total", "aws", "server-error", "502") == 1
@@ -92,8 +92,8 @@ def test_a_notice_is_counted_once_however_often_it_is_told() -> None:
     life.happens(HealthChanged("fake source", SEEING, 1000.0))
     life.happens(notice(), notice(left=60.0))
     assert life.value("spotguard_notices_total", "terminate", "fake source", "terminal") == 1
-    assert sum(life.value("spotguard_notice_detection_seconds", "terminal").counts) == 1
-    assert life.value("spotguard_notice_detection_seconds", "terminal").sum == 0.9
+    assert life.value("spotguard_notice_detection_seconds_count", "terminal") == 1
+    assert life.value("spotguard_notice_detection_seconds_sum", "terminal") == 0.9
     later = replace(a_notice("n2"), severity=Severity.LATER, deadline=9000.0)
     life.happens(NoticeSeen(later))
     assert life.value("spotguard_notices_total", "terminate", "fake source", "later") == 1
@@ -129,11 +129,13 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
         assert life.left_at(stage) == 120.0 - (life.now - 1000.0)
     life.says(Delivered(id, t))
     life.says(Progress(id, "a stage of my own", t))
-    assert {key[0] for key in life.meter.newest.left} == set(STAGES)
+    shown = life.samples()
+    assert {key[1] for key in shown if key[0] == "spotguard_stage_left_seconds_count"} == set(STAGES)
     assert life.left_at("delivered") == 119.0
     assert life.left_at("seen") == 120.0
     assert life.value("spotguard_outcomes_total", "r", "committed", "false") == 1
-    assert life.value("spotguard_commit_slack_seconds", "r", "false").counts[-2] == 1  # up to 120 s
+    assert life.value("spotguard_commit_slack_seconds_bucket", "r", "false", "90.0") == 0
+    assert life.value("spotguard_commit_slack_seconds_bucket", "r", "false", "120.0") == 1
 
 
 def test_a_drill_is_told_apart_to_its_last_commit() -> None:
@@ -156,7 +158,7 @@ def test_who_answers_another_notice_or_none_is_at_no_stage() -> None:
     life.says(Delivered("n0", 0.0))
     life.happens(notice())
     life.says(Delivered("n0", 0.0))
-    assert life.value("spotguard_stage_left_seconds", "delivered", "false").sum == 0
+    assert life.value("spotguard_stage_left_seconds_count", "delivered", "false") == 0
 
 
 @pytest.mark.parametrize(
@@ -177,9 +179,12 @@ def test_an_outcome_has_one_result(record: dict[str, Any], result: str) -> None:
 
 @pytest.mark.parametrize("kind", ["stall", "restart"])
 def test_the_save_of_a_stall_is_the_end_of_no_notice(kind: str) -> None:
-    meter = MetricsRecorder()
-    meter.ended({"kind": kind, "drill": kind == "stall", "committed": None, "sessions": [{}], "ended": ""})
-    assert not meter.newest.outcomes or not any(meter.newest.outcomes.values())
+    life = Life()
+    before = life.samples()
+    life.meter.ended(
+        {"kind": kind, "drill": kind == "stall", "committed": None, "sessions": [{}], "ended": ""}
+    )
+    assert life.samples() == before
 
 
 def test_a_withdrawn_notice_is_no_missed_commit() -> None:
@@ -202,11 +207,12 @@ def test_every_result_stands_at_0_before_anything_has_happened() -> None:
 
 
 def test_restarts_are_told_apart_by_their_cause() -> None:
-    meter = MetricsRecorder()
-    meter.launched(0)
+    life = Life()
+    life.meter.launched(0)
     for crashes, failure in ((1, "network"), (1, ""), (2, ""), (3, "stall")):
-        meter.launched(crashes, failure)
-    assert dict(meter.newest.restarts) == {("crash",): 2, ("preemption",): 1, ("stall",): 1}
+        life.meter.launched(crashes, failure)
+    restarts = [life.value("spotguard_restarts_total", cause) for cause in ("crash", "preemption", "stall")]
+    assert restarts == [2, 1, 1]
 
 
 # --- bounds ---
@@ -218,30 +224,37 @@ def test_no_peer_s_words_make_series_without_end() -> None:
     for number in range(1000):
         shown = replace(a_notice(f"n{number}"), source=f"source {number}", severity=Severity.ADVISORY)
         life.happens(NoticeSeen(shown), HealthChanged(f"source {number}", UNREACHABLE, life.now))
-    assert len(life.meter.newest.notices) <= 101
-    assert sum(life.meter.newest.notices.values()) == 1000
-    assert len(life.meter.newest.sources) <= 32
+    samples = life.samples()
+    counts = [count for key, count in samples.items() if key[0] == "spotguard_notices_total"]
+    assert len(counts) <= 101
+    assert sum(counts) == 1000
+    assert len({key[1] for key in samples if key[0] == "spotguard_source_state"}) == 32
 
 
-def test_a_snapshot_that_was_read_does_not_change_any_more() -> None:
-    life = Life()
+def test_series_of_a_source_and_a_run_go_with_them_and_their_counts_stay() -> None:
+    life = Life(command=True)
+    life.happens(Launched(100), HealthChanged("aws", UNREACHABLE, life.now))
     life.joins()
-    before = life.meter.newest
-    kept = (dict(before.processes), dict(before.notices), before.phase)
-    life.happens(notice(), HealthChanged("aws", UNREACHABLE, 1000.0))
-    assert (dict(before.processes), dict(before.notices), before.phase) == kept
-    assert life.meter.newest is not before
+    life.says(Position(5, phase="data", still=1801.0))
+    life.says(Position(6, phase="data", still=0.0), after=2.0)
+    life.happens(Closed(1, "gone"), SourceGone("aws"))
+    names = {key[0] for key in life.samples() if {"r", "aws"} & set(key[1:])}
+    assert not names & {"spotguard_source_state", "spotguard_stalled", "spotguard_silent_machines"}
+    assert life.value("spotguard_blind_seconds_total", "aws", "unreachable") == 2
+    assert life.value("spotguard_stalls_total", "r") == 1
 
 
-# --- histograms ---
-
-
-def test_a_histogram_adds_up_as_prometheus_reads_it() -> None:
-    one = Histogram.empty((0.0, 1.0, 10.0))
-    for value in (-3.0, 0.5, 1.0, 9.0, 99.0):
-        one = one.observe(value)
-    assert one.cumulative == [("0.0", 1.0), ("1.0", 3.0), ("10.0", 4.0), ("+Inf", 5.0)]
-    assert one.sum == 109.5
+def test_a_time_below_zero_counts_as_zero_in_a_histogram() -> None:
+    """A sum that falls would be a counter that was reset."""
+    life = Life()
+    for slack in (-3.0, 0.5, 1.0, 9.0, 199.0):
+        life.meter.ended({"committed": 1.0, "level": "full", "slack": slack})
+    shown = life.samples()
+    name = "spotguard_commit_slack_seconds"
+    buckets = [shown[f"{name}_bucket", "r", "false", le] for le in ("0.0", "1.0", "10.0", "120.0", "+Inf")]
+    assert buckets == [1, 3, 4, 4, 5]
+    assert shown[f"{name}_sum", "r", "false"] == 209.5
+    assert shown[f"{name}_count", "r", "false"] == 5
 
 
 def test_another_machine_s_notice_leaves_no_deadline_here() -> None:
@@ -251,7 +264,7 @@ def test_another_machine_s_notice_leaves_no_deadline_here() -> None:
     life.happens(NoticeSeen(replace(a_notice(), kind=NoticeKind.PEER)))
     assert life.value("spotguard_agent_phase", "saving") == 1
     assert life.value("spotguard_notice_left_seconds") is None
-    assert life.value("spotguard_stage_left_seconds", "seen", "false").sum == 0
+    assert life.value("spotguard_stage_left_seconds_count", "seen", "false") == 0
 
 
 def test_health_without_a_reason_is_seeing() -> None:
@@ -341,13 +354,22 @@ def test_the_helper_s_state_and_what_it_reads_are_shown_and_are_absent_without_o
     assert life.value("spotguard_disk_free_ratio", "/") is None
 
 
-def test_a_sample_for_the_helper_has_every_number_and_no_histogram() -> None:
+def test_counters_of_the_helper_s_readings_begin_anew_with_the_helper() -> None:
+    """Prometheus takes the fall for a reset. A name or a label that the table does not have is no series."""
     life = Life()
-    life.joins()
-    life.says(Position(5))
-    found = values(Scrape(life.facts, life.meter.newest, life.now, {}))
-    assert ["spotguard_step", ("r", "0", "0"), 5.0] in found
-    assert not [name for name, _, _ in found if name == "spotguard_stage_left_seconds"]
+    name = "spotguard_kernel_errors_total"
+
+    def reports(*readings: list[Any]) -> None:
+        life.meter.helped(HelperState(pid=7, starts=1, report={"readings": readings}))
+
+    reports([name, ["oom"], 2.0], ["spotguard_memory_used_ratio", [], 0.5], ["a name", ["x"], 1.0])
+    reports([name, ["oom"], 5.0], [name, ["xid", "more"], 1.0])
+    assert life.value(name, "oom") == 5
+    assert life.value("spotguard_memory_used_ratio") is None
+    reports([name, ["oom"], 1.0], ["spotguard_memory_used_ratio", [], 0.75])
+    assert life.value(name, "oom") == 1
+    assert life.value("spotguard_memory_used_ratio") == 0.75
+    assert [key for key in life.samples() if key[0] == name] == [(name, "oom")]
 
 
 def test_a_verification_counts_once_by_its_result_and_not_at_all_if_it_was_stopped() -> None:
