@@ -31,7 +31,7 @@ VERIFIED = ("sound", "damaged", "unknown")
 YES_NO = ("false", "true")
 
 #: The labels of the metrics of one training process.
-WHO = ("run_id", "rank", "uid")
+WHO = "run_id rank uid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class Metric:
     bounds: tuple[float, ...] = ()
 
 
-def _gauge(name: str, help: str, *labels: str) -> Metric:
-    return Metric(name, "gauge", labels, help)
+def _gauge(name: str, help: str, labels: str = "") -> Metric:
+    return Metric(name, "gauge", tuple(labels.split()), help)
 
 
-def _counter(name: str, help: str, *labels: str) -> Metric:
-    return Metric(name, "counter", labels, help)
+def _counter(name: str, help: str, labels: str = "") -> Metric:
+    return Metric(name, "counter", tuple(labels.split()), help)
 
 
-def _histogram(name: str, help: str, bounds: tuple[float, ...], *labels: str) -> Metric:
-    return Metric(name, "histogram", labels, help, bounds)
+def _histogram(name: str, help: str, labels: str, bounds: tuple[float, ...]) -> Metric:
+    return Metric(name, "histogram", tuple(labels.split()), help, bounds)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -61,9 +61,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "spotguard_agent_info",
         "Always 1, with the command, the run and the version of this spotguard.",
-        "version",
-        "command",
-        "run_id",
+        "version command run_id",
     ),
     _gauge(
         "spotguard_agent_phase",
@@ -85,36 +83,30 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "spotguard_source_state",
         "1 for the present health of a source: seeing, starting, blind or wrong-server; else 0.",
-        "source",
-        "state",
+        "source state",
     ),
     _counter(
         "spotguard_blind_seconds_total",
         "Seconds for which a source could not see notices, by reason.",
-        "source",
-        "reason",
+        "source reason",
     ),
     _counter("spotguard_source_polls_total", "Finished polls of a source.", "source"),
     _counter(
         "spotguard_source_poll_failures_total",
         "Polls that could not see notices, by reason and HTTP status.",
-        "source",
-        "reason",
-        "code",
+        "source reason code",
     ),
     # --- notices ---
     _counter(
         "spotguard_notices_total",
         "Notices, by kind, source and severity: terminal, later or advisory.",
-        "kind",
-        "source",
-        "severity",
+        "kind source severity",
     ),
     _histogram(
         "spotguard_notice_detection_seconds",
         "Longest time that a notice can have existed before the poll that found it.",
-        DETECTED,
         "severity",
+        DETECTED,
     ),
     _gauge(
         "spotguard_notice_left_seconds",
@@ -123,23 +115,19 @@ METRICS: tuple[Metric, ...] = (
     _histogram(
         "spotguard_stage_left_seconds",
         "Seconds left at a notice's stages: seen, delivered, gate, first-byte, written and committed.",
+        "stage drill",
         LEFT,
-        "stage",
-        "drill",
     ),
     _counter(
         "spotguard_outcomes_total",
         "Ended notices: committed, reduced, missed, unguarded or withdrawn.",
-        "run_id",
-        "result",
-        "drill",
+        "run_id result drill",
     ),
     _histogram(
         "spotguard_commit_slack_seconds",
         "Seconds left when the last training process had committed.",
+        "run_id drill",
         LEFT,
-        "run_id",
-        "drill",
     ),
     # --- checkpoints ---
     _counter(
@@ -154,85 +142,80 @@ METRICS: tuple[Metric, ...] = (
         "result",
     ),
     # --- each training process ---
-    _gauge("spotguard_step", "Completed steps. Absent until the process has restored.", *WHO),
+    _gauge("spotguard_step", "Completed steps. Absent until the process has restored.", WHO),
     _gauge(
         "spotguard_step_seconds",
         "Seconds that a step took, over the last minute. Absent until it is known.",
-        *WHO,
+        WHO,
     ),
     _gauge(
         "spotguard_earlier_step_seconds",
         "A step's median seconds in the attempt before, if that had as many ranks.",
-        *WHO,
+        WHO,
     ),
-    _gauge("spotguard_checkpoint_step", "Step of the newest committed checkpoint. Absent without one.", *WHO),
+    _gauge("spotguard_checkpoint_step", "Step of the newest committed checkpoint. Absent without one.", WHO),
     _gauge(
         "spotguard_checkpoint_age_seconds",
         "Seconds since the newest checkpoint or the restore, without a running evaluation: work at risk.",
-        *WHO,
+        WHO,
     ),
     _gauge(
         "spotguard_checkpoint_interval_seconds",
         "Seconds between background checkpoints. Absent if they are off.",
-        *WHO,
+        WHO,
     ),
-    _gauge("spotguard_state_bytes", "Bytes of the process's state.", *WHO),
+    _gauge("spotguard_state_bytes", "Bytes of the process's state.", WHO),
     _gauge(
         "spotguard_upload_bytes_per_second",
         "Upload rate of the last saves. Absent before the first save.",
-        *WHO,
+        WHO,
     ),
     _gauge(
         "spotguard_phase",
         "1 for the present phase of training, such as data, forward or save.",
-        *WHO,
-        "phase",
+        f"{WHO} phase",
     ),
     _gauge(
         "spotguard_progress_age_seconds",
         "Seconds since training has last shown progress. Absent if the process does not train.",
-        *WHO,
+        WHO,
     ),
-    _gauge("spotguard_loss", "The newest loss. Absent if the script passes none to the guard.", *WHO),
+    _gauge("spotguard_loss", "The newest loss. Absent if the script passes none to the guard.", WHO),
     _counter(
         "spotguard_bad_loss_steps_total",
         "Steps whose losses are not finite, or spikes of ten steps; 0 without losses.",
-        *WHO,
+        WHO,
     ),
     _gauge(
         "spotguard_metric",
         "The newest value of a number of the script's own (`guard.watch_metric`), such as validation_loss.",
-        *WHO,
-        "name",
+        f"{WHO} name",
     ),
     # --- whether a save fits into the window ---
     _gauge("spotguard_window_seconds", "Seconds of warning to count on."),
     _gauge("spotguard_reserve_seconds", "Seconds of the window that are kept back to end in order."),
     _gauge(
-        "spotguard_expected_save_seconds",
-        "Expected seconds of an emergency save of this process alone.",
-        *WHO,
+        "spotguard_expected_save_seconds", "Expected seconds of an emergency save of this process alone.", WHO
     ),
     _gauge(
         "spotguard_expected_slack_seconds",
         "Expected seconds left after an emergency save of all runs; negative: too late.",
-        *WHO,
+        WHO,
     ),
     _gauge(
         "spotguard_fits_window",
         "1 if an emergency save of all registered runs fits in the window, else 0.",
-        *WHO,
+        WHO,
     ),
     # --- the helper of alerts: itself, and what it reads of the machine ---
     _gauge("spotguard_helper_up", "1 while the helper of alerts runs, 0 after its end. Absent without one."),
     _counter("spotguard_helper_starts_total", "Starts of the helper of alerts."),
-    _counter("spotguard_helper_dropped_total", "Incidents and samples that the helper did not read in time."),
-    _gauge("spotguard_alerts_firing", "Firing alerts of the helper's rules.", "alert", "severity"),
+    _counter("spotguard_helper_dropped_total", "Events that the helper did not read in time."),
+    _gauge("spotguard_alerts_firing", "Incidents that last, by name and severity.", "alert severity"),
     _counter(
         "spotguard_alert_messages_total",
-        "Messages to receivers of alerts: sent, failed or dropped.",
-        "receiver",
-        "result",
+        "Messages to receivers of incidents: sent, failed or dropped.",
+        "receiver result",
     ),
     _gauge(
         "spotguard_disk_free_ratio",
@@ -275,8 +258,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "spotguard_gpu_throttled",
         "1 while the GPU is slowed down for heat, power or hardware, else 0.",
-        "gpu",
-        "reason",
+        "gpu reason",
     ),
     _counter("spotguard_gpu_ecc_errors_total", "Memory errors of the GPU that ECC could not correct.", "gpu"),
     _gauge("spotguard_gpu_temperature_celsius", "Temperature of the GPU.", "gpu"),
