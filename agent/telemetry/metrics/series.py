@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 from .definitions import METRICS
 
@@ -15,19 +15,29 @@ Key = tuple[str, tuple[str, ...]]
 Number = float | Callable[[], float]
 
 
-class MetricObjects:
-    """The objects of one registry. One thread sets them, except that any thread may count.
+class _Single:
+    """A metric without labels. The library shows it from its first moment on, as 0, and a reader would trust that number."""
 
-    The library shows a metric without labels from its first moment on, as 0. A reader would trust that number. So such a metric
-    is registered when its number is known.
-    """
+    def __init__(self, metric: Gauge | Counter) -> None:
+        self._metric = metric
+        #: Whether its number is known.
+        self.known = False
+
+    def describe(self) -> Iterable[Metric]:
+        return self._metric.describe()
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metric.collect() if self.known else self._metric.describe()
+
+
+class MetricObjects:
+    """The objects of one registry. One thread sets them, except that any thread may count."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         # `_created` would double the counters' series, and nothing reads it.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry
         self._metrics: dict[str, Gauge | Counter | Histogram] = {}
-        self._registered: set[str] = set()
+        self._singles: dict[str, _Single] = {}
         self._groups: dict[Hashable, dict[Key, Number]] = {}
         for metric in METRICS:
             if metric.type == "histogram":
@@ -36,9 +46,11 @@ class MetricObjects:
                 )
             else:
                 kind = Counter if metric.type == "counter" else Gauge
-                # Those without labels are registered later.
-                where = registry if metric.labels else None
-                self._metrics[metric.name] = kind(metric.name, metric.help, metric.labels, registry=where)
+                made = kind(metric.name, metric.help, metric.labels, registry=None)
+                self._metrics[metric.name] = made
+                if not metric.labels:
+                    self._singles[metric.name] = _Single(made)
+                registry.register(self._singles.get(metric.name, made))
 
     def begin(self, name: str, *labels: str) -> None:
         """Show a counter or a histogram at 0: Prometheus sees no rise in a counter that begins with 1."""
@@ -91,16 +103,14 @@ class MetricObjects:
                 metric.reset()
                 known = 0.0
             metric.inc(number - known)
-        if not labels and name not in self._registered:
-            self._registered.add(name)
-            self._registry.register(metric)
+        if not labels:
+            self._singles[name].known = True
 
     def _remove(self, name: str, labels: tuple[str, ...]) -> None:
         metric = self._metrics[name]
         if labels:
             metric.remove(*labels)
             return
-        self._registered.discard(name)
-        self._registry.unregister(metric)
+        self._singles[name].known = False
         if isinstance(metric, Counter):
             metric.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -35,7 +36,13 @@ class Life:
         self.outcomes: list[Outcome] = []
         self.registry = CollectorRegistry()
         facts = MetricsFacts("1", "agent", "r", ExpectedWindow(window or 30.0, window is not None, reserve))
-        self.meter = MetricsRecorder(self.registry, facts, lambda: self.now)
+        #: Called in the middle of each scrape.
+        self.scraped: Callable[[], None] = lambda: None
+        self.meter = MetricsRecorder(self.registry, facts, self.monotonic)
+
+    def monotonic(self) -> float:
+        self.scraped()
+        return self.now
 
     def happens(self, *events: Event | None, after: float = 0.0) -> None:
         self.now += after

@@ -10,6 +10,9 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
 from spotguard.agent.core.machine import Machine
 from spotguard.agent.core.state import Policy
 from spotguard.agent.events import (
@@ -24,7 +27,7 @@ from spotguard.agent.events import (
     Verified,
 )
 from spotguard.agent.process.helpers.alert_helper import HelperState
-from spotguard.agent.telemetry.metrics.definitions import PURPOSES, RESULTS, STAGES
+from spotguard.agent.telemetry.metrics.definitions import METRICS, PURPOSES, RESULTS, STAGES
 from spotguard.agent.telemetry.metrics.recorder import result_of
 from spotguard.hooks.ipc.protocol import Committed, Delivered, Position, Progress, TrainingFailed
 from spotguard.providers.health import SEEING, STARTING, Health, Sight, wrong_server
@@ -229,6 +232,28 @@ def test_no_peer_s_words_make_series_without_end() -> None:
     assert len(counts) <= 101
     assert sum(counts) == 1000
     assert len({key[1] for key in samples if key[0] == "spotguard_source_state"}) == 32
+
+
+def test_each_metric_of_the_table_has_its_type_and_help_in_every_scrape() -> None:
+    """Without a number, too: the strict parser of OpenMetrics reads it."""
+    parsed = text_string_to_metric_families(generate_latest(Life().registry).decode())
+    families = {family.name: (family.type, family.documentation) for family in parsed}
+    assert families == {each.name.removesuffix("_total"): (each.type, each.help) for each in METRICS}
+
+
+def test_a_process_that_joins_in_the_middle_of_a_scrape_does_not_break_it() -> None:
+    life = Life()
+    life.joins(1)
+    life.says(Position(5, restored_age=1.0))
+
+    def joins() -> None:
+        life.scraped = lambda: None
+        life.joins(2, rank=1)
+        life.says(Position(6, restored_age=1.0), 2)
+
+    life.scraped = joins
+    assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 1
+    assert life.value("spotguard_checkpoint_age_seconds", "r", "1", "0") == 1
 
 
 def test_series_of_a_source_and_a_run_go_with_them_and_their_counts_stay() -> None:
