@@ -133,11 +133,21 @@ def test_the_window_is_what_gce_itself_says_of_the_vm(
     body = """
 hook.say(Position(7, save_seconds=100.0, rate=500.0))
 has("spotguard_window_seconds 120.0")
+has('spotguard_source_polls_total{source="gcp ')
 has("spotguard_reserve_seconds 12.0")
 has("spotguard_fits_window" + who + " 1.0")
 hook.say(Bye("done"))
 """
     assert app.run(here, training(body)) == 0
+
+
+def test_the_helper_s_state_is_scraped(options: Options, training: Callable[[str], list[str]]) -> None:
+    body = """
+has("spotguard_helper_up 1.0")
+has("spotguard_helper_starts_total 1.0")
+hook.say(Bye("done"))
+"""
+    assert app.run(dataclasses.replace(options, on_failure="true"), training(body)) == 0
 
 
 def test_hung_scrapes_delay_neither_the_notice_nor_the_end(

@@ -237,6 +237,10 @@ def test_no_series_comes_twice_and_who_saves_by_itself_has_none() -> None:
     assert life.value("spotguard_step", "r", "0", "0") == 2
     assert life.value("spotguard_step", "r", "0", "7") == 3
     assert life.value("spotguard_sessions") == 4
+    life.happens(Closed(2, "gone"))
+    assert life.value("spotguard_step", "r", "0", "0") == 1
+    life.says(Position(4), 1)
+    assert life.value("spotguard_step", "r", "0", "0") == 4
 
 
 def test_however_many_there_are_some_are_shown_and_all_are_counted() -> None:

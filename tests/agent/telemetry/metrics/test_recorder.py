@@ -141,6 +141,16 @@ def test_what_is_left_is_told_at_each_stage_once() -> None:
     assert life.value("spotguard_commit_slack_seconds_bucket", "r", "false", "120.0") == 1
 
 
+def test_stages_of_the_next_notice_are_counted_as_well() -> None:
+    life = Life()
+    life.joins()
+    for id in ("n1", "n2"):
+        life.happens(notice(id))
+        life.says(Delivered(id, 0.0))
+        life.happens(NoticeGone(id))
+    assert life.value("spotguard_stage_left_seconds_count", "delivered", "false") == 2
+
+
 def test_a_drill_is_told_apart_to_its_last_commit() -> None:
     """The word that ends it is one of it, too."""
     life = Life()
