@@ -112,6 +112,7 @@ def _serve(
         )
         stack.callback(server.close)
         server.start()
+        # The command keeps the variables that `_metrics` removes from the agent's own environment.
         supervisor, env, orphan = None, dict(os.environ), None
         meter = _metrics(options, path, command is None, clock, stack)
         alerts = _alerts(options, path, command is None, post, clock)

@@ -90,7 +90,7 @@ def test_it_says_what_stands_at_the_moment(opened: Callable[..., Endpoint]) -> N
     assert not [name for name in names if name.startswith("python_") or name.endswith("_created")]
 
 
-def test_whoever_asks_for_some_names_gets_these(opened: Callable[..., Endpoint]) -> None:
+def test_a_request_for_some_names_gets_these_alone(opened: Callable[..., Endpoint]) -> None:
     text = scraped(f"{opened().url}?name[]=spotguard_sessions&name[]=spotguard_outcomes_total")
     samples = [line for line in text.splitlines() if not line.startswith("#")]
     assert "spotguard_sessions 0.0" in samples
@@ -110,7 +110,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(opened: Callable[..., En
         measured(port)
 
 
-def test_who_asks_whether_a_port_is_free_keeps_no_run_from_it() -> None:
+def test_a_check_of_the_port_keeps_no_run_from_it() -> None:
     """A run that starts at that very moment has it."""
     with endpoints.bound(0) as asking:
         port = asking.getsockname()[1]

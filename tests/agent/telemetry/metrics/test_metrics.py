@@ -78,7 +78,7 @@ def training(port: int) -> Callable[[str], list[str]]:
     return lambda body: [sys.executable, "-c", HOOK.format(root=str(ROOT), port=port, body=body)]
 
 
-def test_what_a_training_process_says_is_scraped_and_what_came_of_it(
+def test_a_process_s_numbers_its_notice_and_its_outcome_are_scraped(
     options: Options, training: Callable[[str], list[str]]
 ) -> None:
     """Where it stands, whether it fits, the notice, and in the next agent of this name how that ended."""
@@ -287,7 +287,12 @@ def test_a_run_listens_on_loopback_alone(options: Options, training: Callable[[s
     body = """
 has("spotguard_sessions 1.0")
 inodes = {line.split()[9]: line.split()[1] for line in open("/proc/net/tcp").readlines()[1:] if line.split()[3] == "0A"}
-links = [os.readlink(f"/proc/{os.getppid()}/fd/{fd}") for fd in os.listdir(f"/proc/{os.getppid()}/fd")]
+def link(fd):
+    try:
+        return os.readlink(f"/proc/{os.getppid()}/fd/{fd}")
+    except FileNotFoundError:  # the connection of the scrape, which closes now
+        return ""
+links = [link(fd) for fd in os.listdir(f"/proc/{os.getppid()}/fd")]
 mine = [inodes[link[8:-1]] for link in links if link[8:-1] in inodes]
 # (A set: the run's process is the test's own, in which an earlier test's server may still listen.)
 assert {address.partition(":")[0] for address in mine} == {"0100007F"}, mine

@@ -131,7 +131,7 @@ def test_an_evaluation_makes_no_checkpoint_older_and_none_younger() -> None:
     assert age() == 0
 
 
-def test_what_it_went_on_from_may_be_old_and_nothing_is_at_risk_yet() -> None:
+def test_an_old_restored_checkpoint_puts_no_work_at_risk_yet() -> None:
     """The machine before this one was taken yesterday: that is no checkpoint that is overdue."""
     life = Life()
     life.joins()
@@ -140,7 +140,7 @@ def test_what_it_went_on_from_may_be_old_and_nothing_is_at_risk_yet() -> None:
     assert life.value("spotguard_checkpoint_age_seconds", "r", "0", "0") == 5
 
 
-def test_who_lost_its_socket_and_came_back_is_as_old_as_before() -> None:
+def test_a_process_that_reconnects_keeps_the_age_of_its_checkpoint() -> None:
     """Else a socket that comes and goes would hide a checkpoint that never comes."""
     life = Life()
     life.joins(1)
@@ -243,7 +243,7 @@ def test_no_series_comes_twice_and_who_saves_by_itself_has_none() -> None:
     assert life.value("spotguard_step", "r", "0", "0") == 4
 
 
-def test_however_many_there_are_some_are_shown_and_all_are_counted() -> None:
+def test_the_first_processes_are_shown_and_all_are_counted() -> None:
     life = Life()
     for number in range(SHOWN + 20):
         life.joins(number, rank=number, nbytes=1)

@@ -115,7 +115,7 @@ def test_a_drill_and_a_signal_are_notices_too() -> None:
     assert run.value("spotguard_notice_left_seconds") == 25
 
 
-def test_what_is_left_is_told_at_each_stage_once() -> None:
+def test_each_stage_counts_the_seconds_left_once() -> None:
     """By this agent's clock; what a peer calls a stage and is none has no label."""
     life = Life()
     life.joins()
@@ -165,7 +165,7 @@ def test_a_drill_is_told_apart_to_its_last_commit() -> None:
     assert life.value("spotguard_notice_left_seconds") is None
 
 
-def test_who_answers_another_notice_or_none_is_at_no_stage() -> None:
+def test_an_answer_to_another_notice_counts_for_no_stage() -> None:
     life = Life()
     life.joins()
     life.says(Delivered("n0", 0.0))
