@@ -246,7 +246,8 @@ def test_no_peer_s_words_make_series_without_end() -> None:
 
 def test_each_metric_of_the_table_has_its_type_and_help_in_every_scrape() -> None:
     """Without a number, too: the strict parser of OpenMetrics reads it."""
-    parsed = text_string_to_metric_families(generate_latest(Life().registry).decode())
+    text = generate_latest(Life().registry).decode()  # type: ignore[no-untyped-call]
+    parsed = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
     families = {family.name: (family.type, family.documentation) for family in parsed}
     assert families == {each.name.removesuffix("_total"): (each.type, each.help) for each in METRICS}
 
