@@ -140,11 +140,11 @@ def test_a_put_tells_how_far_it_is(store: BlobStore) -> None:
 
 def test_a_warm_store_is_as_it_was(store: BlobStore) -> None:
     """Before anything is there, again and again, from any thread."""
-    store.warm(timeout=10)
+    store.warm(timeout=100)
     store.warm()
     thread = threading.Thread(target=store.warm, name="warming")
     thread.start()
-    thread.join(20)
+    thread.join(100)
     assert not thread.is_alive()
     assert keys(store) == []
 
@@ -180,7 +180,7 @@ def test_of_many_rivals_one_wins(store: BlobStore) -> None:
         wins: list[int] = []
 
         def claim(rival: int, number: int, barrier: threading.Barrier, wins: list[int]) -> None:
-            barrier.wait(10)
+            barrier.wait(100)
             if store.put_if_absent(f"run/{number}", memoryview(b"%d" % rival)):
                 wins.append(rival)
 
@@ -191,7 +191,7 @@ def test_of_many_rivals_one_wins(store: BlobStore) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(100)
         assert len(wins) == 1
         assert store.get(f"run/{number}") == b"%d" % wins[0]
     assert len(keys(store)) == 10
@@ -217,7 +217,7 @@ def test_threads_share_a_store(store: BlobStore) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     assert not failures
     assert len(keys(store)) == 80
 

@@ -23,7 +23,7 @@ from tests.fakes.noticed import Heard
 T = TypeVar("T")
 
 #: Seconds after which a wait between threads counts as a hang.
-PATIENCE = 20.0
+PATIENCE = 100.0
 WORLD = 2
 
 

@@ -32,7 +32,7 @@ def printed(code: str, **env: str) -> str:
         text=True,
         cwd=ROOT / "packaging",
         check=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.stdout == ""
     return done.stderr

@@ -143,14 +143,14 @@ def test_rivals_get_different_numbers() -> None:
     numbers: list[int] = []
 
     def start() -> None:
-        barrier.wait(10)
+        barrier.wait(100)
         numbers.append(claim_attempt(store, "run", {}))
 
     threads = [threading.Thread(target=start, name=f"start-{i}") for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
     assert sorted(numbers) == list(range(1, 9))
 
 

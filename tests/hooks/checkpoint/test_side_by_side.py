@@ -25,7 +25,7 @@ def test_the_answers_are_in_the_order_of_the_keys() -> None:
 
     def get(key: str) -> bytes:
         if int(key.removeprefix("key-")) < 16:
-            meeting.wait(20)
+            meeting.wait(100)
         return key.encode()
 
     assert side_by_side(get, KEYS) == [key.encode() for key in KEYS]
@@ -43,7 +43,7 @@ def test_a_call_inside_a_call_starts_no_threads() -> None:
     assert side_by_side(lambda key: side_by_side(inner, KEYS), KEYS) == [KEYS] * len(KEYS)
     assert len(threads) <= 16
     meeting = threading.Barrier(2)
-    assert side_by_side(lambda key: meeting.wait(20) >= 0, KEYS[:2]) == [
+    assert side_by_side(lambda key: meeting.wait(100) >= 0, KEYS[:2]) == [
         True,
         True,
     ]  # and the next one does again

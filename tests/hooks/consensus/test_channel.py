@@ -34,7 +34,7 @@ from spotguard.providers.errors import UsageError
 pytestmark = pytest.mark.torch
 
 #: Seconds after which a wait between threads counts as a deadlock.
-PATIENCE = 20.0
+PATIENCE = 100.0
 #: Hosts the store and says at which port; lives until its standard input ends.
 HOST = """
 import sys

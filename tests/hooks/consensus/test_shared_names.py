@@ -26,7 +26,7 @@ from tests.fakes.several import mesh_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
-PATIENCE = 20.0
+PATIENCE = 100.0
 WEIGHT, OTHER = torch.rand(4, 3), torch.rand(4, 3)
 
 

@@ -111,7 +111,7 @@ def test_two_containers_of_one_kernel_are_two_machines(tmp_path: Path) -> None:
     ]
 
     def of(*before: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*before, *words], capture_output=True, text=True, timeout=60)
+        return subprocess.run([*before, *words], capture_output=True, text=True, timeout=100)
 
     if (other := of(*own, str(tmp_path))).returncode:
         pytest.skip(f"no mount namespaces here: {other.stderr.strip()}")

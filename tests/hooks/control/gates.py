@@ -10,7 +10,7 @@ from spotguard.hooks.control.gate import Gate
 from spotguard.hooks.control.gate_rule import Shut
 
 #: Seconds after which a wait between threads counts as a deadlock.
-PATIENCE = 10.0
+PATIENCE = 100.0
 
 B, A = Shut.BEFORE_CHANGE, Shut.AT_BOUNDARY
 

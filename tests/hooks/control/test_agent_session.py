@@ -51,7 +51,7 @@ kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
 import spotguard
 told = threading.Event()
 spotguard.on_notice(lambda notice: told.set())
-print("told" if told.wait(30) else "not told")
+print("told" if told.wait(100) else "not told")
 """
     with FakeAgent(path) as agent:
         env = {**os.environ, "SPOTGUARD_SOCKET": str(path)}

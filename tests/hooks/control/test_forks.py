@@ -67,7 +67,11 @@ print("fine")
 def test_a_forked_childs_guard_is_inert(folder: Path) -> None:
     """It parks nowhere, saves nothing, dies of SIGTERM, and ends without waiting; the parent saves on."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, folder.as_uri()], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", CODE, folder.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
     assert "was changed in place" not in done.stderr

@@ -26,7 +26,7 @@ def test_last_upload_at_exit(folder: Path) -> None:
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'packaging'}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=True,
     )
     whole = [each.name.step for each in whole_checkpoints(FileStore(folder), "run")]

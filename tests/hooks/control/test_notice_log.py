@@ -131,7 +131,7 @@ def test_a_notice_that_is_withdrawn_before_the_commit_says_that_nothing_is_saved
         caplog.clear()
         store.hold(lambda key: True)
         guard._agent.hear(notice())
-        assert store.reached.wait(20)
+        assert store.reached.wait(100)
         guard._agent.hear(protocol.Withdrawn("n1"))
         store.let_go()
         assert lines(caplog) == [

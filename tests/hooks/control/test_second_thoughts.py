@@ -60,7 +60,7 @@ def test_a_save_by_hand_that_is_interrupted_is_never_kept() -> None:
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                     with guard._gate._changed:  # nobody waits for a put that counts for nothing
                         is_open = guard._gate._changed.wait_for(
-                            lambda: guard._gate.place.shut.value == "open", PATIENCE / 200
+                            lambda: guard._gate.place.shut.value == "open", 0.5
                         )
                     if is_open:
                         break

@@ -41,7 +41,7 @@ def tell(message, tell=guard._report._send, **how):
     told = tell(message, **how)
     if {ended} and type(message).__name__ == "Committed":
         os.kill(os.getpid(), signal.SIGTERM)
-        any(signals.held() or pause.wait(0.01) for _ in range(500))
+        any(signals.held() or pause.wait(0.01) for _ in range(10_000))
     return told
 guard._report._send = tell
 print("training", flush=True)

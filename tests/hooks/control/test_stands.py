@@ -31,7 +31,7 @@ from tests.hooks.ranks.gang import until
 
 pytestmark = pytest.mark.torch
 
-PATIENCE = 20.0
+PATIENCE = 100.0
 STEP = 7
 #: The calls for a background checkpoint and for a notice, and what their checkpoints are called.
 BESIDE, NOTICE = 5, 6
@@ -131,7 +131,7 @@ def left_alone(store: FakeStore) -> Iterator[tuple[Saver, Left, Heard]]:
 
 def notice(saver: Saver, heard: Heard) -> SavedCheckpoint | str:
     now = SystemClock().monotonic()
-    saver.emergency(PreemptionNotice(["n"], now + PATIENCE, now + PATIENCE, "aws", "terminate"), NOTICE)
+    saver.emergency(PreemptionNotice(["n"], now + 20.0, now + 20.0, "aws", "terminate"), NOTICE)
     return heard.outcomes.get(timeout=PATIENCE)
 
 

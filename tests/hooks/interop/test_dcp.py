@@ -67,7 +67,7 @@ def test_two_ranks_of_fsdp2_load_what_four_have_saved(url: str, tmp_path: Path) 
         for rank in range(program.WORLD)
     ]
     try:
-        said = [rank.communicate(timeout=60)[1] for rank in ranks]
+        said = [rank.communicate(timeout=100)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

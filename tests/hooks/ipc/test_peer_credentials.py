@@ -63,7 +63,7 @@ def asked(path: Path, packaging: Path, listens: str = LISTENS) -> str:
             [sys.executable, "-c", ASKS, str(path), str(packaging)],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
         )
         listener.communicate()
     return done.stdout.strip() or done.stderr

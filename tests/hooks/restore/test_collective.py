@@ -38,7 +38,7 @@ from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 WORLD = 4
 
 

@@ -82,6 +82,6 @@ def test_run_says_it_at_the_same_terminal_and_a_service_does_not(
         text=True,
         cwd=ROOT / "packaging",
         check=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.stderr == ("spotguard: run r begins at step 0 in file:///s\n" if shown else "")

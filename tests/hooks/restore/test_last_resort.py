@@ -22,7 +22,7 @@ def said(setting: str, aloud: bool = True) -> str:
         text=True,
         cwd=ROOT / "packaging",
         check=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.stdout == ""
     return done.stderr

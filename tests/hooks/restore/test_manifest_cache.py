@@ -122,7 +122,7 @@ def test_the_folder_of_one_who_was_killed_goes_with_the_next(
         "    open(os.path.join(folder, 'held'), 'w').close()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=30, check=False)
+    run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=100, check=False)
     (left,) = tmp_path.iterdir()
     (tmp_path / "spotguard-other").mkdir()
     (tmp_path / f"{left.name}-link").symlink_to(left)

@@ -202,7 +202,7 @@ def saving(caplog: pytest.LogCaptureFixture) -> Iterator[tuple[WatchedStore, Gua
         step_on(guard, job, 2)
         store.hold(is_manifest)
         guard._agent.hear(notice())
-        assert store.reached.wait(20)
+        assert store.reached.wait(100)
         yield store, guard
         store.let_go()
 

@@ -26,7 +26,7 @@ WIDTH, OBJECT = 8192, 64 * 2**10
 #: Bytes of the job's state, roughly: the rate of a link and the deadlines of the tests are made from them.
 WEIGHTS, MOMENTS = 560_000, 900_000
 #: Seconds after which a wait counts as a hang.
-PATIENCE = 20.0
+PATIENCE = 100.0
 RATE = 100_000.0
 
 

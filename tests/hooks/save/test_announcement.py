@@ -53,7 +53,7 @@ def test_a_background_checkpoint_that_a_notice_lets_finish_is_announced() -> Non
     with trained(store) as (guard, _, heard):
         store.hold(is_manifest)
         guard._saver.background()
-        assert store.reached.wait(20)
+        assert store.reached.wait(100)
         guard._agent.hear(notice())
         assert [*announced(store)] == ["000000002-0001-0000"]
         store.let_go()

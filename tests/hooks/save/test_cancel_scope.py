@@ -10,7 +10,7 @@ import pytest
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from tests.fakes.clock import ManualClock
 
-PATIENCE = 20.0
+PATIENCE = 100.0
 
 
 def test_a_deadline_only_moves_earlier() -> None:

@@ -14,9 +14,7 @@ import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.write_plan import WriteProgress
-from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.uploader import StateChanged
 from spotguard.hooks.state.device.streams import CopyStreams
 from spotguard.hooks.state.state_tensor import StateTensor, Tier
@@ -26,19 +24,19 @@ from spotguard.providers.stores.file import FileStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
-from tests.hooks.save.commit.writes import NAME, state_tensors, write
+from tests.hooks.save.commit.writes import NAME, OBJECT, state_tensors, write, writer_of
 
 pytestmark = pytest.mark.torch
 
 
 def test_a_tensor_larger_than_an_object_is_split(folder: Path) -> None:
     """Along its first dimension, row-major; each piece has its own checksum and place."""
-    big = torch.arange(OBJECT_BYTES // 4 * 2 + 1000, dtype=torch.float32).view(-1, 8)
+    big = torch.arange(OBJECT // 4 * 2 + 1000, dtype=torch.float32).view(-1, 8)
     written = write(FileStore(folder), state_tensors(big=big, small=torch.ones(3)))
     chunks = written.tensors[0].chunks
     assert len(chunks) > 2
     assert sum(chunk.sizes[0] for chunk in chunks) == big.shape[0]
-    assert all(entry.size <= OBJECT_BYTES for entry in written.objects)
+    assert all(entry.size <= OBJECT for entry in written.objects)
 
 
 @pytest.mark.parametrize("deadline", [None, 1e9])
@@ -51,28 +49,26 @@ def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float 
         if request.key.endswith(("/0001.safetensors", "/0002.safetensors", "/0003.safetensors")):
             meeting.wait(PATIENCE)
 
-    writer = ShardWriter(CalledStore(store, meet), "run")
-    writer.uploads.width.object_bytes = 2**16
-    state_tensors = [StateTensor("w", torch.ones(2**10)), *each]
-    write_progress = WriteProgress(writer.plans.of(state_tensors), weights_ahead=True)
-    assert write_progress.write_plan.indices_of(Tier.WEIGHTS) == [0]
-    assert len(write_progress.write_plan.objects) > 3
-    store.hold(lambda key: key.endswith("/0000.safetensors"))
-    handle = writer.start(
-        state_tensors, NAME, CancelScope(SystemClock(), deadline), write_progress=write_progress
-    )
-    assert store.reached.wait(PATIENCE)
-    assert store.calls == []
-    store.let_go()
-    assert handle.wait()
-    assert len(store.objects) == len(write_progress.write_plan.objects)
-    writer.uploads.close()
+    with writer_of(CalledStore(store, meet), 2**16) as writer:
+        state_tensors = [StateTensor("w", torch.ones(2**10)), *each]
+        write_progress = WriteProgress(writer.plans.of(state_tensors), weights_ahead=True)
+        assert write_progress.write_plan.indices_of(Tier.WEIGHTS) == [0]
+        assert len(write_progress.write_plan.objects) > 3
+        store.hold(lambda key: key.endswith("/0000.safetensors"))
+        handle = writer.start(
+            state_tensors, NAME, CancelScope(SystemClock(), deadline), write_progress=write_progress
+        )
+        assert store.reached.wait(PATIENCE)
+        assert store.calls == []
+        store.let_go()
+        assert handle.wait()
+        assert len(store.objects) == len(write_progress.write_plan.objects)
 
 
 def test_each_object_is_a_file_of_safetensors(folder: Path) -> None:
     """Anybody's library opens it and finds the tensors, by name, with their values."""
     safetensors = pytest.importorskip("safetensors.torch")
-    big = torch.rand(OBJECT_BYTES // 4 + 10)
+    big = torch.rand(OBJECT // 4 + 10)
     tensors = {
         "big": big,
         "half": torch.rand(3, 4).to(torch.bfloat16),
@@ -98,25 +94,23 @@ def _offset(label: str) -> int:
 def test_memory_stays_at_its_frames() -> None:
     """Whatever the size of the state: a few frames, reused for one object after the other and for the next save."""
     store = FakeStore()
-    writer = ShardWriter(store, "run")
-    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(6)})
-    writer.write(what, NAME, CancelScope(SystemClock()))
-    buffers = [worker.buffer for worker in writer.uploads.pool.workers]
-    assert len(buffers) <= store.parallel
-    assert sum(buffer.size for buffer in buffers) <= FakeStore().parallel * OBJECT_BYTES < 512 * 2**20
-    writer.write(what, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
-    assert [worker.buffer for worker in writer.uploads.pool.workers] == buffers
-    writer.uploads.close()
+    with writer_of(store) as writer:
+        what = state_tensors(**{f"t{n}": torch.zeros(OBJECT // 4) for n in range(6)})
+        writer.write(what, NAME, CancelScope(SystemClock()))
+        buffers = [worker.buffer for worker in writer.uploads.pool.workers]
+        assert len(buffers) <= store.parallel
+        assert sum(buffer.size for buffer in buffers) <= store.parallel * OBJECT
+        writer.write(what, CheckpointName(1, 6, 1), CancelScope(SystemClock()))
+        assert [worker.buffer for worker in writer.uploads.pool.workers] == buffers
 
 
 def test_the_last_object_written_is_the_last_word() -> None:
     """Progress: the first byte once, and "written" when all of it is in the store."""
     heard: list[tuple[str, int, int]] = []
     store = FakeStore()
-    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
-    ShardWriter(store, "run").write(
-        what, NAME, CancelScope(SystemClock()), lambda phase, done, total: heard.append((phase, done, total))
-    )
+    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT // 4) for n in range(3)})
+    with writer_of(store) as writer:
+        writer.write(what, NAME, CancelScope(SystemClock()), lambda *words: heard.append(words))
     phases = [phase for phase, _, _ in heard]
     assert phases[0] == "first-byte"
     assert phases[-1] == "written"
@@ -128,14 +122,15 @@ def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
     """No further object is begun; `Abandoned` says why."""
     store = WatchedStore()
     scope = CancelScope(SystemClock())
-    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(5)})
+    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT // 4) for n in range(5)})
     ended: list[str] = []
 
     def save() -> None:
-        try:
-            ShardWriter(store, "run").write(what, NAME, scope)
-        except Abandoned as why:
-            ended.append(str(why))
+        with writer_of(store) as writer:
+            try:
+                writer.write(what, NAME, scope)
+            except Abandoned as why:
+                ended.append(str(why))
 
     store.hold(lambda key: True)
     thread = threading.Thread(target=save)
@@ -167,32 +162,30 @@ def test_a_look_at_the_state_waits_for_no_kernel_of_training() -> None:
             yield
             log.append("off")
 
-    writer = ShardWriter(FakeStore(), "run")
-    writer.uploads.warm(1)
-    for worker in writer.uploads.pool.workers:
-        worker.buffer._streams = Streams()
-    what = state_tensors(a=torch.ones(1), b=torch.ones(2, device="cpu"))
+    with writer_of(FakeStore()) as writer:
+        writer.uploads.warm(1)
+        for worker in writer.uploads.pool.workers:
+            worker.buffer._streams = Streams()
+        what = state_tensors(a=torch.ones(1), b=torch.ones(2, device="cpu"))
 
-    def moved() -> str:
-        log.append("look")
-        return ""
+        def moved() -> str:
+            log.append("look")
+            return ""
 
-    writer.write(what, NAME, CancelScope(SystemClock()), moved=moved)
-    writer.uploads.close()
-    assert log == ["on cpu", "look", "off"]
+        writer.write(what, NAME, CancelScope(SystemClock()), moved=moved)
+        assert log == ["on cpu", "look", "off"]
 
 
 def test_several_threads_fail_as_one() -> None:
     """The first error comes out, once; the others stop, and wait for the next save."""
     store = FakeStore()
-    writer = ShardWriter(store, "run")
-    store.faults = [Fault(n, error=lambda: DeniedError("no")) for n in range(8)]
-    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(4)})
-    with pytest.raises(DeniedError, match="no"):
-        writer.write(what, NAME, CancelScope(SystemClock()))
-    assert len(store.calls) <= FakeStore().parallel
-    assert all(worker.free for worker in writer.uploads.pool.workers)
-    writer.uploads.close()
+    with writer_of(store) as writer:
+        store.faults = [Fault(n, error=lambda: DeniedError("no")) for n in range(8)]
+        what = state_tensors(**{f"t{n}": torch.zeros(OBJECT // 4) for n in range(4)})
+        with pytest.raises(DeniedError, match="no"):
+            writer.write(what, NAME, CancelScope(SystemClock()))
+        assert len(store.calls) <= FakeStore().parallel
+        assert all(worker.free for worker in writer.uploads.pool.workers)
 
 
 def test_nothing_is_a_state_too() -> None:
@@ -216,7 +209,7 @@ def test_the_store_is_handed_the_crc_of_each_object(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(FakeStore, "put", noted)
     many = {f"small{n}": torch.full((n % 7 + 1,), float(n)) for n in range(200)}
-    write(store, state_tensors(big=torch.rand(OBJECT_BYTES // 4 + 10), **many))
+    write(store, state_tensors(big=torch.rand(OBJECT // 4 + 10), **many))
     assert len(store.objects) >= 2
     assert crcs == {key: zlib.crc32(data) for key, data in store.objects.items()}
 
@@ -224,10 +217,9 @@ def test_the_store_is_handed_the_crc_of_each_object(monkeypatch: pytest.MonkeyPa
 def test_how_far_it_is_counts_what_left(folder: Path) -> None:
     """By pieces, not by objects: it never goes back, and ends with all of it."""
     told: list[tuple[str, int, int]] = []
-    writer = ShardWriter(FileStore(folder), "run")
-    what = state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)})
-    writer.write(what, NAME, CancelScope(SystemClock()), lambda *words: told.append(words))
-    writer.uploads.close()
-    assert [told[0][0], told[-1][0]] == ["first-byte", "written"]
-    assert len(told) > 6
-    assert told[-1][1] == told[-1][2] == max(done for _, done, _ in told)
+    with writer_of(FileStore(folder)) as writer:
+        what = state_tensors(**{f"t{n}": torch.zeros(OBJECT // 4) for n in range(3)})
+        writer.write(what, NAME, CancelScope(SystemClock()), lambda *words: told.append(words))
+        assert [told[0][0], told[-1][0]] == ["first-byte", "written"]
+        assert len(told) > 6
+        assert told[-1][1] == told[-1][2] == max(done for _, done, _ in told)

@@ -10,10 +10,8 @@ import torch
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import StoredObject, WriteProgress, WrittenState
-from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.retry import retry
 from spotguard.hooks.save.upload.transfer import Transfer
 from spotguard.hooks.state.device.host_buffer import HostBuffer
@@ -24,7 +22,7 @@ from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
-from tests.hooks.save.commit.writes import NAME, state_tensors, write
+from tests.hooks.save.commit.writes import NAME, OBJECT, state_tensors, write, writer_of
 
 pytestmark = pytest.mark.torch
 
@@ -55,18 +53,18 @@ def test_pauses_grow_and_end_with_the_save() -> None:
 
 def test_an_answer_takes_the_seconds_of_the_request_that_brought_it() -> None:
     """Not those for which the store was away: the next commit is planned by it."""
-    clock, writer, tries = Impatient(), ShardWriter(FakeStore(), "run"), []
+    clock, tries = Impatient(), []
+    with writer_of(FakeStore()) as writer:
 
-    def ask(left: float | None) -> None:
-        tries.append(left)
-        clock.now += 0.25
-        if len(tries) < 6:
-            raise UnavailableError("away")
+        def ask(left: float | None) -> None:
+            tries.append(left)
+            clock.now += 0.25
+            if len(tries) < 6:
+                raise UnavailableError("away")
 
-    assert writer.uploads.ask(ask, CancelScope(clock)) == 0.25
-    assert clock.now > 5
-    assert writer.uploads.ask(ask, CancelScope(clock), again=False) == 0.25
-    writer.uploads.close()
+        assert writer.uploads.ask(ask, CancelScope(clock)) == 0.25
+        assert clock.now > 5
+        assert writer.uploads.ask(ask, CancelScope(clock), again=False) == 0.25
 
 
 def test_an_error_that_cannot_heal_ends_at_once() -> None:
@@ -102,59 +100,56 @@ def test_a_put_that_lags_is_sent_again() -> None:
     """Near a deadline, by a thread that has nothing else to do: the save is whole though the first one still hangs."""
     store, clock = WatchedStore(), ManualClock()
     lame = Lame(store)
-    writer = ShardWriter(lame, "run")
-    what = state_tensors(**{f"t{n}": torch.full((OBJECT_BYTES // 4,), float(n)) for n in range(5)})
-    ended: list[WrittenState] = []
-    thread = threading.Thread(
-        target=lambda: ended.append(writer.write(what, NAME, CancelScope(clock, 2000.0))), name="saving"
-    )
-    thread.start()
-    store.wait_for(lambda keys: len(keys) >= 5 and not any("0001.safetensors" in key for key in keys))
-    clock.advance(5.0)
-    thread.join(PATIENCE)
-    written = ended[0]
-    assert lame.puts() == 2
-    assert not lame.go.is_set()
-    for entry in written.objects:
-        data = store.objects[checkpoint_prefix("run", NAME) + entry.name]
-        assert len(data) == entry.size
-    lame.go.set()
-    writer.uploads.close()
+    with writer_of(lame) as writer:
+        what = state_tensors(**{f"t{n}": torch.full((OBJECT // 4,), float(n)) for n in range(5)})
+        ended: list[WrittenState] = []
+        thread = threading.Thread(
+            target=lambda: ended.append(writer.write(what, NAME, CancelScope(clock, 2000.0))), name="saving"
+        )
+        thread.start()
+        store.wait_for(lambda keys: len(keys) >= 5 and not any("0001.safetensors" in key for key in keys))
+        clock.advance(5.0)
+        thread.join(PATIENCE)
+        written = ended[0]
+        assert lame.puts() == 2
+        assert not lame.go.is_set()
+        for entry in written.objects:
+            data = store.objects[checkpoint_prefix("run", NAME) + entry.name]
+            assert len(data) == entry.size
+        lame.go.set()
 
 
 def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object() -> None:
     """The first put has come back while the second was copying: what was copied is another object's bytes."""
     store = FakeStore()
-    writer = ShardWriter(store, "run")
-    what = state_tensors(a=torch.ones(4))
-    write_plan = writer.plans.of(what)
-    work = Transfer(
-        WriteProgress(write_plan), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, StoreLink()
-    )
-    size = write_plan.nbytes
-    reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
-    late = work.starts(0, reused, crc32(right), StoredObject([0], NAME))
-    writer.uploads.send_again(work, HostBuffer(size), late)
-    assert store.calls == [], "nothing was sent"
-    assert not work.write_progress.stored
-    late.data = right
-    writer.uploads.send_again(work, HostBuffer(size), late)
-    assert list(store.objects.values()) == [bytes(right)]
-    writer.uploads.close()
+    with writer_of(store) as writer:
+        what = state_tensors(a=torch.ones(4))
+        write_plan = writer.plans.of(what)
+        work = Transfer(
+            WriteProgress(write_plan), [0], NAME, 1, CancelScope(Impatient(), 2000.0), None, StoreLink()
+        )
+        size = write_plan.nbytes
+        reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
+        late = work.starts(0, reused, crc32(right), StoredObject([0], NAME))
+        writer.uploads.send_again(work, HostBuffer(size), late)
+        assert store.calls == [], "nothing was sent"
+        assert not work.write_progress.stored
+        late.data = right
+        writer.uploads.send_again(work, HostBuffer(size), late)
+        assert list(store.objects.values()) == [bytes(right)]
 
 
 def test_nobody_sends_twice_without_a_deadline() -> None:
     """A background save has time, and the link is training's too."""
     lame = Lame(FakeStore())
     threading.Timer(0.3, lame.go.set).start()
-    writer = ShardWriter(lame, "run")
-    writer.write(
-        state_tensors(**{f"t{n}": torch.zeros(OBJECT_BYTES // 4) for n in range(3)}),
-        NAME,
-        CancelScope(SystemClock()),
-    )
-    writer.uploads.close()
-    assert lame.puts() == 1
+    with writer_of(lame) as writer:
+        writer.write(
+            state_tensors(**{f"t{n}": torch.zeros(OBJECT // 4) for n in range(3)}),
+            NAME,
+            CancelScope(SystemClock()),
+        )
+        assert lame.puts() == 1
 
 
 @pytest.mark.parametrize(("failures", "ends"), [(2, True), (3, False)])

@@ -47,11 +47,11 @@ def test_it_prints_where_it_is_and_the_line_to_copy_and_ends_cleanly(number: sig
         assert line_with(lines, "try it: ").endswith(copied)
         assert "notice: terminate at " in line_with(lines, ", 45 s from now")
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-        token = requests.put(f"{endpoint}/latest/api/token", headers=headers, timeout=5).text
+        token = requests.put(f"{endpoint}/latest/api/token", headers=headers, timeout=100).text
         answer = requests.get(
             f"{endpoint}/latest/meta-data/spot/instance-action",
             headers={"X-aws-ec2-metadata-token": token},
-            timeout=5,
+            timeout=100,
         )
         assert answer.json()["action"] == "terminate"
         line_with(lines, "the notice is read for the first time")

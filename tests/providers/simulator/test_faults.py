@@ -76,7 +76,7 @@ def test_a_slow_answer_comes_at_its_time(client: Client, instance: AwsSimulator,
     thread.start()
     assert clock.wait_for_waiters(1)
     clock.advance(10)
-    thread.join(5)
+    thread.join(100)
     assert answers == [200]
 
 

@@ -362,7 +362,7 @@ def test_the_button_is_sigterm_and_the_end_is_the_end_of_all(
     assert clock.wait_for_waiters()
     assert stubborn.poll() is None
     clock.advance(30)
-    assert stubborn.wait(5) == -signal.SIGKILL
+    assert stubborn.wait(100) == -signal.SIGKILL
     assert line(stubborn) == "", "its child holds the pipe, so it lives"
     os.close(child)
 

@@ -114,7 +114,7 @@ def test_what_was_posted_is_handed_on(body: bytes) -> None:
     try:
         with requests.Session() as session:
             session.trust_env = False
-            assert [session.post(url, body, timeout=5).content for _ in range(2)] == [body, body]
+            assert [session.post(url, body, timeout=100).content for _ in range(2)] == [body, body]
     finally:
         server.stop()
 
@@ -124,7 +124,7 @@ def test_a_server_of_another_service_needs_only_its_answers() -> None:
     server = LoopbackServer(lambda request: Reply(200, request.headers["metadata"].encode()), SystemClock())
     url = server.start()
     try:
-        assert requests.get(url, headers={"Metadata": "true"}, timeout=5).text == "true"
+        assert requests.get(url, headers={"Metadata": "true"}, timeout=100).text == "true"
         assert [seen.status for seen in server.seen] == [200]
         server.forget()
         assert server.seen == ()

@@ -342,7 +342,7 @@ def test_writers_and_sweepers_do_not_meet(folder: Path) -> None:
             store.put(f"run/{number % 7}/deep/{number}", memoryview(b"x"))
     finally:
         stop.set()
-        sweeper.join(10)
+        sweeper.join(100)
     store.delete([info.key for info in store.list("")])
     assert files(folder / "store") == []
 
@@ -371,7 +371,7 @@ def test_of_many_processes_one_wins(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
-    wins = [child.communicate(timeout=60)[0].split() for child in children]
+    wins = [child.communicate(timeout=100)[0].split() for child in children]
     assert sorted(int(number) for won in wins for number in won) == list(range(50))
     store = FileStore(tmp_path / "store")
     for mine, won in enumerate(wins):

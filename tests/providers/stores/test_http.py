@@ -28,7 +28,7 @@ def test_a_thread_has_one_connection_and_keeps_it() -> None:
             for number in range(5):
                 assert put(link, f"{server.url}/{mine}/{number}", b"x" * number) == 200
                 assert get(link, server.url) == b""
-                met.wait(20)
+                met.wait(100)
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(work, range(3)))
@@ -107,7 +107,7 @@ def test_tls_goes_through_a_proxy(certificate: Certificate, monkeypatch: pytest.
             back.start()
             pipe(connection, onward)
             onward.shutdown(socket.SHUT_RDWR)
-            back.join(20)
+            back.join(100)
 
     with AnsweringServer(echo, certificate.server) as server, RawServer(serve) as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)

@@ -39,7 +39,7 @@ def silent(head: bytes = b"") -> Iterator[RawServer]:
         if head:
             connection.recv(65536)
             connection.sendall(head)
-        over.wait(60)
+        over.wait(100)
 
     with RawServer(serve) as server:
         try:
@@ -256,7 +256,7 @@ def test_who_waits_may_end_it() -> None:
     with RawServer(serve) as server:
         with within(None, enough), pytest.raises(Enough):
             put(link, server.url, bytes(LARGE))
-        assert ended.wait(20)
+        assert ended.wait(100)
     assert PIECE <= received[0] < 2 * PIECE
     with AnsweringServer(echo) as other:
         assert put(link, other.url, b"x") == 200

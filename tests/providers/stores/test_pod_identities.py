@@ -34,7 +34,7 @@ def test_eks_irsa(moto: Moto, token: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/train")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
     store = open_store(f"{url}/runs")
-    store.put("a", memoryview(b"x"), timeout=20)
+    store.put("a", memoryview(b"x"), timeout=100)
     assert isinstance(store, Identified)
     found = store.credentials()
     assert found is not None
@@ -54,7 +54,7 @@ def test_eks_pod_identity(moto: Moto, token: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{agent.url}/v1/credentials")
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(token))
         store = open_store(f"{url}/runs")
-        store.put("a", memoryview(b"x"), timeout=20)
+        store.put("a", memoryview(b"x"), timeout=100)
     assert [asked.headers["authorization"] for asked in agent.asked] == [token.read_text()]
     assert isinstance(store, Identified)
     found = store.credentials()
@@ -78,7 +78,7 @@ def test_aks_workload_identity(
         monkeypatch.setenv("AZURE_CLIENT_ID", "client")
         monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(token))
         store = open_store(f"az://container?endpoint={blobs.url}&ca={certificate.ca}")
-        store.put("a", memoryview(b"x"), timeout=20)
+        store.put("a", memoryview(b"x"), timeout=100)
     (asked,) = entra.asked
     assert asked.path == "/tenant/oauth2/v2.0/token"
     said = parse_qs(asked.body.decode())

@@ -76,7 +76,7 @@ def test_a_server_that_leaves_instead_of_a_handshake_is_away(
     with RawServer(serve) as server:
         store = opening(https(server), certificate.ca)
         with pytest.raises(UnavailableError):
-            store.put("a", memoryview(b"x"), timeout=20)
+            store.put("a", memoryview(b"x"), timeout=100)
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "garbage"])
@@ -95,7 +95,7 @@ def test_a_connection_that_breaks_in_a_body_is_for_now(
     with RawServer(serve) as server:
         store = opening(https(server), certificate.ca)
         with pytest.raises(UnavailableError):
-            store.put("a", memoryview(bytes(LARGE)), timeout=20)
+            store.put("a", memoryview(bytes(LARGE)), timeout=100)
 
 
 def test_a_certificate_that_nobody_trusts_is_for_good(opening: Opening, certificate: Certificate) -> None:
@@ -106,7 +106,7 @@ def test_a_certificate_that_nobody_trusts_is_for_good(opening: Opening, certific
             wire.recv(1)
 
     with RawServer(serve) as server, pytest.raises(DeniedError, match="ca=FILE"):
-        opening(https(server), None).put("a", memoryview(b"x"), timeout=20)
+        opening(https(server), None).put("a", memoryview(b"x"), timeout=100)
 
 
 def test_errors_that_go_round_in_a_circle_are_looked_at_once() -> None:

@@ -210,7 +210,7 @@ def test_other_threads_wait_for_nobody() -> None:
     def asked() -> None:
         thread = threading.Thread(target=ask)
         thread.start()
-        thread.join(20)
+        thread.join(100)
         assert not thread.is_alive()
 
     class Slow:

@@ -11,7 +11,7 @@ from spotguard.hooks.control.ranks.callers import CallerPool
 from spotguard.providers.clock import SystemClock
 
 #: Seconds after which a wait between threads counts as a hang.
-PATIENCE = 20.0
+PATIENCE = 100.0
 
 
 def soon() -> float:

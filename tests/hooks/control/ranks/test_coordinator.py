@@ -46,7 +46,7 @@ from tests.hooks.ranks.gang import until
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
-PATIENCE = 20.0
+PATIENCE = 100.0
 LATE = 10.0
 NO_STATE = "no state to save yet on rank"
 

@@ -20,7 +20,6 @@ from spotguard.hooks.restore.reads.resharding import read as read_leaves
 from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
-from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.device.host_buffer import box
 from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
@@ -29,6 +28,7 @@ from tests.fakes.clock import Impatient
 from tests.fakes.cut import Cut, Rule, columns, grid, rows
 from tests.fakes.reads import Reads
 from tests.fakes.store import FakeStore, Fault
+from tests.hooks.save.commit.writes import writer_of
 
 pytestmark = pytest.mark.torch
 
@@ -36,9 +36,8 @@ pytestmark = pytest.mark.torch
 def written(store: FakeStore, **tensors: torch.Tensor) -> Coverage:
     """A checkpoint of these tensors, and what its manifest says."""
     state_tensors = [StateTensor(name, tensor) for name, tensor in tensors.items()]
-    result = ShardWriter(store, "run").write(
-        state_tensors, CheckpointName(1, 0, 0), CancelScope(SystemClock())
-    )
+    with writer_of(store, OBJECT_BYTES) as writer:
+        result = writer.write(state_tensors, CheckpointName(1, 0, 0), CancelScope(SystemClock()))
     manifest = RankManifest("run", 0, 1, 0, 0, 1, objects=result.objects, tensors=result.tensors)
     store.calls.clear()
     return coverage([manifest])

@@ -66,7 +66,7 @@ def test_many_manifests_are_fetched_by_several_threads(folder: Path) -> None:
 
     def meets(request: Request) -> None:
         if request.verb == "get" and request.key.endswith((manifest_name(0, 40), manifest_name(1, 40))):
-            meeting.wait(30)
+            meeting.wait(100)
 
     asked = CalledStore(store, meets)
     with pytest.raises(IncompleteError, match="rank 17 of 40 has uploaded no manifest"):

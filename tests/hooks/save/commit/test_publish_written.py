@@ -88,7 +88,7 @@ def test_four_ranks_write_one_checkpoint(folder: Path, departing: set[int]) -> N
     store = FileStore(folder)
     ranks = [Rank(store, rank, roles=RankRoles(frozenset(departing))) for rank in range(WORLD)]
     with ThreadPoolExecutor(WORLD) as pool:
-        results = [future.result(60) for future in [pool.submit(rank) for rank in ranks]]
+        results = [future.result(100) for future in [pool.submit(rank) for rank in ranks]]
     assert any(result.marked for result in results)
     whole = find_whole(store, "run")
     assert whole is not None

@@ -1,8 +1,9 @@
-"""What the tests of a writer share: leaves by name, and one save of them."""
+"""What the tests of a writer share: leaves by name, writers of small objects, and one save of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -12,10 +13,25 @@ from spotguard.hooks.save.plan.write_plan import WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore
 
 NAME = CheckpointName(1, 5, 0)
+
+#: Bytes of an object. With 32 MiB, as in a training, several objects and the frames of their threads are half a GB.
+OBJECT = 2**18
+
+
+@contextmanager
+def writer_of(store: BlobStore, object_bytes: int = OBJECT) -> Iterator[ShardWriter]:
+    """A writer, of small objects unless said. Its threads end with the block, and their frames with them."""
+    writer = ShardWriter(store, "run")
+    writer.uploads.width.object_bytes = object_bytes
+    try:
+        yield writer
+    finally:
+        writer.close()
 
 
 def state_tensors(**tensors: torch.Tensor) -> list[StateTensor]:
@@ -25,8 +41,5 @@ def state_tensors(**tensors: torch.Tensor) -> list[StateTensor]:
 def write(
     store: FakeStore | FileStore, what: list[StateTensor], moved: Callable[[], str] = str
 ) -> WrittenState:
-    writer = ShardWriter(store, "run")
-    try:
+    with writer_of(store) as writer:
         return writer.write(what, NAME, CancelScope(SystemClock()), moved=moved)
-    finally:
-        writer.uploads.close()

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.workers import WorkerPool
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UnavailableError
-from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
+from tests.hooks.save.commit.writes import OBJECT, writer_of
 
 pytestmark = pytest.mark.torch
 
 STATE = [StateTensor("a", torch.arange(1000, dtype=torch.float32))]
-BIG = [StateTensor(f"t{n}", torch.zeros(OBJECT_BYTES // 4)) for n in range(3)]
-
-
-@contextmanager
-def writer_of(store: BlobStore) -> Iterator[ShardWriter]:
-    writer = ShardWriter(store, "run")
-    try:
-        yield writer
-    finally:
-        writer.uploads.close()
+BIG = [StateTensor(f"t{n}", torch.zeros(OBJECT // 4)) for n in range(3)]
 
 
 def saving(writer: ShardWriter, scope: CancelScope) -> tuple[list[str], threading.Thread]:

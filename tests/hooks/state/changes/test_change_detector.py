@@ -138,7 +138,7 @@ def test_an_edit_during_the_save_discards_it(edit: Edit) -> None:
         step_on(guard, job, 0, 1)
         store.hold(is_object)
         preempt(guard)
-        assert store.reached.wait(20)
+        assert store.reached.wait(100)
         edit(job)
         store.let_go()
         job.step(2)
@@ -225,7 +225,7 @@ def test_a_swap_there_and_back_during_the_save_is_noticed(monkeypatch: pytest.Mo
         step_on(guard, job, 0)
         store.hold(is_object)
         preempt(guard)
-        assert store.reached.wait(20)
+        assert store.reached.wait(100)
         kept = [param.data.clone() for param in job.values["model"]]
         scale_through_data(job)
         store.hold(lambda key: key.endswith("0003.safetensors"))  # far enough that the threads read again

@@ -291,7 +291,7 @@ def test_an_optimizer_steps_in_another_thread(caplog: pytest.LogCaptureFixture) 
         guard.restore()
         thread = threading.Thread(target=unmarked, args=(pair, clock, 30, 2.0))
         thread.start()
-        thread.join(20.0)
+        thread.join(100)
         assert guard._position().unmarked_steps == 60
     assert [each.endswith(NEVER) for each in said(caplog)] == [True]
 

@@ -66,7 +66,7 @@ def aside(state: State, seen: list[Any]) -> Callable[..., None]:
     def run(*_: Any) -> None:
         thread = threading.Thread(target=look)
         thread.start()
-        thread.join(20)
+        thread.join(100)
 
     return run
 

@@ -20,7 +20,9 @@ class Client:
 
     def ask(self, method: str, path: str, **headers: str) -> requests.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.session.request(method, self.base + path, headers=named, timeout=5, allow_redirects=False)
+        return self.session.request(
+            method, self.base + path, headers=named, timeout=100, allow_redirects=False
+        )
 
     def token(self, ttl: object = 21600) -> str:
         answer = self.ask("PUT", "/latest/api/token", **{TTL: str(ttl)})

@@ -21,7 +21,7 @@ def ask(
         session.trust_env = False
         named = METADATA if headers is None else headers
         url = simulator.endpoint + path
-        return session.request(method, url, data=body, headers=named, timeout=10, allow_redirects=False)
+        return session.request(method, url, data=body, headers=named, timeout=100, allow_redirects=False)
 
 
 def events(simulator: AzureSimulator) -> list[dict[str, Any]]:

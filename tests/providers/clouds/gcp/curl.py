@@ -23,7 +23,7 @@ def ask(simulator: GcpSimulator, method: str, path: str, headers: dict[str, str]
     with requests.Session() as session:
         session.trust_env = False
         url = simulator.endpoint + path
-        return session.request(method, url, headers=headers, timeout=10, allow_redirects=False)
+        return session.request(method, url, headers=headers, timeout=100, allow_redirects=False)
 
 
 class Held:
@@ -40,7 +40,7 @@ class Held:
 
     def let_go(self) -> None:
         """Wait until it is held no more, whatever came of it."""
-        self._thread.join(5)
+        self._thread.join(100)
         assert not self._thread.is_alive(), "it is held still"
 
     def answered(self) -> requests.Response:

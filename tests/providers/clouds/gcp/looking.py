@@ -64,7 +64,7 @@ class Looking:
 
     def seen(self) -> Sighting:
         """Wait for what it shows."""
-        self._thread.join(20)
+        self._thread.join(100)
         assert self._seen, "the look is held still"
         return self._seen[0]
 

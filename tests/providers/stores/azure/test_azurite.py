@@ -47,7 +47,7 @@ def test_many_are_deleted_with_few_requests(azurite: Azurite) -> None:
 def test_a_sas_of_the_container_is_enough(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read, add, create, write, delete and list: the permissions that the docs name."""
     store = by_sas(azurite, monkeypatch, "racwdl")
-    store.warm(timeout=10)
+    store.warm(timeout=100)
     store.put("a", X)
     store.put("b", X)
     assert store.put_if_absent("a", X) is False
@@ -61,7 +61,7 @@ def test_a_sas_of_the_container_is_enough(azurite: Azurite, monkeypatch: pytest.
 def test_what_a_sas_does_not_allow_is_denied(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do, and without the SAS; what it allows goes on, and nothing else happened."""
     store = by_sas(azurite, monkeypatch, "cwl")
-    store.warm(timeout=10)
+    store.warm(timeout=100)
     store.put("a", X)
     for attempt in (lambda: store.get("a"), lambda: store.delete(["a"])):
         with pytest.raises(DeniedError, match="racwdl") as raised:
@@ -115,6 +115,6 @@ def test_threads_delete_at_once(azurite: Azurite) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(100)
     assert not failed
     assert list(store.list("")) == []

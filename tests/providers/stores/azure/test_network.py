@@ -50,7 +50,7 @@ def test_a_stall_ends_with_the_time(opened: Opened) -> None:
     over = threading.Event()
 
     def wait(connection: socket.socket, number: int) -> None:
-        over.wait(30)
+        over.wait(100)
 
     with RawServer(wait) as server:
         store = opened(server.url)

@@ -59,12 +59,12 @@ def test_a_warm_thread_has_its_connection(opened: Opened) -> None:
     with AnsweringServer(lambda asked: refused(404) if asked.method == "HEAD" else CREATED) as server:
         store = opened(server.url)
         for _ in range(2):
-            store.warm(timeout=10)
+            store.warm(timeout=100)
             store.put("a", memoryview(b"x" * 2**20))
         assert len(server.connections) == 1
         thread = threading.Thread(target=store.warm, name="another")
         thread.start()
-        thread.join(20)
+        thread.join(100)
         assert len(server.connections) == 2
 
 
@@ -284,7 +284,7 @@ def test_a_wrong_clock_is_named(opened: Opened, ahead: int, said: str) -> None:
 )
 def test_warm_wants_a_connection_and_no_permission(opened: Opened, answer: Answer) -> None:
     with AnsweringServer(lambda asked: answer) as server:
-        opened(server.url).warm(timeout=10)
+        opened(server.url).warm(timeout=100)
         assert [asked.method for asked in server.asked] == ["HEAD"]
 
 
@@ -293,4 +293,4 @@ def test_warm_wants_a_connection_and_no_permission(opened: Opened, answer: Answe
 )
 def test_warm_fails_where_everything_would(opened: Opened, answer: Answer) -> None:
     with AnsweringServer(lambda asked: answer) as server, pytest.raises(StoreError):
-        opened(server.url).warm(timeout=10)
+        opened(server.url).warm(timeout=100)

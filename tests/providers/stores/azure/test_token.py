@@ -49,7 +49,7 @@ class Identity:
 
     def get_token(self, *scopes: str, **options: object) -> AccessToken:
         assert scopes == (SCOPE,)
-        assert self.free.wait(30)
+        assert self.free.wait(100)
         if self.away:
             raise ClientAuthenticationError("nobody answers")
         self.asked.append(options)
@@ -144,7 +144,7 @@ def test_an_identity_that_hangs_holds_nobody_up(
     clock.wait_for_waiters(1)
     assert held.get_token(SCOPE).token == "token 1"
     clock.advance(6)
-    keeping.join(30)
+    keeping.join(100)
     assert not keeping.is_alive()
     assert "cannot be had now (TimeoutError)" in caplog.text
     clock.advance(600)
@@ -167,7 +167,7 @@ def test_all_wait_for_one_question(held: HeldToken, identity: Identity, clock: M
     clock.wait_for_waiters(8)
     identity.free.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     assert got == ["token 1"] * 8
 
 
@@ -249,7 +249,7 @@ def test_a_token_that_is_refused_is_renewed_once(
     with AnsweringServer(answer, certificate.server) as server:
         store = AzureBlobStore(locate(f"az://container?endpoint={server.url}&ca={certificate.ca}"), clock)
         with pytest.raises(DeniedError):
-            store.warm(timeout=10)
+            store.warm(timeout=100)
         server.asked.clear()
         clock.advance(60)
         store.put("a", memoryview(b"x"))
@@ -282,7 +282,7 @@ def test_an_identity_is_never_asked_by_a_proxy(
         for name in ("HTTP_PROXY", "http_proxy"):
             monkeypatch.setenv(name, proxy.url)
         store = open_store(f"az://container?endpoint={server.url}&ca={certificate.ca}")
-        store.put("a", memoryview(b"x"), timeout=20)
+        store.put("a", memoryview(b"x"), timeout=100)
         assert proxy.asked == []
         assert server.asked[0].headers["authorization"] == f"Bearer {tokens[-1]}"
 
@@ -292,7 +292,7 @@ def test_a_failure_of_the_identity_is_one_line() -> None:
     program = (
         "from spotguard.providers.errors import DeniedError\n"
         "from spotguard.providers.stores.factory import open_store\n"
-        "try: open_store('az://container?endpoint=https://127.0.0.1:9').warm(timeout=20)\n"
+        "try: open_store('az://container?endpoint=https://127.0.0.1:9').warm(timeout=100)\n"
         "except DeniedError as error: print(error)\n"
     )
     environment = {**os.environ, "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"}
@@ -302,7 +302,7 @@ def test_a_failure_of_the_identity_is_one_line() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=True,
     )
     assert done.stderr == ""
@@ -318,7 +318,7 @@ def test_a_machine_without_an_identity_is_told(
     with AnsweringServer(lambda asked: Answer(500), certificate.server) as server:
         store = open_store(f"az://container?endpoint={server.url}&ca={certificate.ca}")
         with pytest.raises(DeniedError, match="no token is to be had") as raised:
-            store.warm(timeout=10)
+            store.warm(timeout=100)
         assert server.asked == []
     assert "\n" not in str(raised.value)
 

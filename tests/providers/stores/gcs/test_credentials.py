@@ -47,7 +47,7 @@ def test_a_key_file_gives_one_token_to_all_threads(google: FakeGoogle, store: Bl
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     store.put("a", memoryview(b"x"))
     assert google.tokens == 1
     assert [asked.headers["authorization"] for asked in google.asked] == ["Bearer token-1"] * 9
@@ -121,7 +121,7 @@ def test_a_machine_of_googles_has_an_account(
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "none"))
     program = (
         "import sys; from spotguard.providers.stores.factory import open_store; store = open_store(sys.argv[1])\n"
-        "store.warm(timeout=60); store.put('a', memoryview(b'x'), timeout=60)"
+        "store.warm(timeout=100); store.put('a', memoryview(b'x'), timeout=100)"
     )
     url = f"gs://bucket/run?endpoint={google.url}&ca={google.ca}"
     done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, check=False)
@@ -268,7 +268,7 @@ def test_a_refusal_that_another_thread_answered_costs_no_second_token(token: Tok
 
     other = threading.Thread(target=another, name="other")
     other.start()
-    other.join(10)
+    other.join(100)
     token.refresh(None)
     assert source.refreshes == 2
 

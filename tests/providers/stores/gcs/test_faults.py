@@ -67,7 +67,7 @@ def test_a_put_that_failed_can_be_put_again(store: BlobStore, network: FaultProx
         store.put("a", memoryview(DATA), timeout=1)
     assert network.faults_met(fault.kind) == 1
     network.heal()
-    store.put("a", memoryview(DATA), timeout=30)
+    store.put("a", memoryview(DATA), timeout=100)
     assert store.get("a") == DATA
     assert keys(store) == ["a"]
 

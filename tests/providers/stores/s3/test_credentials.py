@@ -95,7 +95,7 @@ def test_many_threads_ask_once(shared: Callable[[str], None]) -> None:
     def answer(asked: Asked) -> Answer:
         if key_of(asked) == "NEW":
             return Answer()
-        met.wait(20)
+        met.wait(100)
         return refusal(400, "ExpiredToken")
 
     with AnsweringServer(lambda asked: Answer()) as server, ThreadPoolExecutor(8) as pool:

@@ -335,13 +335,13 @@ def test_threads_have_a_connection_each() -> None:
 
         def work(mine: int) -> None:
             store.put(f"run/{mine}", memoryview(DATA))
-            met.wait(20)
+            met.wait(100)
             for number in range(5):
                 store.put(f"run/{mine}/{number}", memoryview(DATA))
                 assert store.get("run/a") == b"12345"
                 with pytest.raises(CorruptError):
                     store.read_into("run/a", 0, memoryview(bytearray(6)))
-                met.wait(20)
+                met.wait(100)
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(work, range(3)))

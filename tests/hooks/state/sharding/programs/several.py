@@ -205,7 +205,7 @@ def mid_forward(way: str, rank: int, model: nn.Module, state: State) -> None:
     def aside(*_: Any) -> None:
         thread = threading.Thread(target=look)
         thread.start()
-        thread.join(20)
+        thread.join(100)
 
     last = next(m for n, m in model.named_modules() if n.endswith("last"))
     hooks = [last.register_forward_pre_hook(aside), last.register_full_backward_hook(aside)]
