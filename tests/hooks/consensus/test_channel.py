@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,20 +26,12 @@ from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.hooks.ipc import typed_json
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
+from tests.hooks.consensus.hosts import Host
 
 pytestmark = pytest.mark.torch
 
 #: Seconds after which a wait between threads counts as a deadlock.
 PATIENCE = 100.0
-#: Hosts the store and says at which port; lives until its standard input ends.
-HOST = """
-import sys
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
-
 NOTICE = NoticeEvent("a", "interruption", "aws", 30.0, "m0", 120.0)
 T = TypeVar("T")
 
@@ -309,27 +297,14 @@ def test_who_hosts_the_store_goes_last() -> None:
     other.close(0.0)
 
 
-@pytest.fixture
-def host() -> Iterator[subprocess.Popen[str]]:
-    """A process that hosts a store, and its port on the first line of its output."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.kill()
-
-
 def test_a_host_that_stands_still_and_then_goes_holds_nobody(
-    host: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
+    host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever asks gives up by its own deadline, decides nothing, and can end."""
     caplog.set_level(logging.CRITICAL, "spotguard")
     before = set(threading.enumerate())
-    assert host.stdout is not None
-    port = int(host.stdout.readline())
-    ranks = [Rank(each) for each in join([TCPStore("127.0.0.1", port) for _ in range(2)])]
-    os.kill(host.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, host.pid, os.WSTOPPED)  # on another core it may answer once more before it stands
+    ranks = [Rank(each) for each in join([TCPStore("127.0.0.1", host.port) for _ in range(2)])]
+    host.stands_still()
     with pytest.raises(StoreSilent, match="has not answered in time"):
         ranks[0].channel.call(NOTICE, within(0.2))
     decision = ranks[1].agree(1, 3, 0.2)
@@ -337,8 +312,7 @@ def test_a_host_that_stands_still_and_then_goes_holds_nobody(
     assert "store" in decision.why
     with pytest.raises(StoreSilent):
         ranks[1].channel.meetings.tell(None, 0.2)
-    os.kill(host.pid, signal.SIGKILL)
-    host.wait(PATIENCE)
+    host.dies()
     assert ranks[0].channel._clients[0]._mailbox.close(PATIENCE)
     assert ranks[0].channel.lost
     with pytest.raises(StoreSilent, match="does not answer"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -40,37 +38,14 @@ from spotguard.hooks.consensus.stores.second import BesideStore, second_rank
 from spotguard.hooks.consensus.stores.store_client import StoreClient
 from spotguard.hooks.consensus.vote import Decision, Vote, ranges
 from spotguard.providers.clock import SystemClock
-from tests.hooks.consensus.test_channel import HOST, NOTICE, PATIENCE, Rank, together, within
+from tests.hooks.consensus.hosts import Host
+from tests.hooks.consensus.test_channel import NOTICE, PATIENCE, Rank, together, within
 
 pytestmark = pytest.mark.torch
 
 #: All of the state is on each rank.
 ALL = ranges((0, 1, 2))
 OTHER = NoticeEvent("b", "interruption", "aws", 30.0, "m1", 120.0)
-
-
-class Host:
-    """A process that serves the job's own store, as a first rank's does."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-
-    def dies(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        os.kill(self._process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
-        try:
-            yield
-        finally:
-            os.kill(self._process.pid, signal.SIGCONT)
 
 
 class Away:
@@ -155,13 +130,6 @@ class Job:
 
     def close(self) -> None:
         together(*(lambda c=c: c.close(0.1) for c in self.channels))
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
-    yield made
-    made.dies()
 
 
 @contextmanager
@@ -643,15 +611,18 @@ def test_a_second_store_that_takes_connections_and_never_answers_holds_up_no_ran
 def test_a_process_that_may_open_too_few_files_serves_no_second_store() -> None:
     """Its training would find none left. Where it may, it raises its own limit."""
     serve = """
-import resource, sys
+import os, resource, sys
 from torch.distributed import TCPStore
 from spotguard.hooks.consensus.stores.second import BesideStore
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])))
-first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(bool(BesideStore(first, 200).serve()), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+for limit in sys.argv[1:]:
+    if os.fork() == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(limit)))
+        first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        print(bool(BesideStore(first, 200).serve()), resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+        os._exit(0)
+    os.wait()
 """
-    for limit, answer in (("1311", "False 256"), ("1312", "True 1312")):
-        done = subprocess.run(
-            [sys.executable, "-c", serve, limit], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == answer
+    done = subprocess.run(
+        [sys.executable, "-c", serve, "1311", "1312"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["False 256", "True 1312"]
