@@ -121,7 +121,17 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", SCENES)
+#: Three seconds each. Their kinds of calls, and who may be out of time, are in scenes that are shorter.
+LONG = {
+    "a stall that one machine sees again, while another's stands",
+    "a stall that two machines see, out of time",
+    "one of three out of time",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SCENES]
+)
 def test_in_every_order_all_ranks_save_one_step(name: str) -> None:
     """All that save a call's checkpoint save the same step by the same decision; none is left parked, none goes on."""
     assert explore(SCENES[name]) > 100

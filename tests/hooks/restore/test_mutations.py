@@ -28,6 +28,7 @@ from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.providers.errors import StateError
 from tests.fakes.store import FakeStore
 from tests.fakes.training import Job, different, guarded, saved_each_step, seed, small
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -233,7 +234,7 @@ def _little_memory() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "number", [0, 1, *(pytest.param(each, marks=pytest.mark.soak) for each in range(2, 40))]
+    "number", [*few_fast([0, 1]), *(pytest.param(each, marks=pytest.mark.soak) for each in range(2, 40))]
 )
 def test_one_thing_changed_in_a_manifest(number: int, trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
     """Each seed draws its own changes, half of them in the lists of tensors and objects."""

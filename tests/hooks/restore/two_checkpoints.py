@@ -31,7 +31,8 @@ def made() -> tuple[dict[str, bytes], list[dict[str, int]], WholeCheckpoint]:
     return dict(store.objects), states, whole
 
 
-@pytest.fixture(params=["fake", "file"])
+# `tests/contract` proves that a directory answers as the fake store.
+@pytest.fixture(params=["fake", pytest.param("file", marks=pytest.mark.slow)])
 def stores(request: pytest.FixtureRequest, folder: Path) -> Callable[[dict[str, bytes]], BlobStore]:
     """Stores that hold so much."""
     count = 0

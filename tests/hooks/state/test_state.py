@@ -71,25 +71,24 @@ def of_bytes(dtype: torch.dtype, nbytes: int, filled: bool) -> torch.Tensor:
 
 #: How large ones go depends on the size of an element alone.
 DTYPES = [name for name in ITEMSIZE if hasattr(torch, name)]
-CASES = [(name, size) for name in DTYPES for size in (0, 240)] + [("int16", LARGE), ("complex128", LARGE)]
+CASES = [(DTYPES, 0), (DTYPES, 240), (["int16"], LARGE), (["complex128"], LARGE)]
 
 
-@pytest.mark.parametrize(("name", "size"), CASES)
+@pytest.mark.parametrize(("names", "size"), CASES, ids=["empty", "small", "large-int16", "large-complex128"])
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-def test_a_tensor_of_every_dtype_comes_back(name: str, size: int, folder: Path) -> None:
+def test_a_tensor_of_every_dtype_comes_back(names: list[str], size: int, folder: Path) -> None:
     """Every bit of it, in place; as a tensor, in a dict, and as a buffer; turned, too."""
     seed()
-    dtype = getattr(torch, name)
 
     def make(filled: bool) -> dict[str, Any]:
-        module = nn.Module()
-        module.register_buffer("it", of_bytes(dtype, size, filled))
-        module.register_buffer("turned", of_bytes(dtype, size, filled).view(-1, 5).mT)
-        return {
-            "bare": of_bytes(dtype, size, filled),
-            "module": module,
-            "notes": {"it": of_bytes(dtype, 240, filled)},
-        }
+        module, values = nn.Module(), dict[str, Any]()
+        for name in names:
+            dtype = getattr(torch, name)
+            module.register_buffer(name, of_bytes(dtype, size, filled))
+            module.register_buffer(f"turned_{name}", of_bytes(dtype, size, filled).view(-1, 5).mT)
+            values[f"bare_{name}"] = of_bytes(dtype, size, filled)
+        notes = {name: of_bytes(getattr(torch, name), 240, filled) for name in names}
+        return {**values, "module": module, "notes": notes}
 
     values, fresh = make(True), make(False)
     expected = bits(values, rng=False)

@@ -15,6 +15,7 @@ from torch import nn
 from spotguard.providers.errors import StateError
 from tests.fakes.dataset import Facts
 from tests.fakes.training import Job, bits, different, guarded, seed, step_on
+from tests.tiers import few_fast
 
 data = pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -164,7 +165,8 @@ def test_a_loader_that_was_told_where_to_go_on_is_told_to_begin(folder: Path) ->
     assert sorted(item for batch in batches for item in batch) == list(range(12))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+# A spawned worker loads torch, and has nothing of this process but what it is handed.
+@pytest.mark.parametrize("context", few_fast(["fork", "spawn"]))
 def test_workers_inherit_nothing(
     context: str, folder: Path, monkeypatch: pytest.MonkeyPatch, importable: None
 ) -> None:

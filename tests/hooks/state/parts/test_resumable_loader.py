@@ -16,6 +16,7 @@ import spotguard
 from spotguard.providers.errors import StateError
 from tests.fakes.store import FakeStore
 from tests.fakes.training import bits, different, guarded, seed
+from tests.tiers import few_fast
 
 #: torchdata calls what torch has deprecated.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")]
@@ -221,27 +222,39 @@ def live(store: FakeStore, make: Make, until: int, kind: type[Training] = Traini
     return bits({"model": training.model, "optimizer": training.optimizer})
 
 
+LOADERS: list[Make] = [
+    plain,
+    shuffled,
+    with_workers,
+    with_workers_that_stay,
+    with_a_generator,
+    with_a_samplers_generator,
+    with_a_wrapped_samplers_generator,
+    with_a_generator_of_the_sampler_in_a_dataset,
+    asked_for_its_state,
+    distributed,
+    its_own_iterator,
+    counting,
+]
+#: Steps after which a run ends: twice in one pass; in the middle of passes, and after a pass's last batch.
+TWICE = ((EACH + 1, EACH + 2),)
+CUTS = ((1,), (EACH - 1,), (EACH,), (TOTAL - 1,))
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "several"),
     [
-        plain,
-        shuffled,
-        with_workers,
-        with_workers_that_stay,
-        with_a_generator,
-        with_a_samplers_generator,
-        with_a_wrapped_samplers_generator,
-        with_a_generator_of_the_sampler_in_a_dataset,
-        asked_for_its_state,
-        distributed,
-        its_own_iterator,
-        counting,
+        *((make, TWICE) for make in LOADERS),
+        (shuffled, CUTS),
+        # The other loaders go the same way, and those with workers fork for each life.
+        *few_fast(((make, CUTS) for make in LOADERS if make is not shuffled), 0),
     ],
 )
-def test_a_run_that_is_cut_anywhere_ends_with_the_same_bits(make: Make) -> None:
-    """In the middle of passes, after a pass's last batch, and twice in one pass."""
+def test_a_run_that_is_cut_anywhere_ends_with_the_same_bits(
+    make: Make, several: tuple[tuple[int, ...], ...]
+) -> None:
     expected = undisturbed(make)
-    for cuts in ((1,), (EACH - 1,), (EACH,), (EACH + 1, EACH + 2), (TOTAL - 1,)):
+    for cuts in several:
         store = FakeStore()
         for cut in cuts:
             live(store, make, cut)
