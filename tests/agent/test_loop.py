@@ -150,7 +150,7 @@ sys.exit(hook.hear(Leave).code)
     said = record(options)
     assert (said["kind"], said["step"], said["ended"], said["code"]) == ("signal", 7, "left when asked", 75)
     assert said["committed"] is not None
-    assert 0 < said["slack"] <= 90
+    assert 0 < said["slack"] <= 100
     assert said["sessions"][0]["url"] == "file:///s/7"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 import resource
@@ -37,7 +38,7 @@ def _one_thread() -> Iterator[None]:
 
 
 #: Bytes by which a process of the suite may grow before it looks for garbage.
-GROWTH = 128 * 2**20
+GROWTH = 256 * 2**20
 
 
 def resident() -> int:
@@ -57,6 +58,8 @@ class Garbage:
     def collect(self) -> None:
         if resident() > self._after + GROWTH:
             gc.collect()
+            # glibc keeps what was freed between two blocks that live (malloc_trim(3)).
+            ctypes.CDLL(None).malloc_trim(0)
             self._after = resident()
 
 

@@ -24,6 +24,7 @@ from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault, Killed
+from tests.tiers import few_fast
 
 
 def steps(store: FakeStore) -> list[int]:
@@ -319,7 +320,7 @@ def test_suspect_ones_do_not_count(suspect: tuple[bool, ...], left: list[int]) -
     sound(store)
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("keep", few_fast([2, 1, 3]))
 def test_after_any_prunes_the_newest_good_one_is_there(keep: int) -> None:
     """Whatever comes between: suspect ones, lower levels, remains, restarts, a prune that is killed. And no run grows without
     end: of each kind at most as many stay.
@@ -477,8 +478,9 @@ def everything() -> FakeStore:
     return store
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("keep", "after"), few_fast([(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)], 3)
+)
 def test_killed_at_any_deletion(keep: int, after: bool) -> None:
     """The newest stays what it was, nothing that is not whole looks whole, and the next prune ends the work."""
     done = everything()

@@ -13,7 +13,7 @@ from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.providers.errors import UnavailableError
 from tests.fakes.noticed import trained
 from tests.fakes.store import FakeStore, Fault
-from tests.fakes.training import guarded, small, step_on
+from tests.fakes.training import PATIENCE, guarded, small, step_on
 
 pytestmark = pytest.mark.torch
 
@@ -101,6 +101,8 @@ def test_ctrl_c_while_a_guard_closes_leaves_it_closed(monkeypatch: pytest.Monkey
                 guard.close()
         assert guard.closed
         assert guard._gate.inert
+        guard._saver.close(PATIENCE)
+        guard._checkpointer.close()
 
 
 def test_a_process_that_never_trained_has_no_end() -> None:

@@ -131,7 +131,7 @@ def left_alone(store: FakeStore) -> Iterator[tuple[Saver, Left, Heard]]:
 
 def notice(saver: Saver, heard: Heard) -> SavedCheckpoint | str:
     now = SystemClock().monotonic()
-    saver.emergency(PreemptionNotice(["n"], now + 20.0, now + 20.0, "aws", "terminate"), NOTICE)
+    saver.emergency(PreemptionNotice(["n"], now + PATIENCE, now + PATIENCE, "aws", "terminate"), NOTICE)
     return heard.outcomes.get(timeout=PATIENCE)
 
 

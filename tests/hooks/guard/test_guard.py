@@ -36,6 +36,7 @@ from tests.fakes.training import (
     wait_shut,
 )
 from tests.fakes.watched_store import WatchedStore
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -99,9 +100,14 @@ def path_of(kind: str) -> list[dict[str, int]]:
 #: A closure leaves nothing between backward and step; a boundary-only job copies when somebody wants it.
 ABSENT = {("closure", "evaluating"), ("boundary", "copying")}
 CASES = [(kind, at) for kind in MAKES for at in (*CLEAN, *DIRTY) if (kind, at) not in ABSENT]
+#: Their instants are those of AdamW.
+LIKE_ADAMW = ("fused", "momentum")
+FAST = [(kind, at) for kind, at in CASES if kind not in LIKE_ADAMW or at == "inside"]
 
 
-@pytest.mark.parametrize(("kind", "instant"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "instant"), few_fast([*FAST, *(case for case in CASES if case not in FAST)], len(FAST))
+)
 def test_a_notice_at_every_instant_ends_at_one_boundary(kind: str, instant: str, folder: Path) -> None:
     """The step in whose clean part it comes stands as it was; past that, the step is completed first. Every
     bit is that boundary's, and training goes on from it to the same end."""

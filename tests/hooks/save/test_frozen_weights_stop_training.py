@@ -61,10 +61,10 @@ def read_while_shut(pieces: int) -> Touched:
         scope.end()
         scope.abandon("it was seen enough")
 
-    state = guarded_state(model)
-    scope.begin()
-    with closing(checkpointer(store)) as writer, pytest.raises(Abandoned, match="seen enough"):
-        writer.save(state, SaveSpec(0), "background", scope, opened=opened)
+    with closing(guarded_state(model)) as state, closing(checkpointer(store)) as writer:
+        scope.begin()
+        with pytest.raises(Abandoned, match="seen enough"):
+            writer.save(state, SaveSpec(0), "background", scope, opened=opened)
     assert not store.objects
     return scope
 

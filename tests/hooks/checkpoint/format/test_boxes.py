@@ -29,7 +29,7 @@ def cut(array: Any, part: Box) -> Any:
     return array[(*ends, ...)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_they_meet_where_both_hold_an_element(data: st.DataObject) -> None:
     shape = data.draw(SHAPE)
@@ -43,7 +43,7 @@ def test_they_meet_where_both_hold_an_element(data: st.DataObject) -> None:
         assert (cut(cut(whole, one), met.inside(one)) == cut(whole, met)).all()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_what_lies_in_one_piece_is_found_and_nothing_else(data: st.DataObject) -> None:
     shape = data.draw(SHAPE)
@@ -54,7 +54,7 @@ def test_what_lies_in_one_piece_is_found_and_nothing_else(data: st.DataObject) -
         assert run(part, shape) == (inside[0] if in_one_piece else None)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_the_pieces_of_a_part_are_its_elements_in_order(data: st.DataObject) -> None:
     """As few of them as there are rows that are cut."""

@@ -98,7 +98,7 @@ def elements(box: Box) -> list[tuple[int, ...]]:
     return list(product(*(range(at, at + size) for at, size in zip(*box, strict=True))))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(tilings(), st.randoms(use_true_random=False))
 def test_any_tiling_is_whole_until_it_is_changed(
     tiling: tuple[tuple[int, ...], list[Box]], chance: random.Random

@@ -123,7 +123,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 def test_any_value_comes_back(value: Any) -> None:
     """Value and type, recursively."""
@@ -153,7 +153,7 @@ typed_values = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(typed_values)
 def test_any_json_is_read_or_refused(raw: Any) -> None:
     """By one kind of error, and nothing is run: whoever can write to the store can write this."""

@@ -191,7 +191,9 @@ def two(
 
     def leave(end: End) -> None:
         end.saver.close(PATIENCE)
-        end.ranks.channel.close()
+        end.ranks.close()
+        end.writer.close()
+        end.state.close()
 
     with ThreadPoolExecutor(2) as pool:
         ends = [each.result(PATIENCE) for each in [pool.submit(join, rank) for rank in range(2)]]

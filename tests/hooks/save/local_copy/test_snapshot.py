@@ -176,7 +176,7 @@ def test_a_closed_snapshot_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch)
     """It waits for the block that is under way: a thread in the driver when Python ends would abort the process."""
     driver = Driver(monkeypatch)
     snapshot = Snapshot()
-    snapshot.prepare(on_gpu(200))  # two blocks
+    snapshot.prepare(on_gpu(130))  # two blocks
     driver.asked.get(timeout=PATIENCE)
     closing = threading.Thread(target=snapshot.close)
     closing.start()
@@ -227,13 +227,13 @@ def test_a_refused_pin_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.zeros(nbytes, dtype=torch.uint8), False
 
     monkeypatch.setattr("spotguard.hooks.save.local_copy.snapshot.host_memory", memory)
-    Snapshot().take(on_gpu(200), scope())
+    Snapshot().take(on_gpu(130), scope())
     assert devices == [torch.device("cpu"), None]
 
 
 def test_copies_of_many_shapes_do_not_overlap() -> None:
     """Small ones share a block, a large one has its own; also numbers, and tensors without an element."""
-    shapes = [(3,), (), (0, 4), (5, 7), (2**25,), (1,), (9, 1000, 1000), (2,)]
+    shapes = [(3,), (), (0, 4), (5, 7), (2**24 + 1,), (1,), (9, 1000, 1000), (2,)]
     live = tuple(
         StateTensor(f"model/{i}", torch.full(shape, float(i)).to(torch.bfloat16 if i % 2 else torch.float32))
         for i, shape in enumerate(shapes)

@@ -140,7 +140,7 @@ def once(manifests: list[RankManifest]) -> None:
         assert sum(prod(chunk.sizes) for chunk in boxes) == prod(tensor.shape), tensor.name
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(jobs())
 def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], set[int]]) -> None:
     """At both levels; the shares of those that stay are equal but for an object; nothing lies with one that goes that one
