@@ -84,7 +84,7 @@ def test_a_tensor_of_every_dtype_comes_back(names: list[str], size: int, folder:
         module, values = nn.Module(), dict[str, Any]()
         for name in names:
             dtype = getattr(torch, name)
-            module.register_buffer(name, of_bytes(dtype, size, filled))
+            module.register_buffer(f"it_{name}", of_bytes(dtype, size, filled))
             module.register_buffer(f"turned_{name}", of_bytes(dtype, size, filled).view(-1, 5).mT)
             values[f"bare_{name}"] = of_bytes(dtype, size, filled)
         notes = {name: of_bytes(getattr(torch, name), 240, filled) for name in names}
