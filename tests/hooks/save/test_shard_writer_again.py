@@ -85,7 +85,7 @@ class Lame(CalledStore):
 
     def __init__(self, store: BlobStore) -> None:
         super().__init__(store, self._hangs)
-        self.go = threading.Event()
+        self.hangs, self.go = threading.Event(), threading.Event()
 
     def puts(self) -> int:
         """Of that object."""
@@ -93,6 +93,7 @@ class Lame(CalledStore):
 
     def _hangs(self, request: Request) -> None:
         if request.key.endswith("/0001.safetensors") and self.puts() == 1:
+            self.hangs.set()
             assert self.go.wait(PATIENCE)
 
 
@@ -108,6 +109,7 @@ def test_a_put_that_lags_is_sent_again() -> None:
         )
         thread.start()
         store.wait_for(lambda keys: len(keys) >= 5 and not any("0001.safetensors" in key for key in keys))
+        assert lame.hangs.wait(PATIENCE)
         clock.advance(5.0)
         thread.join(PATIENCE)
         written = ended[0]
