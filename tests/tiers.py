@@ -33,6 +33,15 @@ def few_fast(rows: Iterable[Any], fast: int = 1) -> list[Any]:
     ]
 
 
+def examples(fast: int) -> int:
+    """The `max_examples` of a property: `fast` of them in the fast and the slow tier, which ask the same ones each time; four
+    times as many in the soak, which looks for new ones.
+    """
+    from hypothesis import settings
+
+    return fast if settings.default is None or settings.default.derandomize else 4 * fast
+
+
 def with_nights(rows: Iterable[str], nights: Collection[str]) -> list[Any]:
     """The rows for `parametrize`, those of the nights in the soak: the slow tier takes minutes as it is."""
     return [pytest.param(row, marks=pytest.mark.soak) if row in nights else row for row in rows]

@@ -22,6 +22,7 @@ from spotguard.providers.stores.file import FileStore
 from tests.cases import cases
 from tests.fakes.called import CalledStore
 from tests.fakes.store import FakeStore
+from tests.tiers import examples
 
 STORES: dict[str, Callable[[Path], BlobStore]] = {
     "fake": lambda folder: FakeStore(),
@@ -339,7 +340,9 @@ segment = st.text("ab0-._=", min_size=1, max_size=3).filter(lambda text: not tex
 key = st.lists(segment, min_size=1, max_size=3).map("/".join)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_every_store_is_a_dict_of_bytes(opener: Opener, data: st.DataObject) -> None:
     """Any sequence of calls agrees with the plainest model there is (which has no folders)."""

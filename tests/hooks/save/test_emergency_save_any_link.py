@@ -13,6 +13,7 @@ from spotguard.hooks.save.cancel_scope import Abandoned
 from spotguard.hooks.state.state_tensor import Tier
 from tests.fakes.narrow_store import PIECE
 from tests.hooks.save.narrow_saves import RATE, Saving, assert_full, assert_weights
+from tests.tiers import examples
 
 pytestmark = pytest.mark.torch
 
@@ -36,7 +37,7 @@ def carries(one: Saving, seconds: float, start: float) -> bool:
     return now + 4 * one.store.latency + manifest / max(1.0, one.store.rate(now)) < start + seconds - 1
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(number=st.integers(0, 2**32))
 def test_whatever_the_link_does_what_is_committed_is_in_time_and_true(number: int) -> None:
     """And something of the step is committed wherever the weights would have gone through with room to spare."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotguard.hooks.checkpoint.format.boxes import Box, common, run, runs
+from tests.tiers import examples
 
 np = pytest.importorskip("numpy")
 
@@ -29,7 +30,7 @@ def cut(array: Any, part: Box) -> Any:
     return array[(*ends, ...)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_they_meet_where_both_hold_an_element(data: st.DataObject) -> None:
     shape = data.draw(SHAPE)
@@ -43,7 +44,7 @@ def test_they_meet_where_both_hold_an_element(data: st.DataObject) -> None:
         assert (cut(cut(whole, one), met.inside(one)) == cut(whole, met)).all()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_what_lies_in_one_piece_is_found_and_nothing_else(data: st.DataObject) -> None:
     shape = data.draw(SHAPE)
@@ -54,7 +55,7 @@ def test_what_lies_in_one_piece_is_found_and_nothing_else(data: st.DataObject) -
         assert run(part, shape) == (inside[0] if in_one_piece else None)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_the_pieces_of_a_part_are_its_elements_in_order(data: st.DataObject) -> None:
     """As few of them as there are rows that are cut."""

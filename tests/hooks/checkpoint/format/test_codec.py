@@ -38,6 +38,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
 )
 from spotguard.providers.errors import CheckpointError
 from tests.cases import cases
+from tests.tiers import examples
 
 OBJECTS = (
     ObjectEntry("00001-of-00004/0000.safetensors", 1000, 88, 7),
@@ -106,7 +107,7 @@ def test_it_is_plain_json_with_the_crc_of_its_inside() -> None:
     assert zlib.crc32(inside) == whole["crc32"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_flipped_bit_anywhere_is_noticed(data: st.DataObject) -> None:
     """In the frame as in the body."""
@@ -375,7 +376,7 @@ def test_json_that_is_no_manifest_is_refused(body: bytes) -> None:
         decode_manifest(b'{"crc32":%d,"manifest":' % zlib.crc32(body) + body + b"}\n", "k")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
     """Any value in any place of a manifest: one kind of error, or a manifest."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spotguard.hooks.checkpoint.format.coverage import coverage
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.providers.errors import CheckpointError
+from tests.tiers import examples
 
 OBJECT = ObjectEntry("00000-of-00001/0000.safetensors", 10**6, 8, 0)
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -98,7 +99,7 @@ def elements(box: Box) -> list[tuple[int, ...]]:
     return list(product(*(range(at, at + size) for at, size in zip(*box, strict=True))))
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(tilings(), st.randoms(use_true_random=False))
 def test_any_tiling_is_whole_until_it_is_changed(
     tiling: tuple[tuple[int, ...], list[Box]], chance: random.Random

@@ -23,6 +23,7 @@ from spotguard.hooks.checkpoint.format.values.encoder import encode
 from spotguard.hooks.checkpoint.format.values.sameness import same
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.cases import cases
+from tests.tiers import examples
 
 
 def no_tensor(tensor: object) -> str:
@@ -123,7 +124,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 def test_any_value_comes_back(value: Any) -> None:
     """Value and type, recursively."""
@@ -153,7 +154,7 @@ typed_values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(typed_values)
 def test_any_json_is_read_or_refused(raw: Any) -> None:
     """By one kind of error, and nothing is run: whoever can write to the store can write this."""

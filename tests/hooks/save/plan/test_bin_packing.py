@@ -16,6 +16,7 @@ from spotguard.hooks.checkpoint.format.dtypes import ITEMSIZE
 from spotguard.hooks.checkpoint.format.safetensors_header import header, label
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES, PlannedObject, PlannedTensor, plan
 from spotguard.providers.errors import UsageError
+from tests.tiers import examples
 
 DTYPES = ["float32", "float64", "bfloat16", "int8", "bool", "complex128", "float8_e8m0fnu"]
 
@@ -42,7 +43,7 @@ def flat(index: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     return position
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(items, targets)
 def test_pieces_tile_each_tensor(tensors: list[PlannedTensor], target: int) -> None:
     """Each element is in one piece, as part of a box and at its place in the item's row-major run."""
@@ -61,7 +62,7 @@ def test_pieces_tile_each_tensor(tensors: list[PlannedTensor], target: int) -> N
         assert len(covered) == prod(item.sizes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(items, targets)
 def test_objects_fit_and_are_dense(tensors: list[PlannedTensor], target: int) -> None:
     """At most `target` bytes with the header, pieces back to back and aligned, none empty."""
@@ -78,7 +79,7 @@ def test_objects_fit_and_are_dense(tensors: list[PlannedTensor], target: int) ->
 
 
 @given(items, targets, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_the_order_of_items_does_not_matter(
     tensors: list[PlannedTensor], target: int, chance: random.Random
 ) -> None:
@@ -93,7 +94,7 @@ def test_the_order_of_items_does_not_matter(
     assert named(tensors, plan(tensors, target)) == named(shuffled, plan(shuffled, target))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(items, targets)
 def test_any_tool_opens_an_object(tensors: list[PlannedTensor], target: int) -> None:
     """The safetensors library reads each one, and finds every piece with its size."""

@@ -19,6 +19,7 @@ from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
 from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.errors import CheckpointError
+from tests.tiers import examples
 
 pytestmark = pytest.mark.torch
 
@@ -140,7 +141,7 @@ def once(manifests: list[RankManifest]) -> None:
         assert sum(prod(chunk.sizes) for chunk in boxes) == prod(tensor.shape), tensor.name
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(jobs())
 def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], set[int]]) -> None:
     """At both levels; the shares of those that stay are equal but for an object; nothing lies with one that goes that one
@@ -178,7 +179,7 @@ def test_the_shares_are_the_whole_each_part_once(job: tuple[int, list[Spread], s
                 coverage([each for each in manifests if each is not gone])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(jobs(), st.integers(0, 3))
 def test_a_notice_in_its_middle_shares_the_rest_anew(
     job: tuple[int, list[Spread], set[int]], before: int
@@ -198,7 +199,7 @@ def test_a_notice_in_its_middle_shares_the_rest_anew(
     once([manifest(write_progress, NEXT) for write_progress in later])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(jobs(), st.sampled_from([0, 1]))
 def test_ranks_that_rely_on_nobody_write_all_that_they_hold(
     job: tuple[int, list[Spread], set[int]], odd: int
@@ -216,7 +217,7 @@ def test_ranks_that_rely_on_nobody_write_all_that_they_hold(
     assert "odd" in coverage([manifest(write_progress) for write_progress in drafts]).tensors
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(jobs(), st.integers(0, 5))
 def test_the_others_can_do_without_a_rank_whose_state_they_hold(
     job: tuple[int, list[Spread], set[int]], gone: int
