@@ -185,8 +185,8 @@ class Log:
 class Incident:
     """Report this to the helper of alerts, if one was asked for. Everything in it is plain JSON.
 
-    The kinds are "failure", "stall", "moving" (a run that stood still moves again), "training" (a process trains), "launch" (the
-    command is started), "gone" (a run's last process is gone) and "outcome".
+    The kinds are "failure", "stall", "checkpoints-failing", "moving" (a run that stood still moves again), "training" (a process
+    trains), "launch" (the command is started), "gone" (a run's last process is gone) and "outcome". The helper also gets "blind".
     """
 
     kind: str

@@ -212,7 +212,7 @@ def _alerts(
     options: Options, path: Path, service: bool, post: Callable[[Event], None], clock: Clock
 ) -> AlertHelper | None:
     """Return the helper of alerts, not started yet; None if no option asks for it."""
-    if not (options.rules or options.webhook or options.on_failure):
+    if not (options.webhook or options.on_failure or options.metrics_port is not None):
         return None
     from .process.helpers.alert_helper import AlertHelper
 
@@ -222,13 +222,12 @@ def _alerts(
         "socket": str(path),
         "store": options.store,
         "stage": options.stage,
-        "rules": options.rules,
         "webhooks": options.webhook,
         "on_failure": options.on_failure,
         "json_log": options.json_log,
         "log_level": options.log_level,
     }
-    return AlertHelper(begin, post, clock, list)
+    return AlertHelper(begin, post, clock)
 
 
 def _notice_hook(
@@ -320,6 +319,6 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
     }
     # These belong to this agent. A `spotguard run` inside the command would find the port taken and not start, and would send each
     # alert once more. A webhook's URL may be a secret.
-    own = ("SPOTGUARD_METRICS_PORT", "SPOTGUARD_WEBHOOK", "SPOTGUARD_ON_FAILURE", "SPOTGUARD_RULES")
+    own = ("SPOTGUARD_METRICS_PORT", "SPOTGUARD_WEBHOOK", "SPOTGUARD_ON_FAILURE")
     env = {name: value for name, value in env.items() if name not in own}
     return {**env, **{name: str(value) for name, value in given.items() if value not in (None, "")}}

@@ -138,7 +138,7 @@ class NoticeHookEnded:
 
 @dataclass(frozen=True, slots=True)
 class HelperReported:
-    """The helper of alerts reports what fires, and what it reads of this machine."""
+    """The helper of alerts reports which incidents last, and what it reads of this machine."""
 
     body: dict[str, Any]
 

@@ -77,9 +77,7 @@ class Options:
     exclude_file: str | None
     outlive: bool
     exit_code: int
-    #: The TOML file with rules for alerts; None: the default rules.
-    rules: str | None
-    #: The receivers of alerts, each a URL, or its kind, a colon and a URL.
+    #: The receivers of incidents, each a URL, or its kind, a colon and a URL.
     webhook: tuple[str, ...]
     #: A command line for the shell.
     on_failure: str | None

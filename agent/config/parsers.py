@@ -213,12 +213,12 @@ def shell_command(origin: str, text: str) -> str:
     return text
 
 
-#: A receiver of alerts: its kind, which may be missing, and its URL.
+#: A receiver of incidents: its kind, which may be missing, and its URL.
 _WEBHOOK = re.compile(r"(?:(?P<kind>alertmanager|slack|json):)?(?P<url>https?://[^\s/?#]+\S*)")
 
 
 def webhooks(origin: str, text: str) -> tuple[str, ...]:
-    """Parse receivers of alerts, separated by commas. The URL of one may be a secret, so no error repeats it."""
+    """Parse receivers of incidents, separated by commas. The URL of one may be a secret, so no error repeats it."""
     given = tuple(word for each in text.split(",") if (word := each.strip()))
     for word in given:
         found = _WEBHOOK.fullmatch(word)

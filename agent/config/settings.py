@@ -281,7 +281,7 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.webhooks,
         (),
         "URL",
-        "send alerts to this Alertmanager, Slack or other webhook; repeatable",
+        "post incidents to this Alertmanager, Slack or other webhook; repeatable",
         OptionGroup.ALERTS,
         several=True,
     ),
@@ -291,14 +291,6 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "COMMAND",
         "run this in a shell when the command fails",
-        OptionGroup.ALERTS,
-    ),
-    Setting(
-        "rules",
-        parsers.absolute_path,  # the front door, which may import the rules, checks the file
-        None,
-        "FILE",
-        "change the rules of alerts by this TOML file",
         OptionGroup.ALERTS,
     ),
     Setting(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Collection
+from typing import Any
 
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
@@ -127,6 +128,12 @@ def _machines(message: protocol.WatchMachines) -> dict[str, str]:
     return found
 
 
+def _checkpoints(session: Session, failing: str) -> dict[str, Any]:
+    """Return whether a process's background checkpoints fail, and why, for the helper of alerts."""
+    facts = {"run_id": session.run_id, "rank": session.rank, "over": not failing}
+    return {**facts, "text": clip(failing, TEXT)}
+
+
 class Answers:
     """The dispatch of each message to the notice, the session or the peers that it is about."""
 
@@ -240,6 +247,9 @@ class Answers:
             self._turn.do(
                 Incident("training", {"run_id": session.run_id, "rank": session.rank, "store": session.store})
             )
+        before = session.position.failing if session.position is not None else ""
+        if bool(message.failing) != bool(before):
+            self._turn.do(Incident("checkpoints-failing", _checkpoints(session, message.failing)))
         session.stands(message, self._turn.now)
         self._failures.heard(session, message)
         if line := self._stalls.hear(session, message, self._turn.now):

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,16 +68,6 @@ def machine_names(tokens: Sequence[str]) -> list[str]:
     """Return the names of machines for people, of the first few: an attempt's record keeps them."""
     hosts = [Host.decode(token) for token in tokens[:_NAMED]]
     return [host.names[0] for host in hosts if host.names]
-
-
-def machine_id(host: Host) -> str:
-    """Return a short word for a machine that no other machine of a job has: 8 digits for its boot, `-`, and 8 for its agent's place.
-
-    A host name is none: a pod may keep its name on another node, and get a new one on the same node.
-    """
-    boot, _, place = host.id.partition(" ")
-    boot = boot or "".join(host.names[:1])
-    return f"{zlib.crc32(boot.encode()):08x}-{zlib.crc32(place.encode()):08x}"
 
 
 def booted(now: float) -> int | None:

@@ -75,6 +75,8 @@ class Saver(SaveRequests):
             gate, state, listener, lambda: self._ending or self.no_more_steps, coordinator
         )
         self._saved = saved
+        #: Why the newest background checkpoint failed; "" if none has, or a later one is committed.
+        self.failing = ""
         self._last: Callable[[], None] = lambda: None
         self._streams = ThreadStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
@@ -354,10 +356,12 @@ class Saver(SaveRequests):
             with self._lock:
                 self._open()
             if job.saved is not None:
+                self.failing = ""
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and job.error is not None and (hurried or not given_up):
                 what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
+                self.failing = str(job.error)
                 log.warning("%s, training continues: %s", what, job.error)
             return
         # The notice was withdrawn during the save. Another notice, or a later call of the ranks, has a request of its own.

@@ -55,6 +55,7 @@ def position(parts: GuardParts, restored_at: float | None) -> protocol.Position:
         suspect=parts.losses.why(parts.gate.place.completed),
         high_loss=parts.losses.high,
         bad_loss_steps=parts.losses.bad_loss_steps,
+        failing=parts.saver.failing,
         uploading=checkpointer.uploading is not None,
         failures=parts.startup.failures,
         earlier_step_seconds=parts.history.earlier_step_seconds,

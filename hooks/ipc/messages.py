@@ -229,6 +229,8 @@ class Position(Message):
     #: How losses are far above the usual ones; and the steps with such losses, and with losses that are not finite.
     high_loss: str = ""
     bad_loss_steps: int = 0
+    #: Why the newest background checkpoint failed; "" if none has, or a later one is committed.
+    failing: str = ""
     #: Whether a background checkpoint is on its way to the store.
     uploading: bool = False
     #: How often each class of failure has ended this run, in all its attempts (`failure_classes.counts_of`).

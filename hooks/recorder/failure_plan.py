@@ -73,11 +73,8 @@ KINDS: dict[str, FailurePlace] = {
     "memory-kill": "forward",
     "gpu-lost": "forward",
     "gpu-memory-error": "forward",
-    "gpu-throttled": "optimizer",
 }
-#: Those with lines in the kernel's log. The names are those of the alerts' rules.
+#: Those with lines in the kernel's log.
 IN_KERNEL_LOG = frozenset({"memory-kill", "gpu-lost", "gpu-memory-error"})
-#: Those that NVML reports, too.
-OF_NVML = frozenset({"gpu-lost", "gpu-memory-error", "gpu-throttled"})
 #: Those that last for some seconds.
-LASTING = OF_NVML | {"stopped"}
+LASTING = frozenset({"gpu-lost", "gpu-memory-error", "stopped"})

@@ -7,7 +7,6 @@ pass or in an optimizer's step, each of which torch lets a hook see.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -21,10 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
-from .failure_plan import IN_KERNEL_LOG, OF_NVML, FailurePlan
+from .failure_plan import IN_KERNEL_LOG, LASTING, FailurePlan
 
-#: Seconds by which each step of a GPU with lower clocks takes longer.
-_SLOWER = 1.0
 #: The kernel's lines of each class, in the words of Linux (mm/oom_kill.c) and of NVIDIA's driver ("Xid Errors").
 _LINES = {
     "memory-kill": (
@@ -51,7 +48,6 @@ class SimulatedFailure:
 
     def __init__(self, plan: FailurePlan, rank: int, completed: Callable[[], int]) -> None:
         self._plan, self._rank, self._completed = plan, rank, completed
-        self._slow_until = -math.inf
         self._kept: list[torch.Tensor] = []
 
     def begin(self) -> None:
@@ -95,9 +91,7 @@ class SimulatedFailure:
         return fetched
 
     def _pass(self) -> None:
-        if time.monotonic() < self._slow_until:
-            time.sleep(_SLOWER)
-        elif self._completed() >= self._plan.step and (number := self._take()) is not None:
+        if self._completed() >= self._plan.step and (number := self._take()) is not None:
             self._fail(number)
 
     def _take(self) -> int | None:
@@ -123,15 +117,13 @@ class SimulatedFailure:
             os.kill(os.getpid(), signal.SIGKILL)
         elif plan.kind == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)  # `spotguard simulate` continues it
-        elif plan.kind == "gpu-throttled":
-            self._slow_until = time.monotonic() + plan.seconds
         elif plan.kind == "stall":
             threading.Event().wait()
         elif plan.kind == "host-memory":
             while True:  # until the cgroup's limit ends it
                 self._kept.append(torch.ones(1 << 22))
         else:
-            if plan.kind in OF_NVML:
+            if plan.kind in LASTING:
                 time.sleep(plan.seconds)  # a driver in trouble answers late
             _RAISERS[plan.kind]()
 

@@ -28,7 +28,7 @@ from ..checkpoint.store_probe import probe
 from ..consensus.channel import Channel
 from ..consensus.collective_results import result_of_first_rank, results_of_all_ranks
 from ..consensus.shared_names import refuse_namesakes
-from ..consensus.topology import Host, booted, machine_id, machine_names, this_machine
+from ..consensus.topology import booted, machine_names, this_machine
 from ..ipc.failure_classes import (
     CLASSES,
     FAILURES,
@@ -120,7 +120,6 @@ class Startup:
         )
         info |= {
             "machines": machine_names(here),
-            "machine_ids": [machine_id(Host.decode(each)) for each in here],
             "machine_count": len(here),
             "up": booted(self._clock.time()),
         }

@@ -1,8 +1,7 @@
-"""How alerts are sent: tried again, never twice at once, never without bounds, and nobody waits for it."""
+"""How incidents are sent: tried again, never twice at once, never without bounds, and nobody waits for it."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -12,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.alerts.evaluation import Alert
+from spotguard.alerts.incidents import Incident
 from spotguard.alerts.receivers import Origin, Receiver
-from spotguard.alerts.rules import Rule
-from spotguard.alerts.sender import AlertSender
+from spotguard.alerts.sender import IncidentSender
 from tests.e2e.processes import eventually
-from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.clock import ManualClock
 from tests.fakes.webhook import Webhook, webhook
 
-ALERT = Alert(Rule("stall", incident="stall"), (("run_id", "gpt"),), "it stands", began=1000.0)
+STALL = Incident("stall", (("run_id", "gpt"),), "it stands", began=1000.0)
+WARNING = Incident("memory-kill", (), "", began=1000.0)
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def _has_sent(sender: AlertSender, number: int) -> bool:
+def _has_sent(sender: IncidentSender, number: int) -> bool:
     return sender.counts["sent"] == number
 
 
@@ -38,14 +36,14 @@ class Sending:
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
-        self.senders: list[AlertSender] = []
+        self.senders: list[IncidentSender] = []
 
-    def __call__(self, given: str) -> AlertSender:
-        sender = AlertSender(Receiver.of(given), Origin("node", "gpt"), self.clock)
+    def __call__(self, given: str) -> IncidentSender:
+        sender = IncidentSender(Receiver.of(given), Origin("node", "gpt"), self.clock)
         self.senders.append(sender)
         return sender
 
-    def close(self, sender: AlertSender, seconds: float) -> None:
+    def close(self, sender: IncidentSender, seconds: float) -> None:
         """Close it, and let the time go by until it has ended."""
         closing = threading.Thread(target=sender.close, args=(self.clock.monotonic() + seconds,))
         closing.start()
@@ -62,11 +60,11 @@ def sending(clock: ManualClock) -> Iterator[Sending]:
         sending.close(sender, 0.0)
 
 
-def test_an_alert_is_sent_at_once(receiver: Webhook, sending: Sending) -> None:
+def test_an_incident_is_sent_at_once(receiver: Webhook, sending: Sending) -> None:
     sender = sending(receiver.url)
-    sender.offer([ALERT])
+    sender.offer([STALL])
     (body,) = receiver.until(1)
-    assert body["alerts"][0]["alert"] == "stall"
+    assert body["incidents"][0]["incident"] == "stall"
     eventually(lambda: sender.counts["sent"] == 1, "it is counted")
 
 
@@ -76,7 +74,7 @@ def test_certificates_that_are_not_there_are_named_and_end_no_sender(
     """requests raises an error that is none of its own then."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(folder / "none.pem"))
     sender = sending("https://127.0.0.1:9/hook")
-    sender.offer([ALERT])
+    sender.offer([STALL])
     eventually(lambda: bool(caplog.messages), "it is told")
     assert "names no file of certificates [SG114]" in caplog.text
     assert sender._thread.is_alive()
@@ -85,9 +83,9 @@ def test_certificates_that_are_not_there_are_named_and_end_no_sender(
 def test_a_number_that_is_none_in_retry_after_ends_no_sender(receiver: Webhook, sending: Sending) -> None:
     receiver.statuses, receiver.headers = [400], {"Retry-After": "\xb2"}
     sender = sending(receiver.url)
-    sender.offer([ALERT])
+    sender.offer([STALL])
     eventually(lambda: sender.counts["failed"] == 1, "it is counted")
-    sender.offer([ALERT])
+    sender.offer([STALL])
     receiver.until(1)
 
 
@@ -98,7 +96,7 @@ def test_an_answer_of_500_is_tried_again_after_a_while(
     caplog.set_level(logging.INFO, "spotguard")
     receiver.statuses = [500, 503, 200]
     sender = sending(f"{receiver.url}/secret-path")
-    sender.offer([ALERT])
+    sender.offer([STALL])
     receiver.until(1)
     assert clock.wait_for_waiters()
     clock.advance(1.0)
@@ -111,8 +109,8 @@ def test_an_answer_of_500_is_tried_again_after_a_while(
     eventually(lambda: sender.counts["sent"] == 1, "it is sent")
     host = receiver.url.removeprefix("http://")
     assert caplog.messages == [
-        f"alerts cannot be sent to json {host}: it answered 500 [SG114]",
-        f"alerts are sent to json {host} again",
+        f"incidents cannot be sent to json {host}: it answered 500 [SG114]",
+        f"incidents are sent to json {host} again",
     ]
 
 
@@ -122,7 +120,7 @@ def test_what_a_receiver_refuses_is_not_sent_again(receiver: Webhook, sending: S
     receiver.statuses = [status]
     receiver.headers = {"Location": f"{receiver.url}/elsewhere"}
     sender = sending(receiver.url)
-    sender.offer([ALERT])
+    sender.offer([STALL])
     eventually(lambda: sender.counts["failed"] == 1, "it has failed")
     assert len(receiver.got) == 1
 
@@ -131,7 +129,7 @@ def test_a_receiver_that_wants_more_time_gets_it(
     receiver: Webhook, sending: Sending, clock: ManualClock
 ) -> None:
     receiver.statuses, receiver.headers = [429], {"Retry-After": "7"}
-    sending(receiver.url).offer([ALERT])
+    sending(receiver.url).offer([STALL])
     receiver.until(1)
     assert clock.wait_for_waiters()
     clock.advance(6.9)
@@ -144,7 +142,7 @@ def test_a_receiver_that_is_not_there_is_given_up_after_a_while(sending: Sending
     with webhook() as dead:
         url = dead.url
     sender = sending(url)
-    sender.offer([ALERT])
+    sender.offer([STALL])
     while sender.counts["failed"] == 0:
         assert clock.wait_for_waiters()
         clock.advance(60.0)
@@ -156,11 +154,11 @@ def test_what_comes_in_a_row_goes_together_and_not_twice(
 ) -> None:
     """People get at most one message in ten seconds."""
     sender = sending(f"slack:{receiver.url}")
-    sender.offer([ALERT])
+    sender.offer([STALL])
     receiver.until(1)
-    others = [replace(ALERT, labels=(("rank", str(rank)),), summary=f"rank {rank}") for rank in range(3)]
-    for alert in (*others, *others):
-        sender.offer([alert])
+    others = [replace(STALL, labels=(("rank", str(rank)),), summary=f"rank {rank}") for rank in range(3)]
+    for each in (*others, *others):
+        sender.offer([each])
     assert clock.wait_for_waiters()
     clock.advance(10.0)
     (_, second) = receiver.until(2)
@@ -170,17 +168,17 @@ def test_what_comes_in_a_row_goes_together_and_not_twice(
 def test_alertmanager_gets_each_at_once(receiver: Webhook, sending: Sending) -> None:
     sender = sending(f"alertmanager:{receiver.url}")
     for count in range(1, 4):
-        sender.offer([ALERT])
+        sender.offer([STALL])
         receiver.until(count)
 
 
 def test_each_try_has_the_end_and_the_wall_clock_of_its_own_moment(
     receiver: Webhook, sending: Sending, clock: ManualClock
 ) -> None:
-    """An alert that began ten minutes ago ends in the future; Alertmanager would take another end for the end."""
+    """An incident that began ten minutes ago ends in the future; Alertmanager would take another end for the end."""
     clock.advance(600.0)
     receiver.statuses = [503]
-    sending(f"alertmanager:{receiver.url}").offer([ALERT])
+    sending(f"alertmanager:{receiver.url}").offer([STALL])
     receiver.until(1)
     assert clock.wait_for_waiters()
     clock.step_wall(3600.0)
@@ -194,55 +192,53 @@ def test_the_newest_state_is_sent_also_a_second_failure_after_an_end(
     receiver: Webhook, sending: Sending, clock: ManualClock
 ) -> None:
     sender = sending(receiver.url)
-    sender.offer([ALERT])
+    sender.offer([STALL])
     receiver.until(1)
-    over, second = replace(ALERT, ended=1005.0), replace(ALERT, summary="it stands again", began=1006.0)
-    for alert in (ALERT, over, second):
-        sender.offer([alert])
+    over, second = replace(STALL, ended=1005.0), replace(STALL, summary="it stands again", began=1006.0)
+    for each in (STALL, over, second):
+        sender.offer([each])
     assert clock.wait_for_waiters()
     clock.advance(10.0)
-    assert [each["summary"] for each in receiver.until(2)[1]["alerts"]] == ["it stands again"]
+    assert [each["summary"] for each in receiver.until(2)[1]["incidents"]] == ["it stands again"]
     eventually(lambda: sender.counts["sent"] == 2, "it is sent")
-    for alert in (second, replace(second, ended=1020.0)):  # an end does not hide its begin
-        sender.offer([alert])
+    for each in (second, replace(second, ended=1020.0)):  # an end does not hide its begin
+        sender.offer([each])
     assert clock.wait_for_waiters()
     clock.advance(10.0)
-    assert [each["status"] for each in receiver.until(3)[2]["alerts"]] == ["firing", "resolved"]
+    assert [each["status"] for each in receiver.until(3)[2]["incidents"]] == ["firing", "resolved"]
 
 
-def test_the_limit_is_each_rule_s_and_run_s_own_logged_once_and_loses_nothing(
+def test_the_limit_is_each_kind_s_and_run_s_own_logged_once_and_loses_nothing(
     receiver: Webhook, sending: Sending, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A flapping warning keeps no failure back, and its newest state goes when the hour is over."""
     sender = sending(receiver.url)
-    flaps = Alert(Rule("flaps", metric="spotguard_step", severity="warning"), (), "", began=1000.0)
     for number in range(1, 21):
-        sender.offer([replace(flaps, summary=str(number))])
+        sender.offer([replace(WARNING, summary=str(number))])
         receiver.until(number)
         eventually(partial(_has_sent, sender, number), "it is sent")
         assert clock.wait_for_waiters()
         clock.advance(10.0)
     for last in ("21", "22"):
-        sender.offer([replace(flaps, summary=last)])
+        sender.offer([replace(WARNING, summary=last)])
         eventually(lambda: "in an hour are the most" in caplog.text, "it is over its limit")
-    sender.offer([replace(ALERT, rule=replace(ALERT.rule, severity="critical"))])
-    assert [each["alert"] for each in receiver.until(21)[20]["alerts"]] == ["stall"]
+    sender.offer([STALL])
+    assert [each["incident"] for each in receiver.until(21)[20]["incidents"]] == ["stall"]
     assert caplog.text.count("in an hour are the most") == 1
     while len(receiver.got) < 22:
         assert clock.wait_for_waiters()
         clock.advance(60.0)
-    assert [each["summary"] for each in receiver.until(22)[21]["alerts"]] == ["22"]
+    assert [each["summary"] for each in receiver.until(22)[21]["incidents"]] == ["22"]
 
 
 def test_what_is_critical_comes_first_and_is_dropped_last(receiver: Webhook, sending: Sending) -> None:
     receiver.hangs.set()
     sender = sending(receiver.url)
-    sender.offer([ALERT])
+    sender.offer([WARNING])
     receiver.until(1)
-    critical = Rule("failure", incident="failure", severity="critical")
-    sender.offer([replace(ALERT, rule=critical)])
-    sender.offer([replace(ALERT, labels=(("rank", str(rank)),)) for rank in range(250)])
-    assert sender._take()[0].rule is critical
+    sender.offer([STALL])
+    sender.offer([replace(WARNING, labels=(("rank", str(rank)),)) for rank in range(250)])
+    assert sender._take()[0] is STALL
 
 
 def test_no_netrc_no_proxy_for_loopback_and_the_environment_s_for_others(
@@ -253,7 +249,7 @@ def test_no_netrc_no_proxy_for_loopback_and_the_environment_s_for_others(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "")
     monkeypatch.setenv("no_proxy", "")
-    sending(receiver.url).offer([ALERT])
+    sending(receiver.url).offer([STALL])
     receiver.until(1)
     assert "authorization" not in {name.lower() for name in receiver.server.asked[0].headers}
     assert sending("http://alerts.example/hook")._session.proxies["http"] == "http://127.0.0.1:9"
@@ -262,85 +258,20 @@ def test_no_netrc_no_proxy_for_loopback_and_the_environment_s_for_others(
 def test_a_storm_is_dropped_from_its_oldest_end_and_counted(receiver: Webhook, sending: Sending) -> None:
     receiver.hangs.set()
     sender = sending(receiver.url)
-    sender.offer([ALERT])
+    sender.offer([STALL])
     receiver.until(1)
-    sender.offer([replace(ALERT, labels=(("rank", str(rank)),)) for rank in range(250)])
+    sender.offer([replace(STALL, labels=(("rank", str(rank)),)) for rank in range(250)])
     assert sender.counts["dropped"] == 50
 
 
 def test_a_receiver_that_hangs_holds_nobody_up_at_the_end(
     receiver: Webhook, sending: Sending, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log tells that the alert may be lost."""
+    """The log tells that the incident may be lost."""
     receiver.hangs.set()
     sender = sending(receiver.url)
-    sender.offer([ALERT])
+    sender.offer([STALL])
     receiver.until(1)
     sender.close(sending.clock.monotonic())
     assert sender.counts["sent"] == 0
-    assert "has not answered in time: the last alerts may be lost [SG114]" in caplog.text
-
-
-def earlier(began: str) -> dict[str, object]:
-    return {"labels": {"alertname": "failure", "instance": "other"}, "annotations": {}, "startsAt": began}
-
-
-def test_alerts_of_an_earlier_agent_are_asked_for_by_run_and_rule_and_ended(
-    sending: Sending, clock: ManualClock
-) -> None:
-    """From another machine, too. Its own alerts, and those that others have sent since, go on."""
-    old, new = earlier("2026-11-20T09:00:00.000Z"), earlier("2026-11-20T10:00:01.000Z")
-    statuses = [503]
-
-    def answer(asked: Asked) -> Answer:
-        if asked.method == "POST":
-            return Answer()
-        return Answer(statuses.pop() if statuses else 200, body=json.dumps([old, new]).encode())
-
-    with AnsweringServer(answer) as server:
-        sender = sending(f"alertmanager:{server.url}")
-        clock.advance(5.0)
-        sender.end_earlier("gpt", ["stall", "failure"])
-        eventually(lambda: len(server.asked) == 1, "it asks")
-        assert clock.wait_for_waiters()
-        clock.advance(10.0)
-        eventually(lambda: len(server.asked) == 3, "it asks again, and sends")
-        question, ended = server.asked[1:]
-        assert (question.method, question.path) == ("GET", "/api/v2/alerts")
-        assert question.query["filter"] == 'alertname=~"stall|failure"'  # the last of the two
-        assert json.loads(ended.body) == [{**old, "endsAt": "2026-11-20T10:00:15.000Z"}]
-        assert clock.wait_for_waiters()
-        clock.advance(3600.0)
-        sending.close(sender, 0.0)
-        assert len(server.asked) == 3
-
-
-def end_earlier(sending: Sending, clock: ManualClock, server: AnsweringServer) -> None:
-    """Have a sender end the alerts of an earlier agent, and give it an hour."""
-    sender = sending(f"alertmanager:{server.url}")
-    sender.end_earlier("gpt", ["failure"])
-    eventually(lambda: server.asked, "it asks")
-    assert clock.wait_for_waiters()
-    clock.advance(3600.0)
-    sending.close(sender, 0.0)
-
-
-@pytest.mark.parametrize("long", [False, True])
-def test_a_list_of_alerts_that_is_far_too_long_is_not_read(
-    sending: Sending, clock: ManualClock, caplog: pytest.LogCaptureFixture, long: bool
-) -> None:
-    """Another server may answer there. Nothing is ended, and it is not asked again."""
-    alerts = [earlier("2026-11-20T09:00:00.000Z"), {"labels": "x" * (2**22 - (0 if long else 1000))}]
-    with AnsweringServer(lambda _: Answer(body=json.dumps(alerts).encode())) as server:
-        end_earlier(sending, clock, server)
-        assert [asked.method for asked in server.asked] == (["GET"] if long else ["GET", "POST"])
-    assert ("lists more than 4 MiB of alerts of run gpt" in caplog.text) is long
-
-
-@pytest.mark.parametrize("status", [200, 404])
-def test_without_an_earlier_alert_nothing_is_sent_and_a_refusal_is_not_repeated(
-    sending: Sending, clock: ManualClock, status: int
-) -> None:
-    with AnsweringServer(lambda _: Answer(status, body=b"[]")) as server:
-        end_earlier(sending, clock, server)
-        assert [asked.method for asked in server.asked] == ["GET"]
+    assert "has not answered in time: the last incidents may be lost [SG114]" in caplog.text

@@ -1,9 +1,9 @@
-"""The helper of alerts, as its agent holds it: a process of its own, started if `--rules`, `--webhook` or `--on-failure` asks for it.
+"""The helper of alerts, as its agent holds it: a process of its own, started for `--webhook`, `--on-failure` or `--metrics-port`.
 
-The helper (`spotguard.alerts`) has what an agent must not load: rules, history, an HTTP client, GPU libraries, stores. It gets
-JSON lines on its stdin: what it needs to begin, incidents, and every ten seconds a sample of the agent's metrics. It reports on
-its stdout what fires. The agent never waits for it: a line that does not fit into the pipe waits here, and a line that has no
-room is dropped and counted. A helper that ends is started again a few times, and its end harms nothing.
+The helper (`spotguard.alerts`) has what an agent must not load: an HTTP client, GPU libraries, stores. It gets JSON lines on its
+stdin: what it needs to begin, and what happens. It reports on its stdout which incidents last, and what it reads of the machine.
+The agent never waits for it: a line that does not fit into the pipe waits here, and a line that has no room is dropped and
+counted. A helper that ends is started again a few times, and its end harms nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....providers.clock import Clock
-from ...events import Event, HelperEnded, HelperReported
+from ....providers.health import SEEING, STARTING, Health, Sight
+from ...events import Event, HealthChanged, HelperEnded, HelperReported, SourceGone
 
 logger = logging.getLogger("spotguard.agent")
 
-#: Seconds between two samples of the metrics, as Prometheus scrapes.
-SAMPLE_EVERY = 10.0
 #: Seconds until the next start of a helper that has ended, one after the other. Then it stays ended.
 _RESTARTS = (5.0, 30.0, 300.0)
 #: Seconds that a helper lives until its earlier ends are forgotten.
@@ -50,7 +49,7 @@ class HelperState:
     #: How it ended the last time, as in `subprocess`; None: it has not.
     returncode: int | None = None
     starts: int = 0
-    #: Incidents and samples that it did not take.
+    #: Lines that it did not take.
     dropped: int = 0
     #: Its newest report; empty before the first.
     report: Mapping[str, Any] | None = None
@@ -74,7 +73,6 @@ class AlertHelper:
         begin: what the helper needs to begin, as plain JSON.
         post: takes the events.
         clock: the clock.
-        sample: returns the newest values of the metrics, as plain JSON.
         command: the program to start, for tests.
     """
 
@@ -83,20 +81,19 @@ class AlertHelper:
         begin: Mapping[str, Any],
         post: Callable[[Event], None],
         clock: Clock,
-        sample: Callable[[], list[Any]],
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "spotguard.alerts"),
     ) -> None:
         self._begin = _line("begin", begin)
         self._post = post
         self._clock = clock
-        self._sample = sample
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: deque[bytes] = deque()
+        #: By source: the line of its newest health, which each new helper is told.
+        self._sources: dict[str, bytes] = {}
         #: Whether a part of the first line that waits has been written.
         self._begun = False
         self._started_at = 0.0
-        self._sample_at = 0.0
         self._start_at: float | None = None
         self._ends = 0
         self._finishing = False
@@ -109,7 +106,7 @@ class AlertHelper:
     def start(self) -> None:
         """Start the helper. If that fails, log it: nothing depends on the helper."""
         now = self._clock.monotonic()
-        self._started_at, self._sample_at, self._start_at = now, now + SAMPLE_EVERY, None
+        self._started_at, self._start_at = now, None
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -125,18 +122,22 @@ class AlertHelper:
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self.state = self._with(pid=self._process.pid, starts=self.state.starts + 1)
-        self._waiting.appendleft(self._begin)
+        self._waiting.extendleft([*self._sources.values(), self._begin])
         threading.Thread(
             target=self._read, args=(self._process,), name="spotguard-alert-helper", daemon=True
         ).start()
         self._write()
 
     def take(self, event: Event | None) -> None:
-        """Handle an event that may come from the helper."""
+        """Handle an event that may come from the helper, or that it is told of."""
         if isinstance(event, HelperReported):
             self.reported(event)
         elif isinstance(event, HelperEnded):
             self.ended(event)
+        elif isinstance(event, HealthChanged):
+            self._sees(event.source, event.health)
+        elif isinstance(event, SourceGone):
+            self._sees(event.source, SEEING)
 
     def ended(self, event: HelperEnded) -> None:
         """Handle the helper's end: log it, and start the helper again later."""
@@ -199,22 +200,21 @@ class AlertHelper:
 
     # --- what it is told ---
 
+    def _sees(self, source: str, health: Health) -> None:
+        facts = {"source": source, "over": health.seeing or health == STARTING, "text": _words(health)}
+        self._sources[source] = _line("event", {"kind": "blind", "facts": facts})
+        self.tell("blind", facts)
+
     def tell(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Tell the helper of an incident. Never blocks."""
+        """Tell the helper what happened. Never blocks."""
         if self._process is not None or self._start_at is not None:
-            self._put(_line("incident", {"kind": kind, "facts": facts}))
+            self._put(_line("event", {"kind": kind, "facts": facts}))
 
     def beat(self, now: float) -> None:
-        """Do what is due: hand over what waits, take a sample, start the helper again."""
+        """Do what is due: hand over what waits, start the helper again."""
         if self._start_at is not None and now >= self._start_at:
             self.start()
-        elif self._process is not None:
-            if now >= self._sample_at:
-                self._sample_at = now + SAMPLE_EVERY
-                if self._waiting:  # it has not read the last one, and an old sample is of no use to it
-                    self.state = self._with(dropped=self.state.dropped + 1)
-                else:
-                    self._put(_line("sample", {"values": self._sample()}))
+        else:
             self._write()
 
     @property
@@ -222,7 +222,7 @@ class AlertHelper:
         """Monotonic seconds at which `beat` is due although no event comes."""
         if self._process is None:
             return self._start_at
-        return min(self._sample_at, self._clock.monotonic() + _RETRY) if self._waiting else self._sample_at
+        return self._clock.monotonic() + _RETRY if self._waiting else None
 
     def reported(self, event: HelperReported) -> None:
         """Take in a report of the helper."""
@@ -280,6 +280,11 @@ class AlertHelper:
                     self._post(HelperReported(body))
         # As PID 1 the agent reaps every child in another thread. The status may be lost; it then counts as 0.
         self._post(HelperEnded(process.pid, process.wait()))
+
+
+def _words(health: Health) -> str:
+    reason = f" ({health.reason})" if health.sight is Sight.BLIND else ""
+    return "; ".join(each for each in (f"{health.sight}{reason}", health.detail, health.advice) if each)
 
 
 def _line(kind: str, body: Mapping[str, Any]) -> bytes:

@@ -127,25 +127,6 @@ def dismissed_key(run_id: str, id: str) -> str:
     return f"{run_id}/dismissed/{id}.json"
 
 
-def sent_alerts_prefix(run_id: str) -> str:
-    return f"{run_id}/alerts/"
-
-
-def sent_alert_key(run_id: str, id: str) -> str:
-    """Return the key of the record that an alert of this id was sent to a person. The helpers of alerts read it."""
-    return f"{run_id}/alerts/{id}.json"
-
-
-def ended_alert_key(run_id: str, id: str) -> str:
-    """Return the key of the record that the end of this alert was sent."""
-    return f"{run_id}/alerts/{id}-ended.json"
-
-
-def claimed_alert_key(run_id: str, id: str, number: int) -> str:
-    """Return the key of the record that a helper is about to send the end of this alert, as the `number`th one that tries."""
-    return f"{run_id}/alerts/{id}-claimed-{number}.json"
-
-
 def anew_key(run_id: str) -> str:
     """Return the key of the record that says up to which damaged checkpoint `--begin-anew` was spent."""
     return f"{run_id}/begun-anew.json"

@@ -1,4 +1,4 @@
-"""The helper's process: one loop over the agent's lines and the kernel's log; everything that may take long is elsewhere.
+"""The helper's process: one loop over the agent's lines, the kernel's log and the readings; what may take long is elsewhere.
 
 It ends when its stdin ends. If the agent had not said so before, the agent has been killed, and that is an incident too. It
 then finishes within limits: messages, the operator's command, records.
@@ -18,7 +18,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,36 +25,35 @@ from ..agent.config.options import FAILURE_FACTS
 from ..agent.process.memory.kills import DEFAULT, VARIABLE
 from ..agent.process.shell_command import ShellCommand
 from ..agent.telemetry import logs
-from ..hooks.consensus.topology import machine_id, this_machine
 from ..providers.clock import Clock, SystemClock
 from ..providers.text import TEXT, clip
 from .agent_pipes import AgentLines, AgentReports
-from .evaluation import OPPOSITES, Alert, Evaluation
+from .incidents import KINDS, Incident, Incidents
 from .readings.host import Reading
 from .readings.kernel_log import KernelLog
 from .readings.machine import MachineReadings
-from .receivers import Origin, Receiver, as_json, ended_alert, labels_of
+from .receivers import Origin, Receiver, labels_of
 from .records.failure_record import diagnosed, job_of, needs_record
-from .records.sent_alerts import SentAlerts
 from .records.writer import PATIENCE, StoreProcesses
-from .rule_file import default_rules, read_rules
 
-if TYPE_CHECKING:  # 10 MiB, which rules alone do not need
-    from .sender import AlertSender
+if TYPE_CHECKING:  # 10 MiB, which a helper without receivers does not need
+    from .sender import IncidentSender
 
 log = logging.getLogger("spotguard.agent")
 
-#: Seconds between two looks at what is not on a descriptor: alerts whose time is over, writers of records.
+#: Seconds between two looks at what is not on a descriptor: incidents whose time is over, writers of records.
 _TICK = 5.0
-#: Seconds between two messages to Alertmanager about what fires.
+#: Seconds between two readings of the machine, as Prometheus scrapes.
+_READ_EVERY = 10.0
+#: Seconds between two messages to Alertmanager about what lasts.
 _AGAIN = 60.0
-#: Seconds between two looks at what earlier agents have left open: their incidents last an hour.
-_LOOK_BACK = 3600.0
+#: A disk is full below this free share: a checkpoint's next file may be what no longer fits.
+_FULL = 0.05
 #: Seconds at the end: for messages, and for the operator's command, which has as much at any time.
 _LAST_MESSAGES, _OF_COMMAND = 10.0, 60.0
 #: Seconds before a failure whose lines in the kernel's log count as its evidence.
 _BEFORE = 30.0
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+_LEVELS = {"warning": logging.WARNING, "critical": logging.ERROR}
 
 
 class AlertProcess:
@@ -73,41 +71,26 @@ class AlertProcess:
         self._run_id = str(begin.get("run_id", ""))
         self._clock = clock
         self._report_to = report
-        path = begin.get("rules")
-        rules = read_rules(path) if path else default_rules()
-        if begin.get("command") == "agent":  # a service is meant to run for ever
-            rules = tuple(rule for rule in rules if rule.name != "too-long" or rule not in default_rules())
-        self._evaluation = Evaluation(rules)
+        self._incidents = Incidents()
         self._origin = Origin(socket.gethostname(), self._run_id)
         self._kernel_log = KernelLog(os.environ.get(VARIABLE, DEFAULT))
         self._machine = MachineReadings([*_local(begin)], clock)
         self._records = StoreProcesses(clock)
-        #: Alerts that people were sent. A service has no credentials for the stores of its runs.
-        here = machine_id(this_machine(str(begin.get("socket") or "")))
-        self._sent = SentAlerts(self._origin.host, here, self._records.start)
-        self._remembers = begin.get("command") != "agent"
-        self._know(self._run_id, begin.get("store"))
-        self._accepted: SimpleQueue[Alert] = SimpleQueue()
-        self._senders = []
+        self._senders: list[IncidentSender] = []
         if begin.get("webhooks"):
-            from .sender import AlertSender  # 10 MiB, which rules alone do not need
+            from .sender import IncidentSender  # 10 MiB, which a helper without receivers does not need
 
             receivers = map(Receiver.of, begin["webhooks"])
-            self._senders = [
-                AlertSender(
-                    receiver, self._origin, clock, self._accept if receiver.for_people else lambda _: None
-                )
-                for receiver in receivers
-            ]
+            self._senders = [IncidentSender(receiver, self._origin, clock) for receiver in receivers]
         command = begin.get("on_failure")
         self._command = (
             ShellCommand("--on-failure", command, clock, lambda: None, outlived=True) if command else None
         )
         self._findings: Counter[str] = Counter(xid=0, oom=0, disk=0, **{"machine-check": 0})
-        self._again_at, self._look_back_at = (clock.monotonic() + each for each in (_AGAIN, _LOOK_BACK))
-        self._reported: Any = None
-        #: The runs that have trained under this agent, and whether their rank 0 has.
-        self._trained: dict[str, bool] = {}
+        self._again_at, self._read_at = (clock.monotonic() + each for each in (_AGAIN, _READ_EVERY))
+        #: The newest readings; and by GPU, the errors of its memory that are known.
+        self._readings: list[Reading] = []
+        self._memory_errors: dict[str, float] = {}
         #: Whether the agent has said that it ends.
         self._ends = False
         if self._kernel_log.closed:
@@ -125,111 +108,63 @@ class AlertProcess:
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Handle a line of the agent's."""
-        now = self._clock.monotonic()
-        if line.get("type") == "sample":
-            own = [*self._read()]
-            names = {name for name, _, _ in own}
-            agents = (each for each in line.get("values", ()) if each[0] not in names)
-            self._handle(self._evaluation.sample([*agents, *own], now))
-            self._report(own)
-        elif line.get("type") == "incident":
-            self._incident(str(line.get("kind")), line.get("facts") or {}, now)
+        if line.get("type") == "event":
+            self._event(str(line.get("kind")), line.get("facts") or {}, self._clock.monotonic())
         elif line.get("type") == "end":
             self._ends = True
 
-    def _incident(self, kind: str, facts: Mapping[str, Any], now: float) -> None:
-        facts = {
-            "run_id": self._run_id,
-            **{
-                name: value
-                for name, value in facts.items()
-                if value is not None and (name != "run_id" or value)
-            },
-        }
+    def _event(self, kind: str, given: Mapping[str, Any], now: float) -> None:
+        # An event of no known run is this helper's own.
+        known = {name: value for name, value in given.items() if value is not None and value != ""}
+        facts = {"run_id": self._run_id, **known}
         if kind == "failure":
             self.look()  # the kernel writes its lines before it ends the process
             facts = diagnosed(facts, (each for at, each in self._kernel_log.kept if at >= now - _BEFORE))
             if needs_record(facts):
                 self._records.start(job_of(facts, self._clock.time()))
-        self._know(str(facts["run_id"]), facts.get("store"))
-        if kind == "training":
-            self._end_earlier(str(facts["run_id"]), facts.get("rank") == 0)
-        self._handle(self._evaluation.incident(kind, facts, now))
+        self._handle(self._incidents.take(kind, facts, now))
         self._report()
-
-    def _end_earlier(self, run_id: str, first: bool) -> None:
-        """End the alerts of agents before this one, as the run, or its rank 0, trains for the first time under this one."""
-        known = self._trained.get(run_id)
-        if known is not None and known >= first:
-            return
-        self._trained[run_id] = first
-        rules = self._evaluation.ended_by("training")
-        for sender in self._senders:
-            if rules and known is None and not sender.receiver.for_people:
-                sender.end_earlier(run_id, rules)
-        if self._people:
-            self._sent.end_earlier(run_id, OPPOSITES["training"], self._end_recorded, every=first)
-
-    def _end_recorded(self, records: Iterable[Mapping[str, Any]]) -> None:
-        now, wall = self._clock.monotonic(), self._clock.time()
-        for alert in [ended_alert(each, now, wall) for each in records]:
-            log.info("alert %s of an earlier agent is over: %s", alert.rule.name, alert.summary)
-            for sender in self._people:
-                sender.offer([alert])
-
-    @property
-    def _people(self) -> list[AlertSender]:
-        return [sender for sender in self._senders if sender.receiver.for_people]
-
-    # --- what people were sent ---
-
-    def _know(self, run_id: str, store: object) -> None:
-        if store and self._remembers:
-            self._sent.know(run_id, str(store))
-
-    def _accept(self, alerts: Iterable[Alert]) -> None:
-        """Take in what a receiver has taken. The threads of senders call it."""
-        for alert in alerts:
-            self._accepted.put(alert)
-
-    def _record_sent(self) -> None:
-        """Record what receivers have taken since the last call."""
-        offset = self._clock.time() - self._clock.monotonic()
-        messages = []
-        while not self._accepted.empty():
-            alert = self._accepted.get()
-            plain = as_json(alert, self._origin, lambda at: at + offset)
-            until = None if alert.until is None else alert.until + offset
-            messages.append({**plain, "incident": alert.rule.incident, "until": until})
-        self._sent.sent(messages)
 
     def look(self) -> None:
         """Read the kernel's log."""
         now = self._clock.monotonic()
         for finding in self._kernel_log.read(now):
             self._findings[finding.kind] += 1
-            self._incident("kernel", finding.facts(), now)
+            self._event("kernel", finding.facts(), now)
 
     def tick(self) -> None:
         """Do what is due although nothing comes in."""
         now = self._clock.monotonic()
         if self._kernel_log.is_file:
             self.look()
-        self._handle(self._evaluation.expire(now))
-        self._record_sent()
+        if now >= self._read_at:
+            self._read_at = now + _READ_EVERY
+            self._readings = [*self._machine.read()]
+            for kind, facts in self._found():
+                self._handle(self._incidents.take(kind, {"run_id": self._run_id, **facts}, now))
+            self._handle(self._incidents.tick(now))
+            self._report()
         self._records.busy()
-        if now >= self._look_back_at:
-            self._look_back_at = now + _LOOK_BACK
-            self._sent.look_back()
         if now >= self._again_at:
             self._again_at = now + _AGAIN
-            if firing := self._evaluation.firing:
-                for sender in self._senders:
-                    if not sender.receiver.for_people:
-                        sender.offer(firing)
+            for sender in self._senders:
+                if not sender.receiver.for_people:
+                    sender.offer(self._incidents.open)
 
-    def _read(self) -> Iterator[Reading]:
-        yield from self._machine.read()
+    def _found(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what the newest readings tell of incidents that begin or are over."""
+        for name, labels, value in self._readings:
+            if name == "spotguard_disk_free_ratio" and labels[0] in ("store", "stage"):
+                yield "disk-full", {"place": labels[0], "free": f"{value:.1%}", "over": value >= _FULL}
+            elif name == "spotguard_gpu_up":
+                yield "gpu-lost", {"gpu": labels[0], "over": value > 0}
+            elif name == "spotguard_gpu_ecc_errors_total":
+                if value > self._memory_errors.setdefault(labels[0], value):
+                    yield "gpu-memory-error", {"gpu": labels[0], "number": int(value)}
+                self._memory_errors[labels[0]] = value
+
+    def _metrics(self) -> Iterator[Reading]:
+        yield from self._readings
         for kind, number in self._findings.items():
             yield "spotguard_kernel_errors_total", (kind,), float(number)
         for sender in self._senders:
@@ -238,50 +173,38 @@ class AlertProcess:
 
     # --- what goes out ---
 
-    def _handle(self, alerts: Iterable[Alert], over: str = "is over") -> None:
-        for alert in alerts:
-            actions = alert.rule.actions
-            if "log" in actions and alert.ended is None:
-                log.log(_LEVELS[alert.rule.severity], "alert %s: %s", alert.rule.name, alert.summary)
-            elif "log" in actions:
-                log.info("alert %s %s: %s", alert.rule.name, over, alert.summary)
-            if "webhook" in actions:
-                for sender in self._senders:
-                    sender.offer([alert])
-            if "command" in actions and alert.ended is None and self._command is not None:
-                self._run_command(self._command, alert)
+    def _handle(self, incidents: Iterable[Incident]) -> None:
+        for incident in incidents:
+            if KINDS[incident.name].logged and incident.ended is None:
+                log.log(_LEVELS[incident.severity], "incident %s: %s", incident.name, incident.summary)
+            elif KINDS[incident.name].logged:
+                log.info("incident %s is over: %s", incident.name, incident.summary)
+            for sender in self._senders:
+                sender.offer([incident])
+            if incident.name == "failure" and incident.ended is None and self._command is not None:
+                self._run_command(self._command, incident)
 
-    def _run_command(self, command: ShellCommand, alert: Alert) -> None:
-        facts = {
-            **alert.facts,
-            "alert": alert.rule.name,
-            "severity": alert.rule.severity,
-            "summary": alert.summary,
-        }
-        values = (
-            facts.get("class", alert.rule.name),
-            facts.get("step", ""),
-            facts.get("run_id", self._run_id),
-        )
+    def _run_command(self, command: ShellCommand, incident: Incident) -> None:
+        facts = incident.facts
+        values = (facts.get("class", "unknown"), facts.get("step", ""), incident.run_id)
         given = {name: clip(str(value), TEXT) for name, value in zip(FAILURE_FACTS, values, strict=True)}
-        body = json.dumps({**facts, "labels": labels_of(alert, self._origin)}).encode() + b"\n"
+        about = {"incident": incident.name, "severity": incident.severity, "summary": incident.summary}
+        body = {**facts, **about, "labels": labels_of(incident, self._origin)}
         until = self._clock.monotonic() + _OF_COMMAND
-        command.start(alert.rule.name, {**os.environ, **given}, until, body)
+        command.start(incident.name, {**os.environ, **given}, until, json.dumps(body).encode() + b"\n")
 
-    def _report(self, readings: Iterable[Reading] | None = None) -> None:
+    def _report(self) -> None:
         firing = [
             {
-                "alert": alert.rule.name,
-                "severity": alert.rule.severity,
-                "summary": alert.summary,
-                "for_seconds": round(self._clock.monotonic() - alert.began, 1),
+                "alert": incident.name,
+                "severity": incident.severity,
+                "summary": incident.summary,
+                "for_seconds": round(self._clock.monotonic() - incident.began, 1),
             }
-            for alert in self._evaluation.firing
+            for incident in self._incidents.open
         ]
-        if readings is not None:
-            self._reported = [[name, list(labels), value] for name, labels, value in readings]
-        readings, hanging = self._reported or [], self._machine.hanging
-        self._report_to({"firing": firing, "readings": readings, "hanging": hanging})
+        readings = [[name, list(labels), value] for name, labels, value in self._metrics()]
+        self._report_to({"firing": firing, "readings": readings, "hanging": self._machine.hanging})
 
     # --- the end ---
 
@@ -300,19 +223,14 @@ class AlertProcess:
                 "the agent of run %s is gone without a word: nothing watches for notices [SG113]",
                 self._run_id,
             )
-            self._incident("agent-lost", {}, now)
-        self._handle(
-            self._evaluation.close(now, ended=self._ends), over="ends with the agent, which evaluates it"
-        )
+            self._event("agent-lost", {}, now)
+        else:
+            self._handle(self._incidents.close(now))
         self._report_busy()
-        never = threading.Event()
-        while self._records.busy():  # what they find may have to be sent
-            self._clock.wait(never, 0.05)
-        now = self._clock.monotonic()
         for sender in self._senders:
             sender.close(now + _LAST_MESSAGES)
-        self._record_sent()
         self._report_busy()
+        never = threading.Event()
         while self._records.busy() or (self._command is not None and self._command.busy):
             self._clock.wait(never, 0.05)  # both have limits of their own
         self._records.close()

@@ -1,4 +1,4 @@
-"""Receivers of alerts: the kinds that spotguard knows, and the JSON that each takes. Pure.
+"""Receivers of incidents: the kinds that spotguard knows, and the JSON that each takes. Pure.
 
 Alertmanager gets its API's alerts (OpenAPI v2, `POST /api/v2/alerts`), and sends, groups and silences by itself. Slack's
 incoming webhooks, and those of others that copy them, take one text. Any other receiver gets plain JSON.
@@ -6,31 +6,27 @@ incoming webhooks, and those of others that copy them, take one text. Any other 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..providers.dates import parse_iso
 from ..providers.redaction import redacted_text
-from ..providers.text import TEXT, clip
-from .evaluation import Alert
-from .rules import SEVERITIES, Rule, is_rule_name
+from .incidents import Incident
 
 #: Seconds after which Alertmanager ends an alert that it hears nothing more of: four times the seconds between two messages,
-#: as Prometheus does it.
+#: as Prometheus does it. So an incident ends there, too, if the agent and its helper are gone.
 FORGOTTEN_AFTER = 240.0
-#: Kinds that are sent only what is new. Alertmanager is sent again what fires.
 _KINDS = ("alertmanager", "slack", "json")
-#: The number of alerts in one text.
+#: The number of incidents in one text.
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The machine and the run that alerts come from."""
+    """The machine and the run that incidents come from."""
 
     host: str
     run_id: str
@@ -67,29 +63,29 @@ class Receiver:
 
     @property
     def for_people(self) -> bool:
-        """Whether it keeps an alert until somebody ends it. Alertmanager forgets what it hears nothing more of."""
+        """Whether it is sent only what is new. Alertmanager is sent again what lasts, or it would forget it."""
         return self.kind != "alertmanager"
 
     def body(
-        self, alerts: Sequence[Alert], origin: Origin, now: float, wall: Callable[[float], float]
+        self, incidents: Sequence[Incident], origin: Origin, now: float, wall: Callable[[float], float]
     ) -> Any:
-        """Return the JSON for these alerts.
+        """Return the JSON for these incidents.
 
         Args:
-            alerts: the alerts.
+            incidents: the incidents.
             origin: where they come from.
             now: monotonic seconds of this message.
             wall: turns monotonic seconds into Unix seconds.
         """
         if self.kind == "alertmanager":
-            return [_for_alertmanager(alert, origin, now, wall) for alert in alerts]
+            return [_for_alertmanager(each, origin, now, wall) for each in incidents]
         if self.kind == "slack":
-            return {"text": _text_of(alerts, origin)}
+            return {"text": _text_of(incidents, origin)}
         return {
             "version": 1,
             "host": origin.host,
             "run_id": origin.run_id,
-            "alerts": [as_json(alert, origin, wall) for alert in alerts],
+            "incidents": [_as_json(each, origin, wall) for each in incidents],
         }
 
 
@@ -102,97 +98,48 @@ def _kind_of(url: str) -> str:
     return "json"
 
 
-def labels_of(alert: Alert, origin: Origin) -> dict[str, str]:
-    """Return the labels that identify the alert everywhere."""
-    own = {name: redacted_text(value) for name, value in alert.labels if value}
+def labels_of(incident: Incident, origin: Origin) -> dict[str, str]:
+    """Return the labels that identify the incident everywhere."""
+    own = {name: redacted_text(value) for name, value in incident.labels}
     common = {"instance": origin.host, "run_id": origin.run_id}
-    return {"alertname": alert.rule.name, "severity": alert.rule.severity, **common, **own}
+    return {"alertname": incident.name, "severity": incident.severity, **common, **own}
 
 
 def _for_alertmanager(
-    alert: Alert, origin: Origin, now: float, wall: Callable[[float], float]
+    incident: Incident, origin: Origin, now: float, wall: Callable[[float], float]
 ) -> dict[str, Any]:
-    # A label's name has letters, digits and _ (api/v2/openapi.yaml, labelSet; model.LabelName).
-    labels = {re.sub(r"\W", "_", name): value for name, value in labels_of(alert, origin).items()}
+    # Alertmanager takes an end in the past for the end, and forgets what lasts once its end is over.
+    lasting = max(now + FORGOTTEN_AFTER, incident.until if incident.until < math.inf else 0.0)
     return {
-        "labels": labels,
-        "annotations": {"summary": redacted_text(alert.summary)},
-        "startsAt": _time(wall(alert.began)),
-        "endsAt": _time(wall(_end(alert, now))),
+        "labels": labels_of(incident, origin),
+        "annotations": {"summary": redacted_text(incident.summary)},
+        "startsAt": _time(wall(incident.began)),
+        "endsAt": _time(wall(lasting if incident.ended is None else incident.ended)),
     }
 
 
-def _end(alert: Alert, now: float) -> float:
-    """Return when the alert ends, or would if nothing more was heard of it. Alertmanager takes an end in the past for the end."""
-    if alert.ended is not None:
-        return alert.ended
-    return max(now + FORGOTTEN_AFTER, alert.until or 0.0)
-
-
-def ended_by_now(found: object, before: float, now: float) -> list[dict[str, Any]]:
-    """Return those alerts of Alertmanager that began before a time, as ended.
-
-    Args:
-        found: the answer of its `GET /api/v2/alerts`.
-        before: Unix seconds.
-        now: Unix seconds of the end.
-    """
-    old = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    same = ("labels", "annotations", "startsAt")
-    return [
-        {**{name: each[name] for name in same if name in each}, "endsAt": _time(now)}
-        for each in old
-        if (began := parse_iso(each.get("startsAt"))) is not None and began < before
-    ]
-
-
-def as_json(alert: Alert, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:
-    """Return one alert for a receiver of plain JSON, and for the record of it."""
+def _as_json(incident: Incident, origin: Origin, wall: Callable[[float], float]) -> dict[str, Any]:
     return {
-        "alert": alert.rule.name,
-        "status": "firing" if alert.ended is None else "resolved",
-        "severity": alert.rule.severity,
-        "summary": redacted_text(alert.summary),
-        "labels": labels_of(alert, origin),
-        "startsAt": _time(wall(alert.began)),
-        "endsAt": None if alert.ended is None else _time(wall(alert.ended)),
+        "incident": incident.name,
+        "status": "firing" if incident.ended is None else "resolved",
+        "severity": incident.severity,
+        "summary": redacted_text(incident.summary),
+        "labels": labels_of(incident, origin),
+        "startsAt": _time(wall(incident.began)),
+        "endsAt": None if incident.ended is None else _time(wall(incident.ended)),
     }
 
 
-def ended_alert(record: Mapping[str, Any], now: float, wall: float) -> Alert:
-    """Return an alert of an earlier agent, as ended, by its record.
-
-    Args:
-        record: what `as_json` has made. Another program may have written anything to the store.
-        now: monotonic seconds of the end.
-        wall: Unix seconds of the end.
-    """
-    labels = record.get("labels")
-    found = labels if isinstance(labels, dict) else {}
-    named = {clip(str(name), TEXT): clip(str(value), TEXT) for name, value in found.items()}
-    severity = named.pop("severity", SEVERITIES[0])
-    name = named.pop("alertname", "")
-    rule = Rule(
-        name if is_rule_name(name) else "unknown",
-        severity=severity if severity in SEVERITIES else SEVERITIES[0],
-    )
-    began = parse_iso(record.get("startsAt"))
-    since = now - (wall - began) if began is not None and 0 <= began <= wall else now
-    return Alert(rule, tuple(named.items()), clip(str(record.get("summary", "")), 4 * TEXT), since, ended=now)
-
-
-def _text_of(alerts: Sequence[Alert], origin: Origin) -> str:
-    lines = [_line_of(alert, origin) for alert in alerts[:_SHOWN]]
-    if len(alerts) > _SHOWN:
-        lines.append(f"and {len(alerts) - _SHOWN} more")
+def _text_of(incidents: Sequence[Incident], origin: Origin) -> str:
+    lines = [_line_of(each) for each in incidents[:_SHOWN]]
+    if len(incidents) > _SHOWN:
+        lines.append(f"and {len(incidents) - _SHOWN} more")
     return "\n".join([f"spotguard, run {_slack(origin.run_id)} on {_slack(origin.host)}:", *lines])
 
 
-def _line_of(alert: Alert, origin: Origin) -> str:
-    state = f"*{alert.rule.severity.upper()}*" if alert.ended is None else "resolved"
-    host = labels_of(alert, origin)["instance"]  # of an earlier agent's alert it is another one
-    where = "" if host == origin.host else f" on {_slack(host)}"
-    return f"{state} {_slack(alert.rule.name)}{where}: {_slack(redacted_text(alert.summary))}"
+def _line_of(incident: Incident) -> str:
+    state = f"*{incident.severity.upper()}*" if incident.ended is None else "resolved"
+    return f"{state} {incident.name}: {_slack(redacted_text(incident.summary))}"
 
 
 def _slack(text: str) -> str:

@@ -1,15 +1,13 @@
-"""The sender of one receiver's alerts: a thread with a bounded queue, which tries again, and which nothing waits for."""
+"""The sender of one receiver's incidents: a thread with a bounded queue, which tries again, and which nothing waits for."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ipaddress import ip_address
-from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,9 +15,8 @@ import requests
 from requests.utils import get_environ_proxies
 
 from ..providers.clock import Clock
-from .evaluation import Alert, Labels
-from .receivers import Origin, Receiver, ended_by_now
-from .rules import SEVERITIES
+from .incidents import Incident, Labels
+from .receivers import Origin, Receiver
 
 log = logging.getLogger("spotguard.agent")
 
@@ -29,24 +26,21 @@ _PATIENCE = (5.0, 10.0)
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 #: Seconds for which one message is tried.
 _TRIED_FOR = 300.0
-#: Bytes of one read of an answer, and the most reads: a run has some kilobytes of alerts.
-_PIECE, _PIECES = 2**16, 64
-#: Alerts that wait; the oldest of the least severity go first.
+#: Incidents that wait; the oldest of the least severity go first.
 _WAITING = 200
-#: Seconds between two messages to people, and the most alerts of one rule and run in an hour. More wait, and the newest counts.
+#: Seconds between two messages to people, and the most incidents of one kind and run in an hour. More wait, and the newest counts.
 _APART, _AN_HOUR, _HOUR = 10.0, 20, 3600.0
 #: Statuses after which the same message may be taken later.
 _LATER = frozenset({408, 425, 429, *range(500, 600)})
 
 
-class AlertSender:
+class IncidentSender:
     """The sender. The process's thread calls `offer` and `close`.
 
     Args:
         receiver: the receiver.
-        origin: where the alerts come from.
+        origin: where the incidents come from.
         clock: the clock.
-        accepted: called by the sender's thread with the alerts of each message that the receiver has taken.
         session: sends; for tests.
     """
 
@@ -55,52 +49,38 @@ class AlertSender:
         receiver: Receiver,
         origin: Origin,
         clock: Clock,
-        accepted: Callable[[Sequence[Alert]], None] = lambda _: None,
         session: requests.Session | None = None,
     ) -> None:
         self.receiver = receiver
-        self._accepted = accepted
         self._origin = origin
         self._clock = clock
         self._session = session or _session_for(receiver.url)
         self._lock = threading.Lock()
         self._news, self._closing, self._never = threading.Event(), threading.Event(), threading.Event()
-        #: By rule and labels: the newest state, and before an end that begin which has not been sent.
-        self._waiting: dict[tuple[str, Labels], list[Alert]] = {}
+        #: By name and labels: the newest state, and before an end that begin which has not been sent.
+        self._waiting: dict[tuple[str, Labels], list[Incident]] = {}
         self._close_by: float | None = None
         self._sent_at = -_HOUR
-        #: By rule and run: when alerts for people were taken in the last hour; and those over their limit.
+        #: By name and run: when incidents for people were taken in the last hour; and those over their limit.
         self._taken: dict[tuple[str, str], deque[float]] = {}
         self._limited: set[tuple[str, str]] = set()
         self._failing = False
-        #: By run: the rules whose earlier alerts are to be ended, and until when that is tried; and when this sender began.
-        self._earlier: dict[str, tuple[Sequence[str], float]] = {}
-        self._began = clock.time()
-        #: Messages by result: "sent" or "failed"; and alerts: "dropped".
+        #: Messages by result: "sent" or "failed"; and incidents: "dropped".
         self.counts: Counter[str] = Counter(sent=0, failed=0, dropped=0)
         self._thread = threading.Thread(target=self._run, name="spotguard-alerts", daemon=True)
         self._thread.start()
 
-    def offer(self, alerts: Sequence[Alert]) -> None:
-        """Send these alerts soon. Never blocks."""
+    def offer(self, incidents: Sequence[Incident]) -> None:
+        """Send these incidents soon. Never blocks."""
         with self._lock:
-            for alert in alerts:
-                key = (alert.rule.name, alert.labels)
+            for incident in incidents:
+                key = (incident.name, incident.labels)
                 before = self._waiting.pop(key, [])
-                begins = [] if alert.ended is None else [each for each in before if each.ended is None]
-                self._waiting[key] = [*begins, alert]
+                begins = [] if incident.ended is None else [each for each in before if each.ended is None]
+                self._waiting[key] = [*begins, incident]
             while sum(map(len, self._waiting.values())) > _WAITING:
-                least = min(self._waiting, key=lambda key: _severity(self._waiting[key][-1]))
+                least = min(self._waiting, key=lambda key: _is_critical(self._waiting[key][-1]))
                 self.counts["dropped"] += len(self._waiting.pop(least))
-        self._news.set()
-
-    def end_earlier(self, run_id: str, rules: Sequence[str]) -> None:
-        """End soon the alerts of a run that an agent before this one has sent, and whose end it did not see. Never blocks.
-
-        Only Alertmanager can be asked for them. The alerts that began since this sender did are this agent's, or another machine's.
-        """
-        with self._lock:
-            self._earlier[run_id] = (rules, self._clock.monotonic() + _TRIED_FOR)
         self._news.set()
 
     def close(self, until: float) -> None:
@@ -111,7 +91,7 @@ class AlertSender:
         self._thread.join(max(0.0, until - self._clock.monotonic()))
         if self._thread.is_alive():  # the receiver keeps its answer back
             log.warning(
-                "%s has not answered in time: the last alerts may be lost [SG114]", self.receiver.name
+                "%s has not answered in time: the last incidents may be lost [SG114]", self.receiver.name
             )
 
     # --- the thread ---
@@ -125,57 +105,24 @@ class AlertSender:
             if batch := self._take():
                 self._send(batch)
             with self._lock:
-                earlier = list(self._earlier.items())
-            for run_id, (rules, until) in earlier:
-                if self._end_earlier(run_id, rules) or self._clock.monotonic() >= until:
-                    del self._earlier[run_id]
-            with self._lock:
                 if self._close_by is not None and not self._waiting and not self._news.is_set():
                     return
                 # What is over its limit waits for its turn.
-                patience = _APART if self._waiting or self._earlier else _HOUR
+                patience = _APART if self._waiting else _HOUR
 
-    def _end_earlier(self, run_id: str, rules: Sequence[str]) -> bool:
-        """Ask for the alerts of a run, and send their end; return whether there was an answer, and it was taken."""
-        wanted = [f'run_id="{run_id}"', f'alertname=~"{"|".join(rules)}"']
-        try:
-            with self._session.get(
-                self.receiver.url,
-                params={"filter": wanted},
-                timeout=_PATIENCE,
-                allow_redirects=False,
-                stream=True,
-            ) as answer:
-                if answer.status_code != 200:
-                    return answer.status_code not in _LATER
-                body = b"".join(islice(answer.iter_content(_PIECE), _PIECES + 1))
-            if len(body) > _PIECE * _PIECES:
-                log.warning(
-                    "%s lists more than %d MiB of alerts of run %s: none is ended [SG114]",
-                    self.receiver.name,
-                    _PIECE * _PIECES >> 20,
-                    run_id,
-                )
-                return True
-            found = json.loads(body)
-        except (OSError, ValueError, RecursionError):
-            return False
-        ended = ended_by_now(found, self._began, self._clock.time())
-        return not ended or not self._post(ended)[0]
-
-    def _take(self) -> list[Alert]:
+    def _take(self) -> list[Incident]:
         """Take what may go now, the most severe first."""
         now = self._clock.monotonic()
         with self._lock:
             keys = list(self._waiting)
             if self.receiver.for_people and self._close_by is None:
                 keys = [key for key in keys if self._may_go(self._waiting[key][-1], now)]
-            batch = [alert for key in keys for alert in self._waiting.pop(key)]
-        return sorted(batch, key=_severity, reverse=True)
+            batch = [each for key in keys for each in self._waiting.pop(key)]
+        return sorted(batch, key=_is_critical, reverse=True)
 
-    def _may_go(self, alert: Alert, now: float) -> bool:
-        """Return whether people have had few enough alerts of this rule and run in the last hour, and count this one."""
-        key = (alert.rule.name, dict(alert.labels).get("run_id", ""))
+    def _may_go(self, incident: Incident, now: float) -> bool:
+        """Return whether people have had few enough incidents of this kind and run in the last hour, and count this one."""
+        key = (incident.name, incident.run_id)
         taken = self._taken.setdefault(key, deque())
         while taken and taken[0] <= now - _HOUR:
             taken.popleft()
@@ -186,19 +133,19 @@ class AlertSender:
         if key not in self._limited:
             self._limited.add(key)
             log.warning(
-                "%s: %d alerts of rule %s in an hour are the most; the next ones wait [SG114]",
+                "%s: %d incidents %s in an hour are the most; the next ones wait [SG114]",
                 self.receiver.name,
                 _AN_HOUR,
-                alert.rule.name,
+                incident.name,
             )
         return False
 
     def _space_out(self) -> None:
-        """Wait until the next message to people may go. Alerts that come meanwhile go with it."""
+        """Wait until the next message to people may go. Incidents that come meanwhile go with it."""
         if self.receiver.for_people:
             self._clock.wait(self._closing, self._sent_at + _APART - self._clock.monotonic())
 
-    def _send(self, batch: Sequence[Alert]) -> None:
+    def _send(self, batch: Sequence[Incident]) -> None:
         until, wait = self._clock.monotonic() + _TRIED_FOR, _FIRST_WAIT
         while True:
             why, later = self._post(self._body(batch))
@@ -207,7 +154,7 @@ class AlertSender:
                 break
             if not self._failing:
                 self._failing = True
-                log.warning("alerts cannot be sent to %s: %s [SG114]", self.receiver.name, why)
+                log.warning("incidents cannot be sent to %s: %s [SG114]", self.receiver.name, why)
             last = until if self._close_by is None else min(until, self._close_by)
             if later is None or now + (delay := max(wait, later)) >= last:
                 self.counts["failed"] += 1
@@ -219,12 +166,11 @@ class AlertSender:
             wait = min(2 * wait, _LONGEST_WAIT)
         if self._failing:
             self._failing = False
-            log.info("alerts are sent to %s again", self.receiver.name)
+            log.info("incidents are sent to %s again", self.receiver.name)
         self.counts["sent"] += 1
         self._sent_at = now
-        self._accepted(batch)
 
-    def _body(self, batch: Sequence[Alert]) -> Any:
+    def _body(self, batch: Sequence[Incident]) -> Any:
         """Return the message of this moment: while it is tried, time goes by, and NTP may set the wall clock."""
         now = self._clock.monotonic()
         offset = self._clock.time() - now
@@ -247,8 +193,8 @@ class AlertSender:
         return f"it answered {status}", later if status in _LATER else None
 
 
-def _severity(alert: Alert) -> int:
-    return SEVERITIES.index(alert.rule.severity)
+def _is_critical(incident: Incident) -> bool:
+    return incident.severity == "critical"
 
 
 def _session_for(url: str) -> requests.Session:

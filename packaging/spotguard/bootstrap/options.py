@@ -44,7 +44,7 @@ def read(flags: Mapping[str, str], user: str, clock: Clock) -> Options:
         raise UsageError(
             "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
         )
-    folders = dict.fromkeys(("stage", "socket", "notice-file", "rules"), _on_the_machine)
+    folders = dict.fromkeys(("stage", "socket", "notice-file"), _on_the_machine)
     readers = {**folders, "store": store, "deadline": _to_come(clock)}
     options = resolve.resolve("run", flags, {}, readers=readers)
     if options.metrics_port is not None and options.metrics_port < _FIRST_PORT and user != "root":

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from importlib import resources
 
-from spotguard.alerts.rule_file import default_text
-
 #: The files, each with a description.
 FILES = {
     "rules.yml": "Prometheus: what is recorded, and the alerts",
     "prometheus.yml": "Prometheus: a scrape of this machine's agents, with these rules",
     "dashboard.json": "Grafana: the dashboard, to be imported",
     "grafana-alerts.yml": "Grafana: the alerts of rules.yml, for its own alerting",
-    "alerts.toml": "spotguard: the rules of alerts, to be changed for --rules",
     "filebeat.yml": "Filebeat: the lines of --json-log to Elasticsearch",
 }
 
 
 def text(name: str) -> str:
     """Return the text of the file `name`, as spotguard ships it."""
-    if name == "alerts.toml":
-        return default_text()
     return resources.files(__package__).joinpath("template-files", name).read_text()

@@ -29,7 +29,7 @@ def started(events: Events) -> Iterator[Started]:
 
     def start(program: str) -> AlertHelper:
         command = (sys.executable, "-c", program)
-        helpers.append(AlertHelper({}, events.queue.put, SystemClock(), list, command))
+        helpers.append(AlertHelper({}, events.queue.put, SystemClock(), command))
         helpers[-1].start()
         return helpers[-1]
 

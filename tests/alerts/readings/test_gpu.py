@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from spotguard.alerts.readings.gpu import Gpus
-from spotguard.hooks.recorder.failure_plan import VARIABLE, FailurePlan
 
 
 class NVMLError_GpuIsLost(Exception):
@@ -103,60 +97,4 @@ def test_a_machine_without_a_driver_has_no_gpus() -> None:
     nvml.nvmlInit = lambda: (_ for _ in ()).throw(RuntimeError("Driver Not Loaded"))  # type: ignore[method-assign]
     gpus = Gpus(nvml)
     assert gpus.closed == "Driver Not Loaded"
-    assert read(gpus) == {}
-
-
-def simulated(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpus, FailurePlan]:
-    """The GPUs that the helper reads below `spotguard simulate failure`."""
-    plan = FailurePlan(kind, 5, 0, "forward", 2, str(folder), seconds=60.0)
-    monkeypatch.setenv(VARIABLE, plan.encode())
-    return Gpus(), plan
-
-
-@pytest.mark.parametrize(
-    ("kind", "well", "wrong"),
-    [
-        ("gpu-lost", {("up", "0"): 1.0}, {("up", "0"): 0.0}),
-        ("gpu-memory-error", {("ecc_errors_total", "0"): 0.0}, {("ecc_errors_total", "0"): 1.0}),
-        ("gpu-throttled", {("throttled", "0", "heat"): 0.0}, {("throttled", "0", "heat"): 1.0}),
-    ],
-)
-def test_a_simulated_gpu_is_well_until_its_failure_begins(
-    kind: str,
-    well: dict[Any, float],
-    wrong: dict[Any, float],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpus, plan = simulated(kind, tmp_path, monkeypatch)
-    assert gpus.closed == ""
-    before = read(gpus)
-    plan.time(0).touch()
-    assert well.items() <= before.items()
-    assert wrong.items() <= read(gpus).items()
-
-
-def test_a_simulated_gpu_s_clocks_are_as_before_once_its_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus, plan = simulated("gpu-throttled", tmp_path, monkeypatch)
-    plan.time(0).touch()
-    os.utime(plan.time(0), (time.time() - 61, time.time() - 61))
-    assert read(gpus)["throttled", "0", "heat"] == 0.0
-    plan.time(1).touch()  # the second time
-    assert read(gpus)["throttled", "0", "heat"] == 1.0
-
-
-def test_errors_of_memory_before_the_first_reading_are_an_increase_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus, plan = simulated("gpu-memory-error", tmp_path, monkeypatch)
-    plan.time(0).touch()
-    assert [read(gpus)["ecc_errors_total", "0"] for _ in range(3)] == [0.0, 1.0, 1.0]
-
-
-def test_a_failure_that_is_none_of_a_gpu_leaves_nvml_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus, _ = simulated("memory-kill", tmp_path, monkeypatch)
     assert read(gpus) == {}

@@ -1,11 +1,9 @@
-"""The processes that work on a store for the helper: their output, their errors, and one that hangs."""
+"""The processes that write to a store for the helper: their input, their errors, and one that hangs."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,49 +26,37 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
-def test_what_a_process_prints_is_handed_over_once_and_in_the_helper_s_thread(
-    module: Callable[[str], str],
+#: A job that writes what it is given into a file.
+WRITES = "import json, sys\nopen({path!r}, 'a').write(json.load(sys.stdin)['text'])\n"
+
+
+def test_a_process_gets_its_body_and_has_no_way_into_the_helper_s_pipe(
+    module: Callable[[str], str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found: list[Any] = []
     processes = StoreProcesses(SystemClock())
-    body = {"long": "x" * 50_000}
-    processes.start(StoreJob(module("print(input())\nprint(1)\n"), body, "not read", found.append))
+    text = "print('a library wrote this')\n" + WRITES.format(path=str(tmp_path / "said"))
+    processes.start(StoreJob(module(text), {"text": "x" * 50_000}, "not written"))
     eventually(lambda: not processes.busy(), "it has ended")
-    assert not processes.busy()
-    assert found == [[body, 1]]
-
-
-@pytest.mark.parametrize(
-    "then", ["raise SystemExit(1)", "print('{\"cut', end='')", "print('a library wrote this')"]
-)
-def test_what_a_process_has_printed_counts_although_it_fails(
-    then: str, module: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another process that has ended beside it is not forgotten."""
-    found: list[Any] = []
-    processes = StoreProcesses(SystemClock())
-    for text in (f"print(1)\n{then}\n", "print(2)\n"):
-        processes.start(StoreJob(module(text), {}, "it is not read", found.extend))
-    eventually(lambda: not processes.busy(), "both have ended")
-    assert sorted(found) == [1, 2]
-    (warning,) = caplog.messages
-    assert "it is not read" in warning
+    assert (tmp_path / "said").read_text() == "x" * 50_000
+    assert capfd.readouterr().out == ""
 
 
 def test_a_process_that_cannot_be_started_is_started_later(
-    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
-    """The body may be the only record of alerts that were sent."""
-    found: list[Any] = []
+    """The body may be the only record of a failure."""
     clock = ManualClock()
     processes = StoreProcesses(clock)
-    job = StoreJob(module("print(1)\n"), {}, "it is not written", found.extend)
+    job = StoreJob(module(WRITES.format(path=str(tmp_path / "said"))), {"text": "once."}, "it is not written")
     with monkeypatch.context() as patch:
         patch.setattr("sys.executable", str(Path("/nowhere/python")))
         processes.start(job)
         assert processes.busy()
     eventually(lambda: not processes.busy(), "it has ended")
-    assert (found, caplog.messages) == ([1], [])
+    assert ((tmp_path / "said").read_text(), caplog.messages) == ("once.", [])
     with monkeypatch.context() as patch:
         patch.setattr("sys.executable", str(Path("/nowhere/python")))
         processes.start(job)
@@ -81,45 +67,45 @@ def test_a_process_that_cannot_be_started_is_started_later(
     (warning,) = caplog.messages
     assert "No such file or directory" in warning
     assert "it is not written" in warning
-    assert found == [1]
+    assert (tmp_path / "said").read_text() == "once."
 
 
-def test_a_process_that_fails_hands_over_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    found: list[Any] = []
+def test_a_process_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     processes = StoreProcesses(SystemClock())
-    processes.start(StoreJob("spotguard.alerts.none", {}, "it is not read", found.append))
+    processes.start(StoreJob("spotguard.alerts.none", {}, "it is not written"))
     eventually(lambda: not processes.busy(), "it has ended")
-    assert (found, caplog.messages) == ([], ["it is not read"])
+    assert caplog.messages == ["it is not written"]
 
 
-def test_a_process_that_is_out_of_time_is_killed_and_what_it_had_printed_counts(
+def test_a_process_that_is_out_of_time_is_killed(
     module: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, found = ManualClock(), list[Any]()
+    clock = ManualClock()
     processes = StoreProcesses(clock)
-    hangs = module("import signal\nprint(1, flush=True)\nsignal.pause()\n")
-    processes.start(StoreJob(hangs, {}, "it is not read", found.append))
+    processes.start(StoreJob(module("import signal\nsignal.pause()\n"), {}, "it is not written"))
     (running,) = processes._running
-    eventually(lambda: os.fstat(running.output.fileno()).st_size, "it has printed")
     for _ in range(4):
         assert processes.busy()
         clock.advance(5)
     assert not processes.busy()
-    assert (running.process.returncode, found) == (-9, [[1]])
-    assert caplog.messages == ["the store took more than 20 s: it is not read"]
+    assert running.process.returncode == -9
+    assert caplog.messages == ["the store took more than 20 s: it is not written"]
 
 
 def test_time_in_which_the_helper_was_stopped_itself_does_not_count(
-    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     """Such as on a machine that is suspended: the store had no time either."""
-    clock, found = ManualClock(), list[Any]()
+    clock, writes = ManualClock(), module(WRITES.format(path=str(tmp_path / "said")))
     processes = StoreProcesses(clock)
-    processes.start(StoreJob(module("print(input())\n"), {}, "it is not read", found.extend))
+    processes.start(StoreJob(writes, {"text": "a"}, "it is not written"))
     with monkeypatch.context() as patch:
         patch.setattr("sys.executable", str(Path("/nowhere/python")))
-        processes.start(StoreJob(module("print(2)\n"), {}, "it is not read", found.extend))
+        processes.start(StoreJob(writes, {"text": "b"}, "it is not written"))
         clock.advance(600)
         assert processes.busy()
     eventually(lambda: not processes.busy(), "both have ended")
-    assert (sorted(found, key=str), caplog.messages) == ([2, {}], [])
+    assert (sorted((tmp_path / "said").read_text()), caplog.messages) == (["a", "b"], [])

@@ -14,7 +14,6 @@ from spotguard.hooks.consensus.topology import (
     MESH,
     Host,
     default_interface,
-    machine_id,
     machines_to_watch,
     neighbours,
     this_machine,
@@ -128,15 +127,3 @@ def test_an_agent_that_starts_again_is_on_the_same_machine(tmp_path: Path) -> No
     (tmp_path / "job.sock").touch()
     assert this_machine(str(tmp_path / "job.sock")) == before
     assert this_machine(str(tmp_path / "gone" / "job.sock")).id.endswith("/gone/job.sock")
-
-
-def test_a_machine_has_one_word_for_its_boot_and_one_for_its_agent_s_place() -> None:
-    """The name is none of it: a pod may keep it on another node. It counts only if the boot is hidden."""
-    words = [
-        machine_id(Host(id, (name, "10.0.0.1")))
-        for id, name in (("b1 /a 1:2", "n"), ("b1 /a 1:3", "n"), ("b2 /a 1:2", "n"), ("b1 /a 1:2", "m"))
-    ]
-    assert words[0] == words[3]
-    assert len({*words}) == 3
-    assert len({word.partition("-")[0] for word in words}) == 2
-    assert machine_id(Host(" /a 1:2", ("n",))) != machine_id(Host(" /a 1:2", ("m",)))

@@ -9,6 +9,7 @@ import pytest
 
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError
+from tests.e2e.processes import eventually
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import TOTAL, go_on, trained
 from tests.fakes.store import Fault
@@ -44,16 +45,22 @@ def test_switched_off_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.kinds()["manifests"] == 0
 
 
-def test_a_background_save_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning, and training goes on."""
+def test_a_background_save_that_fails_stops_nothing_and_the_agent_is_told_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A warning, and training goes on. The next commit ends it."""
     store = WatchedStore()
     with trained(store) as (guard, job, _):
         store.calls.clear()
         store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
         guard._saver.background()
         go_on(guard, job)
+        eventually(lambda: guard._position().failing == "read-only", "the position tells it")
+        assert store.kinds()["manifests"] == 0
+        store.faults = []
+        guard.save()
+        assert guard._position().failing == ""
     assert "background checkpoint failed, training continues: read-only" in caplog.text
-    assert store.kinds()["manifests"] == 0
 
 
 def test_where_memory_is_short_no_copy_is_begun(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
-from ...hooks.recorder.failure_plan import OF_NVML, VARIABLE, FailurePlan
 from .host import Reading
 
 #: Reasons for which a GPU's clocks are lowered, by NVML's bits (nvml.h, nvmlClocksEventReasons). Idle, application's settings
@@ -84,54 +80,5 @@ def _throttling(nvml: Any) -> Callable[..., Any]:
     return getattr(nvml, name, None) or nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # type: ignore[no-any-return]
 
 
-class NVMLError_GpuIsLost(Exception):
-    """NVML's error of a GPU that does not answer, by its name in `pynvml`."""
-
-
-class SimulatedNvml:
-    """One GPU in NVML's place, for `spotguard simulate failure`: well until the failure of the plan begins.
-
-    Args:
-        plan: the plan.
-    """
-
-    def __init__(self, plan: FailurePlan) -> None:
-        self._plan = plan
-        #: The number of errors that were told; None before the first answer: an increase needs two values.
-        self._errors: int | None = None
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetTemperature(self, gpu: int, sensor: int) -> int:
-        if self._plan.kind == "gpu-lost" and self._begun_at() is not None:
-            raise NVMLError_GpuIsLost
-        return 50
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: int) -> int:
-        begun = self._begun_at() if self._plan.kind == "gpu-throttled" else None
-        return 0 if begun is None or time.time() > begun + self._plan.seconds else 0x40
-
-    def nvmlDeviceGetTotalEccErrors(self, gpu: int, kind: int, counter: int) -> int:
-        wrong = self._plan.kind == "gpu-memory-error" and self._begun_at() is not None
-        self._errors = 0 if self._errors is None else int(wrong)
-        return self._errors
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
-        return SimpleNamespace(used=1 << 30, total=80 << 30)
-
-    def _begun_at(self) -> float | None:
-        """Return the wall clock at the beginning of the newest time; None before the first one."""
-        marks = (self._plan.time(number) for number in range(self._plan.times))
-        return max((mark.stat().st_mtime for mark in marks if mark.exists()), default=None)
-
-
 def _library() -> Any:
-    if VARIABLE in os.environ and (plan := FailurePlan.of(os.environ)).kind in OF_NVML:
-        return SimulatedNvml(plan)
     return importlib.import_module("pynvml") if importlib.util.find_spec("pynvml") else None

@@ -1,4 +1,4 @@
-"""The processes that read and write a run's store for the helper of alerts.
+"""The processes that write to a run's store for the helper of alerts.
 
 Each is a process of its own, because a store's SDK is too large for the helper, and because a store may hang: the helper kills it
 then.
@@ -10,11 +10,10 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from ...providers.clock import Clock
 
@@ -34,13 +33,11 @@ class StoreJob:
         module: the module that it runs; it reads the body as JSON from stdin.
         body: plain JSON.
         failure: what a failure means, for the log, with its code.
-        then: takes what the process has printed, the JSON of each line, also if it failed or was killed; None if it prints nothing.
     """
 
     module: str
     body: Mapping[str, Any]
     failure: str
-    then: Callable[[list[Any]], None] | None = None
 
 
 @dataclass(slots=True)
@@ -49,7 +46,6 @@ class _Running:
     #: Monotonic seconds at which it is killed.
     until: float
     process: subprocess.Popen[bytes]
-    output: IO[bytes]
 
 
 class StoreProcesses:
@@ -73,32 +69,26 @@ class StoreProcesses:
 
     def _begin(self, job: StoreJob, until: float) -> None:
         try:
-            # Not a pipe: nobody reads before the end.
-            output = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the process has ended
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", job.module],
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    process_group=0,
-                )
-            except OSError:
-                output.close()
-                raise
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", job.module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,  # the helper's own is the pipe to its agent
+                process_group=0,
+            )
         except OSError as error:
             if self._clock.monotonic() < until:
                 self._waiting.append((job, until))
             else:
                 log.warning("%s cannot be started (%s): %s", sys.executable, error.strerror, job.failure)
             return
-        self._running.append(_Running(job, until, process, output))
+        self._running.append(_Running(job, until, process))
         assert process.stdin is not None
         # A few KiB: a pipe takes 64. A process that has ended already takes nothing, and its exit code counts.
         with suppress(BrokenPipeError), process.stdin as given:
             given.write(json.dumps(job.body).encode())
 
     def busy(self) -> bool:
-        """Return whether a process works. One that is out of time is killed, and one that has ended hands over its output.
+        """Return whether a process works. One that is out of time is killed.
 
         Time in which this process was stopped itself, as all are on a machine that is suspended, does not count.
         """
@@ -121,7 +111,6 @@ class StoreProcesses:
                 log.warning("the store took more than %.0f s: %s", PATIENCE, each.job.failure)
             elif each.process.returncode:
                 log.warning("%s", each.job.failure)
-            _hand_over(each)
         return bool(self._running or self._waiting)
 
     def close(self) -> None:
@@ -129,20 +118,4 @@ class StoreProcesses:
         for each in self._running:
             each.process.kill()
             each.process.wait()
-            each.output.close()
         self._running, self._waiting = [], []
-
-
-def _hand_over(each: _Running) -> None:
-    """Hand over each whole line that the process has printed."""
-    with each.output as output:
-        output.seek(0)
-        lines = output.read().splitlines()
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except (ValueError, RecursionError):  # cut by the kill, or a library's
-            log.warning("%s has printed a line that is no JSON: %s", each.job.module, each.job.failure)
-    if each.job.then is not None and found:
-        each.job.then(found)

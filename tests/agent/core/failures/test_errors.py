@@ -371,6 +371,19 @@ def failures(story: Story) -> list[dict[str, Any]]:
     return [dict(each.facts) for each in story.all(Incident) if each.kind == "failure"]
 
 
+def test_failing_checkpoints_are_an_incident_until_one_is_committed() -> None:
+    story = Story()
+    session = story.opens(501)
+    for step, failing in ((1, ""), (2, "403: no access"), (3, "403 again"), (4, ""), (5, "")):
+        story.says(session, Position(step, failing=failing))
+    found = [each.facts for each in story.all(Incident) if each.kind == "checkpoints-failing"]
+    run_id = found[0]["run_id"]
+    assert found == [
+        {"run_id": run_id, "rank": 0, "over": False, "text": "403: no access"},
+        {"run_id": run_id, "rank": 0, "over": True, "text": ""},
+    ]
+
+
 def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> None:
     story = Story(max_restarts=1)
     session = story.opens(501)

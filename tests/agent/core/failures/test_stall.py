@@ -22,7 +22,6 @@ from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.ending.stall_response import STALL_WINDOW
 from spotguard.agent.core.failures.stall import HEALING, SILENT
 from spotguard.agent.events import MachineSeen, Signalled
-from spotguard.alerts.rules import INCIDENTS
 from spotguard.hooks.ipc.failures.phase_times import ENOUGH, LEAST, TIMES, PhaseTimes
 from spotguard.hooks.ipc.protocol import STALL, Bye, Failed, Position, Preempt, Resume, WatchMachines
 from tests.fakes.story import Story
@@ -299,7 +298,6 @@ def test_ranks_that_wait_for_a_silent_machine_are_saved_at_once() -> None:
     assert run.warnings[1].startswith("training stands still: machine node2 is silent; rank 0 (pid 501)")
     (stall,) = [each.facts for each in run.story.all(Incident) if each.kind == "stall"]
     assert stall["machine"] == "node2"
-    assert stall.keys() == INCIDENTS["stall"], "rules can name each fact"
 
 
 @pytest.mark.parametrize("phases", [("start", "ranks"), ("collective", "start")])

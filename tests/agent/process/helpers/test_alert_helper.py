@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.events import HelperEnded, HelperReported
-from spotguard.agent.process.helpers.alert_helper import SAMPLE_EVERY, AlertHelper
+from spotguard.agent.events import HealthChanged, HelperEnded, HelperReported, SourceGone
+from spotguard.agent.process.helpers.alert_helper import AlertHelper
+from spotguard.providers.health import SEEING, STARTING, blind
 from tests.fakes.clock import ManualClock
 from tests.fakes.serving import Events
 
@@ -36,7 +37,6 @@ class Held:
 
     def __init__(self) -> None:
         self.events, self.clock = Events(), ManualClock()
-        self.values: list[Any] = [["spotguard_step", ["gpt"], 7.0]]
         self.helper = self.of(ECHO)
 
     def of(self, program: str) -> AlertHelper:
@@ -44,7 +44,6 @@ class Held:
             {"run_id": "gpt"},
             self.events.queue.put,
             self.clock,
-            lambda: self.values,
             (sys.executable, "-c", program),
         )
         return self.helper
@@ -73,17 +72,34 @@ def held() -> Iterator[Held]:
         held.events.next(HelperEnded)
 
 
-def test_it_gets_its_begin_incidents_and_a_sample_every_ten_seconds(held: Held) -> None:
+def test_it_gets_its_begin_and_then_what_happens(held: Held) -> None:
     held.helper.start()
     assert held.heard() == {"type": "begin", "run_id": "gpt"}
     held.helper.tell("stall", {"rank": 1})
-    assert held.heard() == {"type": "incident", "kind": "stall", "facts": {"rank": 1}}
-    assert held.helper.next_beat == held.clock.monotonic() + SAMPLE_EVERY
-    held.after(SAMPLE_EVERY)
-    assert held.heard() == {"type": "sample", "values": held.values}
-    held.after(SAMPLE_EVERY - 1)
-    held.helper.tell("moving", {})
-    assert held.heard()["kind"] == "moving"
+    assert held.heard() == {"type": "event", "kind": "stall", "facts": {"rank": 1}}
+    assert held.helper.next_beat is None
+
+
+def test_it_is_told_of_each_source_that_is_blind_and_sees_again(held: Held) -> None:
+    """A source that has not answered yet is neither. The next helper is told how each source sees now."""
+    held.helper.start()
+    held.heard()
+    healths = (STARTING, blind("timeout", "no answer in 2 s", "raise the hop limit"), SEEING)
+    for health in healths:
+        held.helper.take(HealthChanged("aws", health, 0.0))
+    facts = [held.heard()["facts"] for _ in healths]
+    assert [each["over"] for each in facts] == [True, False, True]
+    assert facts[1]["text"] == "blind (timeout); no answer in 2 s; raise the hop limit"
+    held.helper.take(HealthChanged("aws", healths[1], 0.0))
+    held.helper.take(HealthChanged("file", healths[1], 0.0))
+    held.helper.take(SourceGone("file"))
+    for _ in range(3):
+        held.heard()
+    held.dies()
+    held.after(5.1)
+    assert held.heard()["type"] == "begin"
+    told = [held.heard()["facts"] for _ in range(2)]
+    assert {each["source"]: each["over"] for each in told} == {"aws": False, "file": True}
 
 
 def test_one_that_does_not_read_blocks_nothing_and_what_it_misses_is_counted(
@@ -95,17 +111,16 @@ def test_one_that_does_not_read_blocks_nothing_and_what_it_misses_is_counted(
     assert held.heard() == {"deaf": True}
     for number in range(1000):
         helper.tell("stall", {"number": number, "text": "x" * 1000})
-    held.after(SAMPLE_EVERY)  # a sample is dropped, too: an old one is of no use
     dropped = helper.state.dropped
     assert dropped > 500
     assert caplog.messages == ["the helper of alerts does not read: its messages are dropped [SG113]"]
     assert helper.next_beat == held.clock.monotonic() + 1.0
     os.kill(helper.state.pid, signal.SIGUSR1)
     numbers: list[int] = []
-    while len(numbers) < 1001 - dropped:
+    while len(numbers) < 1000 - dropped:
         numbers.append(held.heard()["facts"]["number"])
         held.after(0.0)
-    assert numbers == list(range(1001 - dropped))
+    assert numbers == list(range(1000 - dropped))
     helper.tell("moving", {})
     assert held.heard()["kind"] == "moving"
 
@@ -198,7 +213,7 @@ def test_at_the_end_it_reads_everything_and_its_end_is_no_failure(
     held.helper.tell("failure", {})
     held.helper.finish()
     held.helper.finish()
-    assert [held.heard()["type"] for _ in range(2)] == ["incident", "end"]
+    assert [held.heard()["type"] for _ in range(2)] == ["event", "end"]
     event = held.events.next(HelperEnded)
     assert event.returncode == 0
     held.helper.ended(event)

@@ -8,7 +8,7 @@ import os
 from spotguard.agent.config import resolve
 
 from ...parser import add_settings, settings_given
-from .run import log_as, read_rules_file, warn_of_idle_actions, warn_of_unknown_variables
+from .run import log_as, warn_of_unknown_variables
 
 DESCRIPTION = """\
 Watch for the cloud's notice once for the whole machine, and notify every `spotguard run` and every
@@ -26,11 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    readers = {"rules": read_rules_file}
-    options = resolve.resolve("agent", settings_given(arguments, "agent"), os.environ, readers=readers)
+    options = resolve.resolve("agent", settings_given(arguments, "agent"), os.environ)
     log_as(options)
     warn_of_unknown_variables()
-    warn_of_idle_actions(options)
     from spotguard.agent import app
 
     return app.serve(options)

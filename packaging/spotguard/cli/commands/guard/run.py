@@ -79,7 +79,6 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     options = options_for(settings_given(arguments, "run"), command)
     log_as(options)
     warn_of_unknown_variables()
-    warn_of_idle_actions(options)
     if not options.store_given:
         from ....providers.stores.names import read_place
 
@@ -134,33 +133,8 @@ def options_for(
     folder = os.getcwd()
     name = default_run_id(command, folder, os.environ) if run_id is None else run_id
     defaults = {"run-id": name, "store": default_store(folder)}
-    checked = {"store": read_place, "rules": read_rules_file, **(readers or {})}
+    checked = {"store": read_place, **(readers or {})}
     return resolve.resolve("run", flags, os.environ, defaults=defaults, readers=checked)
-
-
-def read_rules_file(origin: str, text: str) -> str:
-    """Return the absolute path of a file of rules that the helper of alerts can use."""
-    from spotguard.agent.config.parsers import absolute_path
-    from spotguard.alerts.rule_file import read_rules
-
-    path = absolute_path(origin, text)
-    read_rules(path, origin)
-    return path
-
-
-def warn_of_idle_actions(options: Options) -> None:
-    """Warn of actions of rules for which an option is missing.
-
-    Raises:
-        UsageError: a rule has no other action.
-    """
-    if options.rules:
-        from spotguard.alerts.rule_file import idle_actions
-
-        for line in idle_actions(
-            options.rules, webhook=bool(options.webhook), command=bool(options.on_failure)
-        ):
-            logger.warning("%s", line)
 
 
 def log_as(options: Options) -> logging.Handler:
