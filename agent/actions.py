@@ -182,8 +182,8 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
-    """Report this to the helper of alerts, if one was asked for. Everything in it is plain JSON.
+class ReportEvent:
+    """Report this event to the helper of alerts, if one was asked for. Everything in it is plain JSON.
 
     The kinds are "failure", "stall", "checkpoints-failing", "moving" (a run that stood still moves again), "training" (a process
     trains), "launch" (the command is started), "gone" (a run's last process is gone) and "outcome". The helper also gets "blind".
@@ -237,7 +237,7 @@ Action = (
     | PauseVerification
     | FollowMachines
     | Publish
-    | Incident
+    | ReportEvent
     | ExcludeMachine
     | Log
     | Tell

@@ -22,7 +22,6 @@ from .actions import (
     ExcludeMachine,
     Finish,
     FollowMachines,
-    Incident,
     KillGroup,
     Launch,
     Log,
@@ -32,6 +31,7 @@ from .actions import (
     Publish,
     ReadStacks,
     RecordFailure,
+    ReportEvent,
     Rest,
     Send,
     SignalGroup,
@@ -281,7 +281,7 @@ class Agent:
             self._server.send(action.asker, Answer(body, last=action.last))
         elif isinstance(action, Publish):
             self._publish(action.outcome)
-        elif isinstance(action, Incident):
+        elif isinstance(action, ReportEvent):
             if self._alerts is not None:
                 self._alerts.tell(action.kind, action.facts)
             # A helper of alerts that runs records a failure, with what the kernel's log adds.

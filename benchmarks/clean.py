@@ -1,6 +1,6 @@
 """Trainings in which nothing fails: alarms by rule, really recorded, and replayed for a hundred hours.
 
-Twelve trainings (`ordinary.py`) run beside each other below `spotguard run` with its defaults and the default rules of alerts. Now and then
+Twelve trainings (`ordinary.py`) run beside each other below `spotguard run` with its defaults and a receiver of incidents. Now and then
 one of them is suspended, with its agent or without, and sometimes other processes load the cores. The agent's status is recorded once a
 second. The thresholds are the agent's own, and the seeds were used for nothing else.
 """
@@ -25,7 +25,7 @@ from typing import Any
 from spotguard.agent.core.state import Policy
 from spotguard.agent.ipc import control
 from spotguard.agent.process import proctree
-from spotguard.alerts.rule_file import default_rules
+from spotguard.alerts.incidents import KINDS
 from spotguard.hooks.ipc.failures import phase_times
 from tests.fakes.webhook import webhook
 
@@ -55,6 +55,8 @@ LATE = 600.0
 _ROOT = Path(__file__).parent.parent
 _SCRIPT = Path(__file__).with_name("ordinary.py")
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+#: Incidents of the kernel's log.
+_OF_KERNEL = frozenset({"gpu-error", "hardware-error", "memory-kill"})
 _WARNING = re.compile(r"spotguard \S+ (?:WARNING|ERROR): |\[SG\d+\]")
 
 
@@ -85,7 +87,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         for job in jobs:
             job.join()
         fired = _fired(receiver.got)
-    (results / "alerts.json").write_text(json.dumps(receiver.got, indent=1))
+    (results / "incidents.json").write_text(json.dumps(receiver.got, indent=1))
     counts = {job.name: job.alarms() | fired.get(job.name, Counter()) for job in jobs}
     print("\n".join(_table(counts)), flush=True)
     for job in jobs:
@@ -94,14 +96,13 @@ def measure(scale: Scale) -> Iterator[Row]:
     yield Row(f"recorded, {len(jobs)} trainings, suspensions in", "h", (recorded,))
     for name in RULES:
         yield Row(f"  alarms: {name}", "", (float(sum(count[name] for count in counts.values())),))
-    rules = default_rules()
     # The kernel's log is the machine's: other work here may have failed.
     for what, those in (
-        ("of the training and its agent", [rule.name for rule in rules if rule.incident != "kernel"]),
-        ("of the machine's kernel log", [rule.name for rule in rules if rule.incident == "kernel"]),
+        ("of the training and its agent", KINDS.keys() - _OF_KERNEL),
+        ("of the machine's kernel log", _OF_KERNEL),
     ):
-        count = sum(each[f"alert {name}"] for each in fired.values() for name in those)
-        yield Row(f"  alerts by {len(those)} default rules {what}", "", (float(count),))
+        count = sum(each[f"incident {name}"] for each in fired.values() for name in those)
+        yield Row(f"  incidents of {len(those)} kinds {what}", "", (float(count),))
     yield from replayed(records_in(results), hours, SEED)
 
 
@@ -256,15 +257,15 @@ def _load(jobs: Sequence[_Job], dice: Random, results: Path, scale: Scale) -> No
 
 
 def _fired(bodies: Sequence[Any]) -> dict[str, Counter[str]]:
-    """Return how often each rule of alerts has fired, by run."""
-    alerts = {
-        (body["run_id"], alert["alert"], alert["startsAt"], json.dumps(alert["labels"], sort_keys=True))
+    """Return how often each kind of incident was posted, by run."""
+    incidents = {
+        (body["run_id"], each["incident"], each["startsAt"], json.dumps(each["labels"], sort_keys=True))
         for body in bodies
-        for alert in body["alerts"]
+        for each in body["incidents"]
     }
     fired: dict[str, Counter[str]] = {}
-    for run_id, rule, *_ in alerts:
-        fired.setdefault(run_id, Counter())[f"alert {rule}"] += 1
+    for run_id, name, *_ in incidents:
+        fired.setdefault(run_id, Counter())[f"incident {name}"] += 1
     return fired
 
 
@@ -272,5 +273,5 @@ def _table(counts: dict[str, Counter[str]]) -> Iterator[str]:
     """Yield the alarms in Markdown: a row for each rule, and a column for each training."""
     yield "| alarms | " + " | ".join(counts) + " |"
     yield "|---" * (len(counts) + 1) + "|"
-    for rule in (*RULES, *(f"alert {rule.name}" for rule in default_rules())):
+    for rule in (*RULES, *(f"incident {name}" for name in KINDS)):
         yield f"| {rule} | " + " | ".join(str(count[rule]) for count in counts.values()) + " |"

@@ -2,7 +2,7 @@
 
 `spotguard simulate failure` provokes them, at random steps and in random ranks. The time is from the failure itself to the first
 line that names its class; what counts as right is the last one, which `spotguard run` writes when the command has ended. A stall is
-named once its limit is over, which is 3 s here. A failure of which only an alert tells is named by that: by the helper's first line
+named once its limit is over, which is 3 s here. A failure that is an incident alone is named by that: by the helper's first line
 about it. A cut network, and what ends another machine, have two machines in namespaces (`tests/e2e/machines.py`).
 
 No simulation provokes the classes of `OTHERS`. What has to follow each of them counts too: the exit code, the number of starts, and
@@ -32,7 +32,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.ipc.failure_classes import CLASSES
-from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS, OF_NVML
+from spotguard.hooks.recorder.failure_plan import IN_KERNEL_LOG, KINDS
 from tests.e2e.machines import Node, Rack, address
 from tests.e2e.processes import Running
 from tests.e2e.wall_clock import WallClock
@@ -69,12 +69,15 @@ _NAMED = re.compile(
     r"|machine \S+ of run \S+ is silent|rank \d+ \(pid \d+\) is stopped by a signal"
     r"|the start before failed with the same error|: far above the usual losses|deadline notice from --deadline"
 )
-#: An alert of a simulated failure, which outranks the line of how the command ended.
-_ALERT = re.compile(rf"alert ({'|'.join(sorted(OF_NVML | IN_KERNEL_LOG | {'clock-jump'}))}): ")
-#: Seconds for which each lasts: until two looks at a process, a heartbeat and ten seconds, or one and two samples, are over.
-_SECONDS = {"stopped": 22, "gpu-lost": 12, "gpu-memory-error": 22, "gpu-throttled": 30}
-#: Alerts of a GPU that is slow begin after five minutes.
-_RULES = '[rule.gpu-throttled]\nfor = "1s"\n'
+#: What the line of an incident says for each; it outranks the line of how the command ended.
+_INCIDENTS = {
+    "incident memory-kill: ": "memory-kill",
+    "reports Xid 79 ": "gpu-lost",
+    "reports Xid 94 ": "gpu-memory-error",
+    "incident clock-jump: ": "clock-jump",
+}
+#: Seconds for which each lasts: until two looks at a process, or a heartbeat and ten seconds, are over.
+_SECONDS = {"stopped": 22, "gpu-lost": 12, "gpu-memory-error": 22}
 #: Memory of a cgroup in which two ranks train.
 _MEMORY = 900 << 20
 #: Seconds by which a clock is set, in either direction, at least and at most.
@@ -151,9 +154,8 @@ def _provoke(kind: str, script: str, rng: random.Random, folder: Path) -> tuple[
         begun.at = time.monotonic() + due
         run += f" --deadline {time.time() + due + _WINDOW} --window {_WINDOW}"
         command.append("0.5")  # seconds a step
-    elif kind in IN_KERNEL_LOG | OF_NVML:  # other ranks wait for as long as its driver does not answer
-        (folder / "rules.toml").write_text(_RULES)
-        run += f" --rules {folder / 'rules.toml'}"
+    elif kind in IN_KERNEL_LOG:  # other ranks wait for as long as its driver does not answer
+        run += " --on-failure true"
     else:
         run += f" --stall-first {LIMIT} --recover stall=stop"
     with (
@@ -212,15 +214,15 @@ def _log(process: subprocess.Popen[str]) -> Log:
 
 def named_in(log: Log, begun: float) -> tuple[str, float]:
     """Return the name in the last line that gives one, and how soon the first line gave the same."""
-    found, alert, first = "nothing", "", dict[str, float]()
+    found, incident, first = "nothing", "", dict[str, float]()
     for at, line in log:
-        if told := _ALERT.search(line):
-            alert = told[1]
-            first.setdefault(alert, at)
+        if told := next((kind for words, kind in _INCIDENTS.items() if words in line), ""):
+            incident = told
+            first.setdefault(incident, at)
         elif said := _NAMED.search(line):
             found = next((kind for words, kind in _SAID.items() if words in said[0]), "nothing")
             first.setdefault(found, at)
-    found = alert or found
+    found = incident or found
     return found, first.get(found, float("nan")) - begun
 
 

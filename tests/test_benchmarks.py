@@ -170,7 +170,7 @@ ROWS = {
     "clean": [
         "recorded, 1 trainings",
         *["  alarms: "] * 5,
-        *["  alerts by "] * 2,
+        *["  incidents of "] * 2,
         "replayed, 1 runs of 1 records",
         "  alarms of stall",
         "  of them, twice the limit",

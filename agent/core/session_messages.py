@@ -13,7 +13,7 @@ from typing import Any
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
 from ...providers.text import NAME, TEXT, clip
-from ..actions import FollowMachines, Incident, Tell
+from ..actions import FollowMachines, ReportEvent, Tell
 from ..events import Closed, Heard, MachineSeen, Opened, ProcessSeen
 from ..ipc.peer_liveness import place_of
 from ..outcome import Outcome, as_level
@@ -194,7 +194,7 @@ class Answers:
             self._failures.begin()  # it meets no command's end, at which the gone processes would count
         self._sessions.close(event)
         if session is not None and all(other.run != session.run for other in self._sessions.every()):
-            self._turn.do(Incident("gone", {"run_id": session.run_id}))
+            self._turn.do(ReportEvent("gone", {"run_id": session.run_id}))
             self._stalls.over(session.run)
             self._turn.do(FollowMachines(session.run, None))
 
@@ -217,7 +217,7 @@ class Answers:
             if self._turn.policy.command:
                 self._failures.told(session, message)
             else:  # a service sees no command fail
-                self._turn.do(Incident("failure", cause_of(session, message).facts()))
+                self._turn.do(ReportEvent("failure", cause_of(session, message).facts()))
         elif isinstance(message, protocol.WatchMachines):
             machines = _machines(message)
             self._stalls.follow(session.run)
@@ -245,11 +245,13 @@ class Answers:
             at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
             self._turn.log(f"{session.who}: training {at} of run {session.run_id} in {session.store}")
             self._turn.do(
-                Incident("training", {"run_id": session.run_id, "rank": session.rank, "store": session.store})
+                ReportEvent(
+                    "training", {"run_id": session.run_id, "rank": session.rank, "store": session.store}
+                )
             )
         before = session.position.failing if session.position is not None else ""
         if bool(message.failing) != bool(before):
-            self._turn.do(Incident("checkpoints-failing", _checkpoints(session, message.failing)))
+            self._turn.do(ReportEvent("checkpoints-failing", _checkpoints(session, message.failing)))
         session.stands(message, self._turn.now)
         self._failures.heard(session, message)
         if line := self._stalls.hear(session, message, self._turn.now):

@@ -321,7 +321,9 @@ def test_a_gpu_that_is_lost_or_has_memory_errors_is_an_incident(
     eventually(lambda: reading.next() == ["gpu-lost"], "it is lost")
     (folder / "lost").unlink()
     eventually(lambda: reading.next() == ["gpu-memory-error"], "it is back")
-    assert "incident gpu-memory-error: GPU 0 has memory errors that ECC could not correct: 3" in caplog.text
+    assert (
+        "incident gpu-memory-error: GPU 0 has memory errors that ECC could not correct: 1 more" in caplog.text
+    )
     monkeypatch.delitem(sys.modules, "pynvml")
 
 
@@ -339,3 +341,17 @@ def test_a_full_disk_of_the_stage_is_an_incident_and_another_disk_is_none(
     assert "incident disk-full: the disk of the stage is nearly full: 1.0% is free" in caplog.text
     full["stage"] = 0.5
     assert reading.next() == []
+
+
+def test_a_clock_that_is_set_by_more_than_seconds_is_an_incident(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = iter([3.0, 6.0, 3606.0, 3606.0])
+    monkeypatch.setattr(
+        MachineReadings,
+        "read",
+        lambda _: iter([("spotguard_clock_step_seconds_total", ("back",), next(steps))]),
+    )
+    reading = Reading()
+    assert [reading.next() for _ in range(4)] == [[], [], ["clock-jump"], ["clock-jump"]]
+    assert caplog.text.count("incident clock-jump: the wall clock was set back by 3600 s") == 1

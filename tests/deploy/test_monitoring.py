@@ -70,7 +70,7 @@ def printed(*words: str) -> subprocess.CompletedProcess[str]:
 def test_an_install_lists_and_prints_every_file() -> None:
     """Without a checkout: each that is there is named, and each that is named is there."""
     there = {each.name for each in (files("spotguard.deploy") / "template-files").iterdir()}
-    assert {name for name in there if name.endswith((".yml", ".json"))} | {"alerts.toml"} == set(FILES)
+    assert {name for name in there if name.endswith((".yml", ".json"))} == set(FILES)
     listed = printed().stdout
     assert [line.split()[0] for line in listed.splitlines()] == list(FILES)
     assert printed("rules.yml").stdout == text("rules.yml")

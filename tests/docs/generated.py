@@ -15,8 +15,6 @@ from pathlib import Path
 from spotguard.agent import outcome
 from spotguard.agent.config.settings import SETTINGS
 from spotguard.agent.telemetry.metrics.definitions import METRICS
-from spotguard.alerts.rule_file import default_rules
-from spotguard.alerts.rules import HISTORY, INCIDENTS, Rule
 from spotguard.cli import main
 from spotguard.cli.parser import Parser
 from spotguard.hooks.ipc.failure_classes import CLASSES, DEATHS
@@ -143,36 +141,6 @@ def _comment_above(lines: list[str], number: int) -> str:
     return " ".join(reversed(found)).replace("|", "\\|")
 
 
-def _rules(_: str) -> str:
-    """Return the default rules of alerts as a table."""
-    rows = ["| rule | fires if | severity | actions |", "|---|---|---|---|"]
-    rows += [
-        f"| `{rule.name}` | {_condition(rule)} | {rule.severity} | {', '.join(rule.actions)} |"
-        for rule in default_rules()
-    ]
-    return "\n".join(rows) + "\n"
-
-
-def _incidents(_: str) -> str:
-    """Return the facts that rules of incidents can name as a list."""
-    facts = {name: ", ".join(f"`{fact}`" for fact in sorted(each)) for name, each in INCIDENTS.items()}
-    facts["outcome"] = "`failed`, and the fields of an [outcome record](../reference/outcome.md)"
-    return "\n" + "".join(f"- `{name}`: {each}\n" for name, each in facts.items()) + "\n"
-
-
-def _condition(rule: Rule) -> str:
-    where = ", ".join(f"{name} {' or '.join(values)}" for name, values in (rule.where or {}).items())
-    if rule.incident:
-        return f"`{rule.incident}`" + (f" with {where}" if where else "")
-    number = f"{rule.threshold:g}"
-    limit = (
-        f"{number} × {'`' * (rule.of != HISTORY)}{rule.of}{'`' * (rule.of != HISTORY)}" if rule.of else number
-    )
-    what = f"increase of `{rule.metric}`" if rule.counts else f"`{rule.metric}`"
-    lasts = f", for {rule.lasts:g} s" if rule.lasts else ""
-    return f"{what}{f' ({where})' if where else ''} {rule.compare} {limit}{lasts}"
-
-
 def _failures(_: str) -> str:
     """Return the classes of errors as a table."""
     rows = [
@@ -194,8 +162,6 @@ _KINDS: dict[str, Callable[[str], str]] = {
     "metrics": _metrics,
     "fields": _fields,
     "failures": _failures,
-    "rules": _rules,
-    "incidents": _incidents,
 }
 
 

@@ -1,19 +1,23 @@
-"""Alerts end to end: a real run, its helper, a real receiver and a real Alertmanager; and a helper that dies, hangs or is orphaned."""
+"""Incidents end to end: a real run, its helper, a real receiver and a real Alertmanager; and a helper that dies, hangs or is orphaned."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.processes import Running, eventually
+from tests.e2e.promql import free_port
 from tests.e2e.trainee import Trainee
 from tests.fakes.webhook import Webhook, webhook
 from tests.servers.alertmanager import Alertmanager
+from tests.servers.prometheus import Prometheus
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
@@ -39,6 +43,12 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def resolved(behind: Webhook) -> set[str]:
+    """The names of the alerts that Alertmanager has sent on as over."""
+    alerts = [alert for body in behind.got for alert in body["alerts"]]
+    return {alert["labels"]["alertname"] for alert in alerts if alert["status"] == "resolved"}
+
+
 def fails(trainee: Trainee, running: Running, text: str = "boom") -> None:
     trainee.begun(running)
     running.say("go 4")
@@ -46,7 +56,7 @@ def fails(trainee: Trainee, running: Running, text: str = "boom") -> None:
     running.say(f"fail {text}")
 
 
-def test_a_script_that_raises_is_an_alert_everywhere_and_runs_the_command_once(
+def test_a_script_that_raises_is_an_incident_everywhere_and_runs_the_command_once(
     trainee: Trainee, receiver: Webhook, require_server: Callable[[str], str]
 ) -> None:
     """Alertmanager takes it, and sends it on to a receiver of its own; then the next start resolves it."""
@@ -75,7 +85,7 @@ def test_a_script_that_raises_is_an_alert_everywhere_and_runs_the_command_once(
         trainee.finished(running)
         assert running.ended() == 0
         assert manager.alerts() == []
-    firing, resolved = [alert for body in receiver.got for alert in body["alerts"]]
+    firing, resolved = [each for body in receiver.got for each in body["incidents"]]
     assert (firing["status"], resolved["status"]) == ("firing", "resolved")
     (facts,) = [json.loads(line) for line in (folder / "facts.jsonl").read_text().splitlines()]
     assert (facts["class"], facts["step"], facts["run_id"], facts["attempt"]) == ("program", 4, "job", 1)
@@ -84,53 +94,53 @@ def test_a_script_that_raises_is_an_alert_everywhere_and_runs_the_command_once(
     assert "swordfish7" not in said
 
 
-def test_the_next_run_ends_the_failure_that_ended_the_last_one(
+def test_an_incident_whose_agent_died_ends_by_alertmanager_s_own_time_out(
     trainee: Trainee, require_server: Callable[[str], str]
 ) -> None:
-    """Its agent has never seen that failure. The alerts of other runs and of other rules go on."""
+    """Nobody sends its end: each message has one, four minutes ahead for what lasts, or an hour for a failure."""
     with webhook() as behind, Alertmanager(require_server("prometheus-alertmanager"), behind.url) as manager:
-        options = f"--every off --webhook alertmanager:{manager.endpoint}"
-        running = trainee.guarded(options)
-        fails(trainee, running)
-        assert running.ended() == 1
-        others = [{"alertname": "failure", "run_id": "other"}, {"alertname": "gpu-error", "run_id": "job"}]
-        manager.take(*others)
-        assert len(manager.alerts()) == 3
+        running = trainee.guarded(f"--every off --webhook alertmanager:{manager.endpoint}")
+        trainee.begun(running)
+        helper = helper_of(trainee)
+        began = time.time()
+        trainee.machine.kill(running.pid)
+        behind.until(1)
+        eventually(lambda: is_gone(helper), "the helper is gone")
+        (alert,) = manager.alerts()
+    assert alert["labels"]["alertname"] == "agent-lost"
+    assert began + 3600 <= datetime.fromisoformat(alert["endsAt"]).timestamp() <= time.time() + 3600
+
+
+def test_an_incident_and_a_rule_on_numbers_arrive_at_one_alertmanager(
+    trainee: Trainee, require_server: Callable[[str], str]
+) -> None:
+    """The agent posts what happened; a real Prometheus evaluates the shipped rules on its metrics. Both end."""
+    pytest.importorskip("prometheus_client")
+    with (
+        free_port() as port,
+        webhook() as behind,
+        Alertmanager(require_server("prometheus-alertmanager"), behind.url) as manager,
+        Prometheus(require_server("prometheus"), {"node": port}, manager.endpoint) as prometheus,
+    ):
+        options = (
+            f"--every off --max-restarts 1 --metrics-port {port} --webhook alertmanager:{manager.endpoint}"
+        )
         running = trainee.guarded(options)
         trainee.begun(running)
-        eventually(lambda: len(manager.alerts()) == 2, "it is over")
-        assert {alert["labels"]["alertname"] for alert in manager.alerts()} == {"failure", "gpu-error"}
-        assert {alert["labels"]["run_id"] for alert in manager.alerts()} == {"other", "job"}
+        zero = 'spotguard_failures_total{class="program"} == 0'
+        eventually(lambda: prometheus.query(zero), "the counter is known before it rises")
+        running.say("go 4")
+        trainee.stepped(running, 4)
+        running.say("fail boom")
+        assert trainee.begun(running) == 4  # the next start: the failure is over
+        eventually(lambda: "failure" in resolved(behind), "its end arrives")
+        names = lambda: {each["labels"]["alertname"] for each in manager.alerts()}  # noqa: E731
+        eventually(lambda: names() == {"SpotguardFailed"}, "the shipped rule fires at Alertmanager")
+        found = prometheus.query('ALERTS{alertname="SpotguardFailed",alertstate="firing"}')
+        assert [each["metric"]["class"] for each in found] == ["program"]
         running.say("free")
         trainee.finished(running)
         assert running.ended() == 0
-        assert len(manager.alerts()) == 2
-
-
-def test_people_learn_from_the_next_run_that_the_failure_of_the_last_one_is_over(
-    trainee: Trainee, receiver: Webhook
-) -> None:
-    """Once: a third run has nothing to resolve. Helper and ranks know their machine by the same word."""
-    with webhook() as slack:
-        options = f"--every off --webhook {receiver.url} --webhook slack:{slack.url}"
-        running = trainee.guarded(options)
-        fails(trainee, running)
-        assert running.ended() == 1
-        (claim,) = (trainee.machine.store / "job" / "attempts").iterdir()
-        (word,) = json.loads(claim.read_text())["attempt"]["info"]["machine_ids"]
-        assert [*(trainee.machine.store / "job" / "alerts").glob(f"*-{word}-*.json")]
-        for _ in range(2):
-            running = trainee.guarded(options)
-            trainee.begun(running)
-            receiver.until(2)
-            slack.until(2)
-            running.say("free")
-            trainee.finished(running)
-            assert running.ended() == 0
-        firing, resolved = [alert for body in receiver.got for alert in body["alerts"]]
-        assert (firing["alert"], firing["status"], resolved["status"]) == ("failure", "firing", "resolved")
-        assert resolved["labels"] == firing["labels"]
-        assert [body["text"].splitlines()[1].split()[0] for body in slack.got] == ["*CRITICAL*", "resolved"]
 
 
 def test_the_last_failure_is_sent_before_the_run_exits(trainee: Trainee, receiver: Webhook) -> None:
@@ -138,7 +148,7 @@ def test_the_last_failure_is_sent_before_the_run_exits(trainee: Trainee, receive
     fails(trainee, running)
     helper = helper_of(trainee)
     assert running.ended() == 1
-    assert [alert["alert"] for body in receiver.got for alert in body["alerts"]] == ["failure"]
+    assert [each["incident"] for body in receiver.got for each in body["incidents"]] == ["failure"]
     assert is_gone(helper)
 
 
@@ -193,20 +203,5 @@ def test_the_helper_of_an_agent_that_is_killed_says_so_and_ends(trainee: Trainee
     helper = helper_of(trainee)
     trainee.machine.kill(running.pid)
     (body,) = receiver.until(1)
-    assert [alert["alert"] for alert in body["alerts"]] == ["agent-lost"]
+    assert [each["incident"] for each in body["incidents"]] == ["agent-lost"]
     eventually(lambda: is_gone(helper), "the helper is gone")
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("threshold = 1", "threshold of rule stall 1: expected no such key in a rule of an incident"),
-        ('actions = ["command"]', r"actions of rule stall \['command'\]: expected --on-failure too"),
-    ],
-)
-def test_a_file_of_rules_that_is_wrong_starts_nothing(trainee: Trainee, line: str, expected: str) -> None:
-    (trainee.machine.folder / "alerts.toml").write_text(f"[rule.stall]\n{line}\n")
-    running = trainee.guarded("--rules alerts.toml")
-    assert running.ended() == 2
-    running.err.until(rf"error: .*alerts.toml, line 2: {expected}")
-    assert not trainee.machine.socket().exists()

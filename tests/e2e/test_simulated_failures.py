@@ -12,7 +12,7 @@ import pytest
 from spotguard.hooks.ipc.failure_classes import CLASSES
 from spotguard.hooks.recorder.failure_plan import KINDS, LASTING
 from tests.e2e.harness import Machine
-from tests.e2e.processes import Running, eventually
+from tests.e2e.processes import Running
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 

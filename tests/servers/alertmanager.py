@@ -53,11 +53,6 @@ class Alertmanager(Server):
         found: list[dict[str, Any]] = self._get("/api/v2/alerts").json()
         return found
 
-    def take(self, *labels: dict[str, str]) -> None:
-        """Take an alert with each of these sets of labels."""
-        alerts = [{"labels": each} for each in labels]
-        assert self._session().post(f"{self.endpoint}/api/v2/alerts", json=alerts, timeout=30).ok
-
     def _get(self, path: str) -> requests.Response:
         return self._session().get(f"{self.endpoint}{path}", timeout=30)
 

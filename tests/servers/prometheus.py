@@ -17,12 +17,19 @@ INTERVAL = 0.5
 
 
 class Prometheus(Server):
-    """`targets` are ports on loopback, by the name that each bears as `instance`."""
+    """The server.
 
-    def __init__(self, program: str, targets: Mapping[str, int]) -> None:
+    Args:
+        program: Debian's program.
+        targets: ports on loopback, by the name that each bears as `instance`.
+        alertmanager: the URL of an Alertmanager that gets its alerts; "" for none.
+    """
+
+    def __init__(self, program: str, targets: Mapping[str, int], alertmanager: str = "") -> None:
         super().__init__("prometheus")
         self._program = program
         self._targets = targets
+        self._alertmanager = alertmanager.removeprefix("http://")
 
     def commands(self) -> Sequence[Sequence[str]]:
         self.endpoint = f"http://127.0.0.1:{self.port()}"
@@ -41,6 +48,9 @@ class Prometheus(Server):
             "rule_files": ["rules.yml"],
             "scrape_configs": [{"job_name": "spotguard", "static_configs": scrape}],
         }
+        if self._alertmanager:
+            to = {"static_configs": [{"targets": [self._alertmanager]}]}
+            config["alerting"] = {"alertmanagers": [to]}
         (self.folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML, too
         address = self.endpoint.removeprefix("http://")
         return [

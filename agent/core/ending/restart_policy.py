@@ -10,7 +10,7 @@ import logging
 from ....hooks.ipc.failure_classes import is_broken_hardware
 from ....providers.notice import NoticeKind
 from ....providers.text import span
-from ...actions import Incident, Rest
+from ...actions import ReportEvent, Rest
 from ...events import CommandEnded
 from ..command import OUTLIVED, Command, CommandGroup, Restart
 from ..delivery import Delivery
@@ -242,7 +242,7 @@ class RestartPolicy:
         self, cause: FailureCause | None, decision: RecoveryDecision, returncode: int | None
     ) -> None:
         facts = {"class": "unknown", "text": "the command failed"} if cause is None else cause.facts()
-        self._turn.do(Incident("failure", {**facts, "returncode": returncode}))
+        self._turn.do(ReportEvent("failure", {**facts, "returncode": returncode}))
         if cause is not None:
             self._turn.log(f"training failed: {cause.text}", logging.ERROR)
         if decision.action is RecoveryAction.STOP and decision.why:

@@ -10,7 +10,7 @@ import signal
 from dataclasses import replace
 
 from ....providers.notice import Notice, NoticeKind
-from ...actions import ExcludeMachine, Incident, LookAtProcess, ReadStacks, RecordFailure, SignalSession
+from ...actions import ExcludeMachine, LookAtProcess, ReadStacks, RecordFailure, ReportEvent, SignalSession
 from ...outcome import BROKEN_OFF
 from ..command import CommandGroup
 from ..delivery import HELD, Delivery
@@ -58,14 +58,14 @@ class StallResponse:
         for silent in self._stalls.unheard(self._turn.now):
             self._turn.do(LookAtProcess(silent.number, silent.pid))
         for session, seconds in self._stalls.resumed():
-            self._turn.do(Incident("moving", {"run_id": session.run_id, "seconds": round(seconds, 1)}))
+            self._turn.do(ReportEvent("moving", {"run_id": session.run_id, "seconds": round(seconds, 1)}))
             self._turn.log(f"run {session.run_id} moves again at step {session.step}, after {seconds:.0f} s")
             p = self._delivery.active
             if p is not None and p.stall and p.runs == {session.run}:
                 self._delivery.rehearsed(p, f"{BROKEN_OFF}: training moves again")
         if self._delivery.active is None and not self._turn.stopping:
             for stall in self._stalls.due(self._turn.now):
-                self._turn.do(Incident("stall", stall.facts()))
+                self._turn.do(ReportEvent("stall", stall.facts()))
                 self._save(stall)
                 return  # one at a time; another run's comes when this one is saved
             if self._recovery.acts_on("stall") and (lasts := self._stalls.lasting(self._turn.now)):
@@ -123,7 +123,7 @@ class StallResponse:
         self._turn.log(f"training still stands: {stall.text()}: {decision.why}", logging.ERROR)
         cause = self._failures.stood(session, f"training stood still: {stall.text()}")
         if decision.action is not RecoveryAction.RESTART:
-            self._turn.do(Incident("failure", cause.facts()))
+            self._turn.do(ReportEvent("failure", cause.facts()))
         elif self._turn.policy.launcher_restarts:
             # Only one may start ranks again. torchrun starts all of them once one is gone.
             self._killed.add(session.number)

@@ -17,7 +17,7 @@ from ..providers.text import TEXT, clip
 #: Seconds for which an incident lasts that nothing ends sooner.
 _HOUR = 3600.0
 #: Facts that identify an incident, and become its labels.
-_IDENTITY = ("run_id", "rank", "class", "kind", "gpu", "xid", "device", "source", "place")
+_IDENTITY = ("run_id", "rank", "class", "kind", "gpu", "xid", "device", "source", "place", "direction")
 #: The most incidents that are followed at once: only something that grows without bound makes more.
 _MOST = 500
 
@@ -36,7 +36,7 @@ class Kind:
         lasts: seconds after which it ends by itself; infinite: its cause's end ends it, however late.
         after: seconds for which its cause must last until it begins.
         apart: seconds in which the same cause is the same incident: a driver in trouble writes a line over and over.
-        logged: whether the helper logs it. The agent has logged the others.
+        logged: whether it is logged as it begins and ends. Another line has told the others.
     """
 
     severity: Severity
@@ -70,6 +70,7 @@ KINDS: dict[str, Kind] = {
     "agent-lost": Kind(
         "critical",
         "the agent of run {run_id} has died: no notice is seen, and training goes on unguarded",
+        logged=False,
     ),
     # Lines of the kernel's log.
     "gpu-error": Kind("critical", "the GPU's driver reports Xid {xid} ({scope}): {text}", apart=_KERNEL),
@@ -83,7 +84,12 @@ KINDS: dict[str, Kind] = {
     ),
     "gpu-lost": Kind("critical", "GPU {gpu} does not answer", lasts=math.inf),
     "gpu-memory-error": Kind(
-        "critical", "GPU {gpu} has memory errors that ECC could not correct: {number} so far", apart=_HOUR
+        "critical", "GPU {gpu} has memory errors that ECC could not correct: {rise} more", apart=_HOUR
+    ),
+    "clock-jump": Kind(
+        "warning",
+        "the wall clock was set {direction} by {rise} s: stores refuse requests of a clock that is minutes off; "
+        "see spotguard doctor",
     ),
 }
 #: By kind of a line in the kernel's log: the incident.

@@ -49,6 +49,12 @@ _READ_EVERY = 10.0
 _AGAIN = 60.0
 #: A disk is full below this free share: a checkpoint's next file may be what no longer fits.
 _FULL = 0.05
+#: By counter: the incident of its rise, the label, and the least rise. A clock that is a few seconds off harms nothing: stores refuse
+#: signatures that are 5 to 15 minutes off.
+_COUNTED = {
+    "spotguard_gpu_ecc_errors_total": ("gpu-memory-error", "gpu", 0.0),
+    "spotguard_clock_step_seconds_total": ("clock-jump", "direction", 5.0),
+}
 #: Seconds at the end: for messages, and for the operator's command, which has as much at any time.
 _LAST_MESSAGES, _OF_COMMAND = 10.0, 60.0
 #: Seconds before a failure whose lines in the kernel's log count as its evidence.
@@ -88,9 +94,9 @@ class AlertProcess:
         )
         self._findings: Counter[str] = Counter(xid=0, oom=0, disk=0, **{"machine-check": 0})
         self._again_at, self._read_at = (clock.monotonic() + each for each in (_AGAIN, _READ_EVERY))
-        #: The newest readings; and by GPU, the errors of its memory that are known.
+        #: The newest readings; and the newest of the counters among them.
         self._readings: list[Reading] = []
-        self._memory_errors: dict[str, float] = {}
+        self._counts: dict[tuple[str, tuple[str, ...]], float] = {}
         #: Whether the agent has said that it ends.
         self._ends = False
         if self._kernel_log.closed:
@@ -158,10 +164,12 @@ class AlertProcess:
                 yield "disk-full", {"place": labels[0], "free": f"{value:.1%}", "over": value >= _FULL}
             elif name == "spotguard_gpu_up":
                 yield "gpu-lost", {"gpu": labels[0], "over": value > 0}
-            elif name == "spotguard_gpu_ecc_errors_total":
-                if value > self._memory_errors.setdefault(labels[0], value):
-                    yield "gpu-memory-error", {"gpu": labels[0], "number": int(value)}
-                self._memory_errors[labels[0]] = value
+            elif name in _COUNTED:
+                kind, label, least = _COUNTED[name]
+                rise = value - self._counts.get((name, labels), value)
+                self._counts[name, labels] = value
+                if rise > least:
+                    yield kind, {label: labels[0], "rise": f"{rise:.0f}"}
 
     def _metrics(self) -> Iterator[Reading]:
         yield from self._readings

@@ -31,7 +31,7 @@ def test_a_source_that_hangs_is_named_once_and_read_again_when_it_answers(
         assert list(read_all(sources)) == [DISK]
     assert [source.hangs for source in sources] == [False, True]
     assert len(asked) == 1
-    assert caplog.messages == ["GPUs cannot be read: it hangs; alerts about it are off [SG113]"]
+    assert caplog.messages == ["GPUs cannot be read: it hangs; incidents about it are off [SG113]"]
     answers.set()
     eventually(lambda: len(list(read_all(sources))) == 2, "it is read again")
     assert caplog.messages[1:] == ["GPUs can be read again"]

@@ -44,7 +44,7 @@ class ReadingSource:
         if in_time and self.hangs:
             log.info("%s can be read again", self.name)
         elif not in_time and not self.hangs:
-            log.warning("%s cannot be read: it hangs; alerts about it are off [SG113]", self.name)
+            log.warning("%s cannot be read: it hangs; incidents about it are off [SG113]", self.name)
         self.hangs = not in_time
         return self._found if in_time else []
 

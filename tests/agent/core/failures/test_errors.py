@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Incident, Launch, Log
+from spotguard.agent.actions import Launch, Log, ReportEvent
 from spotguard.agent.core.failures.errors import FailureLog
 from spotguard.agent.events import Closed, CommandEnded
 from spotguard.hooks.ipc.protocol import Bye, Committed, Delivered, Position, TrainingFailed
@@ -368,7 +368,7 @@ def test_a_class_of_a_newer_hook_is_told_as_it_is() -> None:
 
 
 def failures(story: Story) -> list[dict[str, Any]]:
-    return [dict(each.facts) for each in story.all(Incident) if each.kind == "failure"]
+    return [dict(each.facts) for each in story.all(ReportEvent) if each.kind == "failure"]
 
 
 def test_failing_checkpoints_are_an_incident_until_one_is_committed() -> None:
@@ -376,7 +376,7 @@ def test_failing_checkpoints_are_an_incident_until_one_is_committed() -> None:
     session = story.opens(501)
     for step, failing in ((1, ""), (2, "403: no access"), (3, "403 again"), (4, ""), (5, "")):
         story.says(session, Position(step, failing=failing))
-    found = [each.facts for each in story.all(Incident) if each.kind == "checkpoints-failing"]
+    found = [each.facts for each in story.all(ReportEvent) if each.kind == "checkpoints-failing"]
     run_id = found[0]["run_id"]
     assert found == [
         {"run_id": run_id, "rank": 0, "over": False, "text": "403: no access"},
@@ -474,7 +474,7 @@ def test_a_process_that_trains_is_told_so_that_a_failure_is_over() -> None:
     story = Story()
     session = story.opens(501)
     story.says(session, Position(7))
-    (incident,) = [each for each in story.all(Incident) if each.kind == "training"]
+    (incident,) = [each for each in story.all(ReportEvent) if each.kind == "training"]
     assert incident.facts["rank"] == 0
 
 
@@ -482,9 +482,9 @@ def test_a_run_is_gone_with_its_last_process() -> None:
     story = Story()
     first, second = story.opens(501), story.opens(502)
     story.closes(first)
-    assert [each for each in story.all(Incident) if each.kind == "gone"] == []
+    assert [each for each in story.all(ReportEvent) if each.kind == "gone"] == []
     story.closes(second)
-    (incident,) = [each for each in story.all(Incident) if each.kind == "gone"]
+    (incident,) = [each for each in story.all(ReportEvent) if each.kind == "gone"]
     assert incident.facts["run_id"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import Incident, Launch, Log, LookAtProcess, ReadStacks, Send, SignalSession
+from spotguard.agent.actions import Launch, Log, LookAtProcess, ReadStacks, ReportEvent, Send, SignalSession
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.core.failures.stall import OLD, SILENT
 from spotguard.agent.events import MachineSeen
@@ -41,7 +41,7 @@ class HeldRun(Run):
 
     @property
     def incidents(self) -> list[str]:
-        return [each.kind for each in self.story.all(Incident) if each.kind in ("stall", "moving")]
+        return [each.kind for each in self.story.all(ReportEvent) if each.kind in ("stall", "moving")]
 
 
 def test_a_process_in_which_no_python_runs_is_a_stall_without_a_save() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.agent.actions import ExcludeMachine, Incident, KillGroup, Launch, Log
+from spotguard.agent.actions import ExcludeMachine, KillGroup, Launch, Log, ReportEvent
 from spotguard.agent.config.parsers import recover
 from spotguard.hooks.ipc.protocol import Position, TrainingFailed
 from tests.fakes.story import Story
@@ -153,7 +153,7 @@ def test_a_launcher_that_starts_into_the_same_error_twice_is_ended() -> None:
     logged = [each.text for each in story.all(Log)]
     assert any(text.startswith("training failed: rank 0 (pid 502) at step 7") for text in logged)
     assert any("the same error at the same step" in text for text in logged)
-    (incident,) = [each for each in story.all(Incident) if each.kind == "failure"]
+    (incident,) = [each for each in story.all(ReportEvent) if each.kind == "failure"]
     assert incident.facts["repeats"] is True
     story.ends(-signal.SIGKILL)
     story.until(story.now + 5)

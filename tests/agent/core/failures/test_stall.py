@@ -11,10 +11,10 @@ import pytest
 from spotguard.agent.actions import (
     ExcludeMachine,
     FollowMachines,
-    Incident,
     Launch,
     Log,
     RecordFailure,
+    ReportEvent,
     Send,
     SignalSession,
 )
@@ -296,7 +296,7 @@ def test_ranks_that_wait_for_a_silent_machine_are_saved_at_once() -> None:
     assert run.told == run.ranks
     assert run.warnings[0] == "machine node2 of run run is silent: no heartbeat for 4 s"
     assert run.warnings[1].startswith("training stands still: machine node2 is silent; rank 0 (pid 501)")
-    (stall,) = [each.facts for each in run.story.all(Incident) if each.kind == "stall"]
+    (stall,) = [each.facts for each in run.story.all(ReportEvent) if each.kind == "stall"]
     assert stall["machine"] == "node2"
 
 
@@ -687,8 +687,8 @@ def test_a_stall_and_its_end_are_incidents_once_each() -> None:
     run.trains()
     run.stands(LEAST + 20, "forward")
     run.trains(2)
-    kinds = [each.kind for each in run.story.all(Incident) if each.kind in ("stall", "moving")]
+    kinds = [each.kind for each in run.story.all(ReportEvent) if each.kind in ("stall", "moving")]
     assert kinds == ["stall", "moving"]
-    (stall,) = [each.facts for each in run.story.all(Incident) if each.kind == "stall"]
+    (stall,) = [each.facts for each in run.story.all(ReportEvent) if each.kind == "stall"]
     assert (stall["rank"], stall["phase"], stall["where"]) == (0, "forward", "train.py:10 in main")
     assert stall["seconds"] >= LEAST
