@@ -281,7 +281,7 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.webhooks,
         (),
         "URL",
-        "post incidents to this Alertmanager, Slack or other webhook; repeatable",
+        "post incidents to this Alertmanager, Slack or webhook; repeatable",
         OptionGroup.ALERTS,
         several=True,
     ),

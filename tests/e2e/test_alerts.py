@@ -49,6 +49,11 @@ def resolved(behind: Webhook) -> set[str]:
     return {alert["labels"]["alertname"] for alert in alerts if alert["status"] == "resolved"}
 
 
+def names(manager: Alertmanager) -> set[str]:
+    """The names of the alerts that fire at Alertmanager."""
+    return {alert["labels"]["alertname"] for alert in manager.alerts()}
+
+
 def fails(trainee: Trainee, running: Running, text: str = "boom") -> None:
     trainee.begun(running)
     running.say("go 4")
@@ -134,8 +139,7 @@ def test_an_incident_and_a_rule_on_numbers_arrive_at_one_alertmanager(
         running.say("fail boom")
         assert trainee.begun(running) == 4  # the next start: the failure is over
         eventually(lambda: "failure" in resolved(behind), "its end arrives")
-        names = lambda: {each["labels"]["alertname"] for each in manager.alerts()}  # noqa: E731
-        eventually(lambda: names() == {"SpotguardFailed"}, "the shipped rule fires at Alertmanager")
+        eventually(lambda: names(manager) == {"SpotguardFailed"}, "the shipped rule fires at Alertmanager")
         found = prometheus.query('ALERTS{alertname="SpotguardFailed",alertstate="firing"}')
         assert [each["metric"]["class"] for each in found] == ["program"]
         running.say("free")

@@ -60,7 +60,6 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "exclude-file": (("/left", "/left"), ("/b", "/b"), ('"/c"', "/c")),
     "outlive": (("true", True), ("off", False), ("true", True)),
     "exit-code": (("1", 1), ("76", 76), ("255", 255)),
-    "rules": (("/a.toml", "/a.toml"), ("/b.toml", "/b.toml"), ('"/c.toml"', "/c.toml")),
     "webhook": (
         ("http://a", ("http://a",)),
         ("http://a, slack:http://b/c", ("http://a", "slack:http://b/c")),
@@ -138,7 +137,7 @@ def test_the_service_has_no_command_to_end() -> None:
     names = {setting.name for setting in settings_of("agent")}
     assert names == {
         "provider", "metadata-endpoint", "vm-name", "acknowledge", "window", "reserve", "deadline", "notice-file", "on-notice", "socket",
-        "metrics-port", "json-log", "log-level", "stall-first", "rules", "webhook", "on-failure",
+        "metrics-port", "json-log", "log-level", "stall-first", "webhook", "on-failure",
     }  # fmt: skip
     assert isinstance(resolve("agent", {}, {"SPOTGUARD_KEEP": "no number"}), Options)
 
