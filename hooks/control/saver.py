@@ -16,6 +16,7 @@ from functools import partial
 
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError
+from ...providers.text import TEXT, clip
 from ..checkpoint.format.manifest import named
 from ..consensus.vote import it_stands
 from ..ipc import interpreter_lock
@@ -361,7 +362,8 @@ class Saver(SaveRequests):
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and job.error is not None and (hurried or not given_up):
                 what = "a save could not be planned" if job.rehearsal else "background checkpoint failed"
-                self.failing = str(job.error)
+                if not job.rehearsal:
+                    self.failing = clip(str(job.error), TEXT)
                 log.warning("%s, training continues: %s", what, job.error)
             return
         # The notice was withdrawn during the save. Another notice, or a later call of the ranks, has a request of its own.

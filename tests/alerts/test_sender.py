@@ -80,6 +80,16 @@ def test_certificates_that_are_not_there_are_named_and_end_no_sender(
     assert sender._thread.is_alive()
 
 
+def test_a_mistake_in_one_message_costs_no_other(
+    receiver: Webhook, sending: Sending, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = sending(receiver.url)
+    sender.offer([replace(STALL, name="no kind of incident")])
+    eventually(lambda: "an error in the message to json" in caplog.text, "it is logged")
+    sender.offer([STALL])
+    receiver.until(1)
+
+
 def test_a_number_that_is_none_in_retry_after_ends_no_sender(receiver: Webhook, sending: Sending) -> None:
     receiver.statuses, receiver.headers = [400], {"Retry-After": "\xb2"}
     sender = sending(receiver.url)

@@ -108,7 +108,7 @@ class AlertHelper:
         now = self._clock.monotonic()
         self._started_at, self._start_at = now, None
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -119,13 +119,23 @@ class AlertHelper:
         except OSError as error:
             self._fail(f"cannot be started: {error.strerror or error}")
             return
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self.state = self._with(pid=self._process.pid, starts=self.state.starts + 1)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        try:
+            threading.Thread(
+                target=self._read, args=(process,), name="spotguard-alert-helper", daemon=True
+            ).start()
+        except RuntimeError as error:  # a pod's limit of processes counts threads, too
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+            self._fail(f"cannot be started: {error}")
+            return
+        self._process = process
+        self.state = self._with(pid=process.pid, starts=self.state.starts + 1)
         self._waiting.extendleft([*self._sources.values(), self._begin])
-        threading.Thread(
-            target=self._read, args=(self._process,), name="spotguard-alert-helper", daemon=True
-        ).start()
         self._write()
 
     def take(self, event: Event | None) -> None:

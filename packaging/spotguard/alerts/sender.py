@@ -101,9 +101,12 @@ class IncidentSender:
         while True:
             self._clock.wait(self._news, patience)
             self._news.clear()
-            self._space_out()
-            if batch := self._take():
-                self._send(batch)
+            try:
+                self._space_out()
+                if batch := self._take():
+                    self._send(batch)
+            except Exception:  # a mistake costs one message, and not all that follow
+                log.exception("an error in the message to %s [SG114]", self.receiver.name)
             with self._lock:
                 if self._close_by is not None and not self._waiting and not self._news.is_set():
                     return

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,23 @@ def test_one_that_cannot_be_started_is_told_and_harms_nothing(
     assert "cannot be started: No such file or directory: it is started again in 5 s" in caplog.text
     held.helper.tell("stall", {})
     assert not held.helper.busy
+
+
+def test_one_that_no_thread_can_read_is_ended_and_started_later(
+    held: Held, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod's limit of processes counts threads, too."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        held.helper.start()
+    assert "cannot be started: can't start new thread: it is started again in 5 s" in caplog.text
+    assert not held.helper.busy
+    held.after(5.1)
+    assert held.heard()["type"] == "begin"
 
 
 def test_at_the_end_it_reads_everything_and_its_end_is_no_failure(
