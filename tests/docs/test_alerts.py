@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
-from spotguard.alerts.incidents import KINDS
+from spotguard.alerts.incidents import KINDS, Incident
+from spotguard.alerts.receivers import Origin, Receiver
 from tests.docs.pages import ROOT, section
 
 PAGE = ROOT / "docs" / "how-to" / "alerts.md"
@@ -47,6 +50,17 @@ def table(head: str, columns: int) -> list[list[str]]:
 
 def names(cell: str) -> list[str]:
     return re.findall("`([^`]+)`", cell)
+
+
+def test_the_example_has_the_form_of_what_is_posted() -> None:
+    (block,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    shown = json.loads(block)
+    (failure,) = shown["incidents"]
+    labels = {name: value for name, value in failure["labels"].items() if name in ("run_id", "rank", "class")}
+    incident = Incident("failure", tuple(labels.items()), failure["summary"], began=0.0)
+    origin = Origin(shown["host"], shown["run_id"])
+    began = datetime.fromisoformat(failure["startsAt"]).timestamp()
+    assert Receiver.of("https://example.com/hook").body([incident], origin, 0.0, lambda _: began) == shown
 
 
 def test_each_incident_has_its_row_and_its_severity() -> None:

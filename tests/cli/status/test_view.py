@@ -368,9 +368,9 @@ def test_one_is_one() -> None:
         assert words in view.title(a_body(command=command))
 
 
-def test_alerts_that_fire_are_shown_with_their_gravity_and_a_helper_that_is_gone_is_too() -> None:
+def test_incidents_that_last_are_shown_with_their_gravity_and_a_helper_that_is_gone_is_too() -> None:
     helper: dict[str, Any] = {"pid": 7, "returncode": None, "starts": 1, "dropped": 0, "firing": []}
-    assert "  alerts        none fires" in shown(a_body(alerts=helper))
+    assert "  incidents     none" in shown(a_body(alerts=helper))
     firing = [
         {
             "alert": "disk-full",
@@ -381,14 +381,14 @@ def test_alerts_that_fire_are_shown_with_their_gravity_and_a_helper_that_is_gone
     ]
     body = a_body(alerts={**helper, "firing": firing, "dropped": 1200})
     assert shown(body, None)[-1] == (
-        "  alerts        critical, for 61 s: the disk of / is nearly full; 1,200 messages to it were dropped"
+        "  incidents     critical, for 61 s: the disk of / is nearly full; 1,200 messages to it were dropped"
     )
     assert view.shape(body) != view.shape(a_body(alerts=helper))
     gone = a_body(alerts={**helper, "pid": 0, "returncode": -9})
     assert shown(gone, None)[-1] == (
-        "  alerts        NONE: their helper has ended (-9), started 1 time; training does not depend on it"
+        "  incidents     NONE is posted: the helper of alerts has ended (-9), started 1 time; training does not depend on it"
     )
-    assert not any("alerts" in line for line in shown(a_body()))
+    assert not any("incidents" in line for line in shown(a_body()))
 
 
 @pytest.mark.parametrize(

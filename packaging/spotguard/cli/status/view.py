@@ -235,7 +235,7 @@ def _verified(verified: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _alerts(alerts: dict[str, Any]) -> Iterator[Row]:
-    """Yield the state of the helper of alerts, and each alert that fires."""
+    """Yield the state of the helper of alerts, and each incident that lasts."""
     if not alerts["pid"]:
         code = alerts["returncode"]
         how = (
@@ -243,15 +243,19 @@ def _alerts(alerts: dict[str, Any]) -> Iterator[Row]:
             if code is None
             else f"has ended ({code}), started {count(alerts['starts'], 'time')}"
         )
-        yield "alerts", f"NONE: their helper {how}; training does not depend on it", "bold red"
+        yield (
+            "incidents",
+            f"NONE is posted: the helper of alerts {how}; training does not depend on it",
+            "bold red",
+        )
         return
     missed = f"; {alerts['dropped']:,} messages to it were dropped" if alerts["dropped"] else ""
     if not alerts["firing"]:
-        yield "alerts", f"none fires{missed}", "yellow" if missed else ""
+        yield "incidents", f"none{missed}", "yellow" if missed else ""
     for number, alert in enumerate(alerts["firing"]):
         style = "bold red" if alert["severity"] == "critical" else "yellow"
         text = f"{alert['severity']}, for {ago(alert['for_seconds'])}: {alert['summary']}"
-        yield "" if number else "alerts", f"{text}{missed if not number else ''}", style
+        yield "" if number else "incidents", f"{text}{missed if not number else ''}", style
 
 
 # --- the layout ---
