@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.stores.base import BlobStore, ObjectInfo
-from .format.codec import NewerFormatError, decode_manifests
+from .format.codec import UnsupportedFormatError, decode_manifests
 from .format.coverage import Coverage, MergedTensor, coverage
 from .format.keys import (
     INDEX,
@@ -209,8 +209,8 @@ def whole_checkpoints(
         timeout: seconds for each request.
 
     Raises:
-        NewerFormatError: a newer spotguard wrote the next checkpoint. It may be good, and falling back to an older
-            one without being asked would throw its steps away.
+        UnsupportedFormatError: another version of spotguard wrote the next checkpoint. It may be good, and falling back to
+            an older one without being asked would throw its steps away.
     """
     folders = scan(store, run_id, timeout=timeout)
     while waited(folders):
@@ -220,7 +220,7 @@ def whole_checkpoints(
             continue
         try:
             whole = examine(store, folder, folders, indexed=indexed, timeout=timeout)
-        except NewerFormatError:
+        except UnsupportedFormatError:
             raise
         except CheckpointError as error:
             if skipped is not None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .format.codec import check_format, in_file, manifest_of, open_file, seal
-from .format.entries import InvalidField, integer, typed
-from .format.manifest import FORMAT, RankManifest, collector_at_rest
+from .format.entries import InvalidField, typed
+from .format.manifest import RankManifest, collector_at_rest
 from .format.packing import PackedCache
 
 #: Fewest ranks whose checkpoints have an index: the manifests of fewer are as many requests as threads that fetch them.
@@ -45,7 +45,6 @@ class IndexBuilder:
         return seal(
             "index",
             {
-                "format": FORMAT,
                 "sizes": [size for size, _ in manifests],
                 "manifests": [raw for _, raw in manifests],
                 "texts": [*self._texts],
@@ -65,7 +64,7 @@ def decode_index(data: bytes, key: str, sizes: Mapping[int, int]) -> list[RankMa
         sizes: the size of each rank's manifest in the listing.
 
     Raises:
-        CheckpointError: the index is damaged, has a newer format, or is not of these manifests.
+        CheckpointError: the index is damaged, has another format, or is not of these manifests.
     """
     cache = PackedCache()
     with in_file(key), collector_at_rest():
@@ -91,9 +90,7 @@ def decode_index(data: bytes, key: str, sizes: Mapping[int, int]) -> list[RankMa
 
 
 def _with_texts(raw: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a manifest's fields with each packed text changed. The tensors of older formats have none."""
-    if integer(raw, "format", 1) < 3:
-        return raw
+    """Return a manifest's fields with each packed text changed."""
     return {
         **raw,
         "tensors": [

@@ -13,12 +13,12 @@ from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.run_id import is_run_id
 from ...providers.stores.base import BlobStore
 from .catalog import CheckpointFolder, PartialCheckpoint, examine, scan, side_by_side
-from .format.codec import NewerFormatError, decode_marker
+from .format.codec import UnsupportedFormatError, decode_marker
 from .format.keys import MARKER, CheckpointName, manifest_name, parse_manifest_name, parse_object_name
 from .format.manifest import CommitMarker, Kind, Level, referred
 
-#: "newer": the format needs a newer spotguard; the checkpoint may be good.
-Status = Literal["complete", "partial", "damaged", "newer"]
+#: "unsupported": another version of spotguard wrote it; the checkpoint may be good.
+Status = Literal["complete", "partial", "damaged", "unsupported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ def _describe(
     except (PartialCheckpoint, NotFoundError) as error:
         status, reason = "partial", str(error)
     except CheckpointError as error:
-        status, reason = "newer" if isinstance(error, NewerFormatError) else "damaged", str(error)
+        status = "unsupported" if isinstance(error, UnsupportedFormatError) else "damaged"
+        reason = str(error)
     worlds = {
         parsed[1] for name in folder.files if (parsed := parse_manifest_name(name) or parse_object_name(name))
     }

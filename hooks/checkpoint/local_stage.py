@@ -22,7 +22,7 @@ from ...providers.errors import NotFoundError, StoreError, UsageError
 from ...providers.stores.base import BlobStore
 from ...providers.stores.file import FileStore
 from .catalog import CheckpointFolder, WholeCheckpoint, scan, whole_checkpoints
-from .format.codec import NewerFormatError
+from .format.codec import UnsupportedFormatError
 from .format.keys import CheckpointName, attempt_key
 from .retention import deletions, plan_pruning
 from .store_probe import probe
@@ -121,7 +121,7 @@ class Stage:
         while True:
             try:
                 whole = next(candidates, None)
-            except (StoreError, NewerFormatError) as error:
+            except (StoreError, UnsupportedFormatError) as error:
                 # Only the store is guaranteed. An unreadable stage costs a restart its time, and some steps.
                 log.warning(
                     "spotguard cannot read the staged checkpoints in %s, and uses those in the store: %s",

@@ -6,7 +6,7 @@ among them; the newest K of these stay besides, until one that is not suspect is
 - anything newer than the last good one, since it may be a save under way;
 - anything at all once a newer attempt has claimed its number, since that attempt may be reading;
 - an object that a kept checkpoint refers to;
-- a checkpoint in a newer format.
+- an attempt with a checkpoint in another format: its checkpoints may refer to any object of that attempt.
 
 Pruning deletes the marker of each checkpoint first, then all manifests, then the objects. So a death between any
 two deletions leaves nothing that seems whole and is not.
@@ -28,7 +28,7 @@ from ...providers.errors import CheckpointError, NotFoundError, UsageError
 from ...providers.stores.base import BlobStore
 from .attempts import newest_claim
 from .catalog import CheckpointFolder, PartialCheckpoint, check_size, examine, scan
-from .format.codec import NewerFormatError, decode_manifest
+from .format.codec import UnsupportedFormatError, decode_manifest
 from .format.keys import INDEX, MARKER, SAVING, CheckpointName, parse_manifest_name, parse_object_name
 from .format.manifest import Level, RankManifest, referred
 
@@ -227,7 +227,8 @@ def plan_pruning(
     def check(folder: CheckpointFolder) -> CheckedCheckpoint:
         return known.check(store, folder, folders, timeout)
 
-    kept, light, newer, older = _sort(folders, keep, check, damaged)
+    unsupported: set[int] = set()
+    kept, light, newer, older = _sort(folders, keep, check, damaged, unsupported)
     names = tuple(whole.name for whole in (*light, *kept))
     checked = next((whole.name for whole in (*kept, *light)), None)
     if checked is None or not older:
@@ -236,7 +237,9 @@ def plan_pruning(
         kept += _milestones(folders, older, every, check)
         names = tuple(whole.name for whole in (*light, *kept))
     stay = {whole.name for whole in kept}
-    older = [f for f in older if f.name not in stay and not _of_newer_format(store, f, timeout)]
+    older = [folder for folder in older if folder.name not in stay]
+    unsupported |= {f.name.attempt for f in (*newer, *older) if _is_unsupported(store, f, timeout)}
+    older = [folder for folder in older if folder.name.attempt not in unsupported]
     spared = set(protect)
     departing = [folder for folder in older if folder.name not in spared]
     protected = {key for whole in (*light, *kept) for key in whole.refers}
@@ -255,6 +258,7 @@ def _sort(
     keep: int,
     check: Callable[[CheckpointFolder], CheckedCheckpoint],
     damaged: dict[CheckpointName, str],
+    unsupported: set[int],
 ) -> tuple[list[CheckedCheckpoint], list[CheckedCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
     """Sort the directories into four lists: kept, light, newer, older.
 
@@ -262,6 +266,8 @@ def _sort(
     - light: those of each lower level, and the suspect ones, that stay and are newer than the newest of `kept`.
     - newer: those newer than every full one that are not whole; `damaged` gets the reason of each damaged one.
     - older: the rest, which may be deleted.
+
+    `unsupported` gets the attempt of each checkpoint whose format is not this version's.
 
     A run whose optimizer is not saved makes no full checkpoints, and one whose losses are not finite makes suspect ones.
     So no more of each kind stay than of those in `kept`, and none of them takes the place of a better one.
@@ -276,8 +282,9 @@ def _sort(
             continue
         try:
             whole = check(folder)
-        except NewerFormatError:
-            continue  # this version cannot judge it: it stays
+        except UnsupportedFormatError:
+            unsupported.add(folder.name.attempt)  # this version cannot judge it: it stays
+            continue
         except CheckpointError as error:
             passed = kept or any(each.level == "full" for each in light)
             (older if passed else newer).append(folder)
@@ -338,14 +345,14 @@ def _resumed_at(folders: list[CheckpointFolder]) -> dict[int, float]:
     return resumed
 
 
-def _of_newer_format(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> bool:
-    """Whether one manifest has a newer format. One is enough, because a save has one writer's format."""
+def _is_unsupported(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> bool:
+    """Whether one manifest has another format. One is enough, because a save has one writer's format."""
     name = next((name for name in sorted(folder.files) if parse_manifest_name(name)), None)
     if name is None:
         return False
     try:
         _manifest(store, folder, name, timeout)
-    except NewerFormatError:
+    except UnsupportedFormatError:
         return True
     except (CheckpointError, NotFoundError):
         return False  # damaged or gone already: it may go

@@ -18,7 +18,7 @@ from ...providers.errors import (
     UsageError,
 )
 from ..checkpoint.catalog import CheckpointGone
-from ..checkpoint.format.codec import NewerFormatError
+from ..checkpoint.format.codec import UnsupportedFormatError
 from .channel import Channel
 
 #: Seconds for which ranks wait for each other, if the caller sets no other limit.
@@ -32,7 +32,7 @@ _ERRORS: dict[str, type[SpotguardError]] = {
         StateError,
         StoreError,
         CheckpointError,
-        NewerFormatError,
+        UnsupportedFormatError,
         UsageError,
         AllDamagedError,
         RefusedError,
@@ -95,7 +95,7 @@ def as_our_error(error: Exception) -> SpotguardError:
 
 def as_verdict(error: SpotguardError) -> dict[str, Any]:
     damage = isinstance(error, (CheckpointError, CorruptError, NotFoundError))
-    damage = damage and not isinstance(error, (NewerFormatError, StateError))
+    damage = damage and not isinstance(error, (UnsupportedFormatError, StateError))
     kind = next((name for name, cls in _ERRORS.items() if type(error) is cls), "")
     if not kind:
         kind = "StateError" if isinstance(error, StateError) else "StoreError"

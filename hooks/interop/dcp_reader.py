@@ -107,7 +107,7 @@ class StorageReader(storage.StorageReader):
 
         Raises:
             CheckpointError: the run has no complete checkpoint.
-            NewerFormatError: this version cannot read the checkpoint.
+            UnsupportedFormatError: this version cannot read the checkpoint.
             StoreError: the store failed.
         """
         whole = find_whole(self._store, self._run_id, step=self._step) or find_whole(

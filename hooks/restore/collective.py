@@ -269,7 +269,7 @@ class _Trial:
             The result of `what`, or None if the checkpoint is damaged or refused on some rank.
 
         Raises:
-            StateError, StoreError, NewerFormatError: some rank's error that is no damage; every rank raises it.
+            StateError, StoreError, UnsupportedFormatError: some rank's error that is no damage; every rank raises it.
         """
         result: _R | None = None
         mine: dict[str, Any] = {}

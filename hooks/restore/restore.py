@@ -29,7 +29,7 @@ from ..checkpoint.catalog import (
     scan,
     whole_checkpoints,
 )
-from ..checkpoint.format.codec import NewerFormatError
+from ..checkpoint.format.codec import UnsupportedFormatError
 from ..checkpoint.format.coverage import Coverage
 from ..checkpoint.format.keys import MARKER, CheckpointName
 from ..checkpoint.format.manifest import LEVELS, lacks
@@ -119,7 +119,7 @@ def restore(
         anew: whether `--begin-anew` was passed.
 
     Raises:
-        NewerFormatError: this version cannot read the newest checkpoint, which may be good.
+        UnsupportedFormatError: this version cannot read the newest checkpoint, which may be good.
         StateError: the checkpoint does not fit the registered state, and nothing was changed. Or an object's own
             `load_state_dict` (or `set_extra_state`) refused each checkpoint. They run after the tensors are filled, as in
             torch, since they may look at them. `state.poisoned` then keeps training from the mix.
@@ -141,7 +141,7 @@ def restore(
             near = stage is not None and isinstance(whole, StagedCheckpoint)
             try:
                 _load(stage.files if stage is not None and near else store, whole, state)
-            except NewerFormatError:
+            except UnsupportedFormatError:
                 raise
             except RefusedError as error:
                 refused = error

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,11 @@ from spotguard.cli import main
 from spotguard.cli.commands.checkpoints.inspect import _table as tensors_of
 from spotguard.cli.commands.checkpoints.ls import _table, lines_of
 from spotguard.cli.output import short_moment
-from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import MARKER, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
-from tests.fakes.checkpoint import Save
+from tests.fakes.checkpoint import FOREIGN, Save
 
 Story = Callable[[BlobStore, Path], None]
 
@@ -78,11 +76,13 @@ def a_reference_to_what_is_gone(store: BlobStore, root: Path) -> None:
 
 
 def a_newer_format(store: BlobStore, root: Path) -> None:
-    save = Save(step=20)
     Save(step=10).write(store)
-    for manifest in save.write(store, marker=False):
-        name = save.prefix + manifest_name(manifest.rank, save.world)
-        store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
+    Save(step=20).write_foreign(store, FORMAT + 1)
+
+
+def no_format(store: BlobStore, root: Path) -> None:
+    Save(step=10).write(store)
+    Save(step=20).write_foreign(store, None)
 
 
 def a_newer_format_further_back(store: BlobStore, root: Path) -> None:
@@ -99,8 +99,9 @@ STORIES: list[tuple[Story, int | None, dict[int, str]]] = [
     (a_suspect_one, 20, {20: "complete", 10: "complete"}),
     (a_damaged_marker, 20, {20: "complete", 10: "complete"}),
     (a_reference_to_what_is_gone, 10, {30: "damaged", 20: "damaged", 10: "complete"}),
-    (a_newer_format, None, {20: "newer", 10: "complete"}),
-    (a_newer_format_further_back, 30, {30: "complete", 20: "newer", 10: "complete"}),
+    (a_newer_format, None, {20: "unsupported", 10: "complete"}),
+    (no_format, None, {20: "unsupported", 10: "complete"}),
+    (a_newer_format_further_back, 30, {30: "complete", 20: "unsupported", 10: "complete"}),
 ]
 
 
@@ -127,7 +128,7 @@ def test_ls_marks_what_a_restore_takes(
     assert main.main(["inspect", root.as_uri(), "--json"]) == (1 if taken is None else 0)
     out, err = capsys.readouterr()
     if taken is None:
-        assert f"format version {FORMAT + 1} is newer than {FORMAT}" in err
+        assert any(refusal in err for refusal in FOREIGN.values())
     else:
         assert json.loads(out)["step"] == taken
 
@@ -226,11 +227,13 @@ def test_what_lacks_extras_says_so_also_on_a_narrow_terminal(width: int, root: P
     assert full.rstrip().endswith(" complete")
 
 
-def test_each_command_refuses_a_newer_format_and_none_deletes_it(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", FOREIGN)
+def test_each_command_refuses_another_format_and_none_deletes_it(
+    number: int | None, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By its number, with what to do; `prune` leaves the checkpoint and what is older than it alone."""
-    a_newer_format(FileStore(root), root)
+    Save(step=10).write(FileStore(root))
+    Save(step=20).write_foreign(FileStore(root), number)
     before = sorted(root.rglob("*"))
     out = tmp_path / "out"
     commands = [["inspect"], ["verify"], ["export", "--to", "safetensors", f"{out}.safetensors"]]
@@ -239,7 +242,7 @@ def test_each_command_refuses_a_newer_format_and_none_deletes_it(
     for words in commands:
         assert main.main([*words, root.as_uri()]) == 1
         said = "".join(capsys.readouterr())
-        assert f"format version {FORMAT + 1} is newer than {FORMAT}: read it with a newer spotguard" in said
+        assert FOREIGN[number] in said
     assert main.main(["prune", root.as_uri(), "--keep", "1"]) == 0
     assert sorted(root.rglob("*")) == before
     assert list(tmp_path.iterdir()) == [root]
@@ -257,7 +260,7 @@ def test_each_command_says_what_a_checkpoint_lacks(root: Path, capsys: pytest.Ca
         assert main.main([command, root.as_uri(), "--json"]) == 0
         said[command] = json.loads(capsys.readouterr().out)
     inspected, verified = said["inspect"], said["verify"]["checkpoints"][0]
-    assert (inspected["level"], inspected["missing"], inspected["format"]) == ("partial-extras", [2], 3)
+    assert (inspected["level"], inspected["missing"], inspected["format"]) == ("partial-extras", [2], 1)
     assert (verified["level"], verified["lacks"]) == ("partial-extras", "the extras of rank 2")
 
 

@@ -16,11 +16,11 @@ from spotguard.cli.select_checkpoint import Target
 from spotguard.hooks.checkpoint.catalog import examine
 from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import manifest_name
-from spotguard.hooks.checkpoint.format.manifest import FORMAT, Chunk, TensorEntry
+from spotguard.hooks.checkpoint.format.manifest import Chunk, TensorEntry
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.file import FileStore
-from tests.fakes.checkpoint import Save
+from tests.fakes.checkpoint import FOREIGN, Save
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import PATIENCE, Reads
 from tests.fakes.store import Fault
@@ -170,18 +170,16 @@ def test_an_object_that_is_gone_while_its_manifest_stands_is_damage() -> None:
     assert keys[-1] in newest["damage"][0]
 
 
-def test_a_newer_format_is_no_damage_and_no_verdict() -> None:
-    """What only a newer spotguard can read is neither good nor bad here."""
+@pytest.mark.parametrize("number", FOREIGN)
+def test_another_format_is_no_damage_and_no_verdict(number: int | None) -> None:
+    """What only another version can read is neither good nor bad here."""
     store = filled()
-    save = Save(step=30, save=3)
-    for manifest in save.write(store, marker=False):
-        name = save.prefix + manifest_name(manifest.rank, save.world)
-        store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
-    assert statuses(verdicts(store)) == [(30, "newer"), (20, "complete")]
+    Save(step=30, save=3).write_foreign(store, number)
+    assert statuses(verdicts(store)) == [(30, "unsupported"), (20, "complete")]
 
 
 def test_a_chunk_too_large_to_be_held_is_no_damage_and_no_verdict(tmp_path: Path) -> None:
-    """As one of a newer spotguard may be. Nothing of it is read, and what is older is looked at."""
+    """As one of another version may be. Nothing of it is read, and what is older is looked at."""
     store, save, size = FileStore(tmp_path), Save(step=30, save=3, world=1), 256 * 2**20
     Save(step=10).write(store)
     (manifest,) = save.write(store, marker=False)
@@ -197,7 +195,7 @@ def test_a_chunk_too_large_to_be_held_is_no_damage_and_no_verdict(tmp_path: Path
     path.write_bytes(encode_manifest(claimed))
     meant = Target(store, "run")
     assert statuses(verdicts_of(meant, everything=False, say=None, clock=Impatient())) == [
-        (30, "newer"),
+        (30, "unsupported"),
         (10, "complete"),
     ]
 

@@ -21,19 +21,16 @@ def test_a_kind_that_is_taken_for_a_command_is_answered_with_the_command(
     assert f"unknown command '{kind}': use spotguard deploy {kind}\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_older_name_does_the_same_and_says_the_newer_one(kind: str) -> None:
-    """`python -m spotguard.containers >file`: what is printed goes to the file, and the warning does not."""
-    words = ["job", "aws"] if kind == "containers" else ["rules.yml"] if kind == "monitoring" else []
-    older, newer = (
-        subprocess.run(
-            [sys.executable, "-m", *name, *words], capture_output=True, text=True, timeout=100, check=True
-        )
-        for name in ([f"spotguard.{kind}"], ["spotguard", "deploy", kind])
+@pytest.mark.parametrize("words", [["containers", "job", "aws"], ["slurm"], ["monitoring", "rules.yml"]])
+def test_a_file_alone_is_printed_on_stdout(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "spotguard", "deploy", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
-    assert older.stdout == newer.stdout != ""
-    said = f"spotguard: python -m spotguard.{kind} is spotguard deploy {kind} now\n"
-    assert (older.stderr, newer.stderr) == (said, "")
+    assert (done.stdout != "", done.stderr) == (True, "")
 
 
 def test_without_a_word_the_kinds_are_listed_and_with_one_its_files(

@@ -23,7 +23,7 @@ ERRORS = frozenset(
         "DeadSocketError",
         "DeniedError",
         "FullError",
-        "NewerFormatError",
+        "UnsupportedFormatError",
         "NotFoundError",
         "Partial",
         "ProveError",

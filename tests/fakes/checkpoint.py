@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.dtypes import ITEMSIZE
-from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
+from spotguard.hooks.checkpoint.format.keys import (
+    CheckpointName,
+    checkpoint_prefix,
+    manifest_name,
+    object_name,
+)
 from spotguard.hooks.checkpoint.format.manifest import (
+    FORMAT,
+    FORMAT_KEY,
     Chunk,
     Kind,
     Level,
@@ -32,6 +41,22 @@ TENSORS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "model.empty": ("int64", (0, 3)),
     "model.odd": ("complex128", (3, 5)),
 }
+
+
+#: Numbers of formats that this version does not read, each with the refusal: a file before 0.1.0 has none under this key.
+FOREIGN: Mapping[int | None, str] = {
+    FORMAT + 1: f"its '{FORMAT_KEY}' is {FORMAT + 1}, expected {FORMAT}: read it with a newer spotguard",
+    None: f"it has no '{FORMAT_KEY}', expected {FORMAT}: a spotguard older than 0.1.0 wrote it; read it with that one",
+}
+
+
+def renumbered(data: bytes, number: int | None) -> bytes:
+    """The same file under another number of its format, or without one."""
+    whole = json.loads(data)
+    (kind,) = whole.keys() - {"crc32"}
+    fields = {name: value for name, value in whole[kind].items() if name != FORMAT_KEY}
+    body = json.dumps(fields if number is None else {FORMAT_KEY: number, **fields}).encode()
+    return b'{"crc32":%d,"%s":' % (zlib.crc32(body), kind.encode()) + body + b"}\n"
 
 
 @dataclass
@@ -76,6 +101,12 @@ class Save:
         if marker:
             put_marker(store, manifests, created=2.0)
         return manifests
+
+    def write_foreign(self, store: BlobStore, number: int | None) -> None:
+        """Objects, and manifests of another format."""
+        for rank in range(self.world):
+            data = encode_manifest(self.write_objects(store, rank))
+            store.put(self.prefix + manifest_name(rank, self.world), memoryview(renumbered(data, number)))
 
     def write_rank(self, store: BlobStore, rank: int) -> RankManifest:
         manifest = self.write_objects(store, rank)

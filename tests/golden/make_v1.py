@@ -1,12 +1,11 @@
-"""Makes tests/golden/v1: a store with checkpoints of format version 1, by hand and not by the writer of the day.
+"""Makes tests/golden/v1: a store with checkpoints of format 1, by hand and not by the writer of the day.
 
 Run once, when the format was new (`python -m tests.golden.make_v1 FOLDER`, at the root of the repository), and kept since:
-`test_golden.py` loads what lies there for ever. Never run it again over v1: a new format version gets a folder and a
-script of its own.
+`test_golden.py` loads it for ever. Never run it again over v1: a new format gets a folder and a script of its own.
 
-What is in it: run "golden", attempts 1 and 2. Of attempt 1, step 5 whole. Of attempt 2: step 8, two ranks, split and replicated
-tensors of many dtypes, one stored as bfloat16, one empty, one 0-d, private ones; step 9, which refers to step 8's objects and
-has no marker; step 10, of which rank 1 never put its manifest.
+The run is "golden", of two ranks. Of attempt 1, step 5 is whole. Attempt 2 has step 8 with split and replicated tensors of many
+dtypes, one stored as bfloat16, one empty, one 0-d, and private ones; step 9, which refers to step 8's objects and has no marker;
+step 10, without a manifest of rank 1. Attempt 3 has step 12 of level partial-extras: rank 1 had died.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections import Counter, OrderedDict, deque
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -109,9 +109,43 @@ def write(
     )  # fmt: skip
 
 
+def write_alone(
+    store: BlobStore, name: CheckpointName, like: RankManifest
+) -> tuple[RankManifest, RankManifest]:
+    """All tensors as objects of rank 0, as rank 1 had died; the manifests of both ranks are returned, not put."""
+    items = [
+        PlannedTensor(each, stored or dtype, shape) for each, (dtype, stored, shape, _) in TENSORS.items()
+    ]
+    items.append(PlannedTensor(private_name(0, "rng"), "uint8", (16,)))
+    objects: list[ObjectEntry] = []
+    chunks: dict[str, list[Chunk]] = {}
+    for index, planned in enumerate(plan(items, 512)):
+        data = bytearray(planned.header)
+        for piece in planned.pieces:
+            item = items[piece.item]
+            size = ITEMSIZE[item.dtype]
+            part = content(item.name, name.step)[piece.first * size : (piece.first + piece.count) * size]
+            place = Chunk(piece.offsets, piece.sizes, index, piece.start, piece.end, zlib.crc32(part))
+            chunks.setdefault(item.name, []).append(place)
+            data += part
+        key = object_name(0, 2, index)
+        store.put(checkpoint_prefix(RUN, name) + key, memoryview(data))
+        objects.append(ObjectEntry(key, len(data), len(planned.header), zlib.crc32(planned.header)))
+    shapes: dict[str, Any] = {**TENSORS, private_name(0, "rng"): ("uint8", "", (16,), 0)}
+    tensors = [
+        TensorEntry(each, dtype, shape, tuple(chunks.get(each, ())), stored)
+        for each, (dtype, stored, shape, _) in shapes.items()
+    ]
+    first = replace(
+        like, step=name.step, attempt=name.attempt, save=name.save, objects=tuple(objects), tensors=tuple(tensors),
+        level="partial-extras", missing=(1,), incarnation=f"nonce-{name.attempt}",
+    )  # fmt: skip
+    return first, replace(first, rank=1, objects=(), tensors=(), state={})
+
+
 def main(folder: str) -> None:
     store = FileStore(folder)
-    for attempt in (1, 2):
+    for attempt in (1, 2, 3):
         claim_attempt(
             store, RUN, {"host": "a"}, incarnation=f"nonce-{attempt}", world=2, created=1_790_000_000.0
         )
@@ -123,6 +157,10 @@ def main(folder: str) -> None:
             put_manifest(store, manifest)
         if step in (5, 8):
             put_marker(store, bases[step], created=1_790_000_001.0)
+    lower = write_alone(store, CheckpointName(3, 12, 0), bases[8][0])
+    for manifest in lower:
+        put_manifest(store, manifest)
+    put_marker(store, lower, created=1_790_000_002.0)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ tool reads the file as JSON, and a flipped bit anywhere is noticed before the fi
 
 The decoder validates everything (law 10): types, bounds, boxes inside shapes, byte ranges inside objects. Names
 must stay inside the checkpoint's own directory, or inside one of the same attempt. A failure is a `CheckpointError`
-that names the key and the reason. The decoder skips unknown fields, so that a newer writer may add some. It refuses
-a newer *format* by name.
+that names the key and the reason. Every file begins with the number of its format, and any other number is refused by name.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ....providers.errors import CheckpointError
-from .columns import TensorColumns
 from .entries import (
     InvalidField,
     integer,
     objects_in,
     objects_out,
     seconds,
-    tensors_in,
     text,
     typed,
     word,
@@ -34,40 +31,36 @@ from .entries import (
 from .keys import MAX_NUMBER, MAX_WORLD, CheckpointName
 from .manifest import (
     FORMAT,
+    FORMAT_KEY,
     KINDS,
     LEVELS,
     AttemptRecord,
     CommitMarker,
     Level,
-    ObjectEntry,
     RankManifest,
     collector_at_rest,
-    format_of,
 )
 from .packing import PackedCache, columns_in, columns_out, pack
 
 _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
-#: The format from which on tensors are columns.
-_COLUMNS = 3
 #: Characters of the reason why a checkpoint is suspect.
 _SUSPECT = 512
 
 T = TypeVar("T")
 
 
-class NewerFormatError(CheckpointError):
-    """Error for a file that a newer spotguard wrote. It may be good, so it is neither restored nor deleted."""
+class UnsupportedFormatError(CheckpointError):
+    """Error for a file that another version of spotguard wrote. It may be good, so it is neither restored nor deleted."""
 
 
-class _Newer(InvalidField):
+class _Unsupported(InvalidField):
     pass
 
 
 def encode_manifest(manifest: RankManifest) -> bytes:
     """Return the bytes of a rank's manifest."""
     parts = {
-        "format": max(manifest.format, _COLUMNS),
         "objects": objects_out(manifest.objects),
         "tensors": columns_out(manifest.tensors),
         "state": {name: pack(value) for name, value in manifest.state.items()},
@@ -87,7 +80,7 @@ def encode_attempt(record: AttemptRecord) -> bytes:
 
 def encode_saving(left: float) -> bytes:
     """Return the bytes of SAVING.json, for a save that has `left` seconds."""
-    return seal("saving", {"format": 1, "seconds": round(left, 1)})
+    return seal("saving", {"seconds": round(left, 1)})
 
 
 def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> RankManifest:
@@ -99,7 +92,7 @@ def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> 
         cache: what earlier manifests of the same checkpoint had. It makes many manifests fast, and grows.
 
     Raises:
-        CheckpointError: the manifest is damaged, has a newer format, or contradicts itself.
+        CheckpointError: the manifest is damaged, has another format, or contradicts itself.
     """
     known = PackedCache() if cache is None else cache
     return _open(data, key, "manifest", lambda raw: manifest_of(raw, known))
@@ -135,8 +128,9 @@ def decode_saving(data: bytes, key: str) -> float:
 
 
 def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: Mapping[str, Any]) -> bytes:
-    names = ["format", *(name for name in value.__dataclass_fields__ if name != "format")]
-    fields = {name: parts[name] if name in parts else getattr(value, name) for name in names}
+    fields = {
+        name: parts[name] if name in parts else getattr(value, name) for name in value.__dataclass_fields__
+    }
     if "suspect" in fields:
         fields["suspect"] = fields["suspect"][:_SUSPECT]
     return seal(kind, fields)
@@ -144,8 +138,9 @@ def _seal(kind: str, value: RankManifest | CommitMarker | AttemptRecord, parts: 
 
 def seal(kind: str, fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file of this kind."""
+    numbered = {FORMAT_KEY: FORMAT, **fields}
     # ASCII, so that JSON escapes a lone surrogate in a string; UTF-8 could not encode it.
-    body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii")
+    body = json.dumps(numbered, separators=(",", ":"), allow_nan=False).encode("ascii")
     return b'{"crc32":%d,"%s":' % (zlib.crc32(body), kind.encode()) + body + _TAIL
 
 
@@ -155,10 +150,10 @@ def _open(data: bytes, key: str, kind: str, parse: Callable[[dict[str, Any]], T]
 
 
 def open_file(data: bytes, key: str, kind: str) -> dict[str, Any]:
-    """Return the fields of a file of this kind, whose CRC is right and whose format is not newer.
+    """Return the fields of a file of this kind, whose CRC and format are right.
 
     Raises:
-        CheckpointError: the file is damaged, or has a newer format.
+        CheckpointError: the file is damaged, or has another format.
     """
     return _open(data, key, kind, lambda raw: raw)
 
@@ -168,8 +163,8 @@ def in_file(key: str) -> Iterator[None]:
     """Translate an `InvalidField` inside into an error that names the key."""
     try:
         yield
-    except _Newer as error:
-        raise NewerFormatError(f"{key}: {error}") from error
+    except _Unsupported as error:
+        raise UnsupportedFormatError(f"{key}: {error}") from error
     except InvalidField as error:
         raise CheckpointError(f"{key}: {error}") from error
 
@@ -196,10 +191,15 @@ def _value(body: bytes) -> dict[str, Any]:
 
 
 def check_format(raw: dict[str, Any]) -> None:
-    """Refuse fields of a newer format."""
-    if (version := integer(raw, "format", 1)) > FORMAT:
-        raise _Newer(
-            f"format version {version} is newer than {FORMAT}: read it with a newer spotguard [SG603]"
+    """Refuse fields of another format."""
+    if FORMAT_KEY not in raw:
+        raise _Unsupported(
+            f"it has no {FORMAT_KEY!r}, expected {FORMAT}: a spotguard older than 0.1.0 wrote it; read it with that one, or "
+            "begin a new run under another run id [SG603]"
+        )
+    if (version := integer(raw, FORMAT_KEY, 1)) != FORMAT:
+        raise _Unsupported(
+            f"its {FORMAT_KEY!r} is {version}, expected {FORMAT}: read it with a newer spotguard [SG603]"
         )
 
 
@@ -226,8 +226,8 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
         rank=rank,
         world=world,
         objects=objects,
-        tensors=_tensors(raw, objects, cache),
-        state=_state(raw, cache),
+        tensors=columns_in(raw.get("tensors"), objects, cache),
+        state={name: cache.value(text) for name, text in typed(raw, "state", dict).items()},
         environment=typed(raw, "environment", dict),
         level=level,
         kind=word(raw, "kind", KINDS),
@@ -237,30 +237,13 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
         missing=missing,
         history=_history(raw),
         suspect=_suspect(raw),
-        format=raw["format"],
     )
 
 
-def _tensors(raw: dict[str, Any], objects: tuple[ObjectEntry, ...], cache: PackedCache) -> TensorColumns:
-    if raw["format"] >= _COLUMNS:
-        return columns_in(raw.get("tensors"), objects, cache)
-    return TensorColumns.of(tensors_in(typed(raw, "tensors", list), objects), cache)
-
-
-def _state(raw: dict[str, Any], cache: PackedCache) -> dict[str, Any]:
-    state = typed(raw, "state", dict)
-    return {name: cache.value(text) for name, text in state.items()} if raw["format"] >= _COLUMNS else state
-
-
 def _level(raw: dict[str, Any], world: int) -> tuple[Level, tuple[int, ...]]:
-    """Return the level, and the ranks whose extras are missing.
-
-    Manifests and markers of format 1 may omit the ranks.
-    """
-    level, missing = word(raw, "level", LEVELS), raw.get("missing", [])
-    if raw["format"] < format_of(level):
-        raise InvalidField(f"level {level!r} needs format {format_of(level)}, not {raw['format']}")
-    if not isinstance(missing, list) or not all(type(rank) is int for rank in missing):
+    """Return the level, and the ranks whose extras are missing."""
+    level, missing = word(raw, "level", LEVELS), typed(raw, "missing", list)
+    if not all(type(rank) is int for rank in missing):
         raise InvalidField("missing must be a list of ranks")
     if missing and (missing != sorted({*missing}) or missing[0] < 0 or missing[-1] >= world):
         raise InvalidField(f"missing must name ranks from 0 to {world - 1} once each, in order")
@@ -270,21 +253,21 @@ def _level(raw: dict[str, Any], world: int) -> tuple[Level, tuple[int, ...]]:
 
 
 def _digests(raw: dict[str, Any]) -> dict[str, int]:
-    """Return the digests by name; older manifests have none."""
-    digests = raw.get("digests", {})
-    if not isinstance(digests, dict) or not all(type(each) is int for each in digests.values()):
+    """Return the digests by name."""
+    digests = typed(raw, "digests", dict)
+    if not all(type(each) is int for each in digests.values()):
         raise InvalidField("digests must map names to integers")
     return digests
 
 
 def _history(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the history; older files have none. It is for people, so one of another form damages nothing."""
+    """Return the history. It is for people, so one of another form damages nothing."""
     history = raw.get("history")
     return history if isinstance(history, dict) else {}
 
 
 def _suspect(raw: dict[str, Any]) -> str:
-    """Return why the state is suspect; older files do not have it. As with the history, no form of it damages anything."""
+    """Return why the state is suspect. As with the history, no form of it damages anything."""
     suspect = raw.get("suspect")
     return suspect[:_SUSPECT] if isinstance(suspect, str) else ""
 
@@ -305,10 +288,9 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
         kind=word(raw, "kind", KINDS),
         created=seconds(raw, "created"),
         missing=missing,
-        elsewhere=integer({"elsewhere": 0, **raw}, "elsewhere", 0),
+        elsewhere=integer(raw, "elsewhere", 0),
         history=_history(raw),
         suspect=_suspect(raw),
-        format=raw["format"],
     )
 
 
@@ -320,5 +302,4 @@ def _attempt(raw: dict[str, Any]) -> AttemptRecord:
         world=integer(raw, "world", 1, MAX_WORLD),
         info=typed(raw, "info", dict),
         created=seconds(raw, "created"),
-        format=raw["format"],
     )

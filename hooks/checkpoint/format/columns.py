@@ -264,11 +264,11 @@ class TensorColumns(Sequence[TensorEntry]):
         self.starts = [*accumulate((len(run.layout.forms.names) for run in runs), initial=0)]
 
     @classmethod
-    def of(cls, tensors: Iterable[TensorEntry], cache: ColumnCache | None = None) -> TensorColumns:
+    def of(cls, tensors: Iterable[TensorEntry]) -> TensorColumns:
         """Return the columns of these tensors. They must be valid: their boxes and bytes are not checked."""
         if isinstance(tensors, TensorColumns):
             return tensors
-        cache = ColumnCache() if cache is None else cache
+        cache = ColumnCache()
         runs = groupby(tensors, key=lambda each: is_private(each.name))
         return cls(tuple([_run_of([*run], cache) for _, run in runs]))
 

@@ -1,24 +1,16 @@
-"""Objects of a manifest to JSON and back, and the tensors of manifests of formats 1 and 2 (`columns` has those of format 3).
-
-A tensor is an object with named fields. Each of its chunks is an array in the order of `Chunk`'s fields:
-`[[offsets], [sizes], object, start, end, crc32]`.
-"""
+"""Objects of a manifest to JSON and back, and checks of single fields (`columns` has the tensors)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from typing import Any, TypeVar
 
 from .dtypes import ITEMSIZE
 from .keys import CheckpointName, parse_object_name
-from .manifest import Chunk, ObjectEntry, TensorEntry
+from .manifest import ObjectEntry
 
 _MAX_DIMS = 64  # torch's own limit
 _MAX_NAME = 4096
-
-#: The constructor of a NamedTuple is a Python function that makes this call, and takes three times as long.
-_new = tuple.__new__
 
 
 def objects_out(objects: tuple[ObjectEntry, ...]) -> list[dict[str, Any]]:
@@ -77,29 +69,6 @@ def _confine(entry: ObjectEntry, name: CheckpointName, rank: int, world: int) ->
         )
 
 
-def tensors_in(raw: list[Any], objects: tuple[ObjectEntry, ...]) -> Iterator[TensorEntry]:
-    """Yield the tensors of formats 1 and 2, each chunk inside its shape and its bytes inside their object."""
-    seen: set[str] = set()
-    bounds = [(entry.header, entry.size) for entry in objects]
-    for fields in raw:
-        try:
-            name, dtype, shape, chunks = fields["name"], fields["dtype"], fields["shape"], fields["chunks"]
-            stored = fields.get("stored", "")
-        except (TypeError, KeyError, AttributeError) as error:
-            raise InvalidField(f"tensors[{len(seen)}] is not a tensor entry ({error})") from error
-        check_name(name, len(seen))
-        if name in seen:
-            raise InvalidField(f"tensor {name!r} is listed twice")
-        seen.add(name)
-        if type(shape) is not list or type(chunks) is not list:
-            raise InvalidField(f"tensor {name!r} lacks its list of sizes or of chunks")
-        itemsize = itemsize_of(name, dtype, stored)
-        check_shape(name, shape, itemsize)
-        box = tuple(shape)
-        made = tuple([_chunk(chunk, name, box, itemsize, bounds) for chunk in chunks])
-        yield _new(TensorEntry, (name, dtype, box, made, stored))
-
-
 def check_name(name: Any, index: int) -> None:
     """Refuse what is no name of a tensor."""
     if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
@@ -125,44 +94,6 @@ def check_shape(name: str, shape: Any, itemsize: int) -> None:
             raise InvalidField(f"tensor {name!r} has a dimension of {str(size)[:40]}")
     if len(shape) > _MAX_DIMS or prod(shape) * itemsize > MAX_SIZE:
         raise InvalidField(f"tensor {name!r} is too large to exist")
-
-
-def _chunk(
-    raw: Any, name: str, shape: tuple[int, ...], itemsize: int, bounds: list[tuple[int, int]]
-) -> Chunk:
-    try:
-        offsets, sizes, index, start, end, crc32 = raw
-        volume, dims = itemsize, len(shape)
-        if len(offsets) != dims or len(sizes) != dims:
-            raise ValueError("a different number of dimensions")
-        # The lengths were just compared, and zip without `strict` takes half the time.
-        for offset, size, limit in zip(offsets, sizes, shape):  # noqa: B905
-            if not type(offset) is type(size) is int or offset < 0 or size < 0 or offset + size > limit:
-                raise InvalidField(f"a chunk of tensor {name!r} is outside its shape {shape}")
-            volume *= size
-    except (TypeError, ValueError) as error:
-        raise InvalidField(
-            f"a chunk of tensor {name!r} is not a box of {len(shape)} dimensions with its bytes"
-        ) from error
-    if not type(index) is type(start) is type(end) is type(crc32) is int:
-        raise InvalidField(
-            f"a chunk of tensor {name!r} gives the place of its bytes as a value that is not an integer"
-        )
-    if not 0 <= index < len(bounds):
-        raise InvalidField(
-            f"a chunk of tensor {name!r} refers to object {index}, but there are {len(bounds)} objects"
-        )
-    first, last = bounds[index]
-    if not first <= start <= end <= last:
-        raise InvalidField(
-            f"a chunk of tensor {name!r} at bytes {start} to {end} is outside its object's bytes {first} "
-            f"to {last}"
-        )
-    if end - start != volume:
-        raise InvalidField(f"a chunk of tensor {name!r} has {end - start} bytes, but its box needs {volume}")
-    if not 0 <= crc32 < 2**32:
-        raise InvalidField(f"a chunk of tensor {name!r} has a CRC32 of {crc32}, which is out of range")
-    return _new(Chunk, (tuple(offsets), tuple(sizes), index, start, end, crc32))
 
 
 # Checks for single fields of a JSON object from a store. `codec` and `entries` use them.

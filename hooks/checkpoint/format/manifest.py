@@ -16,19 +16,14 @@ from typing import Any, Literal, NamedTuple
 from .dtypes import ITEMSIZE
 from .keys import CheckpointName, checkpoint_prefix
 
-#: Newest format that this version reads. Increase it when a reader of the old format would misread the new one. A
-#: new field needs no new format, because readers skip unknown fields.
-FORMAT = 3
+#: The number of the format, and its key, which is the first of every file. Increase the number when a file changes meaning: a reader
+#: refuses every other number by name, and a file without one, because versions before 0.1.0 numbered theirs under another key.
+FORMAT_KEY, FORMAT = "store_format", 1
 
 #: "full" continues bit for bit. "partial-extras" lacks the own state of ranks that were gone. "weights" lacks the
 #: optimizer's moments. `checkpoint.ranking` decides when a restore takes one that is not full.
 Level = Literal["full", "partial-extras", "weights"]
 LEVELS: tuple[Level, ...] = ("full", "partial-extras", "weights")
-
-
-def format_of(level: Level) -> int:
-    """Return the format of a marker of this level: the lowest whose readers understand it."""
-    return 2 if level == "partial-extras" else 1
 
 
 def lacks(level: Level, missing: Sequence[int]) -> str:
@@ -140,9 +135,8 @@ class RankManifest:
     missing: tuple[int, ...] = ()
     #: For people (`checkpoint.history`): how training came to this step. Only the first present rank has it.
     history: Mapping[str, Any] = field(default_factory=dict)
-    #: Why this rank's losses make the state suspect; "" if they do not. Older manifests lack it.
+    #: Why this rank's losses make the state suspect; "" if they do not.
     suspect: str = ""
-    format: int = FORMAT
 
     @property
     def checkpoint(self) -> CheckpointName:
@@ -205,13 +199,12 @@ class CommitMarker:
     created: float = 0.0
     #: Ranks that were gone, as in the manifests.
     missing: tuple[int, ...] = ()
-    #: Bytes of the objects in earlier checkpoints' directories that it refers to. Older markers lack it.
+    #: Bytes of the objects in earlier checkpoints' directories that it refers to.
     elsewhere: int = 0
-    #: As in the manifests. Older markers lack it.
+    #: As in the manifests.
     history: Mapping[str, Any] = field(default_factory=dict)
     #: As in the manifests: `suspicion` of them.
     suspect: str = ""
-    format: int = 1
 
     @property
     def checkpoint(self) -> CheckpointName:
@@ -239,7 +232,6 @@ class CommitMarker:
             elsewhere=sum(referred(full).values()),
             history=next((each.history for each in full if each.history), {}),
             suspect=suspicion(full),
-            format=format_of(first.level),
         )
 
 
@@ -254,7 +246,6 @@ class AttemptRecord:
     #: Plain JSON for people: host, command, restored checkpoint.
     info: Mapping[str, Any] = field(default_factory=dict)
     created: float = 0.0
-    format: int = 1
 
 
 def most_bytes(world: int) -> int:

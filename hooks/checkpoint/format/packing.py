@@ -1,7 +1,7 @@
 """Columns as JSON: packed texts, and the cache of those that many manifests have.
 
 A column is the base64 text of its numbers in little-endian order, compressed by zlib. (Compression is why names that
-all ranks repeat cost next to nothing: a rank's 2,169 tensors take 22 kB, where format 2 took 282.)
+all ranks repeat cost next to nothing: a rank's 2,169 tensors take 22 kB, where one object for each tensor took 282.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .columns import KEPT, ColumnCache, TensorColumns, TensorForms, TensorRun
 from .entries import InvalidField
 from .manifest import ObjectEntry, TensorEntry
 
-#: Most bytes of one column, decompressed: as many as the largest manifest of format 2 has for its tensors.
+#: Most bytes of one column, decompressed: as many as `manifest.most_bytes` allows for all tensors.
 _MOST = 2**29
 
 

@@ -15,7 +15,7 @@ from math import prod
 from statistics import median
 from typing import Generic, NamedTuple, TypeVar
 
-from ...checkpoint.format.codec import NewerFormatError
+from ...checkpoint.format.codec import UnsupportedFormatError
 from ...checkpoint.format.manifest import Chunk
 
 #: Bytes of one request. S3 advises ranges of 8 to 16 MiB. At the 50 to 95 MB/s of one connection this takes a tenth of a
@@ -71,7 +71,7 @@ def plan(wanted: Iterable[WantedChunk], limit: int = REQUEST_BYTES, gap: int = G
         gap: largest gap in bytes between two chunks of one request.
 
     Raises:
-        NewerFormatError: a chunk is larger than this version can hold in memory to verify it.
+        UnsupportedFormatError: a chunk is larger than this version can hold in memory to verify it.
     """
     loads = []
     run: list[WantedChunk] = []
@@ -109,7 +109,7 @@ def _cut(each: WantedChunk, limit: int) -> ReadBatch:
         ranges.append(ByteRange(each.key, at, end, offsets, sizes))
         at = end
     if len(ranges) > MOST_PARTS:
-        raise NewerFormatError(
+        raise UnsupportedFormatError(
             f"{each.key}: {each.name} has a chunk of {chunk.end - chunk.start >> 20} MiB, which is too "
             "large for this version to verify: read it with a newer spotguard"
         )

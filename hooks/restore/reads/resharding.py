@@ -50,7 +50,7 @@ def read(
 
     Raises:
         CheckpointError: bytes differ from the saved ones. Tensors may be partly filled.
-        NewerFormatError: this version cannot read the checkpoint. Nothing was filled.
+        UnsupportedFormatError: this version cannot read the checkpoint. Nothing was filled.
         StoreError: the store failed.
     """
     parts: list[ReadTarget] = []

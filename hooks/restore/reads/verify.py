@@ -101,7 +101,7 @@ def verify(
         rate: bytes a second at most, by one request at a time; None: no limit.
 
     Raises:
-        NewerFormatError: this version cannot read the checkpoint.
+        UnsupportedFormatError: this version cannot read the checkpoint.
         StoreError: the store failed, so the state of the checkpoint is not known.
     """
     wanted = _everything(whole)

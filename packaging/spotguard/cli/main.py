@@ -49,15 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ended(lambda: _dispatch(words))
 
 
-def deploy_by_its_older_name(kind: str, words: Sequence[str] | None) -> int:
-    """Run `spotguard deploy KIND` for `python -m spotguard.containers`, `.monitoring` or `.slurm`, and name the new command.
-
-    These modules were the only way before `spotguard deploy` existed.
-    """
-    print(f"spotguard: python -m spotguard.{kind} is spotguard deploy {kind} now", file=sys.stderr)
-    return main(["deploy", kind, *(sys.argv[1:] if words is None else words)])
-
-
 def _dispatch(words: list[str]) -> int:
     if not words or words[0].startswith("-"):
         return _without_command(words)

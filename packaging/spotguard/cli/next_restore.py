@@ -29,7 +29,7 @@ def next_restore(store: BlobStore, run_id: str) -> NextRestore:
     """Return what `guard.restore()` would restore, with SPOTGUARD_EXTRAS_WORTH of this process's environment.
 
     Raises:
-        NewerFormatError: `guard.restore()` would refuse the checkpoint.
+        UnsupportedFormatError: `guard.restore()` would refuse the checkpoint.
         UsageError: SPOTGUARD_EXTRAS_WORTH is not a number.
     """
     passed: dict[CheckpointName, CheckpointError] = {}

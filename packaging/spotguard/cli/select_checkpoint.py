@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spotguard.hooks.arguments import default_store
 from spotguard.hooks.checkpoint.catalog import CheckpointFolder, WholeCheckpoint, examine, scan
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.listing import list_runs
 from spotguard.providers.errors import CheckpointError, UsageError
@@ -80,7 +80,7 @@ class Target:
         """Return the selected checkpoint that a restore would take.
 
         Raises:
-            NewerFormatError: a restore would refuse the checkpoint.
+            UnsupportedFormatError: a restore would refuse the checkpoint.
             CheckpointError: no selected checkpoint is complete; the message says why the newest is not.
         """
         chosen, folders = self.chosen()
@@ -92,7 +92,7 @@ class Target:
         for folder in chosen:
             try:
                 return examine(self.store, folder, folders)
-            except NewerFormatError:
+            except UnsupportedFormatError:
                 raise
             except CheckpointError as error:
                 reasons.append(error)

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 from spotguard.hooks.checkpoint.catalog import find_whole, scan, whole_checkpoints
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError, encode_manifest
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError, encode_manifest
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
-from spotguard.hooks.checkpoint.format.manifest import FORMAT, Chunk, RankManifest, TensorEntry, most_bytes
+from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry, most_bytes
 from spotguard.hooks.checkpoint.listing import list_checkpoints, list_runs
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import prune
 from spotguard.providers.errors import CheckpointError, UnavailableError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 from tests.fakes.called import CalledStore, Request
-from tests.fakes.checkpoint import Save
+from tests.fakes.checkpoint import FOREIGN, Save
 from tests.fakes.store import FakeStore, Fault, Killed
 
 
@@ -246,21 +246,17 @@ def test_a_reference_counts_only_while_its_object_is_there() -> None:
     assert "object 000000010-0001-0000/" in list_checkpoints(store, "run", deep=True)[0].reason
 
 
-def test_a_newer_formats_checkpoint_is_not_gone_back_behind() -> None:
-    """An old spotguard run by mistake must not train from an old step: it stops, and says what reads it."""
-    store, save = FakeStore(), Save(step=20)
+@pytest.mark.parametrize("number", FOREIGN)
+def test_no_restore_goes_back_behind_a_checkpoint_of_another_format(number: int | None) -> None:
+    """Another version run by mistake must not train from an old step: it stops, and names what reads the newest."""
+    store = FakeStore()
     Save(step=10).write(store)
-    for manifest in save.write(store, marker=False):
-        name = save.prefix + manifest_name(manifest.rank, 2)
-        store.put(name, memoryview(encode_manifest(replace(manifest, format=FORMAT + 1))))
-    with pytest.raises(
-        NewerFormatError,
-        match=f"format version {FORMAT + 1} is newer than {FORMAT}: read it with a newer spotguard",
-    ):
+    Save(step=20).write_foreign(store, number)
+    with pytest.raises(UnsupportedFormatError, match=FOREIGN[number]):
         find_whole(store, "run")
     chosen = find_whole(store, "run", step=10)
     assert chosen is not None
-    assert [line.status for line in list_checkpoints(store, "run")] == ["newer", "complete"]
+    assert [line.status for line in list_checkpoints(store, "run")] == ["unsupported", "complete"]
 
 
 def test_a_lower_level_is_restored_only_when_asked_for() -> None:

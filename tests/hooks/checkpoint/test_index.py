@@ -110,20 +110,20 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], byt
         lambda data: data.replace(b'"rank":3,', b'"rank":4,'),
         lambda data: b"",
         lambda data: data + b" " * 10**6,
-        changed(lambda value: value.update(format=FORMAT + 1)),
+        changed(lambda value: value.update(store_format=FORMAT + 1)),
         changed(lambda value: value["sizes"].pop()),
         changed(lambda value: value["manifests"].pop()),
         changed(lambda value: value["texts"].pop()),
         changed(lambda value: value.update(texts=7)),
         changed(lambda value: value["manifests"].append(3)),
-        changed(lambda value: value["manifests"][0].update(format=FORMAT + 1)),
+        changed(lambda value: value["manifests"][0].update(store_format=FORMAT + 1)),
         changed(lambda value: value["manifests"][0].update(tensors=[3])),
         changed(lambda value: value["manifests"][1].update(rank=0)),
         changed(lambda value: value["manifests"][0]["tensors"][0].update(forms=-1)),
     ],
 )
 def test_one_that_is_not_right_is_passed_over(wrong: Callable[[bytes], bytes]) -> None:
-    """Damaged, cut short, of a newer spotguard, or of other manifests: those that are there are read, and nothing is said."""
+    """Damaged, cut short, of another version, or of other manifests: those that are there are read, and nothing is said."""
     store, save = FakeStore(), Save(world=WORLD)
     manifests = indexed(store, save)
     assert read(store) == (manifests, [INDEX])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,15 @@ import pytest
 from spotguard.agent.config import parsers
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.catalog import find_whole, scan, whole_checkpoints
-from spotguard.hooks.checkpoint.format.codec import encode_manifest
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
-from spotguard.hooks.checkpoint.format.manifest import FORMAT, LEVELS, Level
+from spotguard.hooks.checkpoint.format.manifest import LEVELS, Level
 from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, Keep, plan_pruning, prune
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.file import FileStore
-from tests.fakes.checkpoint import Save
+from tests.fakes.checkpoint import FOREIGN, Save
 from tests.fakes.store import FakeStore, Fault, Killed
 from tests.tiers import few_fast
 
@@ -372,17 +370,31 @@ def test_a_suspicion_costs_retention_no_request() -> None:
         prune(store, "run", keep=2, attempt=1)
 
 
+@pytest.mark.parametrize("number", FOREIGN)
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_newer_formats_checkpoint_is_not_touched(keep: int) -> None:
-    """An old spotguard run by mistake must not eat it."""
-    store = many(10, 20)
-    newer = Save(step=15, save=5)
+def test_a_checkpoint_of_another_format_loses_nothing(keep: int, number: int | None) -> None:
+    """It may refer to objects of its attempt whose own checkpoint is gone, which nobody here can read."""
+    store, base = FakeStore(), Save(step=5)
+    manifests = base.write(store, marker=False)
     for rank in range(2):
-        manifest = replace(newer.write_objects(store, rank), format=FORMAT + 1)
-        store.put(newer.prefix + manifest_name(rank, 2), memoryview(encode_manifest(manifest)))
-    prune(store, "run", keep=keep, attempt=1)
-    assert 15 in steps(store)
-    assert all(newer.prefix + manifest_name(rank, 2) in store.objects for rank in range(2))
+        del store.objects[base.prefix + manifest_name(rank, 2)]
+    Save(step=15, save=1, base=manifests).write_foreign(store, number)
+    theirs = dict(store.objects)
+    for save, step in enumerate((10, 20, 30), 2):
+        Save(attempt=2, step=step, save=save).write(store)
+    prune(store, "run", keep=keep, attempt=2)
+    assert {key: store.objects.get(key) for key in theirs} == theirs
+    assert steps(store) == [*[30, 20, 10][:keep], 15, 5]
+
+
+@pytest.mark.parametrize("number", FOREIGN)
+def test_a_run_whose_checkpoints_are_all_of_another_format_loses_nothing(number: int | None) -> None:
+    store = FakeStore()
+    for step in (10, 20, 30):
+        Save(step=step, save=step).write_foreign(store, number)
+    before = dict(store.objects)
+    assert prune(store, "run", keep=1, attempt=1) == []
+    assert store.objects == before
 
 
 def test_foreign_files_are_not_deleted() -> None:

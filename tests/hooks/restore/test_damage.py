@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError, encode_manifest
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError, encode_manifest
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
@@ -205,6 +205,6 @@ def test_a_chunk_that_only_a_newer_version_can_hold_is_not_gone_back_behind() ->
     put_manifest(store, RankManifest("run", 20, 1, 1, 0, 1, objects=(held,), tensors=(entry,), state=tree))
     store.put("run/checkpoints/000000020-0001-0001/00000-of-00001/0000.safetensors", memoryview(b"x"))
     state: Any = Outline()
-    with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
+    with pytest.raises(UnsupportedFormatError, match="a has a chunk of 256 MiB"):
         restore(store, "run", state)
     assert "read_into" not in [verb for verb, _ in store.calls]

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.providers.errors import StateError
 from tests.fakes.store import FakeStore
@@ -184,8 +184,8 @@ class Trial:
             before, refusal = here.bits(), ""
             try:
                 done = guard.restore()
-            except NewerFormatError as error:
-                refusal = "" if path == ("format",) else str(error)
+            except UnsupportedFormatError as error:
+                refusal = "" if path == ("store_format",) else str(error)
                 done = 0
             except StateError as error:
                 refusal = "" if any(says(path) for says in _REGISTRATION) else str(error)

@@ -131,7 +131,7 @@ def test_a_save_without_an_announcement_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{}", b'{"crc32":1,"saving":{"format":1,"seconds":60.0}}\n', None],
+    [b"", b"{}", b'{"crc32":1,"saving":{"store_format":1,"seconds":60.0}}\n', None],
     ids=["empty", "foreign", "damaged", "gone"],
 )
 def test_an_announcement_that_cannot_be_read_is_as_none(data: bytes | None) -> None:

@@ -15,14 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotguard.hooks.checkpoint.format.codec import (
-    NewerFormatError,
+    UnsupportedFormatError,
     decode_attempt,
     decode_manifest,
     decode_manifests,
     decode_marker,
+    decode_saving,
     encode_attempt,
     encode_manifest,
     encode_marker,
+    encode_saving,
 )
 from spotguard.hooks.checkpoint.format.manifest import (
     FORMAT,
@@ -38,6 +40,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
 )
 from spotguard.providers.errors import CheckpointError
 from tests.cases import cases
+from tests.fakes.checkpoint import FOREIGN, renumbered
 from tests.tiers import examples
 
 OBJECTS = (
@@ -73,18 +76,6 @@ def raw() -> dict[str, Any]:
     return value
 
 
-def raw_of_format_2() -> dict[str, Any]:
-    """The same manifest as an older spotguard wrote it."""
-    tensors = [entry._asdict() for entry in TENSORS]
-    for each in tensors:
-        if not each["stored"]:
-            del each["stored"]
-    listed: dict[str, Any] = json.loads(
-        json.dumps({"format": 2, "tensors": tensors, "state": MANIFEST.state})
-    )
-    return raw() | listed
-
-
 def test_a_manifest_comes_back() -> None:
     """Every field of it."""
     assert decode_manifest(encode_manifest(MANIFEST), "k") == MANIFEST
@@ -102,7 +93,7 @@ def test_it_is_plain_json_with_the_crc_of_its_inside() -> None:
     assert data.isascii()
     whole = json.loads(data)
     assert list(whole) == ["crc32", "manifest"]
-    assert next(iter(whole["manifest"])) == "format"
+    assert next(iter(whole["manifest"])) == "store_format"
     inside = data[data.index(b'"manifest":') + 11 : -2]
     assert zlib.crc32(inside) == whole["crc32"]
 
@@ -131,40 +122,28 @@ def test_one_kind_of_file_is_not_another() -> None:
             decode(encode_marker(MARKER), "k")
 
 
-def test_a_newer_format_is_refused_by_name() -> None:
-    """Whatever else it says: it may be good, and is not ours to judge."""
-    with pytest.raises(
-        NewerFormatError,
-        match=f"k: format version {FORMAT + 1} is newer than {FORMAT}: read it with a newer spotguard",
+@pytest.mark.parametrize("number", FOREIGN)
+def test_another_format_is_refused_by_name(number: int | None) -> None:
+    """Whatever else the file has: it may be good, and is not ours to judge."""
+    for encode, decode, value in (
+        (encode_manifest, decode_manifest, MANIFEST),
+        (encode_marker, decode_marker, MARKER),
+        (encode_attempt, decode_attempt, RECORD),
+        (encode_saving, decode_saving, 57.0),
     ):
-        decode_manifest(sealed({"format": FORMAT + 1, "anything": "else"}), "k")
+        with pytest.raises(UnsupportedFormatError, match=f"^k: {FOREIGN[number]}"):
+            decode(renumbered(encode(value), number), "k")  # type: ignore[operator]
+    with pytest.raises(UnsupportedFormatError):
+        decode_manifest(sealed({"store_format": FORMAT + 1, "anything": "else"}), "k")
 
 
-def test_a_marker_of_a_level_that_format_1_has_not_is_of_format_2() -> None:
-    """So that a reader of format 1 refuses it by name. What that reader understands is written as 1, for it may read the same
-    store."""
-    lower = replace(MANIFEST, level="partial-extras", missing=(0, 3))
-    assert decode_manifest(encode_manifest(lower), "k") == lower
-    marker = CommitMarker.of([lower], 1.0)
-    assert (marker.format, marker.missing) == (2, (0, 3))
-    assert decode_marker(encode_marker(marker), "k") == marker
-    assert CommitMarker.of([MANIFEST], 1.0).format == 1
-    with pytest.raises(CheckpointError, match="level 'partial-extras' needs format 2, not 1"):
-        decode_marker(encode_marker(replace(marker, format=1)), "k")
-
-
-def test_a_manifest_of_an_older_format_is_read() -> None:
-    """Both have tensors as entries, and one of format 1 says no more than that."""
-    assert decode_manifest(sealed(raw_of_format_2()), "k") == replace(MANIFEST, format=2)
-    assert decode_manifest(sealed(raw_of_format_2() | {"format": 1}), "k") == replace(MANIFEST, format=1)
-    assert decode_manifests([("a", sealed(raw_of_format_2())), ("b", encode_manifest(MANIFEST))]) == [
-        replace(MANIFEST, format=2),
-        MANIFEST,
-    ]
+def test_each_file_has_the_number_of_the_format_first() -> None:
+    for data in (encode_manifest(MANIFEST), encode_marker(MARKER), encode_attempt(RECORD), encode_saving(57)):
+        assert data.partition(b'":{')[2].startswith(b'"store_format":1,')
 
 
 def test_weights_may_lack_extras_too() -> None:
-    """That says no reader of format 1 anything wrong: it lacks more than these."""
+    """It lacks more than these."""
     lower = replace(MANIFEST, missing=(2,))
     assert decode_manifest(encode_manifest(lower), "k") == lower
 
@@ -191,17 +170,11 @@ def test_missing_ranks_that_cannot_be_are_refused(level: str, missing: object) -
         (json.loads(encode_marker(MARKER))["commit"], "commit", decode_marker),
     ):
         with pytest.raises(CheckpointError, match="missing"):
-            decode(sealed(value | {"format": 2, "level": level, "missing": missing}, word), "k")
+            decode(sealed(value | {"level": level, "missing": missing}, word), "k")
 
 
-def test_older_files_do_not_say_who_is_missing() -> None:
-    value = raw()
-    del value["missing"]
-    assert decode_manifest(sealed(value), "k") == MANIFEST
-
-
-def test_a_suspicion_is_kept_and_older_files_have_none() -> None:
-    """The format stays: a reader of before skips the field, and its text never damages a checkpoint. A marker has the first suspicion, and its rank."""
+def test_a_suspicion_is_kept_and_damages_nothing() -> None:
+    """Whatever its form is. A marker has the first suspicion, and its rank."""
     why = "the loss is nan since step 7"
     suspect = replace(MANIFEST, suspect=why)
     assert decode_manifest(encode_manifest(suspect), "k") == suspect
@@ -214,8 +187,6 @@ def test_a_suspicion_is_kept_and_older_files_have_none() -> None:
         (raw(), "manifest", decode_manifest),
         (json.loads(encode_marker(MARKER))["commit"], "commit", decode_marker),
     ):
-        del value["suspect"]
-        assert decode(sealed(value, word), "k").suspect == ""
         for wrong, read in ((1, ""), (None, ""), ("x" * 9999, "x" * 512)):
             assert decode(sealed(value | {"suspect": wrong}, word), "k").suspect == read
     long = replace(MANIFEST, suspect="x" * 9999)
@@ -238,8 +209,8 @@ def test_what_is_lacking_is_said_to_people() -> None:
     assert lacks("weights", (0, 2)) == "the optimizer's moments and the extras of ranks 0, 2"
 
 
-def test_what_a_newer_writer_says_beside_is_skipped() -> None:
-    """Saying more is free within a format."""
+def test_unknown_fields_are_skipped() -> None:
+    """More fields need no other format."""
     value = raw() | {"digest": "x"}
     value["tensors"][0]["digest"] = "y"
     value["objects"][0]["digest"] = "z"
@@ -257,8 +228,8 @@ def edit(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 
 BROKEN = [
-    (edit("format", to=True), "format must be int"),
-    (edit("format", to=0), "format is 0"),
+    (edit("store_format", to=True), "store_format must be int"),
+    (edit("store_format", to=0), "store_format is 0"),
     (edit("run_id", to=None), "run_id must be str"),
     (edit("run_id", to="x" * 200), "run_id has 200 characters"),
     (edit("step", to=-1), "step is -1"),
@@ -288,53 +259,13 @@ BROKEN = [
     (edit("objects", 1, "checkpoint", to="000001200-0003-0007"), "not an earlier checkpoint of this attempt"),
     (edit("objects", 1, "checkpoint", to="000001300-0003-0008"), "not an earlier checkpoint of this attempt"),
     (edit("objects", 1, to=raw()["objects"][0]), "is listed twice"),
-    (edit("tensors", 0, to=7), "tensors[0] is not a tensor entry"),
-    (edit("tensors", 0, to={}), "tensors[0] is not a tensor entry"),
-    (edit("tensors", 0, "name", to=""), "tensors[0] has no usable name"),
-    (edit("tensors", 0, "name", to=3), "tensors[0] has no usable name"),
-    (edit("tensors", 1, "name", to="w"), "tensor 'w' is listed twice"),
-    (edit("tensors", 0, "dtype", to="float33"), "tensor 'w' has dtype 'float33'"),
-    (edit("tensors", 0, "dtype", to=[]), "tensor 'w' has dtype"),
-    (edit("tensors", 3, "stored", to="object"), "tensor 'moment' has dtype 'object'"),
-    (edit("tensors", 3, "stored", to=1), "tensor 'moment' has dtype"),
-    (edit("tensors", 0, "shape", to="88"), "tensor 'w' lacks its list of sizes"),
-    (edit("tensors", 0, "shape", to=[8, -4]), "tensor 'w' has a dimension of -4"),
-    (edit("tensors", 0, "shape", to=[True, 4]), "tensor 'w' has a dimension of True"),
-    (edit("tensors", 0, "shape", to=[8.0, 4]), "tensor 'w' has a dimension of 8.0"),
-    (edit("tensors", 0, "shape", to=[2**40, 2**40]), "tensor 'w' is too large to exist"),
-    (edit("tensors", 0, "shape", to=[1] * 65), "tensor 'w' is too large to exist"),
-    (edit("tensors", 0, "chunks", to=None), "tensor 'w' lacks its list of sizes or of chunks"),
-    (edit("tensors", 0, "chunks", 0, to=[]), "a chunk of tensor 'w' is not a box"),
-    (edit("tensors", 0, "chunks", 0, to={}), "a chunk of tensor 'w' is not a box"),
-    (edit("tensors", 0, "chunks", 0, 0, to=[2]), "a chunk of tensor 'w' is not a box of 2 dimensions"),
-    (edit("tensors", 0, "chunks", 0, 1, to=[2, 4, 1]), "a chunk of tensor 'w' is not a box of 2 dimensions"),
-    (edit("tensors", 0, "chunks", 0, 0, to=[7, 0]), "a chunk of tensor 'w' is outside its shape"),
-    (edit("tensors", 0, "chunks", 0, 0, to=[-1, 0]), "a chunk of tensor 'w' is outside its shape"),
-    (edit("tensors", 0, "chunks", 0, 0, to=[2.0, 0]), "a chunk of tensor 'w' is outside its shape"),
-    (
-        edit("tensors", 0, "chunks", 0, 2, to=2),
-        "a chunk of tensor 'w' refers to object 2, but there are 2 objects",
-    ),
-    (
-        edit("tensors", 0, "chunks", 0, 2, to=-1),
-        "a chunk of tensor 'w' refers to object -1, but there are 2 objects",
-    ),
-    (edit("tensors", 0, "chunks", 0, 2, to=True), "a chunk of tensor 'w' gives the place"),
-    (
-        edit("tensors", 0, "chunks", 0, 3, to=80),
-        "at bytes 80 to 120 is outside its object's bytes 88 to 1000",
-    ),
-    (edit("tensors", 0, "chunks", 0, 4, to=1004), "at bytes 88 to 1004 is outside"),
-    (edit("tensors", 0, "chunks", 0, 4, to=121), "has 33 bytes, but its box needs 32"),
-    (edit("tensors", 0, "chunks", 0, 5, to=2**32), "a chunk of tensor 'w' has a CRC32 of 4294967296"),
-    (edit("tensors", 0, "chunks", 0, 5, to="1"), "a chunk of tensor 'w' gives the place"),
 ]
 
 
 @cases("change, said", BROKEN)
 def test_what_cannot_be_is_refused(change: Callable[[dict[str, Any]], None], said: str) -> None:
-    """With a right CRC, too: somebody may have written it on purpose. (`test_columns` has the tensors of format 3.)"""
-    value = raw_of_format_2()
+    """With a right CRC, too: somebody may have written it on purpose. (`test_columns` has the tensors.)"""
+    value = raw()
     change(value)
     with pytest.raises(CheckpointError) as caught:
         decode_manifest(sealed(value), "the/key")
@@ -343,24 +274,21 @@ def test_what_cannot_be_is_refused(change: Callable[[dict[str, Any]], None], sai
     assert "\n" not in str(caught.value)
     # Also where others have said before what is right.
     with pytest.raises(CheckpointError):
-        decode_manifests([("good", sealed(raw_of_format_2())), ("bad", sealed(value))])
+        decode_manifests([("good", sealed(raw())), ("bad", sealed(value))])
 
 
 def test_digests_are_numbers_by_name() -> None:
-    """And a manifest from before they were written has none."""
     value = raw()
     value["digests"] = {"model/w": 7}
     assert decode_manifest(sealed(value), "k").digests == {"model/w": 7}
-    del value["digests"]
-    assert decode_manifest(sealed(value), "k").digests == {}
     value["digests"] = {"model/w": "7"}
     with pytest.raises(CheckpointError, match="digests"):
         decode_manifest(sealed(value), "k")
 
 
-@cases("field", [field for field in raw() if field not in ("digests", "missing", "history", "suspect")])
+@cases("field", [field for field in raw() if field not in ("history", "suspect")])
 def test_no_field_may_be_missing(field: str) -> None:
-    """Each is needed, or it would not be written; these came later."""
+    """Those two are for people, and no form of them damages anything."""
     value = raw()
     del value[field]
     with pytest.raises(CheckpointError, match=field):
@@ -368,7 +296,17 @@ def test_no_field_may_be_missing(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"[]", b"3", b"null", b'{"format":NaN}', b"{" * 50_000, b'{"format":1', b"[" * 200_000, b"\xff"]
+    "body",
+    [
+        b"[]",
+        b"3",
+        b"null",
+        b'{"store_format":NaN}',
+        b"{" * 50_000,
+        b'{"store_format":1',
+        b"[" * 200_000,
+        b"\xff",
+    ],
 )
 def test_json_that_is_no_manifest_is_refused(body: bytes) -> None:
     """Nor does it take the interpreter's stack."""
@@ -380,7 +318,7 @@ def test_json_that_is_no_manifest_is_refused(body: bytes) -> None:
 @given(st.data())
 def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
     """Any value in any place of a manifest: one kind of error, or a manifest."""
-    value = data.draw(st.sampled_from([raw, raw_of_format_2]))()
+    value = raw()
     at: Any = value
     while True:
         place = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.manifest import Chunk
 from spotguard.hooks.restore.reads.ranges import (
     GAP_BYTES,
@@ -103,7 +103,9 @@ def test_whatever_we_write_can_be_held(sizes: tuple[int, ...]) -> None:
 
 def test_what_cannot_be_held_is_refused_by_name_before_anything_is_read() -> None:
     """It may be good: so it is no damage, and no older checkpoint is taken for it."""
-    with pytest.raises(NewerFormatError, match=r"k: t0 has a chunk of 256 MiB.* with a newer spotguard"):
+    with pytest.raises(
+        UnsupportedFormatError, match=r"k: t0 has a chunk of 256 MiB.* with a newer spotguard"
+    ):
         plan([wanted(0, 2**28)])
 
 
@@ -127,7 +129,7 @@ def test_any_chunks(layout: list[tuple[int, list[int], int]], limit: int, gap: i
     some = [each for each in chunks if each.chunk.end > each.chunk.start]
     try:
         loads = plan(chunks[::-1], limit, gap)
-    except NewerFormatError:
+    except UnsupportedFormatError:
         assert any(each.chunk.end - each.chunk.start > limit for each in some)
         return
     assert sorted(each for load in loads for each in load.chunks) == sorted(some)

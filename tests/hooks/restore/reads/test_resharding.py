@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.coverage import Coverage, coverage
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
@@ -182,7 +182,7 @@ def test_what_this_version_cannot_hold_is_refused_before_anything_is_asked() -> 
     entry = TensorEntry("a", "uint8", (2**28,), (Chunk((0,), (2**28,), 0, len(head), end, 0),))
     object_ = ObjectEntry("00000-of-00001/0000.safetensors", end, len(head), crc32(head))
     whole = coverage([RankManifest("run", 0, 1, 0, 0, 1, objects=(object_,), tensors=(entry,))])
-    with pytest.raises(NewerFormatError, match="a has a chunk of 256 MiB"):
+    with pytest.raises(UnsupportedFormatError, match="a has a chunk of 256 MiB"):
         read(store, whole, {"a": torch.empty(2**28, dtype=torch.uint8, device="meta")})
     assert store.calls == []
 

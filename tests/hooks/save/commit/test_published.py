@@ -14,7 +14,7 @@ from tests.fakes.store import FakeStore
 pytestmark = pytest.mark.torch
 
 CHECKPOINT = {
-    "format",
+    "store_format",
     "run_id",
     "step",
     "attempt",
@@ -29,7 +29,7 @@ CHECKPOINT = {
     "objects",
 }
 FIELDS = {
-    "attempt": {"format", "run_id", "attempt", "world", "incarnation", "created", "info"},
+    "attempt": {"store_format", "run_id", "attempt", "world", "incarnation", "created", "info"},
     "manifest": CHECKPOINT | {"rank", "incarnation", "tensors", "state", "environment", "digests"},
     "commit": CHECKPOINT | {"nbytes", "elsewhere"},
     "outcome": {

@@ -13,7 +13,7 @@ from rich.text import Text
 from spotguard.hooks.arguments import in_words
 from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
-from spotguard.hooks.checkpoint.format.manifest import lacks
+from spotguard.hooks.checkpoint.format.manifest import FORMAT, lacks
 from spotguard.providers.text import amount, count
 
 from ...output import add_json, console, moment, print_json
@@ -64,7 +64,7 @@ def as_json(whole: WholeCheckpoint, url: str) -> dict[str, Any]:
         "kind": first.kind,
         "created": first.created,
         "world": first.world,
-        "format": first.format,
+        "format": FORMAT,
         "bytes": whole.nbytes,
         "environment": dict(first.environment),
         "state": sorted({name for manifest in whole.manifests for name in manifest.state}),

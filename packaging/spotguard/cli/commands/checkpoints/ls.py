@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotguard.hooks.checkpoint.catalog import PartialCheckpoint, side_by_side
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.listing import Checkpoint, list_checkpoints, list_runs
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, UsageError
@@ -37,7 +37,7 @@ examples:
   spotguard ls file:///mnt/checkpoints --runs
   spotguard ls file:///mnt/checkpoints --run-id gpt-small-7 --json"""
 
-_COLOURS = {"complete": "green", "partial": "yellow", "damaged": "red", "newer": "yellow"}
+_COLOURS = {"complete": "green", "partial": "yellow", "damaged": "red", "unsupported": "yellow"}
 
 #: Columns that a narrow terminal does not show, in the order in which they are dropped once `saved` is short. A cut name
 #: would be useless. If there is no room for a checkpoint's name, `--step` can select it.
@@ -125,7 +125,7 @@ def lines_of(store: BlobStore, run_id: str) -> list[ListedCheckpoint]:
     checkpoints = list_checkpoints(store, run_id)
     try:
         start = next_restore(store, run_id)
-    except NewerFormatError:  # a restore would refuse; the line of that checkpoint says so
+    except UnsupportedFormatError:  # a restore would refuse; the line of that checkpoint says so
         return [ListedCheckpoint(each, False) for each in checkpoints]
     restored = None if start.taken is None else start.taken.name
     return [

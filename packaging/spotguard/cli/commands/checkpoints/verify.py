@@ -13,7 +13,7 @@ from spotguard.hooks.checkpoint.catalog import (
     examine,
     scan,
 )
-from spotguard.hooks.checkpoint.format.codec import NewerFormatError
+from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, parse_manifest_name
 from spotguard.hooks.checkpoint.format.manifest import lacks
 from spotguard.hooks.restore.progress import ReadProgress
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"checkpoints": verdicts})
     statuses = {verdict["status"] for verdict in verdicts}
-    return 0 if "complete" in statuses and not statuses & {"damaged", "newer"} else 1
+    return 0 if "complete" in statuses and not statuses & {"damaged", "unsupported"} else 1
 
 
 def verdicts_of(
@@ -120,8 +120,8 @@ def _verdict(
         return {**base, **_REMOVED}
     except PartialCheckpoint as error:
         return {**base, "status": "partial", "bytes": 0, "damage": [str(error)]}
-    except NewerFormatError as error:
-        return {**base, "status": "newer", "bytes": 0, "damage": [str(error)]}
+    except UnsupportedFormatError as error:
+        return {**base, "status": "unsupported", "bytes": 0, "damage": [str(error)]}
     except CheckpointError as error:
         return {**base, "status": "damaged", "bytes": 0, "damage": [str(error)]}
     if any(each.gone for each in damages) and _is_removed(store, folder):
