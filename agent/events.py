@@ -120,8 +120,6 @@ class Watching:
     """A `spotguard run` leaves polling to this agent, which sends that run every notice and health, now and at each change."""
 
     session: int
-    #: That run understands notices that are not terminal.
-    severity: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ class Agent:
             self._answer(event, now)
             return
         if isinstance(event, Watching):
-            for follower, message in self._feed.joined(event.session, now, severity=event.severity):
+            for follower, message in self._feed.joined(event.session, now):
                 self._server.send(follower, message)
             self._carry_out(self._machine.handle(event, now))
             return

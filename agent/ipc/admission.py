@@ -12,7 +12,7 @@ from .process_stat import has_ended, is_exiting
 
 def refusal(
     connection: Connection,
-    first: protocol.Register | protocol.Ask | protocol.Watch,
+    first: protocol.Register | protocol.Ask | protocol.Watch | protocol.Foreign,
     others: Iterable[Connection],
 ) -> str:
     """Return why the peer is refused; "" if it is not. The connection of a training process follows that process from now on.
@@ -22,7 +22,7 @@ def refusal(
         first: its first message.
         others: all connections.
     """
-    if first.oldest > protocol.VERSION or first.version < protocol.OLDEST:
+    if isinstance(first, protocol.Foreign):
         return f"the agent speaks protocol {protocol.VERSION}, you speak {first.version}: install one spotguard for both"
     if isinstance(first, protocol.Register):
         return _of_process(connection, first, others)

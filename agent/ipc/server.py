@@ -291,7 +291,7 @@ class Server:
         return messages is not None
 
     def _take(self, connection: Connection, message: Message) -> None:
-        if not isinstance(message, protocol.Register | protocol.Ask | protocol.Watch):
+        if not isinstance(message, protocol.Register | protocol.Ask | protocol.Watch | protocol.Foreign):
             self._post(Heard(connection.number, message))
         elif why := refusal(connection, message, self._connections.values()):
             logger.warning("refusing pid %d: %s", connection.pid, why)
@@ -300,7 +300,7 @@ class Server:
         elif isinstance(message, protocol.Register):
             self._welcome(connection, message)
         elif isinstance(message, protocol.Watch):
-            self._post(Watching(connection.number, message.severity))
+            self._post(Watching(connection.number))
         elif message.what == "status":
             self._post(StatusAsked(connection.number, connection.uid))
         else:
@@ -317,8 +317,6 @@ class Server:
             connection.number,
             os.getpid(),
             notice=self.departing,
-            calls=True,
-            failures=True,
             heartbeat=self._heartbeat(run, message.heartbeat) if message.elsewhere else "",
         )
         self._say(connection, welcome)

@@ -29,8 +29,8 @@ class Feed:
         self._sources = sources
         self._health: dict[str, HealthChanged] = {}
         self._standing: dict[str, Notice] = {}
-        #: The sessions that follow the feed, and whether each understands notices that are not terminal.
-        self._followers: dict[int, bool] = {}
+        #: The sessions that follow the feed.
+        self._followers: set[int] = set()
         self._beaten_at = 0.0
         #: Seconds of warning that the cloud itself reports; 0: it has reported none.
         self.window = 0.0
@@ -57,23 +57,17 @@ class Feed:
             message = _health(event, now)
         if message is not None:
             for follower in sorted(self._followers):
-                if self._understands(follower, message):
-                    yield follower, message
+                yield follower, message
 
-    def _understands(self, follower: int, message: Message) -> bool:
-        terminal = not isinstance(message, protocol.FeedNotice) or message.severity == Severity.TERMINAL
-        return terminal or self._followers[follower]
-
-    def joined(self, follower: int, now: float, *, severity: bool = True) -> Iterator[tuple[int, Message]]:
+    def joined(self, follower: int, now: float) -> Iterator[tuple[int, Message]]:
         """Add a following agent, and yield its first messages: how many sources are polled, their health, the notices."""
         if not self._followers:
             self._beaten_at = now
-        self._followers[follower] = severity
+        self._followers.add(follower)
         yield from self._how_it_is(follower, now)
         for notice in self._standing.values():
-            message = _seen(notice, now)
-            if _stands(notice, now) and self._understands(follower, message):
-                yield follower, message
+            if _stands(notice, now):
+                yield follower, _seen(notice, now)
 
     @property
     def next_beat(self) -> float | None:
@@ -94,7 +88,7 @@ class Feed:
             yield follower, _health(event, now)
 
     def left(self, session: int) -> None:
-        self._followers.pop(session, None)
+        self._followers.discard(session)
 
     def unseeing(self) -> list[HealthChanged]:
         """Return the last health of each source that does not see now."""

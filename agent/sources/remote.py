@@ -158,7 +158,7 @@ class RemoteFeed:
         Raises:
             OSError, ProtocolError: the connection failed. A `TimeoutError` means that the service went silent.
         """
-        caller = AgentClient(self._path, protocol.Watch(os.getpid(), severity=True), self._answers_in)
+        caller = AgentClient(self._path, protocol.Watch(os.getpid()), self._answers_in)
         with self._lock:
             self._caller = caller
         self._answered = False
@@ -298,13 +298,9 @@ def _log(names: str, line: Line) -> None:
 
 def _notice(message: protocol.FeedNotice, now: float) -> Notice:
     try:
-        kind = NoticeKind(message.kind)
-    except ValueError:  # a newer service knows more kinds
-        kind = NoticeKind.UNKNOWN
-    try:
-        severity = Severity(message.severity)
-    except ValueError:  # a newer service knows more: a needless save costs less than a missed end
-        severity = Severity.TERMINAL
+        kind, severity = NoticeKind(message.kind), Severity(message.severity)
+    except ValueError as error:
+        raise ProtocolError(f"it sends an unknown notice: {error}") from error
     left = max(message.seconds_left, 0.0)
     if severity is Severity.TERMINAL:
         # The socket carries seconds left. They never exceed the kind's own window, so no message moves a deadline later.
@@ -315,14 +311,14 @@ def _notice(message: protocol.FeedNotice, now: float) -> Notice:
 def _health(message: protocol.FeedHealth) -> Health:
     try:
         sight = Sight(message.sight)
-    except ValueError:  # a newer service knows more: a sight that is unknown here is not seeing
-        sight = Sight.BLIND
+    except ValueError as error:
+        raise ProtocolError(f"it sends an unknown health: {error}") from error
     if sight is Sight.SEEING:
         return Health(sight, detail=message.detail, advice=message.advice)
-    # For a reason that this program does not know, the detail that came with it is shown.
     reasons: tuple[Reason, ...] = get_args(Reason)
-    reason: Reason = message.reason if message.reason in reasons else "unreachable"
-    return Health(sight, reason, message.detail, message.advice)
+    if message.reason not in reasons:
+        raise ProtocolError(f"it sends an unknown health: {message.reason[:40]!r}")
+    return Health(sight, message.reason, message.detail, message.advice)
 
 
 # The handover between two tellers of notices: the service agent, or this run's own pollers. The second teller has to show

@@ -48,7 +48,7 @@ class Host:
         return next((name for name in reversed(self.names) if name[:1].isdigit()), "")
 
     def encode(self) -> str:
-        return json.dumps([self.id, *self.names])
+        return "\0".join([self.id, *self.names])  # no path and no host name contains this character
 
     @classmethod
     def decode(cls, token: str) -> Host:
@@ -57,11 +57,8 @@ class Host:
         Args:
             token: the result of `encode` on any rank.
         """
-        try:
-            id, *names = json.loads(token)
-        except ValueError:  # another version's token: it serves as the id
-            return cls(token, ())
-        return cls(str(id), tuple(map(str, names)))
+        id, *names = token.split("\0")
+        return cls(id, tuple(names))
 
 
 def machine_names(tokens: Sequence[str]) -> list[str]:
@@ -243,7 +240,7 @@ def gather_holdings(
         ReplicationInfo(frozenset(each["parts"]), frozenset(map(tuple, each["groups"])), bool(each["alone"]))
         for each in cards
     ]
-    return found, [str(each.get("heartbeat", "")) for each in cards]
+    return found, [str(each["heartbeat"]) for each in cards]
 
 
 def covered(cards: Sequence[ReplicationInfo], mine: ReplicationInfo) -> list[int]:

@@ -35,8 +35,7 @@ class AgentSession:
         position: returns the position of training; called once the guard is `built`.
         hear: called with each message of the agent, on the listener thread.
         lost: called when an agent that had welcomed this process is gone.
-        welcomed: called with each connection, once the guard is `built`; its arguments are whether this agent knows what a call
-            of the job's ranks is, and where it answers heartbeats.
+        welcomed: called with each connection, once the guard is `built`; its argument is where this agent answers heartbeats.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class AgentSession:
         position: Callable[[], protocol.Position],
         hear: Callable[[protocol.Message], None],
         lost: Callable[[], None],
-        welcomed: Callable[[bool, str], None],
+        welcomed: Callable[[str], None],
     ) -> None:
         self._hello = hello
         self._position = position
@@ -55,10 +54,6 @@ class AgentSession:
         self._built = threading.Event()
         self._told = threading.Event()
         self._closed = False
-        #: The agent knows what a call of the job's ranks is.
-        self._calls = False
-        #: The agent knows what an error of training is.
-        self._failures = False
         #: The place at which the first agent answered the heartbeats of other machines' agents; "" for nowhere. The other machines know it, so
         #: each later agent is told.
         self.heartbeat = ""
@@ -92,7 +87,7 @@ class AgentSession:
     def built(self) -> None:
         """Start to handle messages. If a notice was active before this process registered, return once it is handled."""
         self._built.set()
-        self._welcomed(self._calls, self.heartbeat)
+        self._welcomed(self.heartbeat)
         self.tell_position()
         if self.client is not None and self.client.departing:
             self._told.wait(_WELCOME)  # else the first steps would be over before the notice is handled
@@ -103,8 +98,6 @@ class AgentSession:
 
     def send(self, message: protocol.Message, *, droppable: bool = False) -> bool:
         """Implements `report.MessageSender`."""
-        if isinstance(message, protocol.TrainingFailed) and not self._failures:
-            return False
         return self.client is not None and self.client.send(message, droppable=droppable)
 
     @property
@@ -144,10 +137,9 @@ class AgentSession:
             self._lost()
 
     def _on_welcome(self, welcome: protocol.Welcome) -> None:
-        self._calls, self._failures = welcome.calls, welcome.failures
         self.heartbeat = self.heartbeat or welcome.heartbeat
         if self._built.is_set() and not self._closed:
-            self._welcomed(welcome.calls, welcome.heartbeat)
+            self._welcomed(welcome.heartbeat)
 
 
 # --- the agent's messages to a guarded process, on the listener thread ---

@@ -75,7 +75,7 @@ class NoticeCallback:
         self._answers[message.id] = None
         notice = Notice(
             id=message.id,
-            kind=NoticeKind(message.kind) if message.kind in set(NoticeKind) else NoticeKind.UNKNOWN,
+            kind=NoticeKind(message.kind),
             source=message.source,
             deadline=now + message.seconds_left - message.reserve,
             seen_at=now,

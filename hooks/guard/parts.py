@@ -223,9 +223,9 @@ class GuardParts:
     def _lost(self) -> None:
         self.saver.end_drills()
 
-    def _welcomed(self, calls: bool, heartbeat: str) -> None:
+    def _welcomed(self, heartbeat: str) -> None:
         if self.coordinator is not None:
-            self.coordinator.notices.greet(calls, heartbeat)
+            self.coordinator.notices.greet(heartbeat)
 
     def _outcome_reported(self, preemption: PreemptionNotice) -> None:
         self.shutdown.outcome_reported(preemption)

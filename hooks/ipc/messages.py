@@ -13,11 +13,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-#: Increase this number when a message changes meaning.
+#: Increase this number when a message changes. A peer's first message has it, and the agent refuses every other number.
 VERSION = 1
-#: The oldest version that this code still speaks: the one before, so that agent and script may be upgraded one after the
-#: other. A peer's first message has both numbers, and the agent refuses a peer whose range does not meet its own.
-OLDEST = 1
 #: Kind of the notice that an agent makes from a `PeerPreempted`: another machine of the job goes, and this one
 #: stays.
 PEER = "peer"
@@ -80,8 +77,7 @@ class Register(Message):
     #: Bytes that a full save would write; 0 while unknown.
     nbytes: int = 0
     version: int = VERSION
-    oldest: int = OLDEST
-    #: Whether the process understands `CheckpointNow`. The agent sends none to a process that does not set it.
+    #: Whether the process makes a checkpoint at `CheckpointNow`. One that has only `on_notice` callbacks makes none.
     checkpoints: bool = False
     #: Whether ranks of this job run on other machines, whose agents then exchange heartbeats with this one's.
     elsewhere: bool = False
@@ -98,8 +94,7 @@ class Delivered(Message):
     type: ClassVar[str] = "delivered"
     id: str
     monotonic: float
-    #: Kind, source and seconds left of a notice that no agent sent (`OF_A_RANK`). An older agent ignores its
-    #: outcome.
+    #: Kind, source and seconds left of a notice that no agent sent (`OF_A_RANK`).
     kind: str = ""
     source: str = ""
     seconds_left: float = 0.0
@@ -139,7 +134,7 @@ class Committed(Message):
     url: str
     monotonic: float
     #: Level as in the manifest. "partial-extras" lacks the own state of each dead rank. "weights" lacks the
-    #: optimizer's moments. An older hook knows only "full".
+    #: optimizer's moments.
     level: str = "full"
     #: Why the checkpoint is not the complete state at the notice, with the deciding numbers; "" if it is.
     detail: str = ""
@@ -162,7 +157,7 @@ class Failed(Message):
 @_on_the_wire
 @dataclass(frozen=True, slots=True)
 class TrainingFailed(Message):
-    """Report of the error that ends training, before its save. A process sends it only to an agent whose `Welcome` has `failures`."""
+    """Report of the error that ends training, before its save."""
 
     type: ClassVar[str] = "training-failed"
     #: As in `ipc.failures.diagnosis.DiagnosedError`.
@@ -179,7 +174,7 @@ class TrainingFailed(Message):
     stays: bool = False
     #: Whether the attempt before ended by the same error at the same step, and left its machine for it.
     repeats: bool = False
-    #: As in `ipc.failures.diagnosis.DiagnosedError`; "" from an older hook.
+    #: As in `ipc.failures.diagnosis.DiagnosedError`.
     confidence: str = ""
 
 
@@ -205,22 +200,21 @@ class Position(Message):
     rate: float = 0.0
     #: Seconds between background checkpoints; 0 if they are switched off.
     interval: float = 0.0
-    #: Seconds since training began here or went back to a checkpoint. Negative: not yet, or an older hook, which
-    #: does not report it.
+    #: Seconds since training began here or went back to a checkpoint. Negative: not yet.
     restored_age: float = -1.0
-    #: Optimizer steps since the last `guard.step()`; before the first call, since training began. Negative: an
-    #: older hook.
+    #: Optimizer steps since the last `guard.step()`; before the first call, since training began. Negative: it
+    #: has not begun.
     unmarked_steps: int = -1
     #: Whether the script has called `guard.step()` since training began.
     marked: bool = True
     #: How the script misuses spotguard. The remedy follows the first semicolon.
     misuse: str = ""
-    #: As in `progress.ProgressSeen`. An older hook sends none.
+    #: As in `progress.ProgressSeen`. Without a guard there is none.
     phase: str = ""
     still: float = -1.0
     where: str = ""
     limit: float = -1.0
-    #: Number of this start of the run. Below 0: an older hook, or no guard.
+    #: Number of this start of the run. Below 0: no guard.
     attempt: int = -1
     #: The newest loss that was read, as text, because JSON has no "nan"; "" if the script gives none.
     loss: str = ""
@@ -256,8 +250,7 @@ class PeerPreempted(Message):
     """Report that another machine of this job got a notice: this process saves with the others, and then leaves.
 
     Each process of the job sends it, before it answers, and again on each new connection. Together these messages
-    are one call. The agent then sends all of them a `Preempt` of kind `PEER`. A process sends it only to an agent
-    whose `Welcome` has `calls`.
+    are one call. The agent then sends all of them a `Preempt` of kind `PEER`.
     """
 
     type: ClassVar[str] = "peer-preempted"
@@ -310,15 +303,9 @@ class Welcome(Message):
     type: ClassVar[str] = "welcome"
     session: int
     pid: int
-    version: int = VERSION
     #: Whether a notice is pending. A `Preempt` follows then, and a process that has not begun to train waits for
     #: it.
     notice: bool = False
-    #: Whether the agent understands `PeerPreempted` and `PeerCancelled`. A process sends neither to an agent that
-    #: does not set it.
-    calls: bool = False
-    #: Whether the agent understands `TrainingFailed`.
-    failures: bool = False
     #: "PORT SECRET" at which the agent answers the heartbeats of the run's other machines; "" if it answers none.
     heartbeat: str = ""
 
@@ -411,7 +398,6 @@ class Ask(Message):
     #: For a drill: run it to the end, as a preemption.
     preempt: bool = False
     version: int = VERSION
-    oldest: int = OLDEST
 
 
 @_on_the_wire
@@ -432,10 +418,14 @@ class Watch(Message):
     type: ClassVar[str] = "watch"
     pid: int
     version: int = VERSION
-    oldest: int = OLDEST
-    #: Whether the watcher understands `FeedNotice.severity`. Otherwise the agent sends it terminal notices only,
-    #: because the watcher would take every notice for a terminal one.
-    severity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign(Message):
+    """First message of a peer of another version. Nothing else of it is read, and the agent refuses the peer."""
+
+    type: ClassVar[str] = "foreign"
+    version: str
 
 
 @_on_the_wire
@@ -462,9 +452,9 @@ class FeedNotice(Message):
     source: str
     seconds_left: float
     window: float
-    detail: str = ""
-    #: Severity as in `providers.notice.Severity`. An older agent knows terminal notices only.
-    severity: str = "terminal"
+    detail: str
+    #: Severity as in `providers.notice.Severity`.
+    severity: str
 
 
 @_on_the_wire
@@ -480,8 +470,8 @@ class FeedHealth(Message):
     type: ClassVar[str] = "health"
     source: str
     sight: str
-    reason: str = ""
-    detail: str = ""
-    advice: str = ""
-    #: Seconds for which the source has had this sight. An older agent does not send it.
-    seconds: float = 0.0
+    reason: str
+    detail: str
+    advice: str
+    #: Seconds for which the source has had this sight.
+    seconds: float

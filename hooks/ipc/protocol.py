@@ -4,9 +4,8 @@ A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON: one obj
 messages come out (`Peer.feed`). Nothing here reads, writes, waits or knows the time, so tests run both ends byte by
 byte. Only JSON crosses the socket: an impostor can send wrong messages, never code.
 
-The parser skips unknown fields, so that a newer peer may send more. An unknown type, a missing field or a wrong
-type is a `ProtocolError`, and the receiver drops the peer. So some additions go only to a peer whose first message
-has announced that it knows them: a message newer than `VERSION`, or a field that changes the meaning of another.
+Both ends have one version: the agent refuses a peer whose first message has another number (`Foreign`). An unknown type, a
+missing field or a wrong type is a `ProtocolError`, and the receiver drops the peer. The parser skips unknown fields.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from .messages import (
     METRIC_NAME,
     MOST_METRICS,
     OF_A_RANK,
-    OLDEST,
     PEER,
     PHASES,
     RESTART,
@@ -45,6 +43,7 @@ from .messages import (
     FeedHealth,
     FeedNotice,
     FeedNoticeGone,
+    Foreign,
     Leave,
     Message,
     PeerCancelled,
@@ -70,7 +69,6 @@ __all__ = [
     "METRIC_NAME",
     "MOST_METRICS",
     "OF_A_RANK",
-    "OLDEST",
     "PEER",
     "PHASES",
     "RESTART",
@@ -89,6 +87,7 @@ __all__ = [
     "FeedHealth",
     "FeedNotice",
     "FeedNoticeGone",
+    "Foreign",
     "Leave",
     "Message",
     "Peer",
@@ -141,6 +140,8 @@ def _decode(data: bytes) -> Message:
     cls = TYPES.get(word) if isinstance(word, str) else None
     if cls is None:
         raise ProtocolError(f"unknown message type {str(word)[:40]!r}")
+    if cls in _FIRST and (version := body.get("version")) != VERSION:
+        return Foreign(str(version)[:40])
     return typed_json.build(cls, body, cls.type)
 
 
@@ -157,12 +158,15 @@ class Role(Enum):
     GONE = auto()  # sent `Bye` or was refused: its further messages do not count
 
 
+#: First messages, which have the version of their sender.
+_FIRST = (Register, Ask, Watch)
 #: Role after a message, by the role before it. A pair outside this table is a ProtocolError: the table is the whole
 #: state machine.
 _TABLE: dict[tuple[Role, type[Message]], Role] = {
     (Role.NEW, Register): Role.HOOK,
     (Role.NEW, Ask): Role.ASKER,
     (Role.NEW, Watch): Role.WATCHER,
+    (Role.NEW, Foreign): Role.GONE,
     (Role.HOOK, Delivered): Role.HOOK,
     (Role.HOOK, Progress): Role.HOOK,
     (Role.HOOK, Committed): Role.HOOK,

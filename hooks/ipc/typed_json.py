@@ -65,21 +65,19 @@ def _finite(word: str) -> float:
 
 
 def build(cls: type[T], body: dict[str, Any], name: str = "") -> T:
-    """Return the dataclass made from its fields. Other fields are skipped; a missing one has its default.
+    """Return the dataclass made from its fields. Other fields are skipped.
 
     Args:
         name: for the error; the class's own if empty.
 
     Raises:
-        ProtocolError: a field without a default is missing, or a field has another type.
+        ProtocolError: a field is missing, or has another type.
     """
     name = name or cls.__name__
     values: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
         if each.name not in body:
-            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
-                raise ProtocolError(f"{name} lacks {each.name}")
-            continue
+            raise ProtocolError(f"{name} lacks {each.name}")
         value: Any = body[each.name]
         allowed = _TYPES.get(str(each.type))
         if allowed is None:

@@ -30,7 +30,7 @@ def test_a_start_has_its_machines_and_the_time_since_when_they_were_there() -> N
     assert (two.number, two.available) == (2, 1990)
 
 
-def test_a_start_of_an_older_version_has_a_time_alone() -> None:
+def test_a_start_without_facts_has_a_time_alone() -> None:
     kept = Kept()
     kept.claim(pid=3, command=["python"])
     (one,) = kept.read().attempts

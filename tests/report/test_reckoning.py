@@ -294,8 +294,8 @@ def test_each_attempt_counts_with_its_own_median() -> None:
     assert report.ettr == pytest.approx((100 * 1.0 + 50 * 0.5) / 240)
 
 
-def test_a_store_of_an_older_version_has_steps_and_dates_alone() -> None:
-    """The seconds of a step come from the dates of checkpoints then, and the page says so."""
+def test_seconds_of_a_step_come_from_the_dates_of_checkpoints_without_a_history() -> None:
+    """The page says so."""
     old = [
         AttemptFacts(1, started=START, checkpoints=(checkpoint(50, 60), checkpoint(100, 110))),
         AttemptFacts(2, started=START + 200, checkpoints=(checkpoint(150, 260), checkpoint(200, 310))),

@@ -19,7 +19,7 @@ class Ear:
     """A watching connection, listened to on a thread of its own."""
 
     def __init__(self, socket: Path) -> None:
-        self._caller = AgentClient(socket, Watch(os.getpid(), severity=True), _SILENCE)
+        self._caller = AgentClient(socket, Watch(os.getpid()), _SILENCE)
         self._change = threading.Condition()
         self._leaving = False
         self.notices: list[FeedNotice] = []

@@ -332,7 +332,7 @@ def _record_of(error: TrainingFailed) -> dict[str, Any]:
 
 
 def _class_of(kind: str) -> FailureClass:
-    """Return the row of a class. A newer hook may know classes that this agent does not."""
+    """Return the row of a class. Any process may write an unknown one to the socket."""
     return CLASSES.get(kind, CLASSES["program"])
 
 

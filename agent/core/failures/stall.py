@@ -119,7 +119,7 @@ class _RankProgress:
     longest_hold: float = 0.0
     phase: str = ""
     where: str = ""
-    #: Monotonic seconds of its last progress; infinite if an older hook does not tell it.
+    #: Monotonic seconds of its last progress; infinite if it does not train.
     moved_at: float = math.inf
     #: Seconds without progress that are a stall in its phase; negative while too little is known of it.
     usual: float = -1.0

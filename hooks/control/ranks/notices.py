@@ -51,24 +51,21 @@ class JobNotices:
         self._called: set[str] = set()
         #: The active calls of other machines, by id. The agent gets them on each connection.
         self._foreign: dict[str, protocol.PeerPreempted] = {}
-        self._agent_knows = False
         #: Monotonic seconds until which the ranks of a machine may write.
         self._until: dict[str, float] = {}
 
     # --- of this machine's agent ---
 
-    def greet(self, knows: bool, heartbeat: str = "") -> None:
+    def greet(self, heartbeat: str = "") -> None:
         """Send an agent that has connected, for the first time or again, the other machines and their active calls.
 
         Args:
-            knows: the agent knows what a call is. An older agent would drop this process for an unknown message.
             heartbeat: where this agent answers heartbeats; "" for nowhere.
         """
         if heartbeat and self.to_watch:
             self._send(protocol.WatchMachines(dict(self.to_watch)))
         with self._lock:
-            self._agent_knows = knows
-            calls = [*self._foreign.values()] if knows else []
+            calls = [*self._foreign.values()]
         for each in calls:
             self._send(each)
 
@@ -142,7 +139,7 @@ class JobNotices:
             # Even if another rank of this machine called the withdrawal: the next notice with this id begins anew.
             self._own.pop(here, None)
             self._called.discard(here)
-            foreign = self._foreign.pop(id, None) is not None and self._agent_knows
+            foreign = self._foreign.pop(id, None) is not None
         if foreign:
             self._send(protocol.PeerCancelled(id))
         return here
@@ -172,6 +169,4 @@ class JobNotices:
     def _tell_agent(self, called: protocol.PeerPreempted) -> None:
         with self._lock:
             self._foreign[called.id] = called
-            knows = self._agent_knows
-        if knows:
-            self._send(called)
+        self._send(called)

@@ -113,5 +113,5 @@ def _known(before: Sequence[job.Session]) -> float | None:
     """
     runs: dict[str, float] = {}
     for each in job.savers(before):
-        runs[each["run_id"]] = runs.get(each["run_id"], 0.0) + float(each.get("rate") or 0.0)
+        runs[each["run_id"]] = runs.get(each["run_id"], 0.0) + float(each["rate"] or 0.0)
     return max(runs.values(), default=0.0) or None

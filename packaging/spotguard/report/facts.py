@@ -1,4 +1,4 @@
-"""The facts of a run, as its store has them. A fact that an older version did not write is None or empty."""
+"""The facts of a run, as its store has them. A fact that no record has is None or empty."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CheckpointFact:
 class FailureFact:
     """The record of a failure: why, how sure that is, and what to do. It may hold text of the user's program."""
 
-    #: The class (`hooks.ipc.failure_classes`), what told it, and "high", "medium" or "low"; "" of an older record.
+    #: The class (`hooks.ipc.failure_classes`), what told it, and "high", "medium" or "low".
     kind: str
     evidence: tuple[str, ...]
     confidence: str

@@ -80,8 +80,8 @@ def test_who_registers_when_it_is_near_is_asked_too() -> None:
     assert [number for number, _ in story.sent(CheckpointNow)] == [session]
 
 
-def test_who_does_not_know_the_word_is_not_sent_it() -> None:
-    """An older hook would drop the connection over it, and a function given to `on_notice` has nothing to save."""
+def test_a_process_with_a_callback_alone_is_not_asked_for_a_checkpoint() -> None:
+    """A function given to `on_notice` has nothing to save."""
     story = Story()
     story.opens(checkpoints=False)
     later(story, 200.0)

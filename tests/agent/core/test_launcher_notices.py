@@ -176,7 +176,7 @@ def test_a_notice_of_this_agent_keeps_its_own_answers() -> None:
     assert [outcome.id for outcome in story.outcomes] == ["sigterm", "n1"]
 
 
-@pytest.mark.parametrize("kind", ["", "a newer hook's"])
+@pytest.mark.parametrize("kind", ["", "no launcher's"])
 def test_what_no_launcher_has_said_is_nobody_s_notice(kind: str) -> None:
     """A late answer to a notice that is over, or a word that this agent does not know."""
     story, (rank, _) = torchrun()

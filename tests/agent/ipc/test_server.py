@@ -14,7 +14,6 @@ from spotguard.agent.events import Asked, Closed, Heard, Opened, StatusAsked, Wa
 from spotguard.agent.ipc.process_stat import is_exiting
 from spotguard.agent.ipc.server import Server
 from spotguard.hooks.ipc.protocol import (
-    VERSION,
     Answer,
     Ask,
     Committed,
@@ -83,20 +82,12 @@ def test_a_watching_agent_is_announced(serve: Serving, events: Events) -> None:
         assert events.next(Watching).session == 1
 
 
-def test_a_newer_version_that_still_speaks_this_one_is_served(serve: Serving, events: Events) -> None:
-    """So that agent and script may be upgraded one after the other."""
-    server = serve()
-    with FakeHook(server.path, Role.ANSWERER) as asker:
-        asker.say(Ask("status", version=VERSION + 1, oldest=VERSION))
-        assert events.next(StatusAsked).session == 1
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (Register(1, "run", "x", version=99, oldest=98), "protocol 1, you speak 99"),
+        (Register(1, "run", "x", version=99), "protocol 1, you speak 99: install one spotguard for both"),
         (Ask("status", version=0), "you speak 0"),
-        (Watch(1, version=3, oldest=2), "you speak 3"),
+        (Watch(1, version=3), "you speak 3"),
         (Ask("reboot"), "unknown question 'reboot'"),
         (Ask("drill", window=-1.0), "drill of -1 s"),
         (Ask("drill", window=1e9), "up to 604800 (a week)"),

@@ -19,7 +19,7 @@ from tests.fakes.serving import Events
 from tests.fakes.source import FakeSource
 
 WATCHED = protocol.Watched(1)
-SEEING = protocol.FeedHealth("aws", "seeing")
+SEEING = protocol.FeedHealth("aws", "seeing", "", "", "", 0.0)
 NEVER = threading.Event()
 
 

@@ -26,7 +26,7 @@ def test_signs_of_life_come_while_somebody_watches() -> None:
     list(feed.joined(7, 1000.0))
     assert feed.next_beat == 1000.0 + BEAT
     assert list(feed.beat(1000.0 + BEAT - 0.1)) == []
-    said = [protocol.Watched(1), protocol.FeedHealth("aws", "seeing", seconds=BEAT)]
+    said = [protocol.Watched(1), protocol.FeedHealth("aws", "seeing", "", "", "", BEAT)]
     assert list(feed.beat(1000.0 + BEAT)) == [(7, message) for message in said]
     assert feed.next_beat == 1000.0 + 2 * BEAT
     feed.left(7)
@@ -72,20 +72,6 @@ def test_a_warning_is_told_for_as_long_as_it_is_shown() -> None:
     (_, (_, message)) = feed.joined(7, 1000.0 + 10 * OUTLIVED)
     assert isinstance(message, protocol.FeedNotice)
     assert (message.severity, message.seconds_left) == ("advisory", 0.0)
-
-
-def test_an_older_agent_that_watches_is_told_of_terminal_notices_only() -> None:
-    """It knows no severity, and would take a warning for the end."""
-    feed = Feed(1)
-    far = Notice("far", NoticeKind.REBOOT, "aws maintenance", 9000.0, 1000.0, Severity.LATER)
-    list(feed.joined(7, 1000.0, severity=False))
-    list(feed.joined(8, 1000.0))
-    assert [poller for poller, _ in feed.note(NoticeSeen(far), 1000.0)] == [8]
-    assert [poller for poller, _ in feed.note(NoticeSeen(NOTICE), 1000.0)] == [7, 8]
-    old = [message.id for _, message in feed.joined(9, 1000.0, severity=False) if hasattr(message, "id")]
-    new = [message.id for _, message in feed.joined(10, 1000.0) if hasattr(message, "id")]
-    assert (old, new) == (["n1"], ["far", "n1"])
-    assert [poller for poller, _ in feed.beat(1000.0 + BEAT)] == [7, 7, 8, 8, 9, 9, 10, 10][::2]
 
 
 def test_a_source_that_nobody_looks_through_is_not_shown() -> None:

@@ -164,7 +164,7 @@ def test_status_and_who_watches_are_told_of_it(serve: Serving, events: Events) -
             _until(lambda: _shown(server.path)["sight"] == "seeing")
             hanging.clock.advance(60.0)
             _until(lambda: _shown(server.path)["reason"] == "overdue")
-            caller = AgentClient(server.path, protocol.Watch(os.getpid(), severity=True), _TIMEOUT)
+            caller = AgentClient(server.path, protocol.Watch(os.getpid()), _TIMEOUT)
             heard = [caller.receive(_TIMEOUT), caller.receive(_TIMEOUT)]
             caller.close()
             assert isinstance(heard[1], protocol.FeedHealth)

@@ -29,7 +29,7 @@ def test_what_the_service_sees_is_said_here_too(
         for _ in range(3):
             server.send(poller, blind)
         lost = relayed.health("aws", Sight.BLIND)
-        server.send(poller, protocol.FeedHealth("aws", "seeing", detail="stale, no notice"))
+        server.send(poller, protocol.FeedHealth("aws", "seeing", "", "stale, no notice", "", 0.0))
         assert relayed.health("aws", Sight.SEEING).health.detail == "stale, no notice"
     assert 3600.0 <= relayed.clock.monotonic() - lost.since < 3630.0
     said = [record.getMessage() for record in caplog.records]
@@ -48,7 +48,7 @@ def test_what_keeps_all_sources_out_is_said_together(
     with caplog.at_level(logging.INFO, "spotguard"):
         server.send(poller, WATCHED)
         for source in ("aws", "aws a", "aws b"):
-            server.send(poller, protocol.FeedHealth(source, "blind", "timeout", "no answer", "look"))
+            server.send(poller, protocol.FeedHealth(source, "blind", "timeout", "no answer", "look", 0.0))
             relayed.health(source, Sight.BLIND)
         relayed.relay.check(relayed.clock.monotonic())
         relayed.relay.check(relayed.clock.monotonic() + 10.0)
@@ -62,7 +62,7 @@ def test_what_keeps_all_sources_out_is_said_together(
 def test_the_window_that_the_cloud_promises_comes_through_as_often_as_it_changes(
     serve: Serving, events: Events, relayed: Relayed
 ) -> None:
-    """An older service agent says none."""
+    """0: none was announced yet."""
     server = serve()
     poller = events.next(Watching).session
     for window in (0.0, 120.0, 120.0, 60.0):
@@ -76,12 +76,12 @@ def test_notices_and_health_come_through(serve: Serving, events: Events, relayed
     server = serve()
     poller = events.next(Watching).session
     server.send(poller, WATCHED)
-    server.send(poller, protocol.FeedHealth("aws", "blind", "hop-limit", "no answer", "raise it"))
+    server.send(poller, protocol.FeedHealth("aws", "blind", "hop-limit", "no answer", "raise it", 0.0))
     relayed.health(NAME, Sight.SEEING)
     health = relayed.health("aws", Sight.BLIND).health
     assert (health.reason, health.detail, health.advice) == ("hop-limit", "no answer", "raise it")
     before = relayed.clock.monotonic()
-    server.send(poller, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    server.send(poller, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words", "terminal"))
     notice = relayed.events.next(NoticeSeen).notice
     assert (notice.id, notice.kind, notice.window, notice.detail) == (
         "n1",
@@ -94,41 +94,45 @@ def test_notices_and_health_come_through(serve: Serving, events: Events, relayed
     assert relayed.events.next(NoticeGone).id == "n1"
 
 
-def test_what_a_newer_service_says_is_understood_as_far_as_it_can_be(
-    serve: Serving, events: Events, relayed: Relayed
+@pytest.mark.parametrize(
+    "said",
+    [
+        protocol.FeedHealth("aws", "squinting", "fog", "it is foggy", "", 0.0),
+        protocol.FeedHealth("aws", "blind", "fog", "it is foggy", "", 0.0),
+        protocol.FeedNotice("n1", "evaporate", "aws", 10.0, 30.0, "", "terminal"),
+        protocol.FeedNotice("n1", "terminate", "aws", 10.0, 30.0, "", "grave"),
+    ],
+)
+def test_an_unknown_value_from_the_service_ends_the_connection(
+    said: protocol.FeedHealth | protocol.FeedNotice, serve: Serving, events: Events, folder: Path
 ) -> None:
-    """An unknown kind ends the machine, an unknown sight does not see, no window is longer than its kind's."""
+    """This run looks for notices itself from then on."""
     server = serve()
+    relayed = Relayed(folder / "a.sock")
     poller = events.next(Watching).session
     server.send(poller, WATCHED)
-    server.send(poller, protocol.FeedHealth("aws", "squinting", "fog", "it is foggy"))
-    assert relayed.health("aws", Sight.BLIND).health.detail == "it is foggy"
-    server.send(poller, protocol.FeedNotice("n1", "evaporate", "aws", 1e6, 30.0))
-    notice = relayed.events.next(NoticeSeen).notice
-    assert notice.kind is NoticeKind.UNKNOWN
-    assert notice.deadline <= relayed.clock.monotonic() + 30
+    relayed.health(NAME, Sight.SEEING)
+    server.send(poller, said)
+    assert "it sends an unknown" in relayed.health(NAME, Sight.BLIND).health.detail
+    relayed.health("fake source", Sight.SEEING)
+    relayed.relay.stop(timeout=30)
 
 
 def test_how_severe_a_notice_is_comes_through(serve: Serving, events: Events, relayed: Relayed) -> None:
-    """With a deadline as far off as it is; an older service knows terminal ones only; a word that nobody knows ends
-    the machine."""
+    """With a deadline as far off as it is; that of a terminal one is no farther than its window."""
     server = serve()
     watching = events.next(Watching)
-    assert watching.severity
     server.send(watching.session, WATCHED)
     before = relayed.clock.monotonic()
-    said = (("far", 9e5, "later"), ("warning", 0.0, "advisory"), ("odd", 9e5, "grave"))
+    said = (("far", 9e5, "later"), ("warning", 0.0, "advisory"), ("end", 9e5, "terminal"))
     for id, left, severity in said:
-        server.send(
-            watching.session, protocol.FeedNotice(id, "reboot", "aws", left, 60.0, "words", severity=severity)
-        )
-    far, warning, odd = (relayed.events.next(NoticeSeen).notice for _ in said)
+        server.send(watching.session, protocol.FeedNotice(id, "reboot", "aws", left, 60.0, "words", severity))
+    far, warning, end = (relayed.events.next(NoticeSeen).notice for _ in said)
     assert far.severity is Severity.LATER
     assert before + 9e5 <= far.deadline <= relayed.clock.monotonic() + 9e5
     assert warning.severity is Severity.ADVISORY
-    assert odd.severity is Severity.TERMINAL
-    assert odd.deadline <= relayed.clock.monotonic() + 60
-    assert protocol.FeedNotice("n", "stop", "aws", 1.0, 1.0).severity == Severity.TERMINAL
+    assert end.severity is Severity.TERMINAL
+    assert end.deadline <= relayed.clock.monotonic() + 60
 
 
 def test_when_the_service_is_back_what_we_saw_ourselves_is_no_sight(
@@ -156,7 +160,7 @@ def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
     server = serve()
     relayed = Relayed(folder / "a.sock", ours=["--deadline"])
     server.send(poller := events.next(Watching).session, WATCHED)
-    server.send(poller, protocol.FeedHealth("--deadline", "seeing"))
+    server.send(poller, protocol.FeedHealth("--deadline", "seeing", "", "", "", 0.0))
     server.send(poller, SEEING)
     relayed.health("aws", Sight.SEEING)
     relayed.relay.stop(timeout=100)
@@ -172,7 +176,7 @@ def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, fol
     for _ in range(3):
         server.send(poller, WATCHED)
         server.send(poller, SEEING)
-    server.send(poller, protocol.FeedHealth("aws", "blind", "timeout"))
+    server.send(poller, protocol.FeedHealth("aws", "blind", "timeout", "", "", 0.0))
     relayed.health("aws", Sight.BLIND)
     said = [e.health.sight for e in relayed.events.drain() if isinstance(e, HealthChanged)]
     assert said == [Sight.SEEING, Sight.SEEING]  # of the service itself, and of its source

@@ -62,7 +62,7 @@ def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
             again.send(poller := events.next(Watching).session, WATCHED)
             relayed.health(NAME, Sight.SEEING)
             assert not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]
-            seeing = protocol.FeedHealth("fake source", "seeing")
+            seeing = protocol.FeedHealth("fake source", "seeing", "", "", "", 0.0)
             while not [e for e in relayed.events.drain() if isinstance(e, NoticeGone)]:
                 again.send(poller, seeing)
                 relayed.clock.wait(NEVER, 0.001)
@@ -128,7 +128,7 @@ def test_a_service_that_watches_nothing_leaves_us_looking_ourselves(
     server.send(poller, protocol.Watched(0))
     assert "watches nothing" in relayed.health(NAME, Sight.SEEING).health.detail
     relayed.health("fake source", Sight.SEEING)
-    server.send(poller, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words"))
+    server.send(poller, protocol.FeedNotice("n1", "terminate", "aws", 100.0, 120.0, "words", "terminal"))
     assert relayed.events.next(NoticeSeen).notice.id == "n1"
 
 
@@ -145,7 +145,7 @@ def test_nothing_to_watch_on_either_side_is_said(serve: Serving, events: Events,
 def test_a_service_that_does_not_say_what_it_watches_is_not_used(
     serve: Serving, events: Events, folder: Path
 ) -> None:
-    """It is none of this version."""
+    """It breaks the protocol."""
     server = serve()
     relayed = Relayed(folder / "a.sock")
     server.send(events.next(Watching).session, SEEING)

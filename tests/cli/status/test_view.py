@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from spotguard.agent.core.session import Session
 from spotguard.cli.status import view
+from spotguard.hooks.ipc.protocol import Position, Register
 
 NOW = datetime(2026, 11, 21, 5, 0, tzinfo=UTC)
 
@@ -26,21 +28,10 @@ def a_source(name: str = "aws spot/instance-action", **more: Any) -> dict[str, A
 
 
 def a_session(**more: Any) -> dict[str, Any]:
-    return {
-        "pid": 26954,
-        "run_id": "gpt-small-7",
-        "name": "train.py",
-        "rank": 0,
-        "world": 1,
-        "bytes": 5585016,
-        "step": 5210,
-        "checkpoint_step": 5000,
-        "checkpoint_age": 12.0,
-        "mode": "window",
-        "detail": "",
-        "saving": None,
-        **more,
-    }
+    """A session as its agent shows it."""
+    session = Session.of(1, 26954, 1000, Register(26954, "gpt-small-7", "train.py", nbytes=5585016), 0.0)
+    session.position = Position(5210, checkpoint_step=5000, checkpoint_age=12.0)
+    return {**session.status(0.0), "saving": None, **more}
 
 
 def a_body(**more: Any) -> dict[str, Any]:
@@ -55,6 +46,10 @@ def a_body(**more: Any) -> dict[str, Any]:
         "notice": None,
         "upcoming": [],
         "last_outcome": None,
+        "last_failure": None,
+        "alerts": None,
+        "silent_machines": [],
+        "verification": None,
         "sessions": [a_session()],
         **more,
     }
@@ -65,7 +60,7 @@ def shown(body: dict[str, Any], width: int | None = 80) -> list[str]:
 
 
 def test_a_training_that_stands_still_is_shown_with_its_place() -> None:
-    """After 10 s; not while it waits for a save, and not by an older agent."""
+    """After 10 s; not while it waits for a save."""
     still = {"phase": "data", "still": 34.2, "where": "train.py:13 in main"}
     stands = a_body(sessions=[a_session(**still)])
     assert "  progress      none for 34 s, in data at train.py:13 in main" in shown(stands)
@@ -114,12 +109,10 @@ def test_a_run_on_which_all_is_well() -> None:
 
 
 def test_what_a_save_would_take_is_said_once_one_has_shown_it() -> None:
-    """An older agent says neither."""
     session = a_session(save_seconds=12.04, rate=7.0 * 2**30)
     lines = shown(a_body(sessions=[session]), None)
     assert lines[-1].endswith("in the middle of a step too; about 12.0 s, as the last ones were (7.0 GiB/s)")
-    for unknown in ({"save_seconds": None, "rate": None}, {}):
-        assert shown(a_body(sessions=[a_session(**unknown)]), None)[-1].endswith("step too")
+    assert shown(a_body(), None)[-1].endswith("step too")
 
 
 MISUSE = "guard.step() was not called since guard.restore(); call guard.step() after each optimizer.step()"
@@ -141,7 +134,7 @@ def test_a_loop_without_boundaries_says_never_and_then_what_is_wrong() -> None:
 
 
 def test_losses_that_make_checkpoints_suspect_are_shown() -> None:
-    """With the rank, where there are several; an older agent reports none."""
+    """With the rank, where there are several."""
     bad = a_session(suspect="the loss is nan since step 7")
     assert "  SUSPECT       the loss is nan since step 7; its checkpoints do not count for --keep" in shown(
         a_body(sessions=[bad]), None
@@ -246,9 +239,13 @@ def test_what_stands_is_shown_with_what_will_be_done_and_when() -> None:
     )
 
 
+#: Of a save whose bytes and rate are not known yet.
+UNMEASURED = {"total": 0, "rate": None, "seconds_to_go": None, "seconds_left": 23.4}
+
+
 def test_a_notice_stands_first() -> None:
     notice = {"id": "n", "kind": "preempt", "source": "gcp instance/preempted", "drill": False}
-    saving = {"phase": "first-byte", "step": 5211, "bytes": 2**20, "why": ""}
+    saving = {"phase": "first-byte", "step": 5211, "bytes": 2**20, "why": "", **UNMEASURED}
     body = a_body(
         notice={**notice, "seconds_left": 23.44, "detail": "", "reserve": 3.0, "ending": ""},
         sessions=[a_session(saving=saving)],
@@ -284,7 +281,7 @@ def test_several_processes_are_a_table() -> None:
 
 def test_eight_ranks_that_save_fit_a_terminal() -> None:
     """The whole job in one line, then a short line for each."""
-    saving = {"phase": "writing", "step": 1, "bytes": 2**30, "why": ""}
+    saving = {"phase": "writing", "step": 1, "bytes": 2**30, "why": "", **UNMEASURED}
     going = saving | {"total": 2**32, "rate": 2.0**26, "seconds_to_go": 48.0, "seconds_left": 20.4}
     sessions = [a_session(rank=n, world=16, pid=26954 + n, step=5210 + n % 2, saving=going) for n in range(8)]
     sessions[0]["saving"] = saving | {"phase": "committed"}

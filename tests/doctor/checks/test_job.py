@@ -120,16 +120,6 @@ def test_without_background_checkpoints_a_warning_says_what_is_lost() -> None:
     assert "--every auto" in found.advice
 
 
-def test_an_agent_of_before_intervals_is_no_failure() -> None:
-    """One that was there before an upgrade."""
-    old = a_rank()
-    for since in ("interval", "save_seconds", "rate"):
-        del old[since]
-    found = looked(old)["checkpoint"]
-    assert (found.state, found.facts["interval_seconds"]) == ("ok", None)
-    assert found.found.endswith("; this older agent does not report how often")
-
-
 def test_no_job_is_no_failure() -> None:
     found = looked()["job"]
     assert (found.state, found.facts["bytes"]) == ("ok", None)

@@ -81,6 +81,8 @@ def test_what_cannot_be_read_is_strange(raw: bytes) -> None:
     assert call.why
 
 
-def test_a_field_of_a_later_version_is_passed_over() -> None:
-    """What a call means does not change without a new version; what it says besides may."""
+def test_unknown_fields_are_skipped_and_missing_ones_refused() -> None:
+    unknown = events.decode(b'{"call": "manual"}')
+    assert isinstance(unknown, UnknownEvent)
+    assert unknown.why == "ManualEvent lacks step"
     assert events.decode(b'{"call": "manual", "step": 4, "mood": "good"}') == ManualEvent(4)

@@ -227,7 +227,7 @@ def test_each_later_agent_learns_where_the_first_one_answered_heartbeats(folder:
 
     path = folder / "a.sock"
     hello = Register(os.getpid(), "job", "train.py", elsewhere=True)
-    session = AgentSession(lambda: hello, lambda: Position(0), print, lambda: None, lambda calls, place: None)
+    session = AgentSession(lambda: hello, lambda: Position(0), print, lambda: None, lambda place: None)
     session.built()
     with FakeAgent(path) as agent, ThreadPoolExecutor(1) as pool:
         first = pool.submit(agent.welcome, heartbeat="4242 first")

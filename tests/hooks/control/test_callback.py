@@ -89,20 +89,6 @@ def test_what_it_raises_is_no_save(error: BaseException, said: str, path: Path) 
             callback.close()
 
 
-def test_a_kind_newer_than_this_program_is_taken_as_terminal(path: Path) -> None:
-    """A word it does not know is a notice all the same."""
-    kinds: list[NoticeKind] = []
-    with FakeAgent(path) as agent:
-        callback = NoticeCallback(lambda notice: kinds.append(notice.kind), os.fspath(path))
-        try:
-            agent.welcome()
-            agent.say(Preempt("n1", 30.0, 3.0, "evaporate", "a test"))
-            agent.hear(Committed)
-        finally:
-            callback.close()
-    assert kinds == [NoticeKind.UNKNOWN]
-
-
 def test_without_an_agent_it_is_only_a_decorator() -> None:
     """The function comes back as it is; no thread, no connection."""
 

@@ -15,10 +15,12 @@ from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.messages import TYPES
 from spotguard.hooks.ipc.protocol import (
     MAX_FRAME,
+    VERSION,
     Answer,
     Ask,
     Committed,
     Delivered,
+    Foreign,
     Message,
     Peer,
     Position,
@@ -50,7 +52,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 def messages(cls: type[Message]) -> st.SearchStrategy[Message]:
     fields = {f.name: FIELDS[str(f.type)] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return st.builds(cls, **fields)
+    return st.builds(cls, **(fields | {"version": st.just(VERSION)} if "version" in fields else fields))
 
 
 ANY_MESSAGE = st.sampled_from(sorted(TYPES)).flatmap(lambda word: messages(TYPES[word]))
@@ -88,7 +90,7 @@ def test_every_message_comes_out_as_it_went_in(message: Message) -> None:
 
 def test_every_message_has_somebody_who_may_say_it() -> None:
     """A type that no role may say would be dead weight on the wire."""
-    assert set(FIRST) == set(TYPES.values())
+    assert set(FIRST) == {*TYPES.values(), Foreign}
 
 
 @given(
@@ -106,20 +108,26 @@ def test_byte_by_byte_is_as_one_chunk(said: list[Message], garbage: bytes) -> No
     assert whole == (single if whole_error is None else [])
 
 
-def test_an_older_hook_commits_everything() -> None:
-    """It does not say which level, and knows one only."""
-    said = {
-        "type": "committed",
-        "id": "n1",
-        "step": 7,
-        "nbytes": 1,
-        "seconds": 0.1,
-        "url": "u",
-        "monotonic": 1.0,
-    }
-    (message,) = Peer(Role.HOOK).feed(frame(said))
-    assert isinstance(message, Committed)
-    assert (message.level, message.detail) == ("full", "")
+@pytest.mark.parametrize("word", ["register", "ask", "watch"])
+@pytest.mark.parametrize("version", [VERSION + 1, 0, "1", None])
+def test_nothing_is_read_from_a_first_message_of_another_version_but_that(word: str, version: object) -> None:
+    """Its fields may be others, and the peer is answered with both numbers."""
+    peer = Peer(Role.NEW)
+    assert peer.feed(frame({"type": word, "pid": "of another kind", "version": version})) == [
+        Foreign(str(version))
+    ]
+    assert peer.role is Role.GONE
+
+
+@cases("word", sorted(TYPES))
+def test_a_message_without_one_of_its_fields_is_refused(word: str) -> None:
+    """Both ends have one version, so no field is optional."""
+    values = {"str": "x", "int": 1, "float": 1.0, "bool": True, "dict[str, Any]": {}}
+    fields = {f.name: values[str(f.type)] for f in dataclasses.fields(TYPES[word])}  # type: ignore[arg-type]
+    role = next(role for role, cls in protocol._TABLE if cls is TYPES[word])
+    for name in fields.keys() - {"version"}:
+        left = {key: value for key, value in fields.items() if key != name}
+        assert outcome(Peer(role), [frame({"type": word, **left})]) == ([], f"{word} lacks {name}")
 
 
 @given(st.sampled_from(list(Role)), st.lists(st.binary(max_size=60), max_size=8))
@@ -161,19 +169,20 @@ def test_what_the_table_does_not_hold_is_out_of_order(role: Role, word: str) -> 
     assert (error is not None and "out of order" in error) is not allowed
 
 
+DELIVERED = {"type": "delivered", "id": "n", "monotonic": 1.0, "kind": "", "source": "", "seconds_left": 0.0}
 BAD: dict[str, object] = {
     "no object": [1],
     "no type": {},
     "an unknown type": {"type": "execute"},
     "a type that is no word": {"type": ["register"]},
     "a field missing": {"type": "delivered", "id": "n"},
-    "a text for a number": {"type": "delivered", "id": "n", "monotonic": "now"},
-    "true for a number": {"type": "delivered", "id": "n", "monotonic": True},
-    "a number for a text": {"type": "delivered", "id": 7, "monotonic": 1.0},
-    "null": {"type": "delivered", "id": None, "monotonic": 1.0},
+    "a text for a number": DELIVERED | {"monotonic": "now"},
+    "true for a number": DELIVERED | {"monotonic": True},
+    "a number for a text": DELIVERED | {"id": 7},
+    "null": DELIVERED | {"id": None},
     "a fraction for a count": {"type": "failed", "id": "n", "reason": "r", "last_step": 1.5},
     "a count beyond all counting": {"type": "failed", "id": "n", "reason": "r", "last_step": 2**70},
-    "seconds beyond a float": {"type": "delivered", "id": "n", "monotonic": 10**400},
+    "seconds beyond a float": DELIVERED | {"monotonic": 10**400},
 }
 
 
@@ -195,13 +204,12 @@ def test_seconds_are_finite(number: bytes) -> None:
 
 def test_a_whole_number_is_welcome_where_a_fraction_may_stand() -> None:
     """JSON knows one kind of number."""
-    (told,) = Peer(Role.HOOK).feed(frame({"type": "delivered", "id": "n", "monotonic": 3}))
+    (told,) = Peer(Role.HOOK).feed(frame(DELIVERED | {"monotonic": 3}))
     assert told == Delivered("n", 3.0)
 
 
 def test_unknown_fields_are_skipped() -> None:
-    """A newer peer may say more."""
-    (told,) = Peer(Role.HOOK).feed(frame({"type": "delivered", "id": "n", "monotonic": 1.0, "mood": "fine"}))
+    (told,) = Peer(Role.HOOK).feed(frame(DELIVERED | {"mood": "fine"}))
     assert told == Delivered("n", 1.0)
 
 

@@ -1,6 +1,6 @@
 """The text of registered training processes in a status answer: their rows, their table, and the words of each.
 
-Each is a JSON object, and may come from an older agent, which leaves some values out.
+Each is a JSON object, as `agent.core.session` makes it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
         f"{session['name']} (pid {session['pid']}), step {step_of(session)}{_doing(session, ', in ')}",
         "",
     )
-    if (steps := session.get("unmarked_steps")) and not session["marked"]:
+    if (steps := session["unmarked_steps"]) and not session["marked"]:
         yield "boundary", f"never: no guard.step() in {count(steps, 'optimizer step')}", "yellow"
     if still := still_of(session):
         yield "progress", still, "yellow"
     if suspect := _suspect(session):
         yield "SUSPECT", suspect, "bold red"
-    if high := session.get("high_loss"):
+    if high := session["high_loss"]:
         yield "HIGH", high, "yellow"
     for problem, advice in misuse_of(session):
         yield "WRONG", problem, "bold red"
@@ -65,29 +65,28 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
 
 
 def _doing(session: dict[str, Any], begin: str = "") -> str:
-    """Return the phase of training; "" if it has not begun, or an older agent does not report it."""
-    return f"{begin}{phase}" if (phase := session.get("phase")) else ""
+    """Return the phase of training; "" if it has not begun."""
+    return f"{begin}{phase}" if (phase := session["phase"]) else ""
 
 
 def still_of(session: dict[str, Any]) -> str:
     """Return for how long a training stands still, and where; "" if it moves, or waits for a save."""
-    if (session.get("unheard") or 0.0) >= _STANDS and session["phase"] is not None:
+    if (session["unheard"] or 0.0) >= _STANDS and session["phase"] is not None:
         last = f"last seen in {session['phase']} at {session['where']}"
         return f"unknown: it has sent nothing for {ago(session['unheard'])}, {last}"
-    if (session.get("still") or 0.0) < _STANDS or session["phase"] in (None, "save"):
+    if (session["still"] or 0.0) < _STANDS or session["phase"] in (None, "save"):
         return ""
     return f"none for {ago(session['still'])}, in {session['phase']} at {session['where']}"
 
 
 def _suspect(session: dict[str, Any]) -> str:
     """Return why the session's losses make its checkpoints suspect, and the effect; "" if they do not."""
-    # An older agent does not report it.
-    return f"{why}; its checkpoints do not count for --keep" if (why := session.get("suspect")) else ""
+    return f"{why}; its checkpoints do not count for --keep" if (why := session["suspect"]) else ""
 
 
 def misuse_of(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the misuse by the session's script, and the advice. An older agent does not report it."""
-    if misuse := session.get("misuse"):
+    """Yield the misuse by the session's script, and the advice."""
+    if misuse := session["misuse"]:
         problem, _, advice = misuse.partition("; ")
         yield problem, advice
 
@@ -106,7 +105,7 @@ def rows_of_several(found: Sequence[dict[str, Any]]) -> Iterator[Row]:
             yield "progress", f"rank {each['rank']}: {still}", "yellow"
         if suspect := _suspect(each):
             yield "SUSPECT", f"rank {each['rank']}: {suspect}", "bold red"
-        if high := each.get("high_loss"):
+        if high := each["high_loss"]:
             yield "HIGH", f"rank {each['rank']}: {high}", "yellow"
         for problem in misuse_of(each):
             wrong.setdefault(problem, []).append(f"pid {each['pid']}")
@@ -159,7 +158,7 @@ def step_of(session: dict[str, Any]) -> str:
 def checkpoint_of(session: dict[str, Any]) -> str:
     if session["checkpoint_age"] is None:
         return "none yet"
-    level = session.get("checkpoint_level", "full")  # absent in an older agent's answer
+    level = session["checkpoint_level"]
     less = "" if level == "full" else f" ({level})"
     return f"step {session['checkpoint_step']}{less}, {ago(session['checkpoint_age'])} ago"
 
@@ -174,15 +173,12 @@ def _mode(session: dict[str, Any]) -> str:
             return f"at the next guard.step(){because}"
         case "callback":
             return f"by a function of its own{because}"
-    return f"{session['mode']}{because}"  # a mode of a newer hook
+    return f"{session['mode']}{because}"
 
 
 def _takes(session: dict[str, Any]) -> str:
-    """Return the expected duration of a save and the measured rate of the last saves.
-
-    "" if there is no measurement yet, or if an older agent does not report it.
-    """
-    seconds, rate = session.get("save_seconds"), session.get("rate")
+    """Return the expected duration of a save and the measured rate of the last saves; "" if there is no measurement yet."""
+    seconds, rate = session["save_seconds"], session["rate"]
     if seconds is None or not rate:
         return ""
     return f"; about {seconds:.1f} s, as the last ones were ({amount(rate)}/s)"
@@ -191,9 +187,9 @@ def _takes(session: dict[str, Any]) -> str:
 def _short(session: dict[str, Any]) -> str:
     """Return the progress of the session's save in a few words. The line above the table has the rest."""
     saving = session["saving"]
-    if saving is None or not saving.get("total") or saving["phase"] not in ("first-byte", "writing"):
+    if saving is None or not saving["total"] or saving["phase"] not in ("first-byte", "writing"):
         return saving_of(session) or _doing(session) or "training"
-    rest = saving.get("seconds_to_go")
+    rest = saving["seconds_to_go"]
     words = f"{100 * saving['bytes'] // saving['total']} %"
     return f"{saving['phase']} {words}" if rest is None else f"{words}, {rest:.1f} s to go"
 
@@ -204,9 +200,9 @@ def saving_of(session: dict[str, Any], begin: str = "") -> str:
     if saving is None:
         return ""
     words = f"{begin}{saving['phase']}" + (f" {amount(saving['bytes'])}" if saving["bytes"] else "")
-    if saving["phase"] in ("first-byte", "writing"):  # an older agent reports only the bytes
-        words += f" of {amount(saving['total'])}" if saving.get("total") else ""
-        words += f" at {amount(saving['rate'])}/s" if saving.get("rate") is not None else ""
-        if (rest := saving.get("seconds_to_go")) is not None:
+    if saving["phase"] in ("first-byte", "writing"):
+        words += f" of {amount(saving['total'])}" if saving["total"] else ""
+        words += f" at {amount(saving['rate'])}/s" if saving["rate"] is not None else ""
+        if (rest := saving["seconds_to_go"]) is not None:
             words += f", {rest:.1f} s to go and {saving['seconds_left']:.1f} s for it"
     return words + (f": {saving['why']}" if saving["why"] else "")

@@ -81,8 +81,8 @@ def pulse(body: dict[str, Any]) -> str:
         for each in sessions.by_rank(body["sessions"])
         if (still := sessions.still_of(each))
     )
-    parts += dict.fromkeys(f"SUSPECT: {why}" for each in body["sessions"] if (why := each.get("suspect")))
-    parts += dict.fromkeys(f"HIGH: {why}" for each in body["sessions"] if (why := each.get("high_loss")))
+    parts += dict.fromkeys(f"SUSPECT: {why}" for each in body["sessions"] if (why := each["suspect"]))
+    parts += dict.fromkeys(f"HIGH: {why}" for each in body["sessions"] if (why := each["high_loss"]))
     parts += dict.fromkeys(problem for each in body["sessions"] for problem, _ in sessions.misuse_of(each))
     parts += [f"{source['name']}: {_sight(source)}" for source in body["sources"] if not _fine(source)]
     if not body["sessions"]:
@@ -105,9 +105,9 @@ def shape(body: dict[str, Any]) -> Any:
             (
                 one["pid"],
                 one["mode"],
-                one.get("misuse"),
-                one.get("suspect"),
-                one.get("high_loss"),
+                one["misuse"],
+                one["suspect"],
+                one["high_loss"],
                 bool(sessions.still_of(one)),
                 one["saving"] and one["saving"]["phase"],
             )
@@ -130,7 +130,7 @@ def _rows(body: dict[str, Any], now: datetime) -> Iterator[Row]:
         kept = f", the last {reserve:.1f} s in reserve" if reserve else ""
         yield label, f"{body['notice']['kind']} from {_left(body['notice'])}{kept}", style
     yield from _sources(body["sources"])
-    for event in body.get("upcoming", ()):  # absent in an older agent's answer
+    for event in body["upcoming"]:
         yield event["severity"], _upcoming(event, now), "yellow"
     if not body["sessions"]:
         yield "training", _NOBODY.get(body["phase"], _UNREGISTERED), "yellow"
@@ -201,19 +201,19 @@ def _upcoming(event: dict[str, Any], now: datetime) -> str:
 def _below(body: dict[str, Any]) -> Iterator[Row]:
     if len(body["sessions"]) > 1:
         yield from sessions.rows_of_several(body["sessions"])
-    if body.get("alerts"):  # an older agent sends none
+    if body["alerts"] is not None:
         yield from _alerts(body["alerts"])
     if body["last_outcome"] is not None:
         yield "last", body["last_outcome"]["line"], ""
-    if failure := body.get("last_failure"):  # an older agent sends none
+    if (failure := body["last_failure"]) is not None:
         yield "failure", failure["text"], "yellow"
-    for silent in body.get("silent_machines", ()):
+    for silent in body["silent_machines"]:
         yield (
             "SILENT",
             f"machine {silent['machine']} of run {silent['run_id']} sends no heartbeats",
             "bold red",
         )
-    if verified := body.get("verification"):
+    if (verified := body["verification"]) is not None:
         yield _verified(verified)
 
 

@@ -103,11 +103,7 @@ def ask(
 
 
 def _counted(running: Sequence[Mapping[str, Any]]) -> Counted | None:
-    counted = [
-        Counted(str(body["run_id"]), float(body["window"]), body["reserve"])
-        for body in running
-        if "reserve" in body  # an agent of an older version does not report it
-    ]
+    counted = [Counted(str(body["run_id"]), float(body["window"]), body["reserve"]) for body in running]
     return min(counted, key=lambda each: each.seconds, default=None)
 
 

@@ -6,7 +6,6 @@ All processes of a machine get a notice together and share its link, so their by
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,14 +40,14 @@ def _share(session: Session) -> int:
 
     If several ranks hold a tensor, one of them writes it. Once a rank's saves have shown its share, that share counts.
     """
-    seconds, rate = session.get("save_seconds"), session.get("rate")
+    seconds, rate = session["save_seconds"], session["rate"]
     held = int(session["bytes"])
     return min(held, int(seconds * rate)) if seconds is not None and rate else held
 
 
 def own_seconds(sessions: Sequence[Session]) -> float | None:
     """Return the seconds that a save takes by the slowest rank's last saves; None if no rank has made one."""
-    return max((each["save_seconds"] for each in savers(sessions) if each.get("save_seconds")), default=None)
+    return max((each["save_seconds"] for each in savers(sessions) if each["save_seconds"]), default=None)
 
 
 def look(
@@ -122,8 +121,8 @@ def _size(run_id: str, ranks: Sequence[Session]) -> Finding:
 
 
 def misuse(sessions: Sequence[Session]) -> list[str]:
-    """Return each misuse of spotguard by the scripts, once. An agent of an older version reports none."""
-    return [*dict.fromkeys(str(each["misuse"]) for each in sessions if each.get("misuse"))]
+    """Return each misuse of spotguard by the scripts, once."""
+    return [*dict.fromkeys(str(each["misuse"]) for each in sessions if each["misuse"])]
 
 
 def _misuse(run_id: str, ranks: Sequence[Session]) -> Iterator[Finding]:
@@ -160,17 +159,13 @@ def _place(url: str) -> tuple[str, str, str]:
 
 def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
     newest = max(ranks, key=lambda each: int(each["checkpoint_step"]))
-    age, interval = newest["checkpoint_age"], newest.get("interval")
-    unsaid = "interval" not in newest
+    age, interval = newest["checkpoint_age"], newest["interval"]
     every = "none are made by themselves" if interval is None else f"one is made every {ago(interval)}"
-    every = "this older agent does not report how often" if unsaid else every
     facts: dict[str, Any] = {"run_id": run_id, "age_seconds": age, "interval_seconds": interval}
     if age is None:
         words = f"run {run_id}: none yet; {every}"
     else:
         words = f"run {run_id}: of step {newest['checkpoint_step']}, {ago(age)} old; {every}"
-    if unsaid:
-        return ok("checkpoint", words, **facts)
     if interval is None:
         return warning(
             "checkpoint",
@@ -179,7 +174,7 @@ def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
             **facts,
         )
     # A run that has just resumed is not late: its newest checkpoint may be older than this machine.
-    since = min(newest["for_seconds"] if age is None else age, newest.get("for_seconds", inf))
+    since = min(newest["for_seconds"] if age is None else age, newest["for_seconds"])
     if since > _LATE * interval:
         return warning(
             "checkpoint",

@@ -566,7 +566,7 @@ def test_another_machines_stall_stays_one_when_this_machines_agent_answers(
         called: list[PeerPreempted] = []
         monkeypatch.setattr(second.saver, "emergency", lambda notice, *_, **__: found.append(notice))
         monkeypatch.setattr(second.ranks.notices, "_send", called.append)
-        second.ranks.notices.greet(True)
+        second.ranks.notices.greet()
         first.ranks.notice(Preempt("x", 600.0, 60.0, kind, "spotguard", drill=kind == "stall"))
         until(lambda: bool(found and called))
         second.ranks.notice(Preempt(called[0].id, 600.0, 60.0, PEER, "spotguard", called[0].drill))

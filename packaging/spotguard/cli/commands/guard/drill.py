@@ -31,8 +31,6 @@ examples:
   spotguard drill --window 120 --run-id gpt-small-7
   spotguard drill --preempt"""
 
-_USUAL = 30.0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", metavar="SECONDS", help="rehearse this warning [the run's own]")
@@ -49,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--window '0': expected seconds above 0, as in 30")
     path, outcome = the_one(arguments), dict[str, Any]()
     status = control.status(path)
-    # The doctor uses the same window. An older agent does not report it.
-    counted, before = status.get("window", _USUAL), status["sessions"]
+    counted, before = status["window"], status["sessions"]  # the doctor uses the same window
     if given is None and counted == 0:
         raise UsageError(
             "this run counts on no warning at all (--window 0): pass one to rehearse, as in --window 30"
