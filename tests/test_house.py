@@ -57,11 +57,3 @@ def test_a_docstring_that_names_a_parameter_of_before_is_refused(planted: Path) 
     )
     (said,) = HOUSE.main(planted)
     assert said == "agent/ipc/client.py: Client documents 'socket', and has no such parameter"
-
-
-def test_an_exception_that_is_needed_no_more_is_refused(
-    planted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(HOUSE.FULL, "agent/ipc", 13)
-    (said,) = HOUSE.main(planted)
-    assert said == "scripts/check-house: agent/ipc has 1 modules by now: take it out of FULL"

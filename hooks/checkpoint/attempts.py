@@ -117,7 +117,7 @@ def attempt_starts(store: BlobStore, run_id: str, *, timeout: float | None = Non
 def attempt_record(
     store: BlobStore, run_id: str, attempt: int, *, timeout: float | None = None
 ) -> AttemptRecord | None:
-    """Return the record of one start, or None if it cannot be read: a newer format, or pruned.
+    """Return the record of one start, or None if it cannot be read: another format, or pruned.
 
     Raises:
         StoreError: the store failed.

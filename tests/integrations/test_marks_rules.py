@@ -111,10 +111,7 @@ def test_the_preemptions_are_one_for_each_attempt_that_a_notice_ended(tmp_path: 
     }
     assert (first.record, first.at) == ("run/outcomes/0001", 6.0)
     assert "nothing new is committed (the store is full)" in lost.text
-    assert other.values == {
-        "preemptions": 3,
-        "save_bytes": 10,
-    }  # a record of an older spotguard has no seconds
+    assert other.values == {"preemptions": 3, "save_bytes": 10}
 
 
 def test_a_record_is_found_wherever_it_is_in_a_file(tmp_path: Path) -> None:

@@ -505,7 +505,7 @@ def test_a_service_reports_the_errors_of_its_sessions_and_keeps_none() -> None:
     ("told", "sure"), [("low", "low"), ("high", "high"), ("", "medium"), ("x" * 999, "medium")]
 )
 def test_an_error_s_alert_has_the_confidence_of_its_record(told: str, sure: str) -> None:
-    """The process tells what it records. An older one tells nothing, and any may tell anything."""
+    """The process tells what it records, and any process may tell anything."""
     story = Story()
     fails(story, error(confidence=told))
     assert [each["confidence"] for each in failures(story)] == [sure]
