@@ -23,7 +23,6 @@ ERRORS = frozenset(
         "DeadSocketError",
         "DeniedError",
         "FullError",
-        "UnsupportedFormatError",
         "NotFoundError",
         "Partial",
         "ProveError",
@@ -32,6 +31,7 @@ ERRORS = frozenset(
         "StoreError",
         "ThrottledError",
         "UnavailableError",
+        "UnsupportedFormatError",
         "UsageError",
     }
 )

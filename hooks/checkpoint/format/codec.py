@@ -194,12 +194,12 @@ def check_format(raw: dict[str, Any]) -> None:
     """Refuse fields of another format."""
     if FORMAT_KEY not in raw:
         raise _Unsupported(
-            f"it has no {FORMAT_KEY!r}, expected {FORMAT}: a spotguard older than 0.1.0 wrote it; read it with that one, or "
+            f"it has no 'store_format', expected {FORMAT}: a spotguard older than 0.1.0 wrote it; read it with that one, or "
             "begin a new run under another run id [SG603]"
         )
     if (version := integer(raw, FORMAT_KEY, 1)) != FORMAT:
         raise _Unsupported(
-            f"its {FORMAT_KEY!r} is {version}, expected {FORMAT}: read it with a newer spotguard [SG603]"
+            f"its 'store_format' is {version}, expected {FORMAT}: read it with a newer spotguard [SG603]"
         )
 
 
