@@ -301,10 +301,11 @@ class Server:
             self._welcome(connection, message)
         elif isinstance(message, protocol.Watch):
             self._post(Watching(connection.number))
-        elif message.what == "status":
-            self._post(StatusAsked(connection.number, connection.uid))
-        else:
-            self._post(Asked(connection.number, connection.uid, message.window, message.preempt))
+        elif isinstance(message, protocol.Ask):
+            if message.what == "status":
+                self._post(StatusAsked(connection.number, connection.uid))
+            else:
+                self._post(Asked(connection.number, connection.uid, message.window, message.preempt))
 
     def _welcome(self, connection: Connection, message: protocol.Register) -> None:
         connection.register = message

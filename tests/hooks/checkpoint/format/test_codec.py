@@ -125,14 +125,14 @@ def test_one_kind_of_file_is_not_another() -> None:
 @pytest.mark.parametrize("number", FOREIGN)
 def test_another_format_is_refused_by_name(number: int | None) -> None:
     """Whatever else the file has: it may be good, and is not ours to judge."""
-    for encode, decode, value in (
-        (encode_manifest, decode_manifest, MANIFEST),
-        (encode_marker, decode_marker, MARKER),
-        (encode_attempt, decode_attempt, RECORD),
-        (encode_saving, decode_saving, 57.0),
+    for data, decode in (
+        (encode_manifest(MANIFEST), decode_manifest),
+        (encode_marker(MARKER), decode_marker),
+        (encode_attempt(RECORD), decode_attempt),
+        (encode_saving(57.0), decode_saving),
     ):
         with pytest.raises(UnsupportedFormatError, match=f"^k: {FOREIGN[number]}"):
-            decode(renumbered(encode(value), number), "k")  # type: ignore[operator]
+            decode(renumbered(data, number), "k")
     with pytest.raises(UnsupportedFormatError):
         decode_manifest(sealed({"store_format": FORMAT + 1, "anything": "else"}), "k")
 
