@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 import torch
 
+from spotguard.hooks.checkpoint.format.codec import decode_saving
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.restore.restore import restore
 from spotguard.hooks.save.cancel_scope import CancelScope
@@ -16,6 +17,7 @@ from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from tests.fakes.store import FakeStore
+from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
 
@@ -51,3 +53,34 @@ def test_what_was_changed_for_a_save_by_hand_is_in_the_next_notices_checkpoint(
     notes["n"] = 0
     assert restore(store, "run", state).step == 5
     assert (tensor.tolist(), notes) == ([7.0, 7.0, 7.0], {"n": 7})
+
+
+def test_training_goes_on_only_when_its_state_is_copied(store: FakeStore, writer: Checkpointer) -> None:
+    """A background checkpoint has the values of its boundary, whatever training does from then on."""
+    model = torch.nn.Linear(3, 1)
+    values = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
+    with closing(State(values, lambda frame: None)) as state:
+        state.at_boundary()
+        before = model.weight.tolist()
+
+        def trains() -> None:
+            model.weight.data.fill_(7)
+
+        scope, parked = CancelScope(SystemClock(), None), SaveSpec(5, parked=True)
+        assert writer.save(state, parked, "background", scope, None, trains) is not None
+        assert model.weight.tolist() == [[7.0, 7.0, 7.0]]
+        assert restore(store, "run", state).step == 5
+        assert model.weight.tolist() == before
+
+
+def test_a_save_is_announced_until_the_machines_that_go_are_gone() -> None:
+    """The ranks that stay have no deadline of their own."""
+    store, clock = WatchedStore(), SystemClock()
+    state = State({"tensor": torch.zeros(3)}, lambda buffer: None)
+    state.at_boundary()
+    with closing(Checkpointer(store, "run", 1, clock=clock, keep=Keep(3))) as writer:
+        agreed = SaveSpec(5, 1, departing_until=clock.monotonic() + 100)
+        assert writer.save(state, agreed, "emergency", CancelScope(clock, None)) is not None
+        store.wait_for(lambda keys: bool(store.announcements))
+    ((key, data),) = store.announcements.items()
+    assert 50 < decode_saving(data, key) <= 100

@@ -6,7 +6,7 @@ import pytest
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.ipc import protocol
-from spotguard.providers.errors import FullError
+from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.noticed import notice, trained
 from tests.fakes.store import Fault
 from tests.fakes.training import step_on
@@ -40,6 +40,23 @@ def test_a_notice_does_not_wait_for_a_store_that_hangs_over_what_is_old(
         assert heard.wait(protocol.Committed, 2 if after == "a failure" else 3).id == "n1"
         store.let_go()
     assert store.kinds()["manifests"] >= 1
+
+
+def test_a_store_that_refuses_deletions_fails_no_save(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SPOTGUARD_KEEP", "1")
+    store = WatchedStore()
+    with trained(store) as (guard, job, _):
+        guard.save()
+        step_on(guard, job, 2)
+        store.calls.clear()
+        store.faults = [
+            Fault(at, verbs=("delete",), error=lambda: DeniedError("no deletions")) for at in range(99)
+        ]
+        assert guard.save().step == 3
+        assert any(verb == "delete" for verb, _ in store.calls)
+    assert "could not delete old checkpoints, and leaves them: no deletions" in caplog.text
 
 
 def test_one_that_failed_is_not_let_finish(caplog: pytest.LogCaptureFixture) -> None:

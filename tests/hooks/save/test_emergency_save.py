@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,17 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import find_whole
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.retention import prune
 from spotguard.hooks.restore.reads.verify import verify
-from spotguard.hooks.save.cancel_scope import Abandoned
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.save.emergency_save import EmergencySave
+from spotguard.hooks.save.shard_writer import ShardWriter
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
-from tests.fakes.store import Fault
+from tests.fakes.called import CalledStore, Request
+from tests.fakes.clock import ManualClock
+from tests.fakes.store import FakeStore, Fault
 from tests.fakes.training import different, small
 from tests.hooks.save.narrow_saves import (
     MOMENTS,
@@ -122,6 +129,41 @@ def test_weights_alone_where_no_more_fits(saving: Callable[..., Saving]) -> None
     assert one.manifests() == ["000000002-0001-0000"]
     assert one.newest(("full",)) is None
     assert_weights(one, one.newest())
+
+
+def test_moments_wait_while_weights_that_are_short_of_time_are_on_their_way() -> None:
+    clock, waits, levels = ManualClock(0.0), list[bool](), list[str]()
+
+    def before(request: Request) -> None:
+        if request.key.endswith("/0000.safetensors"):
+            waits.append(emergency.write_progress.waits(Tier.MOMENTS))
+
+    writer = ShardWriter(CalledStore(FakeStore(), before), "run")
+    link = writer.uploads.link
+    link.begin(-10.0)
+    link.sent(int(10 * RATE), 0.0)
+    link.end(0.0)
+    size = int(30 * RATE) // 4
+    state_tensors = [
+        StateTensor("w", torch.ones(size)),
+        StateTensor("m", torch.ones(2 * size), tier=Tier.MOMENTS),
+    ]
+    names = (CheckpointName(1, 5, number) for number in itertools.count())
+    emergency = EmergencySave(
+        writer,
+        CancelScope(clock, 45.0),
+        step=5,
+        begin=lambda: next(names),
+        commit=lambda name, level, written: levels.append(level),
+        put=lambda name, written: None,
+        look=str,
+    )
+    try:
+        emergency.run(state_tensors)
+    finally:
+        writer.uploads.close()
+    assert waits == [True]
+    assert levels == ["weights", "full"]
 
 
 def test_a_link_that_turns_out_slow_costs_the_moments_only(saving: Callable[..., Saving]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.rank_share import RankShare
 from spotguard.hooks.save.shard_writer import ShardWriter
@@ -52,3 +52,32 @@ def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> Non
         writer.uploads.close()
     assert (level, why) == ("full", "")
     assert did == ["put the weights' manifest", "commit full"]
+
+
+def test_the_moments_leave_time_to_commit_the_weights() -> None:
+    """Two seconds of sixty: the other ranks' weights are looked for then."""
+    writer = ShardWriter(WatchedStore(), "run")
+    state_tensors = [StateTensor("w", torch.ones(8)), StateTensor("m", torch.ones(8), tier=Tier.MOMENTS)]
+    whole = CancelScope(SystemClock(), SystemClock().monotonic() + 60.0)
+    deadlines: dict[str, float] = {}
+
+    def commit(name: object, level: str, written: object, scope: CancelScope) -> None:
+        deadlines[level] = scope.deadline
+        if level == "full":
+            raise Abandoned("another rank's moments did not arrive")
+
+    share = RankShare(
+        writer,
+        whole,
+        weights="first",
+        begin=lambda: NAME,
+        put=lambda name, written: None,
+        commit=commit,
+        look=str,
+    )
+    try:
+        _, level, _ = share.run(state_tensors, WriteProgress(writer.plans.of(state_tensors)))
+    finally:
+        writer.uploads.close()
+    assert level == "weights"
+    assert deadlines == {"full": whole.deadline - 2.0, "weights": whole.deadline}

@@ -73,6 +73,12 @@ def test_slow_commits_do_not_keep_a_save_from_being_tried() -> None:
     assert "a commit takes 11.0 s" in plan(replace(slow, commit_at_best=11.0)).reason
 
 
+def test_weights_that_fit_on_a_good_day_of_the_link_are_tried() -> None:
+    unsure = situation(10, last=EarlierCheckpoint(90, 34.0))
+    assert plan(replace(unsure, rate=LinkRate(30 * MIB, 20 * MIB, 60 * MIB))).choice is BudgetChoice.LOWER
+    assert plan(replace(unsure, rate=LinkRate.exactly(30 * MIB))).choice is BudgetChoice.KEEP
+
+
 def test_where_nothing_was_committed_what_fits_by_no_estimate_is_tried() -> None:
     """A store that answered nobody for seconds is all that is known of the link: it may be back."""
     stood_still = situation(28.7, rate=8 * 1024.0)

@@ -11,6 +11,7 @@ from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.save.upload.transfer import ObjectInFlight, Transfer
 from spotguard.hooks.state.state_tensor import StateTensor
+from spotguard.providers.errors import UnavailableError
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch
@@ -77,3 +78,18 @@ def test_small_objects_say_nothing_of_large_ones() -> None:
     for index in range(4, 7):
         there(index, SIZE // 2, 2.0)
     assert work._usual(large) == pytest.approx(2.0)
+
+
+def test_a_listing_from_before_another_outage_clears_no_doubt() -> None:
+    """The store may have lost the objects in the second outage."""
+    name = CheckpointName(1, 5, 1)
+    progress = WriteProgress(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
+    work = Transfer(progress, [0], name, 1, CancelScope(ManualClock()), None, StoreLink())
+    work.done(work.starts(0, memoryview(bytes(8)), 0, StoredObject([], name)))
+    work.hear(UnavailableError("it is away"))
+    assert list(work.doubted()) == [0]
+    work.hear(UnavailableError("it is away again"))
+    work.looked(1, [])
+    assert list(work.doubted()) == [0]
+    work.looked(2, [])
+    assert work.doubted() == {}
