@@ -135,6 +135,26 @@ def test_an_agent_that_comes_back_is_told_who_is_here_now(path: Path) -> None:
         assert it.client.guarded
 
 
+def test_a_message_that_its_handler_cannot_take_costs_one_connection(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread is the only one that receives notices: it connects again, and takes the next one."""
+    with FakeAgent(path) as agent, listening(path) as it:
+        taken = it.client._on_message
+
+        def fails(message: Message) -> None:
+            it.client._on_message = taken
+            raise RuntimeError("a bug")
+
+        it.client._on_message = fails
+        agent.welcome()
+        agent.say(NOTICE)
+        agent.welcome()
+        agent.say(NOTICE)
+        it.wait(1)
+    assert "internal error; please report it [SG704]" in caplog.text
+
+
 def test_without_an_agent_training_goes_on(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning, nothing is sent, and when the agent comes it is found."""
     with listening(path) as it:
