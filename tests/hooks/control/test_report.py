@@ -14,6 +14,7 @@ from spotguard.hooks.ipc.failures.flight_recorder import RecordedCollective, Rec
 from spotguard.hooks.ipc.failures.progress import ProgressSeen
 from spotguard.hooks.ipc.notice import BY_HAND, PreemptionNotice
 from spotguard.hooks.save.request import SavedCheckpoint
+from spotguard.providers.errors import DeniedError
 from tests.fakes.clock import ManualClock
 
 pytestmark = pytest.mark.torch
@@ -118,6 +119,17 @@ def test_of_other_notices_the_agent_knows_or_needs_not_know() -> None:
         for end in ENDS:
             end(told.report, notice_of(kind))
     assert not any(isinstance(word, protocol.Delivered) for word in told.words)
+
+
+def test_the_agent_learns_of_a_commit_whose_record_cannot_be_uploaded() -> None:
+    told = Listening()
+
+    def refuses(key: str, data: memoryview, seconds: float) -> None:
+        raise DeniedError("read-only")
+
+    told.report._put = refuses
+    told.report.committed(notice_of("terminate"), SAVED)
+    assert [word.step for word in told.words if isinstance(word, protocol.Committed)] == [7]
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,28 @@ def test_it_is_held_also_where_another_signals_handler_raises_inside_ours(at: in
     assert (done.stdout.splitlines(), done.stderr) == (said, "")
 
 
+#: A SIGTERM that is nobody's notice, in a script with a handler of its own.
+CHAINED = """
+import os, signal
+from spotguard.hooks.control.ending import sigterm
+
+class Process:
+    def look(self):
+        return sigterm.SigtermHold.NOTHING
+
+process = Process()
+signal.signal(signal.SIGTERM, lambda signum, frame: print("their handler"))
+sigterm.hold_sigterm(process.look)
+os.kill(os.getpid(), signal.SIGTERM)
+print("training")
+"""
+
+
+def test_the_scripts_own_handler_gets_a_sigterm_that_is_not_held() -> None:
+    done = subprocess.run([sys.executable, "-c", CHAINED], capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.stdout.splitlines(), done.stderr) == (["their handler", "training"], "")
+
+
 #: Another library's handler, which raises, in front of ours; and a SIGTERM while an error is handled.
 BEHIND = """
 import os, signal

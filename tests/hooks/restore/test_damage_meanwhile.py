@@ -39,6 +39,25 @@ def test_a_bit_that_flips_on_its_way_costs_no_step(made: Made, caplog: pytest.Lo
     assert "damaged" not in caplog.text
 
 
+def test_a_checkpoint_that_is_pruned_for_a_newer_one_sends_the_restore_to_that(made: Made) -> None:
+    """It disappears while it is read. The one before it may be gone as well."""
+    before = FakeStore()
+    states = saved_each_step(before, 3)
+    newer = {key: data for key, data in before.objects.items() if "/000000003-" in key}
+    below, job = FakeStore(), small()
+    below.objects = {key: data for key, data in before.objects.items() if key not in newer}
+
+    def prunes(request: Request) -> None:
+        if request.verb == "read_into" and "/000000002-" in request.key:
+            for key in [key for key in below.objects if "/000000002-" in key]:
+                del below.objects[key]
+            below.objects.update(newer)
+
+    with guarded(CalledStore(below, prunes), job.values) as guard:
+        assert guard.restore() == 3
+    assert different(job.bits(), states[3]) == []
+
+
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_a_store_that_fails_again_and_again_for_now(made: Made, every: int) -> None:
     """At every k-th of all requests, a restore's and a claim's: the newest, bit for bit, and not a byte read twice."""

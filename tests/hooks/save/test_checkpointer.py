@@ -16,6 +16,7 @@ from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import FakeStore
 from tests.fakes.watched_store import WatchedStore
 
@@ -71,6 +72,27 @@ def test_training_goes_on_only_when_its_state_is_copied(store: FakeStore, writer
         assert model.weight.tolist() == [[7.0, 7.0, 7.0]]
         assert restore(store, "run", state).step == 5
         assert model.weight.tolist() == before
+
+
+def test_a_state_that_moves_during_its_upload_is_not_committed() -> None:
+    """By `.data`, which no version shows: the tensors are read a second time before the manifest."""
+    below, model = FakeStore(), torch.nn.Linear(3, 1)
+
+    def moves(request: Request) -> None:
+        if request.verb == "put" and request.key.endswith(".safetensors"):
+            model.weight.data.fill_(7)
+
+    values = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
+    store = CalledStore(below, moves)
+    with (
+        closing(State(values, lambda frame: None)) as state,
+        closing(Checkpointer(store, "run", 1, clock=SystemClock(), keep=Keep(3))) as writer,
+    ):
+        state.at_boundary()
+        scope = CancelScope(SystemClock(), None)
+        assert writer.save(state, SaveSpec(5), "emergency", scope) is None
+        assert "changed" in writer.spoiled
+    assert not any(key.endswith(".json") for key in below.objects)
 
 
 def test_a_save_is_announced_until_the_machines_that_go_are_gone() -> None:

@@ -15,6 +15,7 @@ from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
+from spotguard.hooks.save.commit.publish import publish as publish_alone
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError
@@ -206,6 +207,15 @@ def test_a_set_that_is_no_whole_is_not_marked() -> None:
     with pytest.raises(CheckpointError, match="in no chunk"):
         publish(store, mine)
     assert save.prefix + MARKER not in store.objects
+
+
+def test_a_job_of_one_rank_puts_its_manifest_before_the_marker() -> None:
+    store, save, clock = FakeStore(), Save(world=1), Hurried()
+    mine = save.write_objects(store, 0)
+    store.calls.clear()
+    with closing(ShardWriter(store, "run")) as writer:
+        publish_alone(writer.uploads, mine, CancelScope(clock), clock)
+    assert store.calls == [("put", save.prefix + manifest_name(0, 1)), ("put", save.prefix + MARKER)]
 
 
 def test_it_is_whole_without_its_marker() -> None:

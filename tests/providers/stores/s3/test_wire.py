@@ -55,6 +55,13 @@ def test_a_put_is_one_request_with_its_checksum() -> None:
         assert len(server.asked) == 1
 
 
+def test_the_callers_checksum_is_sent() -> None:
+    """It is of the bytes as they were read: S3 refuses what changed in memory since."""
+    with AnsweringServer(lambda asked: Answer()) as server:
+        at(server).put("run/a", memoryview(DATA), crc32=0x01020304)
+        assert server.asked[0].headers["x-amz-checksum-crc32"] == "AQIDBA=="
+
+
 @pytest.mark.parametrize(
     ("environment", "option", "region"),
     [
