@@ -199,3 +199,23 @@ def test_a_broken_log_is_found(scene: Scene) -> None:
     """The exploration itself can fail."""
     with pytest.raises(Violation):
         Exploration(scene).run()
+
+
+def test_a_rank_that_two_ranks_report_gone_counts_once() -> None:
+    """Else the rank that hosts the store would leave before the last one."""
+    store: dict[str, object] = {}
+    keys = Keys("x", 2)
+
+    def said(saying: Saying[None]) -> bool:
+        answer = None
+        while True:
+            try:
+                answer = perform(store, saying.send(answer))  # type: ignore[assignment]
+            except StopIteration:
+                return "x/all-left" in store
+
+    assert [said(protocol.leave(keys, rank, by)) for rank, by in ((1, 1), (1, 0), (0, 0))] == [
+        False,
+        False,
+        True,
+    ]

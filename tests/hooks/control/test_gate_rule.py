@@ -302,3 +302,22 @@ def test_a_broken_rule_is_found(rule: type[GateRule]) -> None:
 
     with pytest.raises(Violation):
         explore_all()
+
+
+def test_a_rank_behind_the_agreed_step_is_not_steady() -> None:
+    place = GateRule()
+    place.close(Shut.BEFORE_CHANGE, 1)
+    assert not place.steady()
+    place.close(Shut.BEFORE_CHANGE, 0)
+    assert place.steady()
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_an_aborted_boundary_leaves_the_state_as_it_found_it(stepped: bool) -> None:
+    place = GateRule()
+    if stepped:
+        assert place.may_change()
+        place.end_change(0, None)
+    assert place.may_begin_boundary()
+    place.abort_boundary(unchanged=True)
+    assert place.dirty is stepped
