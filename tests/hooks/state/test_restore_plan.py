@@ -54,8 +54,8 @@ def chunk(tensor: torch.Tensor) -> Chunk:
     return Chunk((0,) * tensor.dim(), tuple(tensor.shape), 0, 0, tensor.nbytes, crc_of(tensor.detach()))
 
 
-def goes_on(saved: Sequence[Rank], here: Rank) -> list[str]:
-    """Restore what these ranks have; returns the warnings."""
+def goes_on(saved: Sequence[Rank], here: Rank, gone: Sequence[int] = ()) -> list[str]:
+    """Restore what these ranks have, without those that were gone when the others saved; returns the warnings."""
     collected = [each.state.collect() for each in saved]
     tensors = {
         state_tensor.name: state_tensor.tensor for each in collected for state_tensor in each.state_tensors
@@ -64,7 +64,8 @@ def goes_on(saved: Sequence[Rank], here: Rank) -> list[str]:
         name: MergedTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), "", [(0, chunk(t))])
         for name, t in tensors.items()
     }
-    restoring = here.state.targets([each.trees for each in collected], entries)
+    trees = [{} if rank in gone else each.trees for rank, each in enumerate(collected)]
+    restoring = here.state.targets(trees, entries)
     for name, state_tensor in restoring.into.items():
         state_tensor.tensor.copy_(tensors[name])
     return here.state.put_back(restoring)
@@ -147,6 +148,20 @@ def test_a_position_among_the_samples_is_for_as_many_ranks_alone() -> None:
     (warning,) = goes_on(saved, more)
     assert "order counts the samples of one of 2 ranks and is not restored for 3" in warning
     assert more.values["order"].at == 0
+
+
+def test_a_rank_that_was_gone_keeps_its_generators_and_its_position() -> None:
+    torch.manual_seed(5)
+    saved, here = [Rank(rank, 2, order=Order(7 + rank)) for rank in range(2)], Rank(0, 2, order=Order(3))
+    torch.manual_seed(6)
+    own = torch.rand(2)
+    torch.manual_seed(6)
+    warnings = goes_on(saved, here, gone=[0])
+    assert [each.partition(" is lost")[0] for each in warnings] == [
+        f"rank 0 was gone when the other ranks saved: its own {name}" for name in ("order", "rng")
+    ]
+    assert here.values["order"].at == 3
+    assert torch.equal(torch.rand(2), own)
 
 
 def stages(*numbers: float) -> list[Rank]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -70,3 +71,13 @@ def test_what_safetensors_lacks_is_bytes(word: str, shape: tuple[int, ...]) -> N
     }
     name, form = safetensors_form(word, shape)
     assert torch.Size(form).numel() * width.get(name, 1) == torch.Size(shape).numel() * ITEMSIZE[word]
+
+
+@pytest.mark.parametrize(
+    "word", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+)
+def test_a_file_names_a_dtype_as_safetensors_itself_does(word: str) -> None:
+    """Other tools read the file by that name."""
+    written = pytest.importorskip("safetensors.torch").save({"t": torch.zeros(2, dtype=torch_dtype(word))})
+    header = json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])
+    assert safetensors_form(word, (2,)) == (header["t"]["dtype"], (2,))
