@@ -210,7 +210,7 @@ def test_a_rank_that_two_ranks_report_gone_counts_once() -> None:
         answer = None
         while True:
             try:
-                answer = perform(store, saying.send(answer))  # type: ignore[assignment]
+                answer = perform(store, saying.send(answer))
             except StopIteration:
                 return "x/all-left" in store
 
