@@ -163,7 +163,7 @@ def test_moments_wait_while_weights_that_are_short_of_time_are_on_their_way() ->
     finally:
         writer.uploads.close()
     assert waits == [True]
-    assert levels == ["weights", "full"]
+    assert levels[-1] == "full"
 
 
 def test_a_link_that_turns_out_slow_costs_the_moments_only(saving: Callable[..., Saving]) -> None:
