@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-import spotguard
 from spotguard.cli import main
 from tests.e2e.processes import eventually
 from tests.fakes.report import TIMEOUT, Report
+from tests.fakes.training import guarded
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
@@ -47,12 +47,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "SLURM_RESTART_COUNT": "2",
         }.items():
             patch.setenv(name, value)
-        guard = spotguard.register(store.as_uri(), run_id="run-7", model=torch.nn.Linear(30, 20))
-        for step in range(guard.restore(), 6):
-            guard.step()
-            if step % 2:
-                guard.save()
-        guard.close()
+        with guarded(store, {"model": torch.nn.Linear(30, 20)}, run_id="run-7") as guard:
+            for step in range(guard.restore(), 6):
+                guard.step()
+                if step % 2:
+                    guard.save()
     return store
 
 
