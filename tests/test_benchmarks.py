@@ -281,7 +281,7 @@ def test_a_failure_is_named_by_the_last_line_that_names_one_and_timed_by_the_fir
         ("spike", 1, [], False),
     ],
 )
-def test_what_follows_a_failure_is_judged_too(
+def test_the_consequences_of_a_failure_are_judged_too(
     kind: str, code: int, log: list[tuple[float, str]], right: bool
 ) -> None:
     """The exit code, the number of starts, and a commit that comes before the time is over."""
@@ -317,7 +317,7 @@ def test_without_a_notice_both_lose_the_same_seed_3() -> None:
         assert lost.ours == lost.periodic == lost.allowed
 
 
-def test_what_was_missed_is_a_share_of_what_could_be_kept() -> None:
+def test_missed_seconds_are_a_share_of_those_that_could_be_kept() -> None:
     """Of 100 s that periodic checkpoints lose and the window saves 80, 60 were kept: a quarter was missed."""
     assert missed([Lost(ours=40.0, periodic=100.0, allowed=20.0)]) == pytest.approx(25.0)
 

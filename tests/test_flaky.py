@@ -37,7 +37,7 @@ def run(folder: Path, program: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.slow
-def test_what_passes_the_second_time_is_named_above_the_last_summary(tmp_path: Path) -> None:
+def test_tests_that_pass_the_second_time_are_named_above_the_last_summary(tmp_path: Path) -> None:
     code, said = run(tmp_path, HOLDS + BREAKS_ONCE)
     assert code == 0, said
     first, second = (number for number, line in enumerate(said) if line.startswith("FLAKY:"))
@@ -54,7 +54,7 @@ def test_what_passes_the_second_time_is_named_above_the_last_summary(tmp_path: P
 
 
 @pytest.mark.slow
-def test_what_fails_twice_fails_and_is_no_flake(tmp_path: Path) -> None:
+def test_a_test_that_fails_twice_is_no_flake(tmp_path: Path) -> None:
     code, said = run(tmp_path, HOLDS + BREAKS)
     assert code == 1, said
     assert [line for line in said if line.startswith("FLAKY:")] == ["FLAKY: none"] * 2
@@ -71,7 +71,7 @@ def test_a_name_is_listed_once_for_each_environment() -> None:
     assert other.lines() == ["FLAKY:", "  .venv: b", "  .venv-3.12: b"]
 
 
-def test_what_is_skipped_or_deselected_the_second_time_is_no_flake() -> None:
+def test_a_test_skipped_or_deselected_the_second_time_is_no_flake() -> None:
     failed = Record().then(set(), {"a"}, ".venv")
     assert failed.then({"b"}, set(), ".venv").lines() == ["FLAKY: none"]
     # It passed, and broke in its teardown.

@@ -57,3 +57,12 @@ def test_a_docstring_that_names_a_parameter_of_before_is_refused(planted: Path) 
     )
     (said,) = HOUSE.main(planted)
     assert said == "agent/ipc/client.py: Client documents 'socket', and has no such parameter"
+
+
+def test_a_test_name_that_begins_with_a_clause_is_refused(planted: Path) -> None:
+    (planted / "tests").mkdir()
+    (planted / "tests/test_it.py").write_text(
+        "def test_a_rank_waits(): ...\ndef test" + "_who_waits(): ...\n"
+    )
+    (said,) = HOUSE.main(planted)
+    assert said.startswith("tests/test_it.py: test_who_waits: begin with the thing that acts")

@@ -178,7 +178,7 @@ def test_the_face_loads_the_standard_library_only() -> None:
     assert loaded <= sys.stdlib_module_names | {"spotguard"}
 
 
-def test_what_needs_no_torch_loads_none() -> None:
+def test_modules_that_need_no_torch_load_none() -> None:
     """The imports that the contract ignores are types, or wait for somebody who has torch."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (modules,) = [contract["source_modules"] for contract in contracts if contract["id"] == "no-torch"]

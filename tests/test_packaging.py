@@ -31,7 +31,7 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def test_what_a_hint_has_installed_is_what_the_extra_brings() -> None:
+def test_the_packages_of_a_hint_are_those_of_its_extra() -> None:
     """But for other extras of ours, and what a SDK brings itself: that is declared, because it is imported by name."""
     brought = ("spotguard[", "botocore>", "google-auth>", "google-crc32c>", "azure-core>")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -39,7 +39,7 @@ def test_what_a_hint_has_installed_is_what_the_extra_brings() -> None:
         assert [each for each in extras[name] if not each.startswith(brought)] == [*packages]
 
 
-def test_what_is_imported_by_name_is_declared() -> None:
+def test_each_imported_package_is_declared() -> None:
     """Another package's dependency may be gone with its next version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     said = [

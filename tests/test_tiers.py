@@ -21,11 +21,11 @@ def test_that_asks(require_server):
     pass
 
 @pytest.mark.parametrize("scheme", ["s3", "az"])
-def test_of_a_cloud(scheme, request):
+def test_a_cloud(scheme, request):
     pass
 
 @pytest.mark.parametrize("scheme", ["az"])
-def test_of_a_word(scheme):
+def test_a_word(scheme):
     pass
 
 def test_that_hides_it(request):
@@ -37,10 +37,10 @@ def test_that_may(require_program):
     except pytest.skip.Exception:
         pass  # it is not installed
 """
-FAST = {"test_fast", "test_of_a_cloud[s3]", "test_of_a_word[az]", "test_that_may"}
+FAST = {"test_fast", "test_a_cloud[s3]", "test_a_word[az]", "test_that_may"}
 
 
-def test_what_needs_a_server_is_slow_and_a_fast_test_gets_none(tmp_path: Path) -> None:
+def test_a_test_that_needs_a_server_is_slow_and_a_fast_one_gets_none(tmp_path: Path) -> None:
     """By its fixtures and its parameters; where both are silent, the fast tier refuses the program, installed or not."""
     (tmp_path / "test_it.py").write_text(PROGRAM)
     done = subprocess.run(

@@ -19,7 +19,7 @@ def test_a_run_inside_a_run_has_its_own_socket_and_name() -> None:
     assert (inner.store, inner.keep) == ("file:///s", "9")
 
 
-def test_what_was_set_since_is_meant() -> None:
+def test_variables_set_inside_the_run_win() -> None:
     """A script that names its inner run is obeyed."""
     env = {**INSIDE, "SPOTGUARD_RUN_ID": "chosen", "SPOTGUARD_SOCKET": "/run/chosen.sock"}
     inner = resolve("run", {}, env)
@@ -32,7 +32,7 @@ def test_a_stage_goes_to_the_command_where_there_is_one() -> None:
     assert "SPOTGUARD_STAGE" not in INSIDE
 
 
-def test_what_extras_are_worth_goes_to_the_command() -> None:
+def test_the_worth_of_extras_is_exported_to_the_command() -> None:
     """0 is a price too."""
     priced = resolve("run", {"extras-worth": "0"}, {})
     assert exported(priced, Path("/run/a.sock"), {})["SPOTGUARD_EXTRAS_WORTH"] == "0"

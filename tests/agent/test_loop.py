@@ -184,7 +184,7 @@ while True: signal.pause()
     assert said["committed"] is None
 
 
-def test_who_never_registered_gets_the_signal(options: Options) -> None:
+def test_an_unregistered_command_gets_the_signal(options: Options) -> None:
     """And the rest of the window for its own handler."""
     code = f"""{STAYS_AWAKE}
 import os, signal, sys
@@ -326,7 +326,7 @@ def test_an_action_that_fails_does_not_take_the_next_ones_along(
     assert "an error of the agent: Log failed" in caplog.text
 
 
-def test_what_came_before_a_look_is_heard_before_its_answer(serve: Serving, events: Events) -> None:
+def test_events_before_a_search_are_handled_before_its_answer(serve: Serving, events: Events) -> None:
     """A look may be slow, and the next one due at once: the second SIGTERM must have its turn."""
     heard = list[object]()
 

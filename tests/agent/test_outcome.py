@@ -90,7 +90,7 @@ def test_the_line_counts_the_ranks() -> None:
     assert "1 of 2 ranks here (4 in all) committed step 7, " in story.outcomes[0].line()
 
 
-def test_what_was_not_committed_says_why() -> None:
+def test_an_outcome_without_a_commit_says_why() -> None:
     """By rank where there are several; and the steps that differ are no agreed step."""
     story = Story()
     a, b = story.opens(201), story.opens(202)

@@ -172,7 +172,7 @@ def test_a_flood_of_causes_is_followed_up_to_a_bound(book: Book) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_lasts_without_a_limit_has_a_cause_whose_end_is_seen(name: str, book: Book) -> None:
+def test_an_incident_without_a_limit_has_a_cause_whose_end_is_seen(name: str, book: Book) -> None:
     kind = KINDS[name]
     if kind.lasts == math.inf:
         book.take(name, run_id="gpt")

@@ -125,7 +125,9 @@ def test_an_answer_of_500_is_tried_again_after_a_while(
 
 
 @pytest.mark.parametrize("status", [400, 404, 302])
-def test_what_a_receiver_refuses_is_not_sent_again(receiver: Webhook, sending: Sending, status: int) -> None:
+def test_an_incident_that_a_receiver_refuses_is_not_sent_again(
+    receiver: Webhook, sending: Sending, status: int
+) -> None:
     """A redirect neither: it would give the message to another server."""
     receiver.statuses = [status]
     receiver.headers = {"Location": f"{receiver.url}/elsewhere"}
@@ -159,7 +161,7 @@ def test_a_receiver_that_is_not_there_is_given_up_after_a_while(sending: Sending
     assert sender.counts["sent"] == 0
 
 
-def test_what_comes_in_a_row_goes_together_and_not_twice(
+def test_incidents_in_a_row_go_together_and_not_twice(
     receiver: Webhook, sending: Sending, clock: ManualClock
 ) -> None:
     """People get at most one message in ten seconds."""
@@ -241,7 +243,7 @@ def test_the_limit_is_each_kind_s_and_run_s_own_logged_once_and_loses_nothing(
     assert [each["summary"] for each in receiver.until(22)[21]["incidents"]] == ["22"]
 
 
-def test_what_is_critical_comes_first_and_is_dropped_last(receiver: Webhook, sending: Sending) -> None:
+def test_critical_incidents_come_first_and_are_dropped_last(receiver: Webhook, sending: Sending) -> None:
     receiver.hangs.set()
     sender = sending(receiver.url)
     sender.offer([WARNING])

@@ -58,7 +58,7 @@ from tests.fakes.clock import ManualClock
         (["azure", "--store", "az://Container?account=acme", *NEEDED, "--", "x"], "is no container's name"),
     ],
 )
-def test_what_is_missing_or_names_nothing_is_refused(
+def test_a_missing_or_unknown_value_is_refused(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capsys, *words)
@@ -118,14 +118,16 @@ def test_what_is_missing_or_names_nothing_is_refused(
         (["--prepare", noise(20_000)], "and aws takes 16384"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_here(
+def test_values_that_cannot_work_are_refused_before_the_machine(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capsys, "aws", "--store", STORES["aws"], *NEEDED, *words, "--", "x")
 
 
 @pytest.mark.parametrize("char", ["\x1b", "\u2028"])
-def test_what_does_not_survive_is_refused(char: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_characters_that_do_not_survive_user_data_are_refused(
+    char: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = refused(capsys, "aws", "--store", STORES["aws"], *NEEDED, "--", "echo", f"a{char}b")
     assert f"the command holds {char!r}" in said
 
@@ -192,7 +194,7 @@ def test_a_command_that_would_not_be_found_or_be_guarded_twice_is_refused(
         (["", "train.py"], "the command is missing"),
     ],
 )
-def test_what_only_a_shell_understands_is_refused(
+def test_syntax_that_only_a_shell_understands_is_refused(
     command: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """127 on every machine. What a name is given is not repeated: it may be a secret that nothing shows to be one."""
@@ -280,7 +282,7 @@ def test_a_variable_in_an_option_is_refused_where_nothing_reads_it(
         (["--index", "https://me:${PW_2}@pypi.example/simple"], ["x"]),
     ],
 )
-def test_what_a_shell_or_the_program_or_pip_expands_is_left_to_it(
+def test_variables_of_a_shell_or_of_pip_are_left_to_it(
     words: list[str], command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """OmegaConf's `${…}` has dots, colons or small letters."""
@@ -314,7 +316,7 @@ def test_a_store_that_speaks_like_s3_may_be_anywhere(capsys: pytest.CaptureFixtu
     printed(capsys, "gcp", "--store", "s3://My_Bucket?endpoint=https://minio.example:9000")
 
 
-def test_who_runs_as_root_may_listen_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_root_user_may_listen_on_any_port(capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "aws", "--user", "root", "--metrics-port", "80")
 
 

@@ -58,7 +58,7 @@ def test_a_release_is_pinned_and_a_development_version_has_none() -> None:
         ("/srv/spotguard", "/srv/spotguard[s3]"),
     ],
 )  # fmt: skip
-def test_what_was_said_gets_the_extra_of_the_store(said: str, given: str) -> None:
+def test_a_requirement_gets_the_extra_of_the_store(said: str, given: str) -> None:
     assert requirement.package(said, "", "s3://b") == given
     if not given.startswith("/"):
         read = Requirement(given)
@@ -117,13 +117,13 @@ def test_a_folder_needs_no_extra() -> None:
         ("https://example.org/acme/spotguard/tree/v0.1.0", "is no file that pip installs"),
     ],
 )
-def test_what_the_machine_could_not_install_is_refused(said: str, why: str) -> None:
+def test_a_requirement_that_the_machine_cannot_install_is_refused(said: str, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         requirement.package(said, "", "s3://b")
     assert repr(said) in str(caught.value)
 
 
-def test_where_metrics_are_asked_for_it_has_what_they_need() -> None:
+def test_a_metrics_port_adds_the_extra_metrics() -> None:
     """Else the unit would be refused on every machine, where nobody reads it."""
     assert requirement.package(None, "", "s3://b", "0.2.0", metrics=True) == "spotguard[s3,metrics]==0.2.0"
     assert requirement.package("spotguard[all]", "", "s3://b", metrics=True) == "spotguard[all]"

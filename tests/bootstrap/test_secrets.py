@@ -95,6 +95,8 @@ def test_a_secret_is_not_repeated_whatever_else_is_wrong(capsys: pytest.CaptureF
         "aws s3 cp s3://ckpt/a . --sse-kms-key-id arn:aws:kms:eu-west-1:123456789012:key/0123",
     ],
 )  # fmt: skip
-def test_what_is_no_secret_is_not_taken_for_one(prepare: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_are_no_secret_are_not_taken_for_one(
+    prepare: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A user, a variable that is passed on, a place where a secret lies, a tokenizer's word."""
     printed(capsys, "aws", "--prepare", prepare, command=["python", "train.py", "--max_token=5"])

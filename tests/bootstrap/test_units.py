@@ -69,7 +69,7 @@ def test_a_job_outlives_the_beginning_of_a_shutdown() -> None:
     assert "\nRestartForceExitStatus=75\n" in said
 
 
-def test_what_was_said_wrongly_is_not_said_again_every_few_seconds() -> None:
+def test_a_usage_error_is_not_repeated_every_few_seconds() -> None:
     """`Restart=` in the drop-in has no say in it: a deadline that is past stays past."""
     said = UNITS.joinpath("spotguard-run@.service").read_text()
     assert "\nRestartPreventExitStatus=2 78\n" in said
@@ -213,7 +213,7 @@ def test_shellcheck_finds_nothing_in_what_is_printed(
         ("on-failure", "setup", "setup", True),
     ],
 )
-def test_what_comes_after_the_job_comes_when_it_is_over_and_never_after_75(
+def test_the_then_command_runs_when_the_job_is_over_and_never_after_75(
     restart: str, result: str, status: str, is_over: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a minute, by a timer that can be stopped."""
@@ -226,9 +226,7 @@ def test_what_comes_after_the_job_comes_when_it_is_over_and_never_after_75(
         assert (part.etc / "runs/gpt-7b.then").read_text() == "#!/bin/sh\npoweroff\n"
 
 
-def test_what_comes_after_the_job_has_the_secrets_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_then_command_has_the_secrets_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What refuses a token in `--then` names the file of secrets as the way out."""
     part = Part(tmp_path, capsys, "--then", 'curl -H "Authorization: Bearer $TOKEN" https://example.org')
     assert part.does("write_the_end; trap - EXIT").returncode == 0
@@ -281,9 +279,7 @@ def test_nothing_comes_after_a_job_of_which_nothing_was_said(
     assert list((part.etc / "runs").iterdir()) == []
 
 
-def test_what_a_user_wants_of_the_setup_has_his_secrets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prepare_commands_have_the_users_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Read by systemd, as the job's unit reads them, and not by a shell."""
     part = Part(tmp_path, capsys, "--prepare", "git clone https://me:$T@example.org/a", "--user", "ubuntu")
     (part.etc / "runs").mkdir(parents=True)

@@ -22,7 +22,7 @@ from tests.bootstrap.user_data import NEEDED, STORES, WHEEL, printed
         ("azure", ["--then", "shutdown -h now"], "az vm deallocate"),
     ],
 )
-def test_what_is_probably_not_meant_is_warned_of_and_printed(
+def test_an_unlikely_value_is_warned_of_and_printed(
     cloud: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Twice: for who prints it, and for who pastes it."""
@@ -52,7 +52,7 @@ TARBALL = "https://codeload.github.com/acme/spotguard/tar.gz/refs/tags/v0.1.0"
         (["/srv/spotguard"], "0.2.0.dev0", []),
     ],
 )
-def test_what_an_index_or_a_server_may_not_have_is_warned_of(
+def test_a_package_that_an_index_may_lack_is_warned_of(
     words: list[str], version: str, said: list[str]
 ) -> None:
     package, *more = words

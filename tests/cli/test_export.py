@@ -159,7 +159,7 @@ def little_room(nbytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
-def test_where_it_fails_nothing_is_left(
+def test_a_failed_export_leaves_nothing(
     form: str, store: str, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A bit flipped in the store; no room."""
@@ -181,7 +181,7 @@ def test_where_it_fails_nothing_is_left(
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
-def test_who_is_ended_in_the_middle_leaves_nothing(folder: bool, out: Path) -> None:
+def test_an_interrupted_export_leaves_nothing(folder: bool, out: Path) -> None:
     """By SIGTERM, as at a shutdown; and what took the name meanwhile keeps it."""
 
     def export_until(then: Callable[[], object]) -> None:
@@ -203,7 +203,7 @@ def test_who_is_ended_in_the_middle_leaves_nothing(folder: bool, out: Path) -> N
     assert (out / "x").read_text() == "theirs"
 
 
-def test_what_cannot_be_meant_is_said_before_anything_is_written(
+def test_usage_errors_of_export_come_before_anything_is_written(
     store: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Cut({"ema": torch.rand(3)}).write(open_store(store))

@@ -151,7 +151,7 @@ def test_a_line_becomes_a_document_as_it_is(lines: list[str], name: str) -> None
     ]
 
 
-def test_what_the_command_writes_stays_a_line_of_text(lines: list[str]) -> None:
+def test_output_of_the_command_stays_a_line_of_text(lines: list[str]) -> None:
     options = inputs()["spotguard-runs"]["parsers"][0]["ndjson"]
     assert options["ignore_decoding_error"]
     (line,) = [line for line in lines if "no JSON" in line]

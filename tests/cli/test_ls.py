@@ -195,7 +195,9 @@ def table(store: BlobStore, run_id: str, width: int) -> list[str]:
         (200, "run step checkpoint saved size ranks made for status"),
     ],
 )
-def test_what_matters_less_goes_first_on_a_narrow_terminal(width: int, columns: str, root: Path) -> None:
+def test_a_narrow_terminal_drops_the_less_important_columns_first(
+    width: int, columns: str, root: Path
+) -> None:
     """What is copied from there must work: no name is cut."""
     save = Save(run_id="train-737e0bd1", step=400_000, kind="emergency")
     save.write(FileStore(root))
@@ -218,7 +220,7 @@ def test_the_step_is_shown_however_long_a_run_is_called(width: int, root: Path) 
 
 
 @pytest.mark.parametrize("width", [60, 200])
-def test_what_lacks_extras_says_so_also_on_a_narrow_terminal(width: int, root: Path) -> None:
+def test_missing_extras_are_shown_on_a_narrow_terminal_too(width: int, root: Path) -> None:
     """By its level, without which it would look as good as any."""
     Save(step=10).write(FileStore(root))
     Save(step=20, save=1, level="partial-extras").write(FileStore(root))
@@ -264,7 +266,7 @@ def test_each_command_says_what_a_checkpoint_lacks(root: Path, capsys: pytest.Ca
     assert (verified["level"], verified["lacks"]) == ("partial-extras", "the extras of rank 2")
 
 
-def test_what_the_extras_are_worth_is_said_by_the_environment(
+def test_the_worth_of_extras_comes_from_the_environment(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As to the start whose mark it is."""

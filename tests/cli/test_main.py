@@ -268,7 +268,9 @@ def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch
         ([], [], []),
     ],
 )
-def test_where_the_command_begins(words: list[str], ours: list[str], command: list[str]) -> None:
+def test_the_command_begins_behind_the_options_of_run(
+    words: list[str], ours: list[str], command: list[str]
+) -> None:
     """The command's own flags are never ours."""
     from spotguard.cli.commands.guard.run import split
 

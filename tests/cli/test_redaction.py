@@ -56,7 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["doctor", "--api-key=SECRET"], "unknown flag '--api-key': see spotguard doctor --help"),
     ],
 )  # fmt: skip
-def test_what_may_be_a_secret_is_not_repeated(
+def test_possible_secrets_are_not_repeated(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would be in a log, and in a terminal's history beside who looks on."""

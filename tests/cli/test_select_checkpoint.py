@@ -122,7 +122,7 @@ def test_a_checkpoints_own_url_is_taken_apart_unasked(store: str, tmp_path: Path
         "file:///no/such/checkpoints/run",
     ],
 )
-def test_what_names_no_run_is_the_store_itself(url: str) -> None:
+def test_a_url_without_a_run_is_the_store_itself(url: str) -> None:
     found = meant(url)
     assert (found.store.url, found.run_id, found.name) == (url, None, None)
 
@@ -184,7 +184,7 @@ def test_a_file_is_no_store_that_holds_nothing(
         ("az://My_Container?account=acme", "'My_Container' is no container's name"),
     ],
 )
-def test_what_no_cloud_has_given_is_not_asked_for(
+def test_endpoints_that_no_cloud_has_given_are_not_asked(
     url: str,
     said: str,
     command: list[str],

@@ -56,7 +56,7 @@ def test_inspect_shows_the_whole_and_each_ranks_share(url: str, capsys: pytest.C
     assert sum(rank["objects"] for rank in body["ranks"]) == len(body["objects"])
 
 
-def test_what_each_rank_has_of_its_own_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_private_state_of_each_rank_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """128 ranks would fill the terminal with their generators."""
     assert main(["inspect", url]) == 0
     said = capsys.readouterr().out

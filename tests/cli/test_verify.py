@@ -40,7 +40,7 @@ def verdicts(store: Reads, everything: bool = False) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("every", [2, 3])
-def test_what_only_fails_for_now_is_no_damage(every: int) -> None:
+def test_a_transient_failure_is_no_damage(every: int) -> None:
     """At every k-th manifest and range: every checkpoint is found whole, each byte read once."""
     store = filled()
     store.faults = [Fault(at) for at in range(1, 1000, every)]
@@ -131,7 +131,7 @@ def statuses(found: list[dict[str, Any]]) -> list[tuple[int, str]]:
     return [(each["step"], each["status"]) for each in found]
 
 
-def test_what_is_removed_while_it_is_read_is_no_damage() -> None:
+def test_a_checkpoint_removed_during_its_read_is_no_damage() -> None:
     """A prune of a live run, in the middle of the older one."""
     store, plain = filled(), filled()
     verdicts(plain)
@@ -139,14 +139,14 @@ def test_what_is_removed_while_it_is_read_is_no_damage() -> None:
     assert statuses(verdicts(store, everything=True)) == [(20, "complete"), (10, "removed")]
 
 
-def test_what_is_removed_before_its_manifest_is_read_is_no_damage() -> None:
+def test_a_checkpoint_removed_before_its_manifest_is_read_is_no_damage() -> None:
     store, plain = filled(), filled()
     verdicts(plain)
     pruned_at(store, 1, read=len(plain.reads) - 1)
     assert statuses(verdicts(store, everything=True)) == [(20, "complete"), (10, "removed")]
 
 
-def test_what_took_the_place_of_a_removed_one_is_read_instead() -> None:
+def test_the_successor_of_a_removed_checkpoint_is_read_instead() -> None:
     """And what went with it is not looked at again."""
     store = filled()
     pruned_at(store, 1, 2, read=1, then=lambda: Save(step=30, save=3).write(store))

@@ -67,7 +67,7 @@ def test_a_store_says_where_it_is_and_how_much_at_once(store: BlobStore) -> None
     assert store.parallel >= 1
 
 
-def test_what_is_put_is_got(store: BlobStore) -> None:
+def test_bytes_come_back_as_they_were_put(store: BlobStore) -> None:
     """Bytes come back as they went in, and the listing knows their number."""
     store.put("run/a.bin", memoryview(b"hello"))
     assert store.get("run/a.bin") == b"hello"
@@ -174,7 +174,7 @@ def test_put_if_absent_respects_put(store: BlobStore) -> None:
     assert store.get("run/a") == b"third"
 
 
-def test_of_many_rivals_one_wins(store: BlobStore) -> None:
+def test_one_of_many_rivals_wins_a_conditional_create(store: BlobStore) -> None:
     """Sixteen threads claim each of ten numbers: each has one winner, and its bytes."""
     for number in range(10):
         barrier = threading.Barrier(16)
@@ -223,7 +223,7 @@ def test_threads_share_a_store(store: BlobStore) -> None:
     assert len(keys(store)) == 80
 
 
-def test_what_is_not_there_is_not_found(store: BlobStore) -> None:
+def test_a_missing_object_is_not_found(store: BlobStore) -> None:
     """A missing object is one error, whoever asks; a folder is no object."""
     store.put("run/a/b", memoryview(b"x"))
     for key in ("run/none", "run/a", "run/a/b/c", "none/at/all"):
@@ -307,7 +307,7 @@ BAD_KEYS = ["", "/", "/etc/passwd", "a//b", "a/", "../a", "a/../../b", "a/./b", 
 
 
 @cases("key", BAD_KEYS)
-def test_what_is_no_key_is_refused(store: BlobStore, key: str) -> None:
+def test_an_invalid_key_is_refused(store: BlobStore, key: str) -> None:
     """By every verb, before anything is touched: no name leads out of a store."""
     data = memoryview(b"x")
     for attempt in (

@@ -40,7 +40,7 @@ def test_nothing_of_the_demo_stays_however_it_ends(by: BaseException | None) -> 
 
 
 @pytest.mark.parametrize("by", [None, SpotguardError("machine 1 failed")], ids=repr)
-def test_what_may_not_be_removed_is_named(by: BaseException | None) -> None:
+def test_an_object_that_cannot_be_removed_is_named(by: BaseException | None) -> None:
     """With place and reason; how the demo ended stays what it was."""
     store = filled()
     store.faults = [Fault(0, ("delete",), error=lambda: DeniedError("no right to delete"))]

@@ -49,7 +49,7 @@ def test_the_same_nest_of_values_has_no_differences() -> None:
         ([1, 2], [1], "x[1]: only in the uninterrupted run"),
     ],
 )
-def test_what_is_not_the_same_is_named(a: Any, b: Any, said: str) -> None:
+def test_a_difference_is_named(a: Any, b: Any, said: str) -> None:
     """A sign of zero, a type, a shape, a value too few: each is said with its name."""
     assert list(state_differences({"x": a}, {"x": b})) == [said]
 

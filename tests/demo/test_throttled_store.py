@@ -28,7 +28,7 @@ def test_an_upload_takes_its_time_and_a_download_none() -> None:
     assert link.url == store.url
 
 
-def test_what_cannot_arrive_in_time_is_not_there() -> None:
+def test_an_object_that_cannot_arrive_in_time_is_not_there() -> None:
     """The caller has his deadline back when it comes, and no object has appeared."""
     clock, store = Impatient(), FakeStore()
     with pytest.raises(UnavailableError, match=r"put a: out of time, 30.. of 5000 bytes not sent"):

@@ -62,7 +62,7 @@ def test_an_image_is_the_one_that_was_said() -> None:
         ),
     ],
 )
-def test_what_is_said_wrongly_is_said_in_a_line(
+def test_a_usage_error_of_deploy_containers_is_one_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["deploy", "containers", *words]) == 2

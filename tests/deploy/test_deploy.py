@@ -60,7 +60,7 @@ def test_without_a_word_the_kinds_are_listed_and_with_one_its_files(
         ("slurm --nodes=2", "unknown flag '--nodes': see spotguard deploy --help"),
     ],
 )
-def test_what_it_does_not_know_is_refused_in_a_line(
+def test_an_unknown_word_of_deploy_is_refused_in_one_line(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["deploy", *words.split()]) == 2

@@ -81,7 +81,7 @@ def test_the_schema_would_notice() -> None:
 
 
 @cases("name, cloud", PRINTED)
-def test_what_a_container_mounts_is_there(name: str, cloud: Cloud) -> None:
+def test_each_mount_of_a_container_has_its_volume(name: str, cloud: Cloud) -> None:
     there = {each["name"] for each in pod(name, cloud)["volumes"]}
     mounted = {mount["name"] for each in containers(name, cloud) for mount in each["volumeMounts"]}
     assert mounted == there
@@ -158,7 +158,7 @@ def test_nobody_is_the_first_to_go_when_a_node_is_short_of_memory(name: str) -> 
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_what_a_pod_resumes_under_is_the_jobs_name(name: str) -> None:
+def test_a_pod_resumes_under_the_jobs_name(name: str) -> None:
     job = one(name, "aws", "Job")
     env = environment(container(name, "aws", "train"))
     assert env["SPOTGUARD_RUN_ID"] == job["metadata"]["name"]
@@ -176,7 +176,7 @@ def test_the_command_is_guarded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["agent", "sidecar"])
-def test_what_asks_the_agent_asks_where_it_listens(name: str) -> None:
+def test_probes_ask_the_agent_at_its_socket(name: str) -> None:
     agent = container(name, "aws", "agent")
     words = agent["args"]
     assert words[0] == "agent"

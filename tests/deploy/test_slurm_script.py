@@ -116,7 +116,7 @@ def test_sockets_do_not_lie_in_the_folder_of_whoevers_session_submitted_it(
         ({}, 0, False),
     ],
 )
-def test_who_ends_as_after_a_preemption_comes_back_and_nobody_else(
+def test_only_an_end_after_a_preemption_is_requeued(
     script: Script, said: dict[str, str], ends: int, comes_back: bool
 ) -> None:
     assert script.run(ends, **said) == ends

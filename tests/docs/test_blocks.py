@@ -33,7 +33,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 @pytest.mark.torch
 @pytest.mark.timeout(900)  # the tutorial takes 90 s on two cores that do nothing else
 @pytest.mark.parametrize("page", sorted(filter(_typed, pages())), ids=lambda page: page.stem)
-def test_what_a_page_shows_happens(page: Path, terminal: Terminal) -> None:
+def test_the_commands_of_a_page_do_as_it_shows(page: Path, terminal: Terminal) -> None:
     """The commands of one page in their order, in one folder."""
     pytest.importorskip("torch")
     shutil.copy(Path(__file__).parent / "programs" / "train.py", terminal.folder)
@@ -85,7 +85,7 @@ def _alone(page: Path) -> Iterator[tuple[str, str]]:
             yield f"{block.page}:{block.line}", shared + block.text
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_a_block_that_is_not_run_says_why() -> None:
     for page in pages():
         for block in blocks(page):
             assert block.language in LANGUAGES, f"{block.page}:{block.line}: {block.language}"

@@ -70,7 +70,7 @@ def test_the_restarts_of_several_pods_are_the_manifests() -> None:
     assert row.replace("10", env["SPOTGUARD_MAX_RESTARTS"]) in section(KUBERNETES, "## How a pod ends")
 
 
-def test_who_cordons_is_said_for_every_cloud() -> None:
+def test_the_page_names_for_each_cloud_which_part_cordons_a_node() -> None:
     """And what a run says on a node that nobody has cordoned."""
     below = section(KUBERNETES, "## The next pod, and the same node")
     rows = re.findall(r"^\| (\w+)[^|]*\| (?:\S)", below, re.MULTILINE)
@@ -91,7 +91,7 @@ def after(image: str) -> list[str]:
     return shlex.split(found)
 
 
-def test_what_is_said_to_an_image_is_what_its_first_process_takes() -> None:
+def test_arguments_of_an_image_are_those_of_its_first_process() -> None:
     """The printed Dockerfile's is `spotguard`; that of the two lines is `spotguard run --`. They have names of their own."""
     (lines,) = [block.text for block in blocks(CONTAINERS) if "file" in block.notes]
     entry = json.loads(lines.partition("ENTRYPOINT ")[2])
@@ -107,7 +107,7 @@ def test_what_is_said_to_an_image_is_what_its_first_process_takes() -> None:
 
 
 @pytest.mark.parametrize("name", ["EKS", "GKE"])
-def test_what_is_quoted_of_the_doctor_is_what_it_says(name: str, tmp_path: Path) -> None:
+def test_quoted_lines_of_doctor_are_its_own(name: str, tmp_path: Path) -> None:
     """Of a service that hides what that Kubernetes hides."""
     row = re.search(rf"^\| {name}.*`(FAILS[^`]*)` \|$", KUBERNETES.read_text(), re.MULTILINE)
     assert row is not None

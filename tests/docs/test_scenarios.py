@@ -70,7 +70,7 @@ def test_the_page_has_every_scenario() -> None:
 
 
 @cases("number", sorted(_ALL))
-def test_what_the_page_names_is_there(number: int) -> None:
+def test_each_test_named_on_the_page_exists(number: int) -> None:
     """Each test, by its file and its name."""
     there = {(test.file, test.name) for test in suite()}
     files = {test.file for test in suite()}

@@ -25,7 +25,7 @@ def test_the_probe_is_removed_when_the_doctor_is_interrupted() -> None:
     assert litter.left == ()
 
 
-def test_what_lands_while_it_is_interrupted_is_removed_too() -> None:
+def test_an_object_that_arrives_during_an_interrupt_is_removed_too() -> None:
     """It is waited for, and only then is everything deleted."""
     store = WatchedStore()
     store.hold(lambda key: True)
@@ -38,7 +38,7 @@ def test_what_lands_while_it_is_interrupted_is_removed_too() -> None:
     assert store.objects == {}
 
 
-def test_what_stays_when_it_is_interrupted_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_that_remain_after_an_interrupt_are_named(caplog: pytest.LogCaptureFixture) -> None:
     store = FakeStore()
     store.faults = [Fault(0, ("delete",), error=lambda: DeniedError("no"))]
     with suppress(KeyboardInterrupt), Leftovers(store, CLOCK) as litter:

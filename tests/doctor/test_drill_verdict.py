@@ -27,7 +27,7 @@ def judged(before: float | None = None, /, **more: Any) -> DrillVerdict:
 NOTHING = {"committed": None, "level": "", "bytes": 0, "rate": None, "first_byte": None}
 
 
-def test_what_was_saved_in_time_fits_with_what_was_left() -> None:
+def test_a_save_in_time_fits_with_its_slack() -> None:
     found = judged()
     assert found.verdict() == "84.0 GiB in 108.0 s needs 0.79 GiB/s; measured 1.05: fits with 26.0 s to spare"
     assert (found.fits, found.advice(), found.as_json()["slack_seconds"]) == (True, "", 26.0)
@@ -54,7 +54,7 @@ def test_weights_alone_say_what_all_of_it_would_need() -> None:
         (NOTHING, "NOT saved, nothing was committed"),
     ],
 )
-def test_what_was_lost_did_not_fit_whatever_the_numbers_say(happened: dict[str, Any], ends: str) -> None:
+def test_lost_state_did_not_fit_whatever_the_numbers_say(happened: dict[str, Any], ends: str) -> None:
     """A save that has just lost the moments, at a rate by which there would have been time."""
     found = judged(**happened)
     assert found.verdict().endswith(f": {ends}")
@@ -76,7 +76,7 @@ MISUSE = "the registered optimizer o no longer steps; change o itself"
         (NOTHING, ": NOT saved, nothing was committed; the registered optimizer o no longer steps"),
     ],
 )
-def test_what_the_script_does_wrong_is_said_with_the_way_out(happened: dict[str, Any], says: str) -> None:
+def test_a_mistake_of_the_script_is_told_with_the_remedy(happened: dict[str, Any], says: str) -> None:
     """Whatever became of the save: a longer warning would mend nothing."""
     found = judge(an_outcome(**happened), [a_rank(bytes=84 * GIB, misuse=MISUSE)])
     assert found is not None
@@ -85,7 +85,7 @@ def test_what_the_script_does_wrong_is_said_with_the_way_out(happened: dict[str,
     assert found.as_json()["misuse"] == MISUSE
 
 
-def test_what_was_not_committed_goes_by_the_rate_of_what_was_sent_else_of_earlier_saves() -> None:
+def test_an_uncommitted_drill_is_judged_by_the_rate_of_its_bytes_or_of_earlier_saves() -> None:
     assert judged(**{**NOTHING, "rate": GIB / 2, "bytes": GIB}).fit.rate == GIB / 2
     found = judged(GIB / 4, **NOTHING)
     assert found.fit.rate == GIB / 4
@@ -108,5 +108,5 @@ def test_a_warning_of_less_than_a_second_is_judged_as_what_it_is() -> None:
     assert found.fits is False
 
 
-def test_who_saves_by_himself_gets_no_verdict() -> None:
+def test_a_callback_of_the_user_gets_no_verdict() -> None:
     assert judge(an_outcome(bytes=0, rate=None), []) is None

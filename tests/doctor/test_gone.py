@@ -59,7 +59,7 @@ def test_a_store_and_a_stage_on_it_fail_by_their_lines(
     assert not {"put", "rate"} & set(said), "it is asked nothing more"
 
 
-def test_what_is_not_on_it_is_told_all_the_same(
+def test_paths_off_a_hung_disk_are_checked_all_the_same(
     gone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stage that is a file, which nobody came to look at beforehand: the store's folder hung."""
@@ -75,7 +75,7 @@ def test_what_is_not_on_it_is_told_all_the_same(
 
 
 @pytest.mark.parametrize("words", [["--notice-file", "{}/notice"], ["--", "{}/train"]], ids=" ".join)
-def test_what_else_run_looks_at_there_fails_its_start(
+def test_other_paths_of_run_on_a_hung_disk_fail_the_start(
     words: list[str], gone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("spotguard.doctor.checks.start.STEP", 0.1)

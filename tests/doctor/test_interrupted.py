@@ -121,7 +121,7 @@ def test_a_signal_ends_it_as_ctrl_c_does(number: signal.Signals) -> None:
         signal.signal(number, before)
 
 
-def test_what_was_ignored_stays_so() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     """nohup has it that a terminal which closes ends nothing."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

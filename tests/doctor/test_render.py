@@ -28,7 +28,7 @@ def test_a_pipe_gets_whole_lines() -> None:
     assert lines == ["  warning  agent        " + ("a " * 100).rstrip(), f"           what to do   {COMMAND}"]
 
 
-def test_what_cannot_be_cut_stays_whole() -> None:
+def test_a_word_that_cannot_be_cut_stays_whole() -> None:
     url = "https://" + "x" * 90
     assert any(line.strip() == url for line in shown(ok("store", f"at {url}")))
 

@@ -110,7 +110,7 @@ def test_a_store_whose_sdk_is_not_here(tmp_path: Path, monkeypatch: pytest.Monke
     assert (store.state, "boto3" in store.found) == ("fails", True)
 
 
-def test_what_could_not_be_removed_is_not_put(
+def test_a_probe_that_could_not_be_removed_stops_the_large_ones(
     moto: Moto, faults_before: FaultsBefore, tmp_path: Path
 ) -> None:
     """Gigabytes would stay."""
@@ -173,7 +173,9 @@ def test_something_fails_is_1(here: Path, capsys: pytest.CaptureFixture[str]) ->
         ["--metadata-endpoint", "http://127.0.0.1:9"],
     ],
 )
-def test_what_is_said_wrongly_is_2(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_of_doctor_exits_with_2(
+    words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["doctor", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -202,7 +204,7 @@ def test_it_hears_the_words_of_run(
 
 
 @pytest.mark.parametrize("form", [[], ["--json-log"], ["--log-level", "error"], ["--log-level", "debug"]])
-def test_what_is_logged_beside_the_page_says_whose_line_it_is(
+def test_log_lines_beside_the_page_name_their_logger(
     form: list[str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `run` logs it; but the page itself tells what goes well. And nothing of it outlives the command."""

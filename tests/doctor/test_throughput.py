@@ -47,7 +47,7 @@ def test_a_slow_link_is_looked_at_for_longer() -> None:
     assert found.seconds > MeasureLimits().seconds
 
 
-def test_what_sockets_take_ahead_is_no_rate() -> None:
+def test_bytes_in_socket_buffers_are_no_rate() -> None:
     """The first bytes leave at once; from then on it is the link's pace."""
     clock = ManualClock()
 
@@ -81,7 +81,7 @@ def test_a_fast_store_is_not_filled() -> None:
     assert sum(put) <= 2 * 64 * MIB
 
 
-def test_what_has_left_as_a_whole_is_waited_for() -> None:
+def test_an_object_sent_as_a_whole_is_waited_for() -> None:
     """A server that has all of an object stores it, though the connection is gone: after it was removed, that is."""
 
     class Heedless(SlowStore):

@@ -59,7 +59,7 @@ def test_a_longer_notice_of_gcps_is_advised_where_it_would_be_enough() -> None:
 
 
 @pytest.mark.parametrize("seconds", [22, 35, 100, 112])
-def test_what_it_says_would_be_enough_is(seconds: int) -> None:
+def test_the_window_that_doctor_calls_enough_is_enough(seconds: int) -> None:
     """Its own numbers, fed back in."""
     enough = judged(seconds * GIB, GIB, "none", 20.0).facts["enough_seconds"]
     assert judged(seconds * GIB, GIB, "none", enough).facts["fits"] is True
@@ -100,7 +100,7 @@ def test_a_job_whose_own_saves_were_slower_is_a_warning() -> None:
     assert judge(window, 10 * GIB, measured, 0.0, options(), "aws", own=20.0).state == "ok"
 
 
-def test_what_fits_and_is_not_right_fails() -> None:
+def test_a_save_that_fits_but_is_misused_fails() -> None:
     window = count_on("aws", None, None, None)
     found = judge(window, GIB, Measured(GIB, 0, 2.0, 8), 0.0, options(), "aws", misused=True)
     assert (found.state, found.facts["fits"]) == ("fails", True)

@@ -121,7 +121,7 @@ def test_a_run_on_the_public_mock_ends_at_the_first_deadline_that_it_named(
     ("action", "window", "kind", "most"),
     [("stop", 8, "stop", 8), ("terminate", -3, "terminate", 10), ("hibernate", 0, "hibernate", 10)],
 )
-def test_what_the_notice_says_is_what_the_hook_is_told(
+def test_the_hook_is_told_the_kind_and_the_time_of_the_notice(
     machine: Machine, aws: AwsSimulator, action: str, window: float, kind: str, most: float
 ) -> None:
     """S3, S4: a short window; a notice that is late, and hibernation, which has none: at once, with a last try."""

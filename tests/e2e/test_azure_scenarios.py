@@ -97,7 +97,7 @@ def test_an_event_of_this_machine_alone_is_acknowledged_after_the_commit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["not alone", "not saved", "not asked for"])
-def test_what_is_not_ours_alone_or_not_saved_is_never_acknowledged(
+def test_an_event_of_others_or_unsaved_is_never_acknowledged(
     machine: Machine, vm: AzureSimulator, how: str
 ) -> None:
     """It would begin for others too; or cost what was not saved."""
@@ -112,7 +112,7 @@ def test_what_is_not_ours_alone_or_not_saved_is_never_acknowledged(
     assert vm.count("POST") == 0
 
 
-def test_what_is_called_off_ends_nobody(machine: Machine, vm: AzureSimulator) -> None:
+def test_a_cancelled_event_ends_nobody(machine: Machine, vm: AzureSimulator) -> None:
     """S14: training goes on; the next notice is a new one, and what has begun leaves a last try.
 
     Another machine's event is nothing (S13), and a burst of 500 hides none of ours (S12).

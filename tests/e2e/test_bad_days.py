@@ -248,7 +248,7 @@ REASONS = {
 @pytest.mark.parametrize(
     ("scheme", "why"), [(scheme, why) for why, said in REASONS.items() for scheme in said]
 )
-def test_what_waiting_does_not_mend_is_said_at_once(
+def test_an_error_that_waiting_does_not_mend_is_reported_at_once(
     scheme: str, why: str, request: pytest.FixtureRequest, faults_before: FaultsBefore
 ) -> None:
     """The clock stands still: no time of the window is spent on it. The reason is the store's, with what to do.

@@ -63,7 +63,7 @@ def manifest_key(whole: WholeCheckpoint) -> str:
 
 @pytest.mark.parametrize("damage", few_fast([flip, cut, remove, remove_manifest, put_anothers_manifest]))
 @pytest.mark.parametrize("scheme", CLOUDS)
-def test_what_is_damaged_is_never_loaded(
+def test_damaged_checkpoints_are_never_loaded(
     scheme: str,
     damage: Callable[[BlobStore, WholeCheckpoint], None],
     request: pytest.FixtureRequest,

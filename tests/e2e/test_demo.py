@@ -125,7 +125,7 @@ def test_the_resumed_run_is_the_uninterrupted_one(
 
 
 @pytest.mark.soak  # 15 s of processor time; in the fast tier `test_kills` ends saves in their middle
-def test_what_does_not_fit_is_said_and_the_background_checkpoint_remains(
+def test_a_save_that_does_not_fit_is_reported_and_the_background_checkpoint_remains(
     tmp_path: Path, scratch: Path
 ) -> None:
     """A save of 1.5 s, and a machine that is switched off 0.3 s after its notice, in the middle of it: nothing partial

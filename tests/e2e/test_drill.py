@@ -93,7 +93,7 @@ def test_a_run_goes_on_where_a_drill_to_the_end_has_left_it(trainee: Trainee) ->
     assert last.ended() == 0
 
 
-def test_where_nothing_is_guarded_both_say_so(machine: Machine) -> None:
+def test_without_a_guarded_process_status_and_drill_say_so(machine: Machine) -> None:
     """One line and exit code 1: nothing was said wrongly, and nothing could be done."""
     status = machine.spotguard("status")
     assert (status.ended(), status.out.to_the_end().count("\n")) == (1, 1)

@@ -136,7 +136,7 @@ def test_the_kubelets_sigterm_is_a_notice_with_the_pods_time(node: Node) -> None
 
 
 @pytest.mark.slow  # `tests/agent/core` has what becomes of two notices
-def test_of_a_notice_and_a_drain_the_one_that_ends_earlier_counts(node: Node, aws: AwsSimulator) -> None:
+def test_the_earlier_of_a_notice_and_a_drain_counts(node: Node, aws: AwsSimulator) -> None:
     Agent(node, aws)
     running = job(node, node.pod())
     watched(running)
@@ -195,7 +195,7 @@ def test_a_pod_that_is_there_before_the_agent_finds_it_later(node: Node, aws: Aw
     leaves(running, "terminate ")
 
 
-def test_what_the_kubelet_asks_the_agent_is_answered(node: Node, aws: AwsSimulator) -> None:
+def test_probes_of_the_kubelet_are_answered(node: Node, aws: AwsSimulator) -> None:
     """By the loop: an agent that hangs is not alive."""
     agent = Agent(node, aws)
     words = agent.words["livenessProbe"]["exec"]["command"]

@@ -71,7 +71,7 @@ def test_the_job_whose_first_machine_falls_silent_is_saved_by_the_other(rack: Ra
     assert not first.running
 
 
-def test_of_two_sides_of_a_cut_network_one_saves_a_step(rack: Rack) -> None:
+def test_one_side_of_a_cut_network_saves_a_step(rack: Rack) -> None:
     """Each holds all of the state, takes the other for dead, and reaches the store of blobs."""
     runs = trains(rack)
     rack.nodes[0].cut()

@@ -206,7 +206,7 @@ def test_a_task_of_an_array_goes_back_alone(tmp_path: Path, require_server: Call
 
 
 @pytest.mark.soak
-def test_who_signals_its_tasks_moves_a_job(begin: Begin, tmp_path: Path) -> None:
+def test_a_step_that_signals_its_tasks_moves_the_job(begin: Begin, tmp_path: Path) -> None:
     """Another step of the job, on the same node, sees what is guarded there. Of the session that submitted it, nothing is in use:
     it has ended, and its folder is gone."""
     session = tmp_path / "session"

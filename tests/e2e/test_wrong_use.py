@@ -35,7 +35,7 @@ OBEY = str(Path(__file__).parent / "programs" / "obey.py")
         2,
     ),
 )
-def test_what_is_said_wrongly_starts_nothing(machine: Machine, words: list[str], named: str) -> None:
+def test_a_usage_error_starts_nothing(machine: Machine, words: list[str], named: str) -> None:
     """Exit code 2 and one line that names the value or the way out; the command never ran."""
     marker = machine.folder / "it-ran"
     refused = machine.spotguard("run", *words, "--", "touch", str(marker))

@@ -36,7 +36,7 @@ def test_a_launcher_below_the_scheduler() -> None:
     assert in_words({"launchers": said}) == "slurm 4711, restart 0, torchrun 4711, restart 1"
 
 
-def test_what_is_no_count_is_none() -> None:
+def test_a_malformed_restart_count_is_none() -> None:
     assert launchers({**SLURM, "SLURM_RESTART_COUNT": "many"})[0]["restarts"] is None
 
 

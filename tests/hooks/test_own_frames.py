@@ -52,14 +52,14 @@ def test_a_refusal_is_the_scripts_line_and_the_message(
     assert "errno" not in said
 
 
-def test_what_it_came_from_is_still_there_for_a_program() -> None:
+def test_the_cause_of_an_error_stays_available_to_programs() -> None:
     error, cause = NotFoundError("gone"), OSError("errno")
     shown(error, cause)
     assert error.__context__ is cause
 
 
 @pytest.mark.parametrize("cause", [None, OSError("errno")])
-def test_what_the_script_was_handling_is_shown_as_ever(cause: Exception | None) -> None:
+def test_the_scripts_own_error_is_shown_first(cause: Exception | None) -> None:
     """`try: train() finally: guard.save()`: the failure of the training is what to look for."""
 
     def script() -> None:
@@ -84,14 +84,14 @@ def test_an_object_that_refuses_its_state_is_shown_with_its_own_frames() -> None
     assert "from load_state_dict" in said
 
 
-def test_whoever_debugs_sees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_mode_shows_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTGUARD_DEBUG", "1")
     said = shown(NotFoundError("gone"), OSError("errno"))
     assert "in refused" in said
     assert "errno" in said
 
 
-def test_what_is_no_error_of_ours_is_left_alone() -> None:
+def test_errors_that_are_not_ours_are_left_alone() -> None:
     """A bug, or no memory: the way it took is all there is to find it by."""
 
     @without_our_frames

@@ -68,7 +68,7 @@ def test_a_rank_names_itself() -> None:
         ("import sys; sys.stderr = None", ""),
     ],
 )
-def test_what_the_script_has_set_up_decides(setting: str, shown: str) -> None:
+def test_the_scripts_own_logging_decides(setting: str, shown: str) -> None:
     """Before spotguard is used, or after."""
     for order in (f"{setting}\nname_the_speaker()", f"name_the_speaker()\n{setting}"):
         assert printed(LOGS.format(order)) == shown

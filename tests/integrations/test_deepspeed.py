@@ -58,7 +58,7 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     ("case", "ranks", "said"),
     [("2-fp32-offload", 1, "offload_optimizer"), ("1-fp32-parallel", 2, "model parallelism")],
 )
-def test_what_is_not_known_to_resume_is_refused_by_name(
+def test_settings_without_an_exact_resume_are_refused_by_name(
     case: str, ranks: int, said: str, tmp_path: Path
 ) -> None:
     training = Training("deepspeed", "ds.py", case, tmp_path, ranks)

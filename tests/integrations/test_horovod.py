@@ -111,7 +111,7 @@ def test_a_notice_ends_horovodrun_with_75(tmp_path: Path) -> None:
         ("unalike", "model.0.weight differs between ranks: call hvd.broadcast_parameters"),
     ],
 )
-def test_what_is_not_exact_is_refused(case: str, message: str, tmp_path: Path) -> None:
+def test_settings_that_are_not_exact_are_refused(case: str, message: str, tmp_path: Path) -> None:
     done = Ranks(case, tmp_path).run("out", str(tmp_path / "store"))
     assert done.returncode == 1
     assert message in done.stderr.replace("\n", " ")

@@ -69,7 +69,7 @@ def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
         ("own", "Lightning has loaded a checkpoint of its own"),
     ],
 )
-def test_what_no_resume_makes_exact_is_refused_by_name(case: str, said: str, tmp_path: Path) -> None:
+def test_settings_without_an_exact_resume_are_refused_by_name(case: str, said: str, tmp_path: Path) -> None:
     done = Training("lightning", "pl.py", case, tmp_path).run("out", str(tmp_path / "store"))
     assert done.returncode == 1
     assert said in done.stderr
@@ -88,7 +88,7 @@ def test_a_loop_with_fabric(case: str, ranks: int, tmp_path: Path) -> None:
     assert lives == 4
 
 
-def test_what_spotguard_cannot_save_is_refused_by_name() -> None:
+def test_a_strategy_that_cannot_be_saved_is_refused_by_name() -> None:
     """Lightning refuses FSDP1 on CPUs itself, so the strategies are asked without a Trainer."""
     script = (
         "from lightning.pytorch.strategies import FSDPStrategy\n"

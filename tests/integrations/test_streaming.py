@@ -75,7 +75,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("case", "workers", "message"), REFUSED)
-def test_what_would_not_go_on_exactly_is_refused_at_register(
+def test_streams_that_would_not_continue_exactly_are_refused_at_register(
     case: str, workers: int, message: str, tmp_path: Path
 ) -> None:
     done = Stream(case, workers, tmp_path).run("out", str(tmp_path / "store"))

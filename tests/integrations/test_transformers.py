@@ -86,7 +86,7 @@ def test_a_guarded_trainer_that_is_not_disturbed_is_a_plain_one(tmp_path: Path) 
         ("buffers", "Trainer trains on answers that it has generated"),
     ],
 )
-def test_what_no_resume_makes_exact_is_refused_by_name(case: str, said: str, tmp_path: Path) -> None:
+def test_settings_without_an_exact_resume_are_refused_by_name(case: str, said: str, tmp_path: Path) -> None:
     done = Training("transformers", "hf.py", case, tmp_path).run("out", str(tmp_path / "store"))
     assert done.returncode == 1
     assert f"UsageError: {said}" in done.stderr

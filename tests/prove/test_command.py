@@ -68,7 +68,7 @@ def test_a_command_that_never_registers_proves_nothing(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_is_ended_leaves_nothing_behind(folder: Path, signum: signal.Signals) -> None:
+def test_an_interrupted_proof_leaves_nothing_behind(folder: Path, signum: signal.Signals) -> None:
     """No run, nothing that a run has started, and no copy."""
     os.mkfifo(folder / "fifo")
     (folder / "job").mkdir()

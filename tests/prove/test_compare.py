@@ -45,7 +45,7 @@ def test_a_batch_that_changes_nothing_is_no_difference() -> None:
     assert differences(plain, other, NOTHING) == []
 
 
-def test_what_a_script_does_once_after_its_restore_is_no_difference() -> None:
+def test_work_done_once_after_a_restore_is_no_difference() -> None:
     """A dry run of forward and backward before the loop comes in the first turn of each start."""
     step = [("loss", "", "float32 1.5")]
     plain = record(*(boundary(n, turn=step if n else []) for n in range(4)))
@@ -59,7 +59,7 @@ def test_a_tensor_that_is_missing_after_the_restore_differs() -> None:
     assert [(each.name, each.other) for each in differences(plain, other, NOTHING)] == [("b", "")]
 
 
-def test_what_is_not_registered_counts_once_both_runs_have_it() -> None:
+def test_an_unregistered_value_counts_once_both_runs_have_it() -> None:
     plain = record(
         boundary(0), boundary(1, modules={"ema.w": tensor(1)}), boundary(2, modules={"ema.w": tensor(2)})
     )

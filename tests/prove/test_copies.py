@@ -63,7 +63,7 @@ def test_a_path_out_of_a_copy_leads_to_the_real_file(folder: Path, tmp_path: Pat
     assert (folder / "data" / "large.bin").exists()
 
 
-def test_what_is_left_out_is_not_copied_into_itself(folder: Path) -> None:
+def test_an_excluded_directory_is_not_copied_into_itself(folder: Path) -> None:
     (folder / "proved").mkdir()
     original = Original(folder).outside_of(folder / "proved")
     assert Original(folder).outside_of(folder.parent) == Original(folder)
@@ -86,7 +86,7 @@ def test_a_folder_that_is_too_large_is_refused_with_the_ways_out(folder: Path, t
     assert not (tmp_path / ".shares").exists()
 
 
-def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
     """A link to itself stands for what even root cannot open."""
     (folder / "src" / "data.py").unlink()
     os.mkfifo(folder / "src" / "pipe")

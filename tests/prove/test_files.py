@@ -8,7 +8,7 @@ from pathlib import Path
 from spotguard.prove.record import OpenedFiles, leaks, read_files, together
 
 
-def test_what_one_has_written_and_another_one_reads_is_shared() -> None:
+def test_a_file_written_by_one_run_and_read_by_another_is_shared() -> None:
     writes, reads = (
         OpenedFiles({"/cache/x": ["write"]}),
         OpenedFiles({"/cache/x": ["read"], "/data/y": ["read"]}),
@@ -17,7 +17,7 @@ def test_what_one_has_written_and_another_one_reads_is_shared() -> None:
     assert leaks([reads, writes]) == ["/cache/x"], "whichever came first"
 
 
-def test_what_is_written_before_it_is_read_comes_from_nobody_else() -> None:
+def test_a_file_written_before_it_is_read_is_not_shared() -> None:
     each = OpenedFiles({"/tmp/scratch": ["write", "read"]})
     assert leaks([each, each]) == []
 

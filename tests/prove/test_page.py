@@ -97,7 +97,7 @@ def test_files_that_runs_share() -> None:
     assert found.endswith("UNSURE: a resume cannot be judged; the runs share files")
 
 
-def test_what_was_not_looked_at_is_told() -> None:
+def test_checks_that_were_left_out_are_told() -> None:
     made = proof()
     made.watched, made.trouble, made.seen = False, "RuntimeError: odd", {}
     made.unsteady, made.not_saved, made.own_files = ["notes.at"], ["seen"], ["place.txt"]

@@ -154,7 +154,7 @@ finally:
 
 
 @pytest.mark.slow
-def test_what_the_script_names_sees_not_one_request(prove: Prove, tmp_path: Path) -> None:
+def test_the_store_that_the_script_names_sees_no_request(prove: Prove, tmp_path: Path) -> None:
     found = prove(NAMES.format(outside=tmp_path / "outside"), *SHORT)
     assert found.code == 0, found
     assert not (tmp_path / "outside").exists()

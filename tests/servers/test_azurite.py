@@ -41,7 +41,7 @@ def _base64(data: bytearray) -> str:
     return base64.b64encode(data).decode()
 
 
-def test_of_rivals_for_one_blob_one_wins(container: ContainerClient) -> None:
+def test_one_of_many_rivals_for_a_blob_wins(container: ContainerClient) -> None:
     for race in range(3):
         start = Barrier(RIVALS)
 
@@ -59,7 +59,7 @@ def test_of_rivals_for_one_blob_one_wins(container: ContainerClient) -> None:
         assert container.download_blob(f"attempt-{race}").readall() == b"%d" % won.index(True)
 
 
-def test_what_is_not_there_cannot_be_read_or_deleted(container: ContainerClient) -> None:
+def test_a_missing_blob_cannot_be_read_or_deleted(container: ContainerClient) -> None:
     with pytest.raises(ResourceNotFoundError):
         container.download_blob("none")
     with pytest.raises(ResourceNotFoundError):

@@ -169,7 +169,7 @@ def test_one_bit_is_corrupted_either_way(
 
 
 @pytest.mark.parametrize("where", ["request", "response"])
-def test_what_stalls_goes_on_when_told(
+def test_a_stalled_request_continues_when_told(
     proxy: FaultProxy, client: http.client.HTTPConnection, store: Store, where: Any
 ) -> None:
     proxy.inject(Fault("stall", where, after=0))

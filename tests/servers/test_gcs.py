@@ -34,7 +34,7 @@ def crc32c(data: bytes) -> str:
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
-def test_what_goes_in_comes_out(bucket: Any) -> None:
+def test_bytes_come_back_as_they_were_uploaded(bucket: Any) -> None:
     """Bytes of every value, an empty object, and JSON: the emulator alone fails at the last two."""
     for name, data, kind in (
         ("a/b c+ü", DATA, None),
@@ -49,7 +49,7 @@ def test_what_goes_in_comes_out(bucket: Any) -> None:
         assert (found.size, found.crc32c) == (len(data), crc32c(data))
 
 
-def test_of_rivals_for_one_object_one_wins(bucket: Any) -> None:
+def test_one_of_many_rivals_for_an_object_wins(bucket: Any) -> None:
     for race in range(3):
         start = Barrier(RIVALS)
 
@@ -136,7 +136,7 @@ def test_a_range_is_that_range(gcs: Gcs, bucket: Any) -> None:
     assert (beyond.status_code, beyond.headers["Content-Range"]) == (416, f"bytes */{size}")
 
 
-def test_what_is_not_there_cannot_be_read_or_deleted(bucket: Any) -> None:
+def test_a_missing_object_cannot_be_read_or_deleted(bucket: Any) -> None:
     with pytest.raises(NotFound):
         bucket.blob("none").download_as_bytes()
     with pytest.raises(NotFound):
@@ -149,7 +149,7 @@ def test_what_is_not_there_cannot_be_read_or_deleted(bucket: Any) -> None:
     assert bucket.get_blob("there") is None
 
 
-def test_what_is_read_while_it_is_replaced_is_one_of_the_two(bucket: Any) -> None:
+def test_an_object_read_during_its_replacement_is_one_of_the_two(bucket: Any) -> None:
     """Cloud Storage is strongly consistent: never bytes that are gone, nor half of each."""
     versions = [bytes([number]) * 4000 for number in range(60)]
 

@@ -25,7 +25,7 @@ def s3(moto: Moto) -> Iterator[Any]:
     client.close()
 
 
-def test_of_rivals_for_one_key_one_wins(moto: Moto, s3: Any) -> None:
+def test_one_of_many_rivals_for_a_key_wins(moto: Moto, s3: Any) -> None:
     bucket = moto.fresh().removeprefix("s3://")
     for race in range(5):
         start = Barrier(RIVALS)

@@ -53,7 +53,7 @@ def test_a_wrong_key_is_refused(swift: Swift, s3: Any) -> None:
     assert absent(s3, bucket)
 
 
-def test_what_is_there_is_not_made_again(swift: Swift, s3: Any) -> None:
+def test_an_existing_key_is_not_created_again(swift: Swift, s3: Any) -> None:
     """One after the other: rivals are moto's business."""
     bucket = swift.fresh().removeprefix("s3://")
     s3.put_object(Bucket=bucket, Key="k", Body=b"first", IfNoneMatch="*")

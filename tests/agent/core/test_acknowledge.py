@@ -54,7 +54,7 @@ def test_nothing_is_acknowledged_unless_somebody_asked_for_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "died", "out of time"])
-def test_what_is_not_saved_is_not_acknowledged(how: str) -> None:
+def test_an_unsaved_notice_is_not_acknowledged(how: str) -> None:
     """One of two has not committed: the rest of the window is worth more than an early end."""
     story = Story(acknowledge=True)
     one, two = story.opens(), story.opens(101)
@@ -82,7 +82,7 @@ def test_a_command_that_registered_nothing_is_not_acknowledged() -> None:
     assert acknowledged(story) == []
 
 
-def test_what_was_withdrawn_is_not_acknowledged() -> None:
+def test_a_withdrawn_notice_is_not_acknowledged() -> None:
     """There is nothing left that could begin."""
     story = Story(acknowledge=True)
     one = story.opens()

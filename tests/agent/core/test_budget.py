@@ -30,13 +30,13 @@ def test_one_that_does_not_says_what_is_missing_and_what_would_do() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 0.0])
-def test_of_a_link_that_nobody_has_seen_nothing_is_claimed(rate: float | None) -> None:
+def test_an_unseen_link_gives_no_verdict(rate: float | None) -> None:
     fit = Fit(GIB, rate, window=30.0, reserve=3.0)
     assert (fit.seconds, fit.slack, fit.fits, fit.most, fit.enough) == (None, None, None, None, None)
     assert fit.verdict() == "1.0 GiB in 27.0 s needs 37.93 MiB/s; how fast the link is is not known yet"
 
 
-def test_where_a_commit_alone_takes_too_long_no_rate_would_do() -> None:
+def test_a_commit_longer_than_the_window_needs_no_rate() -> None:
     fit = Fit(10, 1e6, window=4.0, reserve=2.0, commit=3.0)
     assert fit.fits is False
     assert fit.most == 0

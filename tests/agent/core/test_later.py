@@ -72,7 +72,7 @@ def test_first_seen_with_minutes_left_the_checkpoint_is_asked_for_at_once() -> N
     undisturbed(story)
 
 
-def test_who_registers_when_it_is_near_is_asked_too() -> None:
+def test_a_session_that_registers_near_the_deadline_is_asked_for_a_checkpoint() -> None:
     """An agent that starts again knows the deadline before its sessions are back."""
     story = Story()
     later(story, 200.0)
@@ -145,7 +145,7 @@ def test_under_two_names_it_goes_with_the_last() -> None:
     assert len(story.sent(Withdrawn)) == 1
 
 
-def test_what_was_far_off_and_has_begun_is_a_notice_now() -> None:
+def test_an_upcoming_notice_that_begins_is_a_notice_now() -> None:
     """Azure: `Scheduled` becomes `Started`. Its old deadline means nothing any more."""
     story = Story()
     session = story.opens()
@@ -220,7 +220,7 @@ def test_an_event_that_had_its_end_does_not_come_back() -> None:
 
 
 @pytest.mark.parametrize("outlive", [False, True])
-def test_what_outlived_its_planned_time_and_then_begins_is_a_notice(outlive: bool) -> None:
+def test_an_upcoming_notice_that_begins_after_its_time_is_a_notice(outlive: bool) -> None:
     """Azure starts "not before": under a service, or with `--outlive`, training goes on meanwhile."""
     story = Story(outlive=True) if outlive else Story(command=False)
     session = story.opens()

@@ -125,7 +125,7 @@ def test_last_words_that_come_after_the_command_has_ended_count() -> None:
     assert story.code == 1
 
 
-def test_where_none_come_the_outcome_is_there_before_the_exit() -> None:
+def test_without_launcher_notices_the_outcome_precedes_the_exit() -> None:
     story, _ = crashed()
     story.ends(1)
     story.until(1)
@@ -177,7 +177,7 @@ def test_a_notice_of_this_agent_keeps_its_own_answers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "no launcher's"])
-def test_what_no_launcher_has_said_is_nobody_s_notice(kind: str) -> None:
+def test_an_unknown_launcher_notice_is_ignored(kind: str) -> None:
     """A late answer to a notice that is over, or a word that this agent does not know."""
     story, (rank, _) = torchrun()
     story.says(rank, Delivered("n0", story.now, kind, "SIGTERM", LEFT))

@@ -59,7 +59,7 @@ def test_a_worker_that_outlives_its_launcher_finishes_its_save() -> None:
     assert story.outcomes[0].committed is not None
 
 
-def test_what_a_launcher_left_behind_is_killed_when_time_is_up() -> None:
+def test_processes_left_by_a_launcher_are_killed_at_the_reserve() -> None:
     """It would hold the GPUs of whoever comes next."""
     story = Story()
     story.opens(201)

@@ -60,7 +60,7 @@ def test_it_goes_on_as_soon_as_the_last_one_is_gone() -> None:
     assert not story.killed
 
 
-def test_what_stays_after_a_leave_is_told_by_term() -> None:
+def test_a_process_that_stays_after_leave_gets_term() -> None:
     """A helper in the background (a logger, a dashboard) has heard nothing yet."""
     story = Story()
     session = story.opens()
@@ -112,7 +112,7 @@ def test_a_parked_worker_without_a_launcher_leaves_in_order() -> None:
 
 
 @pytest.mark.parametrize("how", ["beside others of the group", "without a store", "without a socket"])
-def test_who_cannot_leave_first_gets_term_at_once(how: str) -> None:
+def test_a_process_that_cannot_leave_in_order_gets_term_at_once(how: str) -> None:
     """A launcher may be among the others, a function of on_notice cannot leave, and words do not reach the third."""
     story = Story()
     worker = story.opens(201, store="" if how == "without a store" else "file:///s")
@@ -127,7 +127,7 @@ def test_who_cannot_leave_first_gets_term_at_once(how: str) -> None:
     assert story.signalled_sessions == [(worker, TERM)]
 
 
-def test_who_has_said_goodbye_is_left_to_its_exit_handlers() -> None:
+def test_a_session_that_said_goodbye_is_left_to_its_exit_handlers() -> None:
     """It goes by itself: TERM only if it has not in ten seconds."""
     story = Story()
     worker = story.opens(201)
@@ -196,7 +196,7 @@ def test_ctrl_c_takes_a_deaf_worker_along() -> None:
     assert story.code == 130
 
 
-def test_what_a_command_that_was_simply_done_leaves_stays() -> None:
+def test_processes_left_by_a_finished_command_stay() -> None:
     """As under a shell: a server in the background, with a notice and without."""
     for noticed in (False, True):
         story = Story(signal=None)
@@ -222,7 +222,7 @@ def told_workers_left() -> Story:
     return story
 
 
-def test_what_a_worker_left_in_a_group_of_its_own_is_told_to_end_and_waited_for() -> None:
+def test_a_workers_orphans_are_told_to_end_and_waited_for() -> None:
     """A data loader's workers, in the middle of a sample."""
     story = told_workers_left()
     story.until(1)
@@ -234,7 +234,7 @@ def test_what_a_worker_left_in_a_group_of_its_own_is_told_to_end_and_waited_for(
     assert not story.killed
 
 
-def test_what_a_worker_left_is_killed_at_the_reserve() -> None:
+def test_a_workers_orphans_are_killed_at_the_reserve() -> None:
     story = told_workers_left()
     story.until(109)
     assert story.all(SignalOrphans)[1:] == [SignalOrphans(KILL, frozenset({201}))]
@@ -257,7 +257,7 @@ def test_a_worker_that_goes_after_its_launcher_is_looked_behind_too() -> None:
     assert story.code is None
 
 
-def test_what_the_workers_of_a_job_that_was_simply_done_left_stays() -> None:
+def test_orphans_of_a_finished_jobs_workers_stay() -> None:
     story = Story()
     worker = story.opens(201)
     story.closes(worker)
@@ -268,7 +268,7 @@ def test_what_the_workers_of_a_job_that_was_simply_done_left_stays() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_who_waits_leaves_in_order_whatever_another_rank_has_left(leaves: bool) -> None:
+def test_a_waiting_rank_leaves_in_order_despite_another_ranks_orphans(leaves: bool) -> None:
     """Torchrun is dead, and so is rank 0: its data loader's worker is no launcher that would start rank 1 again."""
     story = Story()
     lost, waits = story.opens(201), story.opens(202, rank=1, world=2)
@@ -353,7 +353,7 @@ def test_ctrl_c_cuts_the_wait_for_a_crashed_launchers_workers_short() -> None:
 
 
 @pytest.mark.parametrize("how", ["done", "trained itself"])
-def test_what_a_command_leaves_that_was_done_or_no_launcher_stays(how: str) -> None:
+def test_processes_of_a_finished_command_or_of_no_launcher_stay(how: str) -> None:
     story = Story()
     story.opens(201)
     if how == "trained itself":

@@ -48,7 +48,7 @@ def test_a_command_that_a_person_ended_is_not_started_again(returncode: int) -> 
     assert story.pid == 100
 
 
-def test_where_training_stands_is_said_once_restored() -> None:
+def test_the_position_of_training_is_logged_once_restored() -> None:
     """Who starts a job again sees at once whether it goes on, and from which run and store."""
     story = Story()
     session = story.opens(run="gpt")
@@ -142,7 +142,7 @@ def test_a_function_of_on_notice_cannot_leave_and_gets_term() -> None:
     assert only(story.signals) == [TERM]
 
 
-def test_who_saves_by_a_function_of_its_own_is_given_no_step() -> None:
+def test_a_session_with_its_own_save_function_is_given_no_step() -> None:
     """In the log and to who rehearses: we do not know where its training stands."""
     story = Story()
     session = story.opens(store="")
@@ -198,7 +198,7 @@ def test_term_is_not_said_again_to_who_is_on_its_way_or_has_not_answered() -> No
     assert story.signalled_sessions == [(leaving, KILL), (late, KILL)]
 
 
-def test_who_never_registered_gets_one_term_only() -> None:
+def test_an_unregistered_command_gets_one_term_only() -> None:
     """Its handler may be saving, and a second one may mean haste to it."""
     story = Story()
     story.notice()
@@ -286,7 +286,7 @@ def test_ending_by_itself_with_0_during_a_notice_stays_0() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_who_said_goodbye_and_works_on_is_told_by_the_signal(before: bool) -> None:
+def test_a_session_that_said_goodbye_and_works_on_gets_the_signal(before: bool) -> None:
     """An evaluation after the training: a moment to end by itself, then TERM, and SIGKILL when time is up."""
     story = Story()
     session = story.opens()
@@ -305,7 +305,7 @@ def test_who_said_goodbye_and_works_on_is_told_by_the_signal(before: bool) -> No
     assert story.killed
 
 
-def test_who_said_goodbye_is_left_alone_where_no_signal_is_wanted() -> None:
+def test_a_session_that_said_goodbye_is_left_alone_without_a_signal() -> None:
     """`--signal none`: until the reserve."""
     story = Story(signal=None)
     session = story.opens()

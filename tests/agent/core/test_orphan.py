@@ -123,7 +123,7 @@ def test_a_machine_that_goes_meanwhile_starts_nothing(registered: bool) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_asked_to_end_meanwhile_starts_nothing(signum: int) -> None:
+def test_an_agent_that_is_told_to_end_meanwhile_starts_nothing(signum: int) -> None:
     story = left()
     story.opens(pid=100)
     story.signal(signum)

@@ -123,7 +123,7 @@ def test_a_launcher_that_ends_first_is_waited_for_by_nobody_who_saves() -> None:
     assert story.outcomes[0].step == 7
 
 
-def test_what_a_launcher_left_behind_is_not_waited_for_after_its_commit() -> None:
+def test_a_launchers_leftovers_are_not_waited_for_after_their_commit() -> None:
     """A worker that stands in a collective hears nothing: neither `Leave`, nor a handler of SIGTERM."""
     story, sessions = torchrun()
     story.called(sessions[0])

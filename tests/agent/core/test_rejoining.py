@@ -89,7 +89,7 @@ def test_while_the_others_are_looked_for_a_sigterm_ends_it() -> None:
     assert (story.pid, story.code) == (101, 75)
 
 
-def test_who_ends_it_by_hand_is_obeyed() -> None:
+def test_a_ctrl_c_by_hand_is_obeyed() -> None:
     """Ctrl-C while torchrun looks for the others."""
     story = relaunched()
     story.ends(-signal.SIGINT)

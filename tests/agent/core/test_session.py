@@ -109,7 +109,7 @@ def test_status_says_it_beside_the_seconds_that_are_left() -> None:
     assert (saving()["phase"], saving()["rate"], saving()["seconds_to_go"]) == ("committed", None, None)
 
 
-def test_what_a_save_did_in_all_is_known_afterwards() -> None:
+def test_the_overall_rate_of_a_save_is_known_afterwards() -> None:
     assert at_pace(1000, 8.0).overall() == 1000.0
     slower = at_pace(1000, 4.0)
     slower.hear(7, 4000, 100_000, 108.0)

@@ -122,7 +122,7 @@ def test_one_instant_that_a_cloud_says_in_two_places_is_one_notice() -> None:
     assert len(story.outcomes) == 1
 
 
-def test_what_two_clouds_say_is_never_one_notice() -> None:
+def test_notices_of_two_clouds_are_never_one() -> None:
     """Only one of them can be this machine's, and nobody knows which."""
     story = Story()
     story.opens()

@@ -292,7 +292,7 @@ def test_a_service_waits_for_the_clouds_own_deadline() -> None:
     assert [number for number, _ in story.sent(Withdrawn)] == [session]
 
 
-def test_who_registers_with_a_service_after_the_commit_is_told_too() -> None:
+def test_a_process_that_registers_after_the_commit_is_told_too() -> None:
     """A process that starts on a doomed machine parks and never trains, until the machine has outlived it."""
     story = service()
     first = story.opens(11)

@@ -15,7 +15,7 @@ from tests.fakes.story import Story
 TERM = signal.SIGTERM
 
 
-def test_who_never_registered_gets_the_signal_at_once_and_the_rest_of_the_window() -> None:
+def test_an_unregistered_command_gets_the_signal_at_once_and_the_rest_of_the_window() -> None:
     """Its own handler may save: TERM now, SIGKILL at the reserve."""
     story = Story()
     story.notice()
@@ -49,7 +49,7 @@ def test_a_late_registration_learns_the_pending_notice_and_takes_part() -> None:
     assert story.sent(Leave)
 
 
-def test_who_registers_while_the_others_leave_is_not_cut_off() -> None:
+def test_a_process_that_registers_while_others_leave_is_not_cut_off() -> None:
     """It was told to save like everybody: the TERM that follows a `Leave` waits for its answer, or the reserve."""
     story = Story()
     session = story.opens()

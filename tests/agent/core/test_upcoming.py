@@ -17,7 +17,7 @@ def later(id: str, left: float, now: float = NOW) -> Notice:
     return Notice(id, NoticeKind.REBOOT, f"azure {id}", now + left, now, Severity.LATER, "", 900.0)
 
 
-def test_what_is_due_comes_out_once_and_terminal() -> None:
+def test_a_due_notice_comes_out_once_and_terminal() -> None:
     """With the window that is left, seen when it became one."""
     horizon = Upcoming(None)
     horizon.expect(later("a", 1000), NOW)

@@ -93,7 +93,7 @@ def test_a_watching_agent_is_announced(serve: Serving, events: Events) -> None:
         (Ask("drill", window=1e9), "up to 604800 (a week)"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(
+def test_an_unserved_request_is_refused_with_the_reason(
     serve: Serving, events: Events, said: Register | Ask | Watch, reason: str
 ) -> None:
     """And the connection ends; no session has begun."""
@@ -263,7 +263,7 @@ def test_stopping_says_what_was_to_be_said(serve: Serving, events: Events, folde
     assert not (folder / "b.sock").exists()
 
 
-def test_who_was_killed_runs_nothing_more_though_it_is_not_gone() -> None:
+def test_a_killed_process_counts_as_exiting_before_it_is_reaped() -> None:
     """Its place is free for who is started after it: a launcher starts workers anew where it has just ended others."""
     with subprocess.Popen(["sleep", "60"]) as process:
         assert not is_exiting(process.pid)

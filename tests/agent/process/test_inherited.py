@@ -100,7 +100,7 @@ def test_a_record_is_of_one_process_and_of_no_later_one_with_its_number(left: Le
     assert (recorded(record), record_of(process.pid, left.env)) == (0, "")
 
 
-def test_what_is_left_is_the_command_or_others_that_were_given_the_same_socket(left: Left) -> None:
+def test_an_inherited_process_is_the_command_or_shares_its_socket(left: Left) -> None:
     """Without a record the agent before had ended in order, and what is there was left on purpose."""
     command, worker = left.start("sleep", "1000"), left.start("sleep", "1000")
     record = record_of(command.pid, left.env)
@@ -154,7 +154,7 @@ def test_an_orphan_is_signalled_and_its_end_is_told_though_it_is_nobodys_child(l
     supervisor.close()
 
 
-def test_where_only_others_are_left_no_group_is_signalled() -> None:
+def test_without_a_command_no_group_is_signalled() -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     supervisor = Supervisor(["true"], env={}, post=events.put, terminal=lambda: None)
     supervisor.adopt(0)

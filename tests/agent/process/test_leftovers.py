@@ -178,7 +178,7 @@ def test_a_session_is_signalled_with_and_without_its_socket(
     server.signal(session, signal.SIGTERM, 0)  # nobody is there any more
 
 
-def test_what_a_worker_leaves_in_its_own_session_goes_and_a_stranger_there_stays(
+def test_a_workers_child_in_its_own_session_ends_and_a_stranger_stays(
     options: Options, tmp_path: Path
 ) -> None:
     """A data loader's worker, below a launcher's worker that SIGTERM has ended. Who was not given our socket is not ours."""

@@ -120,7 +120,7 @@ def test_a_signal_goes_to_the_whole_group(stand: Stand) -> None:
     assert heard == {("leader", "SIGUSR1"), ("child", "SIGUSR1")}
 
 
-def test_what_a_command_leaves_behind_stays_until_it_is_killed(stand: Stand) -> None:
+def test_children_of_a_command_stay_until_they_are_killed(stand: Stand) -> None:
     """As under a shell; and `kill` still finds it after the leader's end, when the number is still ours."""
     supervisor = stand.python(FAMILY)
     pid = supervisor.start()
@@ -269,7 +269,7 @@ def test_somebody_elses_child_is_left_alone(stand: Stand) -> None:
     assert stand.events.empty()
 
 
-def test_what_was_ignored_stays_ignored_for_the_command() -> None:
+def test_signals_that_were_ignored_stay_ignored_for_the_command() -> None:
     """`trap '' USR1 HUP` before `spotguard run` holds for the training too; SIGTERM alone is heard by us."""
     code = """
 import queue, signal, sys

@@ -52,7 +52,7 @@ def test_the_workers_store_is_not_that_of_the_rendezvous() -> None:
     assert told(["torchrun", "train.py"], None, {})[UNSHARED] == "1"
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_torchrun_settings_of_the_user_stay() -> None:
     assert told(["torchrun", "train.py"], None, {SHUTDOWN_TIMEOUT: "30", UNSHARED: "0"}) == {}
     assert told(["python", "train.py"], None, {}) == {}
 

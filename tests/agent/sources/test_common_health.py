@@ -60,7 +60,7 @@ def refused(key: str) -> Health:
     return blind("unreachable", f"GET {key}: refused", "is it on?")
 
 
-def test_what_keeps_all_of_them_out_is_said_once_and_for_the_others_once_more(
+def test_a_cause_common_to_all_sources_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """At once by the one that matters, and soon by the others. Each has words of its own, the way out is the same."""
@@ -91,7 +91,7 @@ def test_without_the_first_the_others_speak_in_full(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_what_is_of_one_key_is_said_by_that_key_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cause_of_one_key_is_logged_by_that_key_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """So is what it says when it sees."""
     cloud = Cloud(caplog)
     garbage = blind("garbage", "no time in it", "report it")
@@ -100,7 +100,7 @@ def test_what_is_of_one_key_is_said_by_that_key_at_once(caplog: pytest.LogCaptur
     assert cloud.look(SEEING, "aws one")[0].startswith("aws one: seeing (again")
 
 
-def test_who_has_changed_meanwhile_is_not_said_to_be_what_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_changed_meanwhile_is_not_logged_as_before(caplog: pytest.LogCaptureFixture) -> None:
     cloud = Cloud(caplog)
     assert cloud.look(refused("x"), "aws one", "aws two") == []
     cloud.look(wrong_server("a portal", "log in"), "aws two")

@@ -60,7 +60,7 @@ def stands(source: DeadlineSource) -> Notice:
         ("1.5h", Deadline(after=5400)),
     ],
 )
-def test_what_a_person_may_write(text: str, said: Deadline) -> None:
+def test_a_deadline_is_read_in_each_accepted_form(text: str, said: Deadline) -> None:
     assert deadline("--deadline", text) == said
 
 
@@ -68,7 +68,7 @@ def test_what_a_person_may_write(text: str, said: Deadline) -> None:
     "text",
     ["", "soon", "2026-13-01", "25:00", "h", "+", "-3600", "nan", "inf", "2 hours", "1w", "0001-01-01"],
 )
-def test_what_is_no_time_is_named(text: str) -> None:
+def test_text_that_is_no_time_is_named(text: str) -> None:
     """With what would be one. (A year that is past is a time, and refused when the clock is asked.)"""
     with pytest.raises(UsageError) as caught:
         DeadlineSource(deadline("SPOTGUARD_DEADLINE", text), ManualClock())

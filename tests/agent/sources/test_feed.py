@@ -13,7 +13,7 @@ from tests.fakes.source import a_notice
 NOTICE = a_notice(deadline=1120.0, seen_at=1000.0)
 
 
-def test_who_comes_is_told_what_is_watched() -> None:
+def test_a_follower_is_told_first_how_many_sources_are_watched() -> None:
     """First of all, also where nothing has been seen yet."""
     assert list(Feed(2).joined(7, 1000.0)) == [(7, protocol.Watched(2))]
 
@@ -34,7 +34,7 @@ def test_signs_of_life_come_while_somebody_watches() -> None:
     assert list(feed.beat(1000.0 + 9 * BEAT)) == []
 
 
-def test_what_the_cloud_promises_is_told_at_once_and_with_each_sign_of_life() -> None:
+def test_the_announced_window_is_sent_at_once_and_with_each_heartbeat() -> None:
     """Its newest word; before it has said one, none."""
     feed = Feed(1)
     assert list(feed.note(WindowTold(60.0), 1000.0)) == []

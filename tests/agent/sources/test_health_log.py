@@ -44,7 +44,7 @@ def test_each_change_is_said_and_since_counts_from_the_first_blind_look() -> Non
     assert mention.since == 14.0
 
 
-def test_what_lasts_is_said_once_a_minute() -> None:
+def test_a_lasting_state_is_logged_once_a_minute() -> None:
     lines = said(*((float(at), AWAY) for at in range(190)))
     assert [line.rpartition(" after ")[2] for line in lines[1:]] == ["60 s", "120 s", "180 s"]
     assert all(line.startswith("still blind (unreachable)") for line in lines[1:])
@@ -65,7 +65,7 @@ def test_a_service_that_is_being_switched_on_is_no_warning_for_a_minute() -> Non
     assert again[0] == logging.WARNING
 
 
-def test_what_a_seeing_source_has_to_add_is_a_warning() -> None:
+def test_a_detail_of_a_seeing_source_is_a_warning() -> None:
     """Said once, and once more when it is other words: the token that could not be renewed, a notice that is old."""
     odd = Health(Sight.SEEING, detail="stale, no notice")
     mention = HealthLog()

@@ -238,7 +238,7 @@ def test_a_file_of_another_user_is_not_believed_and_is_named(looked: Looked) -> 
 
 
 @pytest.mark.parametrize("fifo", [True, False])
-def test_what_everybody_may_write_to_is_not_believed(looked: Looked, fifo: bool) -> None:
+def test_a_notice_file_that_everybody_may_write_is_not_believed(looked: Looked, fifo: bool) -> None:
     if fifo:
         os.mkfifo(looked.path)
     else:

@@ -84,5 +84,5 @@ def test_any_words_are_a_notice(text: str) -> None:
         assert fold((), whole(text))
 
 
-def test_what_says_nothing_leaves_two_minutes() -> None:
+def test_an_operator_notice_without_a_time_leaves_two_minutes() -> None:
     assert OperatorNotice().window == WINDOW

@@ -51,7 +51,7 @@ class Promised(FakeSource):
     told: float | None = None
 
 
-def test_what_the_service_says_of_its_window_is_posted_once_and_again_when_it_changes() -> None:
+def test_the_announced_window_is_posted_once_and_again_when_it_changes() -> None:
     source = Promised()
     watched = Watched(source)
 
@@ -97,7 +97,7 @@ def test_two_notices_are_two() -> None:
     assert [e.notice.id for e in watched.look() if isinstance(e, NoticeSeen)] == ["a", "b"]
 
 
-def test_what_vanishes_is_withdrawn_only_where_the_source_withdraws() -> None:
+def test_a_vanished_notice_is_withdrawn_only_if_the_source_withdraws() -> None:
     """AWS's notice that disappears has not been documented to be void."""
     for withdraws in (True, False):
         watched = Watched(FakeSource(withdraws=withdraws))
@@ -107,7 +107,7 @@ def test_what_vanishes_is_withdrawn_only_where_the_source_withdraws() -> None:
         assert watched.look() == ([NoticeGone("n1")] if withdraws else [])
 
 
-def test_what_a_blind_source_does_not_show_is_not_withdrawn() -> None:
+def test_a_notice_that_a_blind_source_does_not_show_is_not_withdrawn() -> None:
     """Not seeing is no news about the notice."""
     watched = Watched(FakeSource(withdraws=True))
     watched.source.shows(a_notice())
@@ -169,7 +169,7 @@ def test_blind_it_backs_off_to_two_seconds_at_most(interval: float) -> None:
     assert watched.poller.delay() == interval
 
 
-def test_what_a_source_sees_is_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_state_of_a_source_is_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
     """At once and every minute, not at every look; with the reason and what to do."""
     watched = Watched(FakeSource())
     with caplog.at_level(logging.INFO, "spotguard"):
@@ -199,7 +199,7 @@ class Patient(FakeSource):
         self.acknowledged.append(notice_id)
 
 
-def test_what_may_begin_is_handed_to_a_source_that_can_say_so() -> None:
+def test_an_approval_goes_to_a_source_that_can_acknowledge() -> None:
     """And to no other."""
     source = Patient()
     Watched(source).poller.acknowledge("n1")

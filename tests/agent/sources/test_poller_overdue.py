@@ -140,7 +140,7 @@ def test_the_first_look_may_be_the_one_that_hangs() -> None:
     assert lost.health.reason == "overdue"
 
 
-def test_who_was_stopped_says_nothing_more() -> None:
+def test_a_stopped_poller_posts_nothing_more() -> None:
     """Neither that it hangs, nor what it sees when it comes back: others look in its place."""
     with Hanging() as hanging:
         hanging.check()

@@ -16,7 +16,7 @@ from tests.agent.sources.relayed import SEEING, WATCHED, Relayed
 from tests.fakes.serving import Events, Serving
 
 
-def test_what_the_service_sees_is_said_here_too(
+def test_the_services_health_is_logged_in_the_run_too(
     serve: Serving, events: Events, relayed: Relayed, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Since when, what a seeing source has to add, and all of it in this run's own log: the service's is not read by
@@ -39,7 +39,7 @@ def test_what_the_service_sees_is_said_here_too(
     ]
 
 
-def test_what_keeps_all_sources_out_is_said_together(
+def test_a_cause_common_to_all_relayed_sources_is_logged_together(
     serve: Serving, events: Events, relayed: Relayed, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first at once, the others in one line, when the main loop comes by."""
@@ -153,7 +153,7 @@ def test_when_the_service_is_back_what_we_saw_ourselves_is_no_sight(
     assert {relayed.events.next(SourceGone).source for _ in range(2)} == {"aws", "fake source"}
 
 
-def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
+def test_a_deadline_of_the_run_is_not_one_of_the_service(
     serve: Serving, events: Events, folder: Path
 ) -> None:
     """Each has a `--deadline` of its own, under one name."""
@@ -168,7 +168,7 @@ def test_what_was_said_to_us_is_not_what_was_said_to_the_service(
     assert "--deadline" not in said
 
 
-def test_what_the_service_repeats_is_no_news(serve: Serving, events: Events, folder: Path) -> None:
+def test_repeated_messages_of_the_service_are_no_news(serve: Serving, events: Events, folder: Path) -> None:
     """Signs of life come every few seconds; what they say is passed on once."""
     server = serve()
     relayed = Relayed(folder / "a.sock")

@@ -33,7 +33,7 @@ class Told:
         return self.handover.over(now, sources=sources, withdrawing=withdrawing, beat=BEAT)
 
 
-def test_what_the_next_one_does_not_show_is_over() -> None:
+def test_a_notice_that_the_next_service_does_not_show_is_over() -> None:
     """Once it has seen for a full beat, which begins when it does, and no sooner than it tells. And it is said once."""
     for since in (0.0, 1003.0):
         told = Told()
@@ -48,7 +48,7 @@ def test_what_the_next_one_does_not_show_is_over() -> None:
         assert told.over(1300.0) == []
 
 
-def test_what_is_shown_again_stands() -> None:
+def test_a_notice_that_is_shown_again_stays() -> None:
     """And is what the one after that has to show."""
     told = Told()
     told.sees(1000.0)
@@ -59,7 +59,7 @@ def test_what_is_shown_again_stands() -> None:
     assert told.over(1205.0) == ["reboot"]
 
 
-def test_what_was_taken_back_or_has_become_the_end_is_not_taken_back_here() -> None:
+def test_a_withdrawn_or_begun_notice_is_not_withdrawn_at_a_handover() -> None:
     """The first is over, the second is left to its deadline."""
     for said in (NoticeGone("reboot"), NoticeSeen(a_notice("reboot"))):
         told = Told()
@@ -68,7 +68,7 @@ def test_what_was_taken_back_or_has_become_the_end_is_not_taken_back_here() -> N
         assert told.over(1100.0) == []
 
 
-def test_who_does_not_see_takes_nothing_back() -> None:
+def test_a_source_that_does_not_see_withdraws_nothing() -> None:
     """Each source has to, and all of them have to be known."""
     told = Told()
     told.sees(1000.0)

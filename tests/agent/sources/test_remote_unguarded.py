@@ -42,7 +42,7 @@ def test_a_service_that_dies_leaves_us_looking_ourselves(
 REBOOT = protocol.FeedNotice("n1", "reboot", "fake source", 9000.0, 120.0, "", "later")
 
 
-def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
+def test_a_notice_cancelled_while_the_service_is_dead_is_withdrawn(
     serve: Serving, events: Events, folder: Path
 ) -> None:
     """It told of a reboot in hours, and nobody shows that any more: neither we nor, when it is back, itself. What is
@@ -71,7 +71,7 @@ def test_what_is_called_off_while_the_service_is_dead_is_withdrawn(
         relayed.relay.stop(timeout=100)
 
 
-def test_what_ends_the_machine_now_is_left_to_its_deadline(
+def test_a_notice_that_ends_the_machine_now_is_left_to_its_deadline(
     serve: Serving, events: Events, folder: Path
 ) -> None:
     """Nobody calls that off whom it is not shown to."""

@@ -49,7 +49,7 @@ def test_a_full_pipe_holds_nobody_up_and_the_count_of_what_was_dropped_is_said(f
     assert lines.decode().splitlines() == ["stands", "line 0", "line 1", "line 2", "2 missing"]
 
 
-def test_what_is_missing_stands_where_it_is_missing(full: Full) -> None:
+def test_a_gap_in_the_log_is_told_at_its_place(full: Full) -> None:
     """Before the next line that was taken, in the log's own form."""
     with open(full.writing, "w", closefd=False) as stream:
         scribe = LogThread(stream, count, kept=1)

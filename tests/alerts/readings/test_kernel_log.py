@@ -90,7 +90,7 @@ def test_a_line_that_tells_of_no_trouble_is_none(line: str) -> None:
 XID = b"4,1234,987654321,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
 
 
-def test_what_stood_before_is_not_read_and_records_may_come_in_pieces(tmp_path: Path) -> None:
+def test_earlier_lines_are_not_read_and_records_may_come_in_pieces(tmp_path: Path) -> None:
     """From the log's end on: the kernel keeps the lines of earlier jobs."""
     path = tmp_path / "kmsg"
     path.write_bytes(XID)

@@ -60,7 +60,7 @@ def test_an_xid_makes_a_silent_death_one_of_the_gpu_and_no_other_class() -> None
     assert (own["class"], len(own["evidence"])) == ("data", 2)
 
 
-def test_what_a_rank_has_recorded_or_has_no_store_for_is_not_recorded() -> None:
+def test_a_failure_recorded_by_its_rank_or_without_a_store_is_not_recorded() -> None:
     assert not needs_record(KILLED)
     assert needs_record({**KILLED, "store": "file:///s"})
     assert not needs_record({**KILLED, "store": "file:///s", "reported": True})

@@ -108,7 +108,7 @@ def test_a_run_on_which_all_is_well() -> None:
     ]
 
 
-def test_what_a_save_would_take_is_said_once_one_has_shown_it() -> None:
+def test_the_cost_of_a_save_is_shown_once_one_has_measured_it() -> None:
     session = a_session(save_seconds=12.04, rate=7.0 * 2**30)
     lines = shown(a_body(sessions=[session]), None)
     assert lines[-1].endswith("in the middle of a step too; about 12.0 s, as the last ones were (7.0 GiB/s)")
@@ -154,7 +154,7 @@ def test_losses_far_above_the_usual_ones_are_shown() -> None:
     assert view.shape(a_body(sessions=[high])) != view.shape(a_body())
 
 
-def test_what_several_ranks_do_wrong_is_said_once() -> None:
+def test_a_mistake_of_several_ranks_is_shown_once() -> None:
     ranks = [a_session(rank=rank, pid=100 + rank, world=2, misuse=MISUSE, marked=True) for rank in range(2)]
     lines = shown(a_body(sessions=ranks), None)
     assert [line for line in lines if "WRONG" in line] == [
@@ -200,12 +200,12 @@ def test_a_wrong_server_is_called_so() -> None:
     assert "  wrong-server  200 with a page" in lines
 
 
-def test_what_a_seeing_source_has_to_add_is_shown_beside_it() -> None:
+def test_a_detail_of_a_seeing_source_is_shown_beside_it() -> None:
     lines = shown(a_body(sources=[a_source(detail="own name not known, any event counts")]), None)
     assert lines[1].endswith("seeing for 7 s; own name not known, any event counts")
 
 
-def test_what_stands_is_shown_with_what_will_be_done_and_when() -> None:
+def test_standing_notices_are_shown_with_what_follows_and_when() -> None:
     """A reboot in a day, and a warning with no end named."""
     reboot = {
         "id": "a",

@@ -80,7 +80,7 @@ def test_the_picture_says_whose_notice_it_was(cloud: str) -> None:
     assert f"20 s after the notice ({own.title} gives {own.window:g} s)" in picture
 
 
-def test_what_was_kept_is_said_plainly() -> None:
+def test_the_kept_steps_are_told_plainly() -> None:
     """Everything; or what remained and what was lost; or nothing at all."""
     killed = Mark("killed", 20.0)
     everything = kept(plan(), story(part(1, 50), part(51, 100), killed))
@@ -99,7 +99,7 @@ def test_what_was_kept_is_said_plainly() -> None:
     assert "all the time that AWS gives" in failed
 
 
-def test_what_was_saved_is_asked_of_the_store() -> None:
+def test_the_store_decides_whether_a_step_was_saved() -> None:
     """Whoever goes on before the notice came has lost something, whatever the agent's record says."""
     assert story(part(1, 50), part(41, 100), Mark("killed", 20.0)).saved
     assert not story(part(1, 50), part(40, 100), Mark("killed", 20.0)).saved

@@ -91,7 +91,7 @@ def test_nobody_is_no_failure(short: Path) -> None:
     assert "spotguard run" in found.advice
 
 
-def test_what_a_killed_run_left_guards_nothing(short: Path) -> None:
+def test_a_socket_left_by_a_killed_run_guards_nothing(short: Path) -> None:
     (short / "spotguard").mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(short / "spotguard" / "job.sock"))
@@ -155,7 +155,7 @@ def test_a_socket_that_was_said_and_is_not_there_is_said(short: Path) -> None:
     assert (found.state, f"none runs at {short / 'gone.sock'} yet" in found.found) == ("ok", True)
 
 
-def test_what_is_no_socket_is_no_agent(short: Path) -> None:
+def test_a_file_that_is_no_socket_is_no_agent(short: Path) -> None:
     """Whether `run` would start beside it is another question (`start`)."""
     (short / "mine").write_text("mine")
     (found,) = asked(short, socket=str(short / "mine")).findings
@@ -190,7 +190,7 @@ def test_a_folder_of_somebody_elses_sockets_fails(short: Path) -> None:
     assert "XDG_RUNTIME_DIR" in found.findings[0].advice
 
 
-def test_what_the_service_sees_for_a_run_is_no_failure_of_this_look() -> None:
+def test_a_source_that_the_service_sees_is_no_failure_here() -> None:
     """A pod's network is not its node's. What stands now, and what is seen from here, is said as it was."""
     blind = fails("notices", "BLIND (unreachable): aws: PUT: no route", "look", sight="blind")
     said = agents.instead(blind)

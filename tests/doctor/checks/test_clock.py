@@ -53,7 +53,7 @@ def test_from_a_quarter_of_an_hour_on_signatures_are_refused(scheme: str, ahead:
     assert "timedatectl set-ntp true" in found.advice
 
 
-def test_what_the_store_has_taken_is_not_called_refused() -> None:
+def test_a_clock_that_the_store_accepts_is_not_called_refused() -> None:
     """Not every server that speaks like S3 looks at the time, nor does Azure with a token."""
     found = told(1000.0, taken=True)
     assert (found.state, "this store takes it all the same" in found.found) == ("warning", True)
@@ -63,7 +63,7 @@ def test_what_the_store_has_taken_is_not_called_refused() -> None:
     ("scheme", "words"), [("file", "nothing is signed for a directory"), ("gs", "new tokens may be refused")]
 )
 @pytest.mark.parametrize("ahead", [360.0, -86400.0])
-def test_where_nothing_is_signed_it_is_a_warning_at_most(scheme: str, words: str, ahead: float) -> None:
+def test_without_signatures_a_wrong_clock_is_a_warning_at_most(scheme: str, words: str, ahead: float) -> None:
     found = told(ahead, scheme=scheme)
     assert (found.state, words in found.found, "signatures" in found.found) == ("warning", True, False)
     assert "timedatectl set-ntp true" in found.advice

@@ -45,7 +45,7 @@ def test_each_way_to_be_blind_is_a_line_with_its_way_out(
     assert sight.cloud == provider
 
 
-def test_what_all_keys_suffer_from_together_is_one_line(aws: AwsSimulator, tmp_path: Path) -> None:
+def test_a_cause_common_to_all_keys_is_one_line(aws: AwsSimulator, tmp_path: Path) -> None:
     aws.fault("403")
     (found,) = notices(
         cloud.look(options(provider="aws", metadata_endpoint=aws.endpoint), SystemClock(), tmp_path)
@@ -76,7 +76,7 @@ def test_the_firmware_names_the_cloud(aws: AwsSimulator, tmp_path: Path) -> None
     assert notices(sight)[0].state == "ok"
 
 
-def test_where_no_cloud_is_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cloud_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError("something was sent")
 
@@ -109,7 +109,7 @@ def test_a_notice_that_stands_now_fails(aws: AwsSimulator, tmp_path: Path) -> No
     assert (standing.state, "use another" in standing.advice) == ("fails", True)
 
 
-def test_what_is_only_announced_is_a_warning(aws: AwsSimulator, tmp_path: Path) -> None:
+def test_an_announced_notice_is_a_warning(aws: AwsSimulator, tmp_path: Path) -> None:
     aws.rebalance()
     found = notices(
         cloud.look(options(provider="aws", metadata_endpoint=aws.endpoint), SystemClock(), tmp_path)

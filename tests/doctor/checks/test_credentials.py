@@ -39,13 +39,13 @@ def test_an_emulator_is_asked_as_nobody() -> None:
     assert identity.look(Known(None)).state == "ok"
 
 
-def test_what_is_renewed_is_well_however_soon_it_ends() -> None:
+def test_renewed_credentials_are_well_however_soon_they_end() -> None:
     found = looked(600.0, renewed=True)
     assert (found.state, found.found) == ("ok", "a SAS, for 10 min; renewed ahead of their end")
 
 
 @pytest.mark.parametrize(("left", "state"), [(23 * 3600.0, "warning"), (25 * 3600.0, "ok"), (-60.0, "fails")])
-def test_what_is_not_renewed_has_to_last_for_the_day(left: float, state: str) -> None:
+def test_credentials_that_are_not_renewed_must_last_for_the_day(left: float, state: str) -> None:
     found = looked(left, temporary=True)
     assert found.state == state
     assert ("cannot renew" in found.advice) is (state != "ok")
@@ -55,7 +55,7 @@ def test_a_key_has_no_end() -> None:
     assert looked(None).state == "ok"
 
 
-def test_what_ends_and_does_not_say_when_is_a_warning() -> None:
+def test_credentials_with_an_unknown_end_are_a_warning() -> None:
     found = looked(None, temporary=True)
     assert (found.state, "not known" in found.found) == ("warning", True)
     assert found.advice

@@ -44,14 +44,14 @@ def test_a_folder_that_lies_elsewhere_outlives_it(tmp_path: Path, kind: str) -> 
     ("kind", "at_root"),
     [("fuseblk", False), ("fuse.fuse-overlayfs", True), ("9p", True), ("virtiofs", True)],
 )
-def test_what_only_looks_like_it_is_of_this_machine(tmp_path: Path, kind: str, at_root: bool) -> None:
+def test_file_systems_that_die_with_the_machine_are_named(tmp_path: Path, kind: str, at_root: bool) -> None:
     """A disk with NTFS, a rootless container's own layer, and what a sandbox (gVisor, Kata) has for its root."""
     mounts = mounted(tmp_path, ("/", "ext4"), ("/" if at_root else str(tmp_path), kind))
     (found,) = disk.look(tmp_path.as_uri(), "aws", 0, CLOCK, mounts)
     assert (found.state, found.facts["filesystem"], found.facts["outlives"]) == ("warning", kind, False)
 
 
-def test_where_no_cloud_is_a_folder_is_well(tmp_path: Path) -> None:
+def test_without_a_cloud_a_local_directory_is_well(tmp_path: Path) -> None:
     (found,) = disk.look(tmp_path.as_uri(), "none", 0, CLOCK, mounted(tmp_path, ("/", "ext4")))
     assert found.state == "ok"
 
@@ -64,7 +64,7 @@ def test_a_state_that_has_no_room_fails(tmp_path: Path) -> None:
     assert (found.state, "--keep" in found.advice) == ("warning", True)
 
 
-def test_what_is_mounted_is_not_always_told(tmp_path: Path) -> None:
+def test_an_unknown_file_system_is_no_failure(tmp_path: Path) -> None:
     (found,) = disk.look(tmp_path.as_uri(), "none", 0, CLOCK, tmp_path / "nothing")
     assert (found.state, found.facts["filesystem"]) == ("ok", "")
 

@@ -39,7 +39,7 @@ def test_ranks_of_one_machine_share_its_link() -> None:
     assert "4.0 GiB of 4 ranks here" in found["job"].found
 
 
-def test_what_several_ranks_hold_is_counted_once_where_their_saves_have_shown_it() -> None:
+def test_state_that_several_ranks_hold_is_counted_once_after_a_save() -> None:
     """DDP: each of two holds a GiB and writes half of it."""
     ranks = [a_rank(rank, bytes=GIB, world=2, save_seconds=5.0, rate=GIB / 10) for rank in range(2)]
     assert job.nbytes(ranks) == GIB

@@ -56,7 +56,7 @@ def taken() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-def test_what_run_takes_is_well(tmp_path: Path) -> None:
+def test_a_command_that_run_accepts_is_well(tmp_path: Path) -> None:
     (found,) = looked(["sh", "train.sh"], deadline="+3600", notice_file=str(tmp_path / "notice"))
     assert (found.state, found.facts["program"]) == ("ok", found.found.rpartition(" is ")[2])
     assert os.path.basename(found.facts["program"]) == "sh"
@@ -150,7 +150,7 @@ def test_a_socket_folder_that_others_may_write_to(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_no_run_is_named_the_folder_of_all_runs_is_looked_at(
+def test_without_a_run_id_the_directory_of_all_runs_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -130,7 +130,7 @@ def test_a_folder_of_somebody_else_fails_and_nothing_is_said_to_remain(others: P
     assert "make the directory writable" in found["put"].advice
 
 
-def test_what_may_have_been_put_is_said_to_remain() -> None:
+def test_an_object_that_may_have_been_put_is_reported_to_remain() -> None:
     """An answer that was lost tells nothing."""
     store = FakeStore()
     store.faults = [
@@ -158,7 +158,7 @@ def test_a_folder_that_may_not_be_read_is_no_store(mode: int, others: Path) -> N
     assert "let this user read" in found.advice
 
 
-def test_where_no_folder_can_be_made_put_says_so() -> None:
+def test_a_directory_that_cannot_be_made_fails_the_put() -> None:
     found = tried(open_store("file:///proc/spotguard-store"))
     assert states(found)["put"] == "fails"
     assert "remains" not in found
@@ -273,7 +273,7 @@ def test_a_store_that_only_says_slow_down_is_asked_again() -> None:
     assert tried(store)["get"].state == "fails"
 
 
-def test_what_a_put_takes_is_without_the_pauses_before_it() -> None:
+def test_the_time_of_a_put_leaves_out_the_pauses_before_it() -> None:
     """A save asks for its commit's time: a "slow down" would count eleven tenths of a second in it, twice."""
     clock = Hurried()
 
@@ -305,7 +305,7 @@ def test_a_mistake_of_an_sdks_is_a_line_too() -> None:
 # --- the first request ---
 
 
-def test_where_nobody_listens_the_store_fails() -> None:
+def test_a_closed_port_fails_the_store() -> None:
     found, _ = reached(open_store("s3://bucket/prefix?endpoint=http://127.0.0.1:9"))
     assert found.state == "fails"
     assert found.advice
@@ -319,7 +319,7 @@ def test_where_nobody_listens_the_store_fails() -> None:
         (403, "SignatureDoesNotMatch", "network"),
     ],
 )
-def test_what_s3_says_to_the_first_request_is_a_line(
+def test_an_error_of_s3_at_the_first_request_is_one_line(
     status: int, code: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
@@ -372,7 +372,7 @@ def test_a_store_whose_first_answer_never_comes_fails_in_time(monkeypatch: pytes
     assert (found.state, found.found) == ("fails", "fake:///store: no answer in 0.2 s")
 
 
-def test_what_is_denied_or_away_is_told_apart() -> None:
+def test_denied_and_unreachable_are_told_apart() -> None:
     """A right to be given, or a network to be looked at."""
     store = FakeStore("s3://bucket/prefix")
     store.faults = [Fault(0, ("get",), error=lambda: DeniedError("get it: AccessDenied (403)"))]

@@ -46,7 +46,7 @@ def test_a_reserve_that_was_said_is_kept_back() -> None:
     assert window.finding.found.endswith("20 s in reserve: 100 s for a save")
 
 
-def test_what_the_run_that_is_here_was_told_holds_where_nobody_says_more() -> None:
+def test_the_window_of_the_run_beside_it_holds_unless_set() -> None:
     """Who asks beside a job need not know its words; a drill plays the same."""
     run = Counted("gpt-small-7", 60.0, 5.0)
     window = count_on("none", None, None, None, run)
@@ -56,7 +56,7 @@ def test_what_the_run_that_is_here_was_told_holds_where_nobody_says_more() -> No
     assert (window.warning, window.reserve) == (90.0, 9.0)
 
 
-def test_where_both_count_alike_it_is_said_whose_word_it_is() -> None:
+def test_equal_windows_name_their_origin() -> None:
     window = count_on("aws", None, None, None, Counted("gpt-small-7", 120.0, None))
     assert (window.warning, window.reserve) == (120.0, 12.0)
     assert "AWS gives them" in window.finding.found

@@ -230,7 +230,7 @@ def test_the_limit_ends_a_slow_command_at_its_next_boundary(attempt: Try) -> Non
 
 
 @pytest.mark.parametrize("signum", few_fast([signal.SIGINT, signal.SIGTERM]))
-def test_whoever_ends_it_in_the_middle_finds_nothing_of_it(signum: signal.Signals, folders: Folders) -> None:
+def test_an_interrupted_trial_leaves_nothing(signum: signal.Signals, folders: Folders) -> None:
     (folders.job / "train.py").write_text((PROGRAMS / "plain.py").read_text())
     words = folders.words("--steps", "1000000", command=(sys.executable, "train.py"))
     with subprocess.Popen(

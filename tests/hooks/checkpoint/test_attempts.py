@@ -26,7 +26,7 @@ from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore, Fault
 
 
-def test_who_is_alone_marks_what_is_whole() -> None:
+def test_a_single_rank_marks_its_complete_checkpoint_by_one_request() -> None:
     """By one request: its own manifest is not fetched again."""
     store, save = FakeStore(), Save(world=1)
     (mine,) = save.write(store, marker=False)
@@ -166,7 +166,7 @@ class LooksThenPuts(FakeStore):
         return fresh
 
 
-def test_of_two_that_were_told_yes_one_goes_on() -> None:
+def test_one_of_two_rivals_that_both_created_goes_on() -> None:
     """The claim is read back, and it is another's, though both start with the same words at the same time."""
     rival, store = FakeStore(), LooksThenPuts()
     assert claim_attempt(rival, "run", {"pid": 1}, created=1.0) == 1
@@ -193,7 +193,7 @@ def test_foreign_files_among_the_attempts_count_for_nothing() -> None:
     assert claim_attempt(store, "run", {}) == 1
 
 
-def test_of_two_sides_that_claim_a_step_at_once_one_has_it() -> None:
+def test_one_of_two_sides_that_claim_a_step_has_it() -> None:
     """Each by three ranks. The side that has it has it again and again; the next step is another matter."""
     store, start = FakeStore(), threading.Barrier(6)
     name = CheckpointName(2, 40, 6)

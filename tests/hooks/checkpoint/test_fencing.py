@@ -127,7 +127,7 @@ def test_a_zombie_is_fenced_in_every_order(seed: int) -> None:
 
 
 @cases("seed", range(20))
-def test_of_three_starts_the_last_claim_is_preferred(seed: int) -> None:
+def test_the_last_of_three_claims_is_preferred(seed: int) -> None:
     """Two starts at the same moment, beside a zombie: three numbers, one order."""
     store = FakeStore()
     first_attempt(store)

@@ -185,13 +185,13 @@ def test_a_very_long_history_is_bounded_and_keeps_its_sums() -> None:
         [{"attempt": True, "last": 3}, {"attempt": 1, "last": -3}, {"attempt": 1, "last": 10**16}],
     ],
 )
-def test_what_another_program_wrote_is_passed_over(earlier: Any) -> None:
+def test_a_foreign_history_is_ignored(earlier: Any) -> None:
     """It must not stop a restore, and no later checkpoint carries it."""
     foreign = RankManifest("run", 30, 2, 0, 0, 1, history={"earlier": earlier, "first": [], "cost": math.nan})
     assert begun(foreign, step=30).whole["earlier"] == [{"attempt": 2, "last": 30}]
 
 
-def test_of_foreign_entries_the_numbers_that_can_be_true_stay() -> None:
+def test_possible_numbers_of_foreign_entries_stay() -> None:
     entry = {"attempt": 1, "last": 30, "first": 0, "cost": -1e9, "step_seconds": math.inf, "began": 1e300}
     foreign = RankManifest(
         "run", 40, 2, 0, 0, 1, history={"earlier": [{**entry, "run": "b", "x": [1]}] * 500}

@@ -144,7 +144,7 @@ def test_one_of_a_manifest_that_was_put_again_is_passed_over() -> None:
     assert read(store)[0][2] == longer
 
 
-def test_who_proves_or_deletes_reads_the_manifests_themselves() -> None:
+def test_proofs_and_deletions_read_the_manifests_themselves() -> None:
     """An index that is right says nothing of what became of them. A prune takes it with the rest."""
     store = FakeStore()
     old, new = Save(world=WORLD, save=0), Save(world=WORLD, save=1)

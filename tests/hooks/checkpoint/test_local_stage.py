@@ -78,7 +78,7 @@ def test_both_are_looked_at_by_age_and_the_disk_first_on_a_tie(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("record", ["another", "none here", "none there"])
-def test_what_lies_beside_another_record_is_not_looked_at(tmp_path: Path, record: str) -> None:
+def test_a_stage_beside_another_record_is_ignored(tmp_path: Path, record: str) -> None:
     stage, store = staged_and_stored(tmp_path, near=range(3, 5), far=range(2, 4))
     if record == "another":
         store.objects["run/attempts/0001.json"] += b" "

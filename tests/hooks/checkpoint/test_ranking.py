@@ -70,7 +70,7 @@ def test_moments_are_worth_what_they_were() -> None:
         assert order(wholes((50, "full"), (50 + ahead, "weights")))[0][1] == first
 
 
-def test_of_several_that_lack_something_the_one_that_loses_least_comes_first() -> None:
+def test_the_incomplete_checkpoint_that_loses_least_comes_first() -> None:
     """A newer one without moments costs more than an older one without extras."""
     saved: list[tuple[int, Level]] = [(10, "full"), (1500, "partial-extras"), (1600, "weights")]
     assert order(wholes(*saved)) == [(1500, "partial-extras"), (1600, "weights"), (10, "full")]
@@ -83,7 +83,7 @@ def test_behind_a_full_one_that_was_damaged_the_others_are_held_against_the_next
     assert order(found) == [(120, "full"), (150, "partial-extras"), (10, "full")]
 
 
-def test_where_there_is_no_full_one_what_there_is_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_full_checkpoint_a_lower_one_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     assert order(wholes((10, "partial-extras"))) == [(10, "partial-extras")]
     assert caplog.text == ""
 

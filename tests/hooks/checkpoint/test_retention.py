@@ -128,7 +128,7 @@ def test_claims_are_looked_for_after_the_listing() -> None:
     assert [key for verb, key in store.calls if verb == "list"] == ["run/checkpoints/", "run/attempts/"]
 
 
-def test_what_is_referred_to_stays() -> None:
+def test_referred_objects_stay() -> None:
     """The objects of an earlier checkpoint, without its manifests: it is no checkpoint any more, and in no list."""
     store, base = FakeStore(), Save(step=10)
     manifests = base.write(store)
@@ -193,7 +193,7 @@ def test_a_checkpoint_whose_objects_elsewhere_went_is_merged_again() -> None:
     assert plan_pruning(store, "run", keep=1, known=known).checked == CheckpointName(1, 20, 1)
 
 
-def test_what_a_save_under_way_refers_to_stays() -> None:
+def test_objects_that_a_running_save_refers_to_stay() -> None:
     """By the manifests that it has put already, and by what the caller says it is about to put."""
     store, base = FakeStore(), Save(step=10)
     manifests = base.write(store)
@@ -214,7 +214,7 @@ def test_what_a_save_under_way_refers_to_stays() -> None:
     assert manifests[1].object_key(0) not in store.objects
 
 
-def test_what_is_spared_keeps_what_it_refers_to() -> None:
+def test_a_protected_checkpoint_keeps_the_objects_it_refers_to() -> None:
     """A checkpoint that is about to be referred to refers to others itself: their objects stay, their manifests go."""
     store, base = FakeStore(), Save(step=10)
     manifests = base.write(store)
@@ -263,7 +263,7 @@ def test_weights_that_were_committed_early_go_when_the_full_one_beside_them_is_t
 
 
 @pytest.mark.parametrize("full", [(), (10, 11)])
-def test_of_a_lower_level_no_more_stay_than_of_the_full_one(full: tuple[int, ...]) -> None:
+def test_no_more_checkpoints_of_a_lower_level_stay_than_of_the_full_one(full: tuple[int, ...]) -> None:
     """A run whose optimizer is not saved makes no others: its disk does not fill up. The newest full ones stay."""
     store = many(*full) if full else FakeStore()
     for save in range(5):
@@ -276,7 +276,7 @@ def test_of_a_lower_level_no_more_stay_than_of_the_full_one(full: tuple[int, ...
     assert steps(store) == [30, 24, 23, *reversed(full)]
 
 
-def test_what_lacks_extras_loses_its_place_to_none_that_lacks_moments() -> None:
+def test_a_partial_extras_checkpoint_loses_its_place_to_no_weights_one() -> None:
     """A restore takes it before a newer one without moments: each level has its own places."""
     store = many(10)
     Save(step=200, save=1, level="partial-extras").write(store)
@@ -417,7 +417,7 @@ def test_foreign_files_are_not_deleted() -> None:
         (1, 500, [420]),
     ],
 )
-def test_of_the_older_ones_one_of_every_so_many_steps_stays(keep: int, every: int, left: list[int]) -> None:
+def test_one_older_checkpoint_of_every_so_many_steps_stays(keep: int, every: int, left: list[int]) -> None:
     """The first at or after each multiple; and so it is still when the next ones have come."""
     store = many(40, 100, 199, 205, 250, 310, 390, 420)
     prune(store, "run", keep=keep, every=every, attempt=1)
@@ -448,7 +448,7 @@ def test_a_milestone_is_whole_full_and_on_the_way_that_was_gone() -> None:
     ]
 
 
-def test_what_a_milestone_refers_to_stays() -> None:
+def test_objects_that_a_milestone_refers_to_stay() -> None:
     """Its objects in an earlier folder, though that is no checkpoint any more."""
     store = FakeStore()
     base = Save(step=90).write(store)

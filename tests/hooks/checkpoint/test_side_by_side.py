@@ -49,7 +49,7 @@ def test_a_call_inside_a_call_starts_no_threads() -> None:
     ]  # and the next one does again
 
 
-def test_where_no_thread_starts_the_caller_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_new_threads_the_caller_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of three ranks is found whole at interpreter exit."""
     store = FakeStore()
     Save(world=3).write(store)

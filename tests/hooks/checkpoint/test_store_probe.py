@@ -102,7 +102,7 @@ def test_without_the_right_to_delete_training_begins(caplog: pytest.LogCaptureFi
     assert "the permission to delete is missing: s3:DeleteObject" in caplog.text
 
 
-def test_what_a_probe_leaves_is_nothing_to_anybody() -> None:
+def test_a_leftover_probe_is_ignored_by_all_readers() -> None:
     """Neither a run, nor a checkpoint, nor an attempt, nor anything to prune."""
     store = FakeStore("s3://bucket")
     store.faults = [denied("delete")]
@@ -138,7 +138,7 @@ def test_a_store_that_stays_away_is_an_error(verb: str) -> None:
 
 
 @pytest.mark.parametrize("error", [NotFoundError, FullError, StoreError])
-def test_what_the_store_says_itself_is_clear_enough(error: type[StoreError]) -> None:
+def test_errors_of_the_store_keep_its_own_words(error: type[StoreError]) -> None:
     """No bucket, no room: its own words come out."""
     store = FakeStore()
     store.faults = [Fault(0, ("put",), error=lambda: error("its own words"))]
@@ -147,7 +147,7 @@ def test_what_the_store_says_itself_is_clear_enough(error: type[StoreError]) -> 
     assert store.objects == {}
 
 
-def test_what_is_not_there_must_be_said_so() -> None:
+def test_a_denied_answer_for_a_missing_key_is_refused() -> None:
     """Amazon says "denied" to who may list a part of the bucket only: a save would take that for the end."""
     store = FakeStore("s3://bucket")
     store.faults = [Fault(1, ("get",), error=lambda: DeniedError("get: AccessDenied (403)"))]

@@ -169,7 +169,7 @@ def test_the_next_life_of_a_job_sees_nothing_of_the_last(stores: list[Any]) -> N
         assert [each.step for each in decided] == [2, 2, 2]
 
 
-def test_who_is_silent_is_decided_without_and_obeys_when_late() -> None:
+def test_a_silent_rank_is_decided_without_and_obeys_when_late() -> None:
     """The decision of the first whose time is over holds for everybody."""
     with a_job(over_tcp()) as ranks:
         ranks[0].channel.call(NOTICE, within(PATIENCE))
@@ -212,7 +212,7 @@ def test_a_call_that_supersedes_ends_the_waiting() -> None:
         assert [each.step for each in again] == [5, 5, 5]
 
 
-def test_who_does_not_want_it_any_more_waits_no_longer() -> None:
+def test_a_vote_that_nobody_wants_ends_its_wait() -> None:
     """Training has ended, say."""
     with a_job(over_tcp()) as ranks:
         over = threading.Event()
@@ -222,7 +222,7 @@ def test_who_does_not_want_it_any_more_waits_no_longer() -> None:
             assert waiting.result(PATIENCE).step is None
 
 
-def test_who_does_not_come_to_a_meeting_is_named() -> None:
+def test_a_rank_that_misses_a_meeting_is_named() -> None:
     """By all that wait for it."""
     with a_job(over_tcp()) as ranks:
         with pytest.raises(StoreSilent, match="rank 0 of 3"):
@@ -279,7 +279,7 @@ def test_when_it_is_closed_no_thread_is_left(stores: list[Any]) -> None:
     assert not child.failover.closing
 
 
-def test_who_hosts_the_store_goes_last() -> None:
+def test_the_host_of_the_store_leaves_last() -> None:
     """It waits until all others have left theirs; but not for ever."""
     stores = over_tcp(2)
     first, second = join(stores, hosts=True)

@@ -41,7 +41,7 @@ NOTICE = NoticeEvent("i-1", "interruption", "aws", 119.5, "m0", 120.0)
         RevoteEvent(2),
     ],
 )
-def test_what_is_called_is_heard(call: LogEvent) -> None:
+def test_each_event_is_decoded_as_it_was_encoded(call: LogEvent) -> None:
     """Every kind, with all that it says."""
     assert events.decode(events.encode(call, 1, 2)) == call
 
@@ -74,7 +74,7 @@ def test_no_two_entries_are_the_same() -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_cannot_be_read_is_strange(raw: bytes) -> None:
+def test_an_unreadable_event_is_unknown_with_a_reason(raw: bytes) -> None:
     """It takes its place in the log, and says why it is nothing else."""
     call = events.decode(raw)
     assert isinstance(call, UnknownEvent)

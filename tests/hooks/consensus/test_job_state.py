@@ -131,7 +131,7 @@ def test_a_notice_supersedes_what_is_saved_beside_training() -> None:
     assert standing.after(WithdrawnEvent("a")).wanted is None
 
 
-def test_what_was_asked_for_before_a_call_was_heard_does_not_supersede_it() -> None:
+def test_a_request_made_before_an_event_does_not_supersede_it() -> None:
     """The clock of background checkpoints strikes while the script saves by hand: that is not called off."""
     by_hand = after(BackgroundEvent(heard=0), ManualEvent(4))
     assert by_hand.after(BackgroundEvent(heard=1)).wanted == WantedSave(2, "manual")
@@ -147,14 +147,14 @@ def test_a_state_that_moved_is_saved_at_a_boundary() -> None:
     assert after(notice("a"), WithdrawnEvent("a"), BoundaryEvent(1)).wanted is None
 
 
-def test_what_moved_under_one_notice_is_not_trusted_under_the_next() -> None:
+def test_state_that_moved_under_one_notice_is_saved_at_a_boundary_under_the_next() -> None:
     """But after the first is over it is tried again."""
     moved = after(notice("a"), BoundaryEvent(1))
     assert moved.after(notice("b", "m1")).wanted == WantedSave(3, "notice", boundary=True)
     assert moved.after(WithdrawnEvent("a")).after(notice("c")).wanted == WantedSave(4, "notice")
 
 
-def test_what_cannot_be_read_only_counts() -> None:
+def test_an_unreadable_event_only_counts() -> None:
     """The numbers of the log stay those of all ranks."""
     standing = after(notice("a"), UnknownEvent("?"), FailedEvent(1, 0), notice("b", "m1"))
     assert standing.wanted == WantedSave(4, "notice")
@@ -174,7 +174,7 @@ def second(*calls: LogEvent) -> JobState:
     return standing
 
 
-def test_what_counts_in_the_first_log_counts_in_the_second() -> None:
+def test_the_state_of_the_first_log_holds_in_the_second() -> None:
     standing = second(carried(notice("a")))
     assert standing.notices == (notice("a"),)
     assert standing.wanted == WantedSave(1, "notice")
@@ -195,7 +195,7 @@ def test_the_longer_of_two_states_holds_and_its_new_save_is_voted_on_by_all() ->
     assert second(carried(), short).counts(SECOND_STORE + 2)
 
 
-def test_what_was_withdrawn_in_either_log_does_not_come_back() -> None:
+def test_a_notice_withdrawn_in_either_log_does_not_come_back() -> None:
     short, long = carried(notice("a")), carried(notice("a"), FailedEvent(1, 0))
     for calls in [(short, WithdrawnEvent("a"), long), (carried(), WithdrawnEvent("a"), long)]:
         assert second(*calls).notices == ()

@@ -24,7 +24,7 @@ def test_a_replica_can_be_done_without() -> None:
     ],
     ids=["a name of its own", "another group", "tensors of its own"],
 )
-def test_who_has_anything_more_can_not(more: ReplicationInfo) -> None:
+def test_a_rank_with_more_state_is_within_no_other(more: ReplicationInfo) -> None:
     """Though it has all that the others have."""
     assert not more.within(REPLICA)
     assert REPLICA.within(more)

@@ -252,7 +252,7 @@ def test_all_ranks_follow_the_one_that_is_cut_off_from_the_first_store(host: Hos
         assert job.channels[0].call(OTHER, within(PATIENCE)) == SECOND_STORE + 3
 
 
-def test_what_a_rank_wrote_into_a_store_that_the_others_had_left_is_called_again(host: Host) -> None:
+def test_an_event_written_to_an_abandoned_store_is_published_again(host: Host) -> None:
     """It had not read it there itself."""
     with a_job(host) as job:
         first = job.channels[0]

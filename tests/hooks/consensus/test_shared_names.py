@@ -81,7 +81,7 @@ def test_two_tensors_of_one_name_are_refused_on_all_ranks_by_name() -> None:
     assert "register each stage under its own name" in said[0]
 
 
-def test_of_one_shape_they_are_told_apart_by_their_values() -> None:
+def test_tensors_of_one_shape_are_told_apart_by_their_values() -> None:
     bias = torch.zeros(3)
     said = met(
         [[on((rank,), bias, "model/0.bias"), on((rank,), w)] for rank, w in enumerate([WEIGHT, OTHER])]

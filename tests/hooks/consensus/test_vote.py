@@ -27,7 +27,7 @@ def test_the_latest_of_the_steps_is_saved_by_all() -> None:
     )
 
 
-def test_who_has_no_state_ends_it_for_all() -> None:
+def test_a_rank_without_state_aborts_for_all() -> None:
     """Also when others are silent, and named."""
     for offers in ([Vote(0, 3), Vote(1, None), Vote(2, 3)], [Vote(1, None)]):
         decision = decide(1, 3, offers)
@@ -118,7 +118,7 @@ def test_weights_go_early_where_a_doomed_rank_says_that_they_count() -> None:
         assert decide(1, 2, [other, Vote(1, 1)]).level == "full"
 
 
-def test_who_sees_differently_what_is_shared_is_not_relied_on() -> None:
+def test_a_rank_with_another_view_of_shared_state_is_not_relied_on() -> None:
     """Another digest, or a group that one of its ranks does not know. Groups may differ from rank to rank."""
     left, right = shared({(0, 1): "x"}), shared({(2, 3): "y"})
     assert left[0].group != right[0].group
@@ -147,7 +147,7 @@ def test_many_ranks_are_not_all_named() -> None:
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 … of 300" in why
 
 
-def test_who_is_held_at_boundaries_hears_of_others_that_are_not() -> None:
+def test_ranks_held_at_boundaries_learn_of_ranks_that_are_not() -> None:
     """These wait for it in the next step. Of one that is silent nobody knows, and it waits for nobody."""
     held = [Vote(rank, 1, parks=True, covers=ranges((2,))) for rank in range(2)]
     free = Vote(2, 1, covers=ranges((0, 1, 2)))
@@ -185,14 +185,14 @@ def test_offers_and_decisions_cross_the_wire() -> None:
         ("covers", [[0, 1, 2]]),
     ],
 )
-def test_what_is_no_offer_is_refused(field: str, value: object) -> None:
+def test_a_malformed_vote_is_refused(field: str, value: object) -> None:
     """By the field that is wrong."""
     body = {**json.loads(Vote(0, 1).encode()), field: value}
     with pytest.raises(ProtocolError):
         read_offer(json.dumps(body))
 
 
-def test_what_ten_thousand_ranks_say_is_short() -> None:
+def test_votes_of_ten_thousand_ranks_are_short() -> None:
     """With replicas each covers all: spelt out, the votes would have 600 MB, and the decision 59 kB for each rank."""
     everybody = range(10_000)
     assert ranges(everybody) == (everybody,)

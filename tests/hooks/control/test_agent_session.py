@@ -63,7 +63,7 @@ print("told" if told.wait(100) else "not told")
 
 
 @pytest.mark.torch
-def test_who_is_welcomed_with_a_notice_waits_for_it_and_never_trains(folder: Path) -> None:
+def test_a_process_welcomed_with_a_notice_waits_and_never_trains(folder: Path) -> None:
     """The first steps of a small model would be over before the notice is heard."""
     pytest.importorskip("torch")
     path = folder / "a.sock"

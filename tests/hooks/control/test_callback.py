@@ -72,7 +72,7 @@ def test_a_script_that_ends_while_it_returns_is_saved(path: Path) -> None:
     [(ValueError("no"), "ValueError: no"), (SystemExit(3), "SystemExit: 3")],
     ids=["error", "exit"],
 )
-def test_what_it_raises_is_no_save(error: BaseException, said: str, path: Path) -> None:
+def test_an_error_of_a_callback_is_no_save(error: BaseException, said: str, path: Path) -> None:
     """Said to the agent, an exit too: it ends the function's thread, not the process."""
 
     def fail(notice: Notice) -> None:
@@ -100,7 +100,7 @@ def test_without_an_agent_it_is_only_a_decorator() -> None:
     assert not [t for t in threading.enumerate() if t.name == "spotguard-listener"]
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_a_callback_that_cannot_be_called_is_refused() -> None:
     """By its value."""
     with pytest.raises(UsageError, match="got 3"):
         on_notice(3)  # type: ignore[arg-type]

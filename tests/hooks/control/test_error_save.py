@@ -236,7 +236,7 @@ def on_another_thread(guard: Guard, job: Any) -> None:
         pytest.param(3, None, KeyboardInterrupt(), False, id="Ctrl-C"),
     ],
 )
-def test_what_is_not_worth_it_is_not_saved(
+def test_an_error_before_anything_worth_saving_saves_nothing(
     steps: int, before: Any, error: BaseException, recorded: bool, tmp_path: Path
 ) -> None:
     job = small()

@@ -91,7 +91,7 @@ def test_a_wait_has_no_more_time_than_is_left_by_now() -> None:
     assert answers == [None]
 
 
-def test_who_is_told_to_leave_leaves_where_it_is_parked() -> None:
+def test_a_parked_thread_that_is_told_to_leave_raises_there() -> None:
     """A parked thread raises what it was given; so does one that comes later, and none gets through."""
     gate = Gate()
     with Trainer(gate) as trainer:
@@ -136,7 +136,7 @@ def test_late_copies_are_made_only_when_wanted() -> None:
     assert gate.place.completed == 2
 
 
-def test_who_stands_at_a_boundary_by_hand_is_had_there() -> None:
+def test_a_thread_at_a_boundary_by_hand_is_saved_there() -> None:
     """`guard.save()` and `restore` stand at a boundary without a step: a save that waits for one gets it."""
     gate = Gate()
     gate.close(Shut.AT_BOUNDARY)
@@ -158,7 +158,7 @@ def test_who_stands_at_a_boundary_by_hand_is_had_there() -> None:
     assert not gate.place.at_boundary
 
 
-def test_who_copies_a_boundary_anew_by_hand_offers_that_one() -> None:
+def test_a_boundary_copied_again_by_hand_is_the_one_offered() -> None:
     """Not the next step: all ranks would wait for it, and who saves by hand trains no further."""
     gate = Gate(together=True)
     gate.arrive(4)
@@ -175,7 +175,7 @@ def test_who_copies_a_boundary_anew_by_hand_offers_that_one() -> None:
     assert gate.close(B).earliest() == 5
 
 
-def test_who_goes_back_to_the_beginning_is_had_there() -> None:
+def test_a_return_to_step_0_is_saved_at_step_0() -> None:
     """Step 0 is a step like any other, and none at all leaves the count as it is."""
     gate = Gate()
     gate.arrive(5)

@@ -10,7 +10,7 @@ from tests.hooks.control.gates import PATIENCE, A, B, Trainer, within
 
 
 @pytest.mark.parametrize("how", [B, A])
-def test_who_is_behind_passes_until_the_target(how: Shut) -> None:
+def test_a_rank_behind_passes_the_gate_until_the_target(how: Shut) -> None:
     """Step after step, also from where the gate has held it before; and at the target it is held."""
     gate = Gate()
     with Trainer(gate) as trainer:

@@ -71,7 +71,7 @@ class Parked:
         return not self._thread.is_alive()
 
 
-def test_who_waits_for_a_boundary_is_told_of_it() -> None:
+def test_a_waiter_for_a_boundary_is_told_of_it() -> None:
     """Of one at the end of a step, and of one that is stood at by hand."""
     gate = Gate()
     gate.before_change()
@@ -89,7 +89,7 @@ def test_who_waits_for_a_boundary_is_told_of_it() -> None:
     assert waiter.told() == 4
 
 
-def test_who_waits_is_told_that_the_gate_is_shut_otherwise() -> None:
+def test_a_waiter_is_told_that_the_gate_is_shut_otherwise() -> None:
     """A clean state that was to come to a boundary is taken as it stands after all."""
     gate = Gate()
     gate.close(Shut.AT_BOUNDARY)
@@ -98,7 +98,7 @@ def test_who_waits_is_told_that_the_gate_is_shut_otherwise() -> None:
     assert waiter.told() == 0
 
 
-def test_who_is_parked_before_his_change_is_let_through_to_a_boundary() -> None:
+def test_a_thread_parked_before_its_change_is_let_through_to_a_boundary() -> None:
     """The saver wants a boundary by now, and nobody else would bring one."""
     gate = Gate()
     gate.close()
@@ -121,7 +121,7 @@ def test_a_gate_that_retires_lets_everybody_go_on() -> None:
     assert gate.inert
 
 
-def test_who_is_told_to_leave_changes_nothing_first() -> None:
+def test_a_thread_that_is_told_to_leave_changes_nothing_first() -> None:
     """Also where he could go on at that very moment."""
     gate = Gate()
     gate.close()
@@ -136,7 +136,7 @@ def test_who_is_told_to_leave_changes_nothing_first() -> None:
 
 
 @pytest.mark.parametrize("awaited", [True, False])
-def test_who_is_told_to_leave_at_its_boundary_goes_on_to_where_others_wait(awaited: bool) -> None:
+def test_a_thread_told_to_leave_at_its_boundary_goes_on_to_its_next_change(awaited: bool) -> None:
     """To its next change, if they are in collectives of that step; else it leaves where it stands."""
     gate, places = Gate(together=True), list[str]()
 
@@ -165,7 +165,7 @@ def test_who_is_told_to_leave_at_its_boundary_goes_on_to_where_others_wait(await
 
 
 @pytest.mark.parametrize("boundary", [True, False], ids=["from its boundary", "from its change"])
-def test_who_was_told_to_leave_changes_nothing_for_a_later_call(boundary: bool) -> None:
+def test_a_thread_told_to_leave_changes_nothing_for_a_later_event(boundary: bool) -> None:
     """It is on its way to its next change, and another notice wants the step behind it."""
     gate, places = Gate(together=True), list[str]()
     went_on, decided = threading.Event(), threading.Event()

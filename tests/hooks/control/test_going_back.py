@@ -61,7 +61,7 @@ def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCapture
     assert "spotguard cancels the background checkpoint under way: guard.restore() was called" in caplog.text
 
 
-def test_what_is_gone_back_to_is_not_pruned_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_restored_again_is_not_pruned_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the upload that was under way, with its own commit."""
     monkeypatch.setenv("SPOTGUARD_KEEP", "1")
     store = WatchedStore()
@@ -100,7 +100,7 @@ def test_one_that_waits_for_its_boundary_saves_nothing_of_either_way() -> None:
     assert len(store.manifests()) == 2
 
 
-def test_what_lies_on_the_disk_is_not_tidied_while_it_is_read(
+def test_a_staged_checkpoint_is_not_tidied_while_it_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that is called off is whole already, at its marker: what is older stays until the next commit."""

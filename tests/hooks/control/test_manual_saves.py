@@ -20,13 +20,13 @@ def by_hand() -> ManualSaves:
     return ManualSaves(lambda: SaveRequest("manual", CancelScope(clock)), threading.Lock(), clock, None)
 
 
-def test_who_asks_first_waits_for_the_call(by_hand: ManualSaves) -> None:
+def test_a_save_asked_for_first_waits_for_the_event(by_hand: ManualSaves) -> None:
     asked = by_hand.asked(5)
     assert by_hand.called(5, 7) is asked
     assert asked.epoch == 7
 
 
-def test_who_comes_late_finds_what_became_of_it(by_hand: ManualSaves) -> None:
+def test_a_save_asked_for_late_finds_its_result(by_hand: ManualSaves) -> None:
     """The save was made while it trained on."""
     called = by_hand.called(5, 7)
     called.done.set()
@@ -46,7 +46,7 @@ def test_a_call_that_was_for_nobody_here_is_not_taken_for_another(by_hand: Manua
     assert by_hand.called(9, 8) is asked
 
 
-def test_who_waits_hears_that_no_call_will_come(by_hand: ManualSaves) -> None:
+def test_a_waiting_save_hears_that_no_event_will_come(by_hand: ManualSaves) -> None:
     """At one step, or at any."""
     one, other = by_hand.asked(5), by_hand.asked(6)
     by_hand.give_up(Abandoned("no"), 6)

@@ -113,7 +113,7 @@ def test_the_agent_is_told_of_a_launcher_s_notice_before_any_other_word_of_it(
         assert not any(isinstance(word, protocol.Delivered) for word in rest)
 
 
-def test_of_other_notices_the_agent_knows_or_needs_not_know() -> None:
+def test_other_notices_send_no_delivered_message() -> None:
     told = Listening()
     for kind in ("terminate", BY_HAND):
         for end in ENDS:

@@ -63,7 +63,7 @@ def test_a_background_save_that_fails_stops_nothing_and_the_agent_is_told_why(
     assert "background checkpoint failed, training continues: read-only" in caplog.text
 
 
-def test_where_memory_is_short_no_copy_is_begun(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_enough_memory_no_copy_begins(caplog: pytest.LogCaptureFixture) -> None:
     """The host would swap, or kill the job: the warning says how to switch it off."""
     store = WatchedStore()
     with trained(store) as (guard, job, _):

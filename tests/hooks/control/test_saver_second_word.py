@@ -144,7 +144,7 @@ def test_a_notice_that_comes_as_a_stalls_save_gives_up_has_its_own_save() -> Non
     assert restored(store, small)[0] == 3
 
 
-def test_of_two_notices_one_withdrawn_the_other_holds() -> None:
+def test_one_of_two_notices_withdrawn_leaves_the_other() -> None:
     """Training goes on when the last is gone."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):

@@ -224,7 +224,7 @@ def test_auto_spends_a_tenth_of_the_time_on_uploads() -> None:
     assert cadence.due == 500.0 + AUTO_EVERY
 
 
-def test_what_a_save_took_moves_the_next_one() -> None:
+def test_the_cost_of_a_save_moves_the_next_one() -> None:
     """The guard tells its clockwork what each checkpoint cost."""
     job = small()
     with guarded(WatchedStore(), job.values) as guard:

@@ -86,7 +86,7 @@ def test_beyond_the_data_and_in_another_run_nothing_is_skipped(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("text", ["7", "run:", ":7", "run:-1", "run:7.5", "run:" + "1" * 20])
-def test_what_is_no_run_and_step_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_is_no_run_and_step_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SKIP_STEPS, text)
     with (
         pytest.raises(UsageError, match="is not a run and a step: unset it"),

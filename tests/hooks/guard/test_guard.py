@@ -508,7 +508,7 @@ class Reduced:
         return int, (7,)
 
 
-def test_what_cannot_be_saved_is_refused_at_register(folder: Path) -> None:
+def test_a_value_that_cannot_be_saved_is_refused_at_register(folder: Path) -> None:
     """By its name, its type and a way out; and nothing is claimed in the store."""
     for value, said in (
         (lambda: None, "thing is of type function"),

@@ -105,7 +105,7 @@ def test_a_single_process_loads_what_torch_gives_it(url: str) -> None:
     assert found["deep"] == {"a": None}
 
 
-def test_what_each_rank_has_of_its_own_is_the_first_ranks_and_all_of_it_by_name(url: str) -> None:
+def test_private_state_is_the_first_ranks_and_all_of_it_by_name(url: str) -> None:
     """A buffer that nobody shares, as FSDP2's are."""
     cut = Cut({}, world=3, private={"model/seen": torch.tensor([1.0])})
     store = open_store(url)

@@ -89,7 +89,7 @@ def test_a_notice_is_heard_and_answered(path: Path) -> None:
         agent.hear(Bye)
 
 
-def test_where_training_stands_is_said_right_after_the_welcome(path: Path) -> None:
+def test_the_position_follows_the_welcome_at_once(path: Path) -> None:
     """Before anything else, at each connection: `status` need not wait for the next time."""
     with FakeAgent(path) as agent, listening(path) as it:
         for step in (3, 7):

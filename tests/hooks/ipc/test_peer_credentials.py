@@ -98,7 +98,7 @@ def test_a_user_in_somebody_elses_folder_is_not(above: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "said"), [(0o755, "None"), (0o775, str(NOBODY)), (0o757, str(NOBODY))])
-def test_whose_uid_is_not_told_is_believed_in_a_folder_that_is_fenced(
+def test_a_peer_with_an_unmapped_uid_is_believed_in_a_protected_directory(
     above: Path, mode: int, said: str
 ) -> None:
     """As a pod with users of its own sees the agent of its node: nobody, in the folder of somebody."""

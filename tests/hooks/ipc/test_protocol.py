@@ -158,7 +158,7 @@ def test_any_object_gives_a_message_or_a_protocol_error(
 
 @cases("role", list(Role))
 @cases("word", sorted(TYPES))
-def test_what_the_table_does_not_hold_is_out_of_order(role: Role, word: str) -> None:
+def test_a_message_that_the_table_lacks_is_out_of_order(role: Role, word: str) -> None:
     """Every pair of a role and a message: a place in the table, or the end of that peer."""
     fields = dataclasses.fields(TYPES[word])  # type: ignore[arg-type]
     values = {"str": "x", "int": 1, "float": 1.0, "bool": True, "dict[str, Any]": {}}
@@ -221,7 +221,7 @@ def test_a_frame_that_is_too_large_is_refused_by_its_header() -> None:
     assert not peer.mid_frame
 
 
-def test_what_a_frame_cannot_hold_is_not_sent() -> None:
+def test_a_message_that_no_frame_holds_is_not_sent() -> None:
     """Too large, or not JSON."""
     with pytest.raises(ProtocolError, match="a frame holds"):
         encode(Answer({"x": "y" * MAX_FRAME}))

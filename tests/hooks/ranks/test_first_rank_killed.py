@@ -128,7 +128,7 @@ def anywhere(gang: Gang, seed: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", few_fast(range(6), 1), ids="seed-{}".format)
-def test_what_is_committed_is_restored_wherever_the_first_rank_dies(
+def test_committed_state_is_restored_wherever_the_first_rank_dies(
     gang: Gang, seed: int, folder: Path
 ) -> None:
     anywhere(gang, seed, folder)
@@ -137,7 +137,7 @@ def test_what_is_committed_is_restored_wherever_the_first_rank_dies(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seeds", range(6, 206, 50), ids="seeds-from-{}".format)
-def test_what_is_committed_is_restored_wherever_the_first_rank_dies_hundreds_of_times(
+def test_committed_state_is_restored_wherever_the_first_rank_dies_hundreds_of_times(
     gang: Gang, seeds: int, folder: Path
 ) -> None:
     for seed in range(seeds, seeds + 50):

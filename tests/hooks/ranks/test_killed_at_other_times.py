@@ -74,7 +74,9 @@ def played(gang: Gang, play: Play, seed: int, folder: Path) -> int:
 
 @pytest.mark.parametrize("play", [in_restore, beside_training])
 @pytest.mark.parametrize("seed", range(1), ids="seed-{}".format)
-def test_what_is_committed_is_restored_whoever_dies(gang: Gang, play: Play, seed: int, folder: Path) -> None:
+def test_committed_state_is_restored_whichever_rank_dies(
+    gang: Gang, play: Play, seed: int, folder: Path
+) -> None:
     assert played(gang, play, seed, folder) > 0
 
 
@@ -82,7 +84,7 @@ def test_what_is_committed_is_restored_whoever_dies(gang: Gang, play: Play, seed
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("play", [in_restore, beside_training])
 @pytest.mark.parametrize("seeds", range(1, 121, 30), ids="seeds-from-{}".format)
-def test_what_is_committed_is_restored_whoever_dies_a_hundred_times(
+def test_committed_state_is_restored_whichever_rank_dies_a_hundred_times(
     gang: Gang, play: Play, seeds: int, folder: Path
 ) -> None:
     killed = 0

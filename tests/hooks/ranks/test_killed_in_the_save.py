@@ -158,14 +158,16 @@ def anywhere(gang: Gang, seed: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", few_fast(range(4)), ids="seed-{}".format)
-def test_what_is_committed_is_restored_whoever_dies_where(gang: Gang, seed: int, folder: Path) -> None:
+def test_committed_state_is_restored_wherever_a_rank_dies_in_the_save(
+    gang: Gang, seed: int, folder: Path
+) -> None:
     anywhere(gang, seed, folder)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seeds", range(4, 304, 50), ids="seeds-from-{}".format)
-def test_what_is_committed_is_restored_whoever_dies_where_hundreds_of_times(
+def test_committed_state_is_restored_wherever_a_rank_dies_in_the_save_hundreds_of_times(
     gang: Gang, seeds: int, folder: Path
 ) -> None:
     for seed in range(seeds, seeds + 50):

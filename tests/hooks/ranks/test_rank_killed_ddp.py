@@ -47,7 +47,7 @@ def restored(gang: Gang, store: Path, **scenario: Any) -> int:
     return start
 
 
-def test_what_lacks_a_dead_rank_s_extras_is_a_level_of_its_own(gang: Gang, folder: Path) -> None:
+def test_a_checkpoint_without_a_dead_ranks_extras_has_a_level_of_its_own(gang: Gang, folder: Path) -> None:
     """In the checkpoint and in the outcome; an older full one is worth more, unless the option says otherwise, and then each
     name that was another rank's is said."""
     store = folder / "store"

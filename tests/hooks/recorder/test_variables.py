@@ -146,7 +146,7 @@ def test_positions_are_found_where_code_hides_them() -> None:
     assert (next(source), rate(), next(items)) == (2, 2, 6)
 
 
-def test_what_is_registered_is_left_out_and_its_other_fields_are_not() -> None:
+def test_registered_fields_are_left_out_and_other_fields_are_not() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -168,7 +168,7 @@ def test_what_is_registered_is_left_out_and_its_other_fields_are_not() -> None:
     assert found.objects["model"] == "model: registered Net"
 
 
-def test_what_is_not_registered_is_told_with_its_type() -> None:
+def test_an_unregistered_object_is_told_with_its_type() -> None:
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -201,7 +201,7 @@ def test_modules_that_no_variable_leads_to_are_found() -> None:
     assert "Bilinear.weight" not in census({}, hidden).modules, "what is gone is gone"
 
 
-def test_what_has_no_memory_yet_is_no_error() -> None:
+def test_tensors_without_memory_are_no_error() -> None:
     lazy, sparse = nn.LazyLinear(2), torch.eye(2).to_sparse()
     given = {"lazy": lazy, "weight": lazy.weight, "sparse": sparse, "meta": nn.Linear(1, 1, device="meta")}
     assert census(given).modules["lazy.weight"] == "UninitializedParameter without bytes (ValueError)"

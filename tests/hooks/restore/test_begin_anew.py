@@ -101,7 +101,7 @@ def test_leftovers_of_a_save_alone_do_not_refuse() -> None:
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_of_several_ranks_all_refuse_or_begin_anew(anew: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_all_refuse_or_begin_anew(anew: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank decides for all."""
     store = FakeStore()
     clocks = [SystemClock(), SystemClock()]

@@ -134,9 +134,7 @@ def test_each_machine_fetches_a_manifest_once(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_no_folder_can_be_had_each_rank_fetches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_directory_each_rank_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     store = FakeStore()
     prefix = saved(store, 7)
@@ -160,7 +158,7 @@ def test_damage_that_one_rank_finds_sends_all_to_the_older_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_an_object_of_one_rank_refuses_sends_all_to_the_older_one() -> None:
+def test_an_object_that_one_rank_refuses_sends_all_to_the_older_checkpoint() -> None:
     """It takes that, so the newer one is damaged."""
     store = FakeStore()
     for step in (7, 8):
@@ -220,7 +218,7 @@ def both(first: Callable[[Channel], Any], second: Callable[[Channel], Any]) -> l
         return [each.result(PATIENCE) for each in [pool.submit(one, rank) for rank in range(2)]]
 
 
-def test_what_ends_the_first_rank_for_all_is_said_to_all() -> None:
+def test_an_error_of_the_first_rank_is_told_to_all() -> None:
     """Also what is nobody's business but its own: without a word they would wait for it for minutes."""
     error = MemoryError("no more")
 
@@ -328,7 +326,7 @@ def test_a_rank_that_reads_for_long_is_waited_for() -> None:
         assert asked.result() == told.result() == [b"read", b"too"]
 
 
-def test_who_reads_shows_it_again_and_again() -> None:
+def test_a_reading_rank_beats_again_and_again() -> None:
     clock = ManualClock()
     with meeting(clock) as (first, second):
 

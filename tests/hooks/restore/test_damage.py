@@ -97,7 +97,7 @@ def test_a_bit_flipped_in_a_manifest_is_never_believed(made: Made, stores: Store
     "left", [0, 1, 0.5, -1, None], ids=["empty", "a byte", "half", "all but one", "gone"]
 )
 @pytest.mark.parametrize("kind", ["object", "manifest"])
-def test_what_is_cut_or_gone_is_never_loaded(
+def test_a_shortened_or_missing_file_is_never_loaded(
     made: Made, stores: Stores, kind: str, left: float | None
 ) -> None:
     objects, states, whole = made
@@ -115,7 +115,7 @@ def test_what_is_cut_or_gone_is_never_loaded(
 
 
 @pytest.mark.parametrize("loss", ["cut", "gone"])
-def test_what_is_cut_or_gone_behind_the_listing_is_never_loaded(made: Made, loss: str) -> None:
+def test_a_file_shortened_or_removed_after_the_listing_is_never_loaded(made: Made, loss: str) -> None:
     """The listing was right when it was made."""
     objects, states, whole = made
     key = whole.manifests[0].object_key(0)

@@ -103,7 +103,7 @@ MISFITS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("kind", MISFITS)
-def test_what_another_script_may_have_saved_changes_nothing(kind: str) -> None:
+def test_a_checkpoint_of_another_script_changes_nothing(kind: str) -> None:
     """It does not fit, says who, and no tensor was touched."""
     store = WatchedStore()
     saved(store)

@@ -39,7 +39,7 @@ def test_a_neighbour_asks_the_store_for_nothing(store: FakeStore, tmp_path: Path
     assert store.calls == []
 
 
-def test_who_keeps_it_always_asks(store: FakeStore, tmp_path: Path) -> None:
+def test_the_rank_that_fills_the_cache_always_asks_the_store(store: FakeStore, tmp_path: Path) -> None:
     """A second look at what went away is a look."""
     shelf = ManifestCache(store, keeps=True, folder=tmp_path)
     asked(shelf)
@@ -50,7 +50,7 @@ def test_who_keeps_it_always_asks(store: FakeStore, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "harm", ["damaged", "cut short", "empty", "taken away", "not ours alone", "no folder"]
 )
-def test_who_does_not_find_it_as_it_was_asks_the_store(store: FakeStore, tmp_path: Path, harm: str) -> None:
+def test_a_changed_cache_file_is_fetched_from_the_store(store: FakeStore, tmp_path: Path, harm: str) -> None:
     tmp_path.chmod(0o755 if harm == "not ours alone" else 0o700)
     asked(ManifestCache(store, keeps=True, folder=tmp_path))
     for path in tmp_path.iterdir():
@@ -85,7 +85,7 @@ def test_a_folder_of_a_group_is_this_users_alone_all_the_same(store: FakeStore, 
     assert store.calls == []
 
 
-def test_what_is_not_wanted_any_more_makes_room(store: FakeStore, tmp_path: Path) -> None:
+def test_manifests_no_longer_wanted_make_room(store: FakeStore, tmp_path: Path) -> None:
     """A checkpoint that was damaged; the next one's stays, and the listing."""
     shelf = ManifestCache(store, keeps=True, folder=tmp_path)
     store.put("run/checkpoints/b/0.json", memoryview(b"1"))

@@ -35,7 +35,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records]
 
 
-def test_what_is_over_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_read_shows_no_progress(caplog: pytest.LogCaptureFixture) -> None:
     """Neither on a terminal nor in the log."""
     caplog.set_level(logging.INFO)
     for stream in (Terminal(), io.StringIO()):

@@ -142,7 +142,7 @@ def test_a_save_without_its_manifest_is_never_picked_up() -> None:
     assert different(job.bits(), states[3]) == []
 
 
-def test_where_all_are_damaged_training_does_not_start() -> None:
+def test_training_does_not_start_when_all_checkpoints_are_damaged() -> None:
     """An error that says so and a way out; the loop has no step to begin with."""
     store = WatchedStore()
     saved(store)
@@ -221,7 +221,9 @@ def other_kind() -> Job:
         (other_kind, "notes is a tensor here and a dict"),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_changed(make: Callable[[], Job], said: str) -> None:
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_changed(
+    make: Callable[[], Job], said: str
+) -> None:
     """One line with the item, what is here and what is there; every bit of the fresh objects stands."""
     store = WatchedStore()
     saved(store)
@@ -233,7 +235,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(make: Callable[[], Jo
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_registered_since_may_be_missing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newly_registered_value_may_be_missing(caplog: pytest.LogCaptureFixture) -> None:
     """It keeps its value, and the rest is the checkpoint's; the next save has it, and no restore may lack it then."""
     store = WatchedStore()
     saved(store)
@@ -269,7 +271,7 @@ def test_a_name_that_may_be_missing_is_a_registered_one(names: str | tuple[str, 
     assert different(bits(job.values), before) == []
 
 
-def test_what_is_left_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_saved_value_that_is_not_registered_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Something saved and not registered now is not restored: a warning, for it may have been forgotten."""
     store = WatchedStore()
     saved(store, make=more)
@@ -435,7 +437,7 @@ def test_a_lower_level_that_is_asked_for_is_taken() -> None:
         assert guard.restore(step=6) == 6
 
 
-def test_what_cannot_be_copied_after_a_restore_stops_no_other_thread() -> None:
+def test_state_that_cannot_be_copied_after_a_restore_stops_no_other_thread() -> None:
     """The boundary that `restore` began has an end all the same: another thread's step would wait for it without one."""
 
     class Fickle:

@@ -32,7 +32,7 @@ def test_two_jobs_of_one_process_restore_one_after_the_other(made: Made, stores:
         assert different(state, states[TOTAL]) == []
 
 
-def test_what_a_notice_by_hand_has_saved_is_restored(stores: Stores) -> None:
+def test_a_notice_by_hand_is_restored_in_the_same_process(stores: Stores) -> None:
     """`spotguard.testing.preempt`, then a new life in the same process."""
     store, job = stores({}), small()
     with guarded(store, job.values) as guard:

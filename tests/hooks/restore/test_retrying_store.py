@@ -42,7 +42,7 @@ def patient(store: FakeStore, clock: Impatient) -> RetryingStore:
 
 @pytest.mark.parametrize("verb", ALL)
 @pytest.mark.parametrize("error", [UnavailableError, ThrottledError])
-def test_what_fails_for_now_is_asked_again(
+def test_a_transient_error_is_retried(
     verb: str, error: type[StoreError], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until it answers: the answer is as if nothing had been, and one line says that it was not so."""
@@ -86,7 +86,7 @@ def test_each_request_has_its_own_patience(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("error", [NotFoundError, DeniedError, CorruptError, StoreError])
-def test_what_asking_cannot_help_comes_out_at_once(error: type[StoreError]) -> None:
+def test_a_permanent_error_comes_out_at_once(error: type[StoreError]) -> None:
     """Also behind failures that it could have helped."""
     store, clock = FakeStore(), Impatient()
     asked = patient(store, clock)

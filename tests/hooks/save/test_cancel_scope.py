@@ -39,7 +39,7 @@ def test_without_a_deadline_there_is_no_end() -> None:
         scope.check()
 
 
-def test_who_calls_it_off_first_says_why() -> None:
+def test_the_first_to_abandon_a_save_gives_the_reason() -> None:
     """Once: the second has no say, and nobody is woken twice."""
     woken: list[bool] = []
     scope = CancelScope(ManualClock(), on_change=lambda: woken.append(True))
@@ -51,7 +51,7 @@ def test_who_calls_it_off_first_says_why() -> None:
         scope.check()
 
 
-def test_who_waits_hears_of_a_deadline_that_moves() -> None:
+def test_a_waiter_hears_of_an_earlier_deadline() -> None:
     """And of no other word."""
     woken: list[float] = []
     scope = CancelScope(ManualClock(100.0), on_change=lambda: woken.append(scope.deadline))
@@ -102,7 +102,7 @@ def test_a_part_ends_alone() -> None:
     assert (other.left(), scope.left(), scope.abandoned) == (4.0, 4.0, False)
 
 
-def test_what_happens_to_the_whole_happens_to_its_parts() -> None:
+def test_a_scopes_deadline_and_end_hold_for_its_parts() -> None:
     """An earlier deadline, and its end; also to a part that is made after that."""
     clock = ManualClock(100.0)
     scope = CancelScope(clock)
@@ -117,7 +117,7 @@ def test_what_happens_to_the_whole_happens_to_its_parts() -> None:
             each.check()
 
 
-def test_who_waits_for_a_part_hears_of_the_whole() -> None:
+def test_a_waiter_on_a_part_hears_of_the_whole() -> None:
     """A notice in the middle of a wait without an end."""
     scope = CancelScope(ManualClock())
     part = scope.part(math.inf)

@@ -38,7 +38,7 @@ def shared(writer: Checkpointer, state: State, epoch: int) -> None:
     assert writer.save(state, SaveSpec(5, epoch), "emergency", CancelScope(SystemClock(), None)) is not None
 
 
-def test_what_was_changed_for_a_save_by_hand_is_in_the_next_notices_checkpoint(
+def test_changes_before_a_save_by_hand_are_in_the_next_notices_checkpoint(
     store: FakeStore, writer: Checkpointer
 ) -> None:
     """A notice of this very step was over; `guard.save()` took the state anew, and another notice came first."""

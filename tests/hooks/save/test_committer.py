@@ -67,7 +67,7 @@ def test_replicas_that_are_alike_are_no_news(caplog: pytest.LogCaptureFixture) -
     assert caplog.text == ""
 
 
-def test_of_many_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_drifted_tensors_are_named_up_to_a_few(caplog: pytest.LogCaptureFixture) -> None:
     digests = [{f"model/{i}": i + rank for i in range(9)} for rank in range(2)]
     say_what_drifted(NAME, digests)
     assert "model/4 and 4 more" in caplog.text
@@ -95,7 +95,7 @@ def test_a_checkpoint_without_moments_and_extras_is_of_the_lower_level(lacks: st
     assert decode_marker(store.get(key), key).missing == (1,)
 
 
-def test_what_the_other_side_of_a_cut_network_saves_is_not_saved_here() -> None:
+def test_a_step_that_the_other_side_saves_is_not_saved_here() -> None:
     """No manifest of an absent rank is put, so nothing here ever counts, and nothing is marked."""
     store = FakeStore()
     state = State({"notes": {"a": 1}}, lambda buffer: None, rank=0, world=2)

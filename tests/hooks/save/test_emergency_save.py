@@ -267,7 +267,7 @@ def test_moments_are_rounded_when_the_link_slows_before_they_are_begun(saving: C
     assert different(without_moments(again), without_moments(one.job)) == []
 
 
-def test_where_nothing_fits_nothing_is_put(saving: Callable[..., Saving]) -> None:
+def test_a_save_that_cannot_fit_puts_nothing(saving: Callable[..., Saving]) -> None:
     """The reason names bytes, rate and seconds, and what stays."""
     one = saving()
     one.background()

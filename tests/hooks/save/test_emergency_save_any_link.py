@@ -39,7 +39,7 @@ def carries(one: Saving, seconds: float, start: float) -> bool:
 
 @settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(number=st.integers(0, 2**32))
-def test_whatever_the_link_does_what_is_committed_is_in_time_and_true(number: int) -> None:
+def test_commits_over_any_link_are_in_time_and_true(number: int) -> None:
     """And something of the step is committed wherever the weights would have gone through with room to spare."""
     draw = random.Random(number)
     rates = [draw.choice([0.0, 0.3, 1.0, 1.0, 3.0]) * RATE * draw.uniform(0.5, 1.5) for _ in range(40)]

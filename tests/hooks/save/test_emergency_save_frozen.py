@@ -52,7 +52,7 @@ def assert_adapted(one: Saving) -> None:
     assert verify(one.store, whole) == []
 
 
-def test_what_nobody_trains_is_put_once(saving: Callable[..., Saving]) -> None:
+def test_frozen_tensors_are_put_once(saving: Callable[..., Saving]) -> None:
     """The second checkpoint refers to the first one's objects, and so do all after it, whatever is pruned."""
     one = saving(job=adapted())
     first = one.background()
@@ -80,7 +80,7 @@ def test_a_frozen_tensor_that_is_changed_is_put_again(saving: Callable[..., Savi
     assert_adapted(one)
 
 
-def test_what_went_from_the_store_is_said_and_put_again(
+def test_objects_lost_from_the_store_are_named_and_put_again(
     saving: Callable[..., Saving], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else deleted what is referred to: the next checkpoint is whole."""

@@ -224,7 +224,7 @@ def test_a_notice_whose_save_fails_deletes_nothing() -> None:
         assert {verb for verb, _ in store.calls} == {"put"}
 
 
-def test_what_a_dead_attempt_left_goes_with_the_next_commit() -> None:
+def test_leftovers_of_a_dead_attempt_go_with_the_next_commit() -> None:
     """Its last save never ended; the next start trains on, and has something newer in the store."""
     store = WatchedStore()
     with trained(store) as (guard, job, heard):

@@ -153,7 +153,7 @@ def test_nothing_is_said_with_the_numbers() -> None:
     assert (outcome(store)["level"], outcome(store)["reason"]) == ("", reason)
 
 
-def test_what_fits_by_no_estimate_is_tried_where_nothing_stays() -> None:
+def test_an_unlikely_save_is_tried_if_no_checkpoint_stays() -> None:
     """The link crept along for the whole of the first warning, and nothing else is known of it; at the next it is back."""
     clock = ManualClock()
     store = SlowStore(clock)

@@ -45,7 +45,7 @@ def test_after_a_save_that_asks_for_more_the_notice_makes_no_thread_and_no_frame
     assert [worker.buffer for worker in workers] == buffers
 
 
-def test_where_there_is_no_memory_for_it_what_was_committed_stays_so(
+def test_without_memory_for_the_next_save_the_commit_stays(
     saving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = learning(saving)

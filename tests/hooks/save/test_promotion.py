@@ -91,7 +91,7 @@ def newest(store: SlowStore, step: int, kind: str, make: Make = small) -> None:
 # --- let finish ----------------------------------------------------------------------------------------------
 
 
-def test_of_this_very_step_it_is_the_commit_of_the_notice() -> None:
+def test_an_upload_of_this_very_step_is_the_commit_of_the_notice() -> None:
     """However much time there is: nothing is put twice, and training does not go beyond it."""
     with uploading() as (store, guard, _, heard):
         guard._agent.hear(notice("n1", 600.0))
@@ -105,7 +105,7 @@ def test_of_this_very_step_it_is_the_commit_of_the_notice() -> None:
     newest(store, 4, "background")
 
 
-def test_of_an_older_step_it_is_called_off_where_a_new_save_fits() -> None:
+def test_an_upload_of_an_older_step_is_abandoned_if_a_new_save_fits() -> None:
     """The newer step is worth the bytes; of the older one no manifest is left."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
@@ -122,7 +122,7 @@ def test_of_an_older_step_it_is_called_off_where_a_new_save_fits() -> None:
     newest(store, 5, "emergency")
 
 
-def test_of_an_older_step_it_is_let_finish_where_a_new_save_does_not_fit() -> None:
+def test_an_upload_of_an_older_step_finishes_if_a_new_save_does_not_fit() -> None:
     """Its rest does. The outcome says that it is no new save, and why."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)
@@ -167,7 +167,7 @@ def test_when_time_is_left_after_it_the_present_step_is_saved_too() -> None:
     newest(store, 5, "emergency")
 
 
-def test_where_nothing_fits_it_may_try() -> None:
+def test_an_upload_is_tried_to_the_end_if_nothing_fits() -> None:
     """Neither its rest nor the parameters alone: nothing else can be done with the seconds."""
     with uploading() as (store, guard, job, heard):
         goes_on(guard, job)

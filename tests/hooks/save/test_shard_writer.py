@@ -143,7 +143,7 @@ def test_called_off_in_the_middle_it_stops(folder: Path) -> None:
     assert len(store.objects) <= FakeStore().parallel
 
 
-def test_what_moved_while_it_was_read_is_not_put() -> None:
+def test_an_object_that_moved_while_it_was_read_is_not_put() -> None:
     """Asked after each object's bytes were read, before they are put."""
     store = FakeStore()
     with pytest.raises(StateChanged, match="it moved"):

@@ -27,7 +27,7 @@ from tests.hooks.save.commit.writes import NAME, OBJECT, state_tensors, write, w
 pytestmark = pytest.mark.torch
 
 
-def test_what_fails_for_now_is_asked_again_and_what_is_refused_is_not() -> None:
+def test_a_transient_failure_is_retried_and_a_refusal_is_not() -> None:
     """The same bytes under the same key, so asking again is safe."""
     store = FakeStore()
     store.faults = [Fault(0), Fault(1, after=True)]

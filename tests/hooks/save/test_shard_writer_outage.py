@@ -96,7 +96,7 @@ def last_is_cut(objects: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("parallel", [1, 4])
 @pytest.mark.parametrize("lose", [first_is_lost, last_is_cut, dict.clear])
-def test_what_an_outage_took_is_put_again(
+def test_objects_lost_in_an_outage_are_put_again(
     away: Callable[..., Away], lose: Meanwhile, parallel: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever was lost, and the log says so."""
@@ -109,7 +109,7 @@ def test_what_an_outage_took_is_put_again(
 @pytest.mark.parametrize(
     ("error", "listings"), [(UnavailableError, 1), (ThrottledError, 0)], ids=["away", "busy"]
 )
-def test_what_is_still_there_is_put_once(
+def test_objects_still_in_the_store_are_put_once(
     away: Callable[..., Away], error: type[StoreError], listings: int
 ) -> None:
     """A store that is busy was not away, and nobody asks it for more."""
@@ -137,7 +137,7 @@ def test_an_outage_at_the_last_object_is_seen_to_before_the_end(
     assert one.had_all[0] is False
 
 
-def test_what_an_outage_left_in_doubt_is_put_again_by_the_next_part(away: Callable[..., Away]) -> None:
+def test_objects_doubted_after_an_outage_are_put_again_by_the_next_part(away: Callable[..., Away]) -> None:
     """The save was called off before anybody could look."""
     scope = CancelScope(Hurried())
 

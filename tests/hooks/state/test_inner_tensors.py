@@ -295,7 +295,7 @@ def test_a_class_that_refuses_its_parts_is_named() -> None:
         whole(outline)
 
 
-def test_what_does_not_follow_the_protocol_has_no_inner_tensors() -> None:
+def test_a_class_without_the_protocol_has_no_inner_tensors() -> None:
     """A plain tensor, a class without it, and one whose tensors are no attributes."""
 
     class Hidden(Codes):

@@ -74,7 +74,7 @@ def test_plain_tensors_have_their_bytes(tensor: torch.Tensor) -> None:
     assert unreadable(nn.Parameter(tensor)) == ""
 
 
-def test_what_has_no_bytes_is_told_from_what_has() -> None:
+def test_tensors_without_bytes_are_told_from_others() -> None:
     """A wrapper is named by its class, a freed tensor by its bytes."""
     assert "Hollow" in unreadable(Hollow(torch.ones(3)))
     assert "needs 12 bytes of a storage that holds 0" in unreadable(freed(3))
@@ -84,7 +84,7 @@ def test_what_has_no_bytes_is_told_from_what_has() -> None:
     assert unreadable(torch.ones(3, device="meta"))
 
 
-def test_what_has_no_bytes_is_refused_at_register(folder: Path) -> None:
+def test_tensors_without_bytes_are_refused_at_register(folder: Path) -> None:
     """By name; and nothing is put on the optimizer of who was refused."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -170,7 +170,7 @@ SMALL: dict[str, tuple[Callable[[dict[str, Any]], torch.Tensor], str]] = {
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_what_is_copied_at_each_boundary_is_looked_at_before(kind: str, folder: Path) -> None:
+def test_small_tensors_are_checked_before_each_copy(kind: str, folder: Path) -> None:
     """A step later its memory is gone, and reading it would end the process: refused by name instead. What is part of
     the module or stands alone is left out of the copies, and no save holds it until its memory is back."""
     values = everything()
@@ -229,7 +229,7 @@ def test_a_buffer_without_bytes_of_its_own_is_not_copied(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["0.weight", "1.running_mean"])
-def test_what_has_no_bytes_is_not_restored_into(which: str, folder: Path) -> None:
+def test_tensors_without_bytes_are_not_restored_into(which: str, folder: Path) -> None:
     """Named, and every other tensor stands as it stood."""
     with guarded(folder, everything()) as guard:
         guard.restore()
@@ -268,7 +268,7 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("where", ["a buffer", "a parameter", "a tensor"])
-def test_what_nothing_can_be_restored_into_is_refused_at_register(where: str, folder: Path) -> None:
+def test_tensors_that_no_restore_can_fill_are_refused_at_register(where: str, folder: Path) -> None:
     """It could be saved, and no restore would ever work."""
     expanded = torch.ones(1, 4).expand(4, 4)
     values: dict[str, Any] = {"model": nn.Linear(4, 4)}

@@ -111,7 +111,7 @@ def numbered(model: nn.Module, *numbers: float) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, 3), (2, 3), (3, 2), (4, 2), (2, 2), (2, 1)])
-def test_what_is_each_ranks_own_comes_from_the_rank_whose_place_it_has(old: int, new: int) -> None:
+def test_private_state_comes_from_the_rank_in_the_same_place(old: int, new: int) -> None:
     """Plain modules, dicts, tensors: from rank mod the ranks that saved."""
     saved = [
         Rank(rank, old, model=filled(rank), notes={"rank": rank}, extra=torch.tensor([rank]))
@@ -216,7 +216,7 @@ def test_state_of_a_parameter_that_its_rank_never_stepped_is_nobody_elses() -> N
     assert dict(here.values["optimizer"].state) == {}
 
 
-def test_what_does_not_fit_is_refused_by_name_and_changes_nothing() -> None:
+def test_state_that_does_not_fit_is_refused_by_name_and_changes_nothing() -> None:
     saved = stages(1, 2, 3, 4, 5, 6)
 
     def refused(match: str, rank: int, world: int, **values: Any) -> None:

@@ -149,7 +149,7 @@ def test_plain_values_come_back_into_the_same_dict(folder: Path) -> None:
     assert "stale" not in fresh
 
 
-def test_what_a_note_becomes_later_is_refused_by_name(folder: Path) -> None:
+def test_a_value_that_becomes_unsavable_is_refused_by_name(folder: Path) -> None:
     """A dict that could be saved at register and cannot now: the save by hand says where."""
     notes: dict[str, Any] = {"fine": 1}
     with guarded(folder, {"notes": notes}) as guard:

@@ -93,7 +93,7 @@ def test_a_default_device_is_not_ours(folder: Path) -> None:
     assert different(fresh.bits(), job.bits()) == []
 
 
-def test_what_is_looked_at_once_is_not_weighed() -> None:
+def test_a_search_that_runs_once_is_not_weighed() -> None:
     """The first boundaries follow what an optimizer makes: what that takes says nothing about the later ones."""
     clock = ManualClock()
 
@@ -116,7 +116,7 @@ def test_what_is_looked_at_once_is_not_weighed() -> None:
     assert state.boundary_only == ""
 
 
-def test_what_does_not_fit_itself_is_refused_at_register() -> None:
+def test_state_that_does_not_fit_itself_is_refused_at_register() -> None:
     """What was saved and read back must also be what `restore` would take: here an entry that only saving sees."""
 
     class Extra(nn.Linear):

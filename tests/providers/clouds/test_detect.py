@@ -77,7 +77,7 @@ def test_the_instance_id_is_known_without_the_network(tmp_path: Path) -> None:
     assert detect(root).instance == "i-0123456789abcdef0"
 
 
-def test_what_was_read_is_told(tmp_path: Path) -> None:
+def test_the_facts_behind_a_detected_cloud_are_told(tmp_path: Path) -> None:
     """`doctor` shows from what it was decided."""
     found = detect(machine(tmp_path, sys_vendor="LENOVO", chassis_asset_tag="No Asset Tag"))
     assert dict(found.read) == {

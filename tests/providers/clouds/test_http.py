@@ -135,7 +135,7 @@ def test_a_request_that_is_to_be_sent_once_is_sent_once() -> None:
         assert (found.kind, found.dropped, server.connections) == ("unreachable", True, 1)
 
 
-def test_what_is_posted_arrives() -> None:
+def test_a_posted_body_arrives() -> None:
     """With its length, and its type where one is given."""
     heard: list[bytes] = []
 
@@ -231,7 +231,7 @@ def test_headers_are_read_up_to_a_cap_too() -> None:
     assert sent < 20 * 1024 * 1024
 
 
-def test_who_expects_more_than_others_can_say_so() -> None:
+def test_a_client_may_accept_larger_bodies() -> None:
     """Azure lists the events of a whole scale set."""
     server = LoopbackServer(lambda request: Reply(200, b"x" * (MAX_BODY + 1)), SystemClock())
     client = MetadataClient(server.start(), max_body=2 * MAX_BODY)
@@ -280,7 +280,7 @@ def test_an_answer_that_trickles_ends_at_the_timeout(head: bytes, drop: bytes) -
     ],
     ids=["binary", "status", "two lengths", "chunk", "200 headers", "long header"],
 )
-def test_what_is_not_http_is_garbage(data: bytes) -> None:
+def test_an_answer_that_is_no_http_is_garbage(data: bytes) -> None:
     """Said as such, and not as a network that is down."""
     with RawServer(says(data)) as server:
         assert failure(server.url).kind == "garbage"

@@ -129,7 +129,7 @@ def test_the_identity_document_is_json(client: Client) -> None:
         "/latest/user-data",
     ],
 )
-def test_what_is_not_there_is_a_404_with_a_page(client: Client, path: str) -> None:
+def test_a_missing_key_is_a_404_with_a_page(client: Client, path: str) -> None:
     """The folder `spot/` too, until there is a notice."""
     answer = client.get(path)
     assert answer.status_code == 404
@@ -228,7 +228,7 @@ def test_any_bytes_can_stand_at_any_key(client: Client, instance: AwsSimulator) 
     assert client.get(NOTICE).content == b"\x00\xff"
 
 
-def test_what_happens_is_told(simulate_aws: SimulateAws, clock: ManualClock) -> None:
+def test_each_event_is_printed(simulate_aws: SimulateAws, clock: ManualClock) -> None:
     """Also when a client sees the notice for the first time, and only then."""
     told: list[str] = []
     instance = simulate_aws(clock, tell=told.append)

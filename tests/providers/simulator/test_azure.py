@@ -72,7 +72,7 @@ def test_a_request_without_a_version_is_told_the_newest(vm: AzureSimulator, path
         ("POST", NAME, 405),
     ],
 )
-def test_what_is_not_there_is_refused(vm: AzureSimulator, method: str, path: str, status: int) -> None:
+def test_an_unknown_path_is_refused(vm: AzureSimulator, method: str, path: str, status: int) -> None:
     """A leaf needs format=text, a name stands in a query once, and only events are posted to."""
     assert ask(vm, method, path).status_code == status
 
@@ -170,7 +170,7 @@ def test_a_failing_host_is_a_reboot_that_has_begun(vm: AzureSimulator) -> None:
     assert [(event["EventType"], event["EventStatus"]) for event in events(vm)] == [("Reboot", "Started")]
 
 
-def test_what_has_not_begun_can_be_called_off(vm: AzureSimulator) -> None:
+def test_an_event_that_has_not_begun_can_be_cancelled(vm: AzureSimulator) -> None:
     """And nothing else."""
     vm.fail()
     vm.preempt()
@@ -282,9 +282,7 @@ def test_the_command_plays_flags_and_script(capsys: pytest.CaptureFixture[str], 
         (["--others", "-1"], "argument --others: '-1' is not a number of machines: expected 1 to 1000"),
     ],
 )
-def test_what_is_said_wrongly_is_refused(
-    capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_a_usage_error_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     """Code 2, and nothing listens."""
     with pytest.raises(SystemExit) as end:
         cli.main(["azure", *words])

@@ -101,7 +101,7 @@ def test_every_warning_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         (["aws", "--script", "/nowhere/script"], "--script /nowhere/script: No such file or directory"),
     ],
 )
-def test_what_is_said_wrongly_is_refused_before_anything_listens(
+def test_a_usage_error_is_refused_before_anything_listens(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     """Code 2; a cloud that has no simulator yet is not pretended."""

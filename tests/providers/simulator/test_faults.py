@@ -57,7 +57,7 @@ def test_a_reset_is_a_reset(client: Client, instance: AwsSimulator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slow", "trickle", "hang"])
-def test_what_is_slow_comes_too_late(client: Client, instance: AwsSimulator, kind: str) -> None:
+def test_a_slow_answer_comes_too_late(client: Client, instance: AwsSimulator, kind: str) -> None:
     """On a clock by hand, never."""
     token = client.token()
     instance.fault(kind)

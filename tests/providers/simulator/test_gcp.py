@@ -76,7 +76,7 @@ def test_a_folder_without_its_slash_leads_to_it(vm: GcpSimulator) -> None:
 @pytest.mark.parametrize(
     "path", ["instance/nothing", "instance/preempted/", "instance/shutdown-details/stop-state"]
 )
-def test_what_is_not_there_is_a_signed_page(vm: GcpSimulator, path: str) -> None:
+def test_a_missing_key_is_a_signed_page(vm: GcpSimulator, path: str) -> None:
     answer = get(vm, ROOT + path)
     assert (answer.status_code, answer.headers["Metadata-Flavor"]) == (404, "Google")
     assert "<title>Error 404 (Not Found)!!1</title>" in answer.text
@@ -174,7 +174,7 @@ def test_a_folder_can_be_waited_for(vm: GcpSimulator) -> None:
 
 
 @pytest.mark.parametrize("path", [f"{ROOT}instance/nothing{WAIT}", f"{PREEMPTED}{WAIT}&timeout_sec=soon"])
-def test_what_cannot_be_waited_for_is_refused_at_once(vm: GcpSimulator, path: str) -> None:
+def test_a_hanging_get_that_cannot_wait_is_refused_at_once(vm: GcpSimulator, path: str) -> None:
     """A key that is not there, a time that is none."""
     assert get(vm, path).status_code in (400, 404)
 
@@ -199,7 +199,7 @@ def test_a_storm_meets_what_is_held_too(vm: GcpSimulator) -> None:
     assert held.answered().status_code == 503
 
 
-def test_what_befalls_held_requests_leaves_the_others_alone(vm: GcpSimulator) -> None:
+def test_faults_of_held_requests_leave_the_others_alone(vm: GcpSimulator) -> None:
     """Refused, or answered at once."""
     vm.fault("held-503", count=1)
     assert get(vm, PREEMPTED).status_code == 200
@@ -290,7 +290,7 @@ def test_clear_takes_everything_back(vm: GcpSimulator) -> None:
         (lambda vm: vm.preempt(pid=2**22 + 1), "pid 4194305: cannot be signalled: No such process"),
     ],
 )
-def test_what_compute_engine_does_not_have_is_refused(vm: GcpSimulator, call: object, message: str) -> None:
+def test_a_call_that_compute_engine_lacks_is_refused(vm: GcpSimulator, call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(UsageError, match=message):
         call(vm)
@@ -307,7 +307,7 @@ def test_the_vm_is_gone_30_seconds_after_the_button(
     assert vm.preempt(window, notice=notice) == vm.deadline == clock.monotonic() + left
 
 
-def test_what_happens_is_told(simulate_gcp: SimulateGcp, clock: ManualClock) -> None:
+def test_each_event_is_printed(simulate_gcp: SimulateGcp, clock: ManualClock) -> None:
     """Also when a client sees the notice for the first time, and only then."""
     told: list[str] = []
     vm = simulate_gcp(clock, tell=told.append)

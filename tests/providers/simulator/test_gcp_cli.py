@@ -72,7 +72,7 @@ def test_each_verb_does_what_it_says(simulate_gcp: SimulateGcp, clock: ManualClo
         (["--fault", "hop-limit"], "argument --fault: invalid choice: 'hop-limit'"),
     ],
 )
-def test_what_is_said_wrongly_is_refused_before_anything_listens(
+def test_a_usage_error_is_refused_before_anything_listens(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     try:

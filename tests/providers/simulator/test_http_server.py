@@ -107,7 +107,7 @@ def test_a_port_that_is_taken_is_said_so(aws: AwsSimulator) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b'{"StartRequests": []}', b"x" * 65536])
-def test_what_was_posted_is_handed_on(body: bytes) -> None:
+def test_a_posted_body_is_handed_on(body: bytes) -> None:
     """Whole, and the connection serves the next request."""
     server = LoopbackServer(lambda request: Reply(200, request.body), SystemClock())
     url = server.start()

@@ -109,7 +109,7 @@ def test_times_have_units(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "1e3", "nan", "inf", "1 s", "1w", "٣", "1_0"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_text_that_is_no_time_is_refused(text: str) -> None:
     """Also what Python would take for a number."""
     with pytest.raises(ValueError, match="is not a time"):
         seconds(text)

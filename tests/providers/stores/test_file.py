@@ -127,7 +127,7 @@ def test_bytes_are_flushed_before_their_name_and_the_name_before_the_answer(
 
 
 @pytest.mark.parametrize("fails", ["temporary", "store/run"])
-def test_what_cannot_be_flushed_is_not_put(
+def test_an_object_that_cannot_be_flushed_is_not_put(
     fails: str, store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of fsync(2) is the put's: of the bytes, no name appears; of the folder, nobody is told that it is there."""
@@ -356,7 +356,7 @@ print(*[n for n in range(50) if store.put_if_absent(f"run/{n}", memoryview(mine.
 """
 
 
-def test_of_many_processes_one_wins(tmp_path: Path) -> None:
+def test_one_of_many_processes_wins(tmp_path: Path) -> None:
     """As when several machines start at once on one shared folder."""
     children = [
         subprocess.Popen(

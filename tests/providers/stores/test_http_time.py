@@ -234,7 +234,7 @@ def test_no_time_is_no_request() -> None:
         assert server.connections == []
 
 
-def test_who_waits_may_end_it() -> None:
+def test_a_waiter_may_end_its_request() -> None:
     """No byte more is sent, the connection is closed, and the next request has another one."""
     ended = threading.Event()
     received: list[int] = []

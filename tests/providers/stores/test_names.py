@@ -34,7 +34,7 @@ AWS_OWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", "AWS_SH
         "gs://goog-checkpoints",
     ],
 )
-def test_what_is_no_bucket_of_the_clouds_is_refused_with_its_rule(url: str) -> None:
+def test_an_invalid_bucket_name_is_refused_with_its_rule(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_named("--store", url, {"AWS_REGION": "eu-west-1"})
     assert str(caught.value).startswith(f"--store: store '{url}': ")
@@ -60,7 +60,7 @@ def test_what_is_no_bucket_of_the_clouds_is_refused_with_its_rule(url: str) -> N
         "file:///x",
     ],
 )
-def test_what_may_be_a_bucket_is_taken(url: str) -> None:
+def test_a_valid_bucket_name_is_accepted(url: str) -> None:
     check_named("--store", url, {})
 
 
@@ -190,7 +190,7 @@ def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "/not/there/yet", "/link", "/dangling"])
-def test_what_is_a_folder_or_can_be_one_is_taken(tmp_path: Path, below: str) -> None:
+def test_a_directory_that_exists_or_can_be_made_is_accepted(tmp_path: Path, below: str) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "dangling").symlink_to("mounted-later")

@@ -55,7 +55,7 @@ def test_a_place_in_a_cloud_is_read(url: str, bucket: str, prefix: str, options:
         ("s3://bucket?region=eu-west-1", "s3://bucket/run/x?region=eu-west-1"),
     ],
 )
-def test_what_is_inside_comes_before_the_options(url: str, inner: str) -> None:
+def test_the_path_inside_a_store_comes_before_the_options(url: str, inner: str) -> None:
     """An URL that a log shows is one that a command takes."""
     assert inside(url, "run/x") == inner
 
@@ -101,7 +101,7 @@ def test_a_missing_sdk_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch)
         ("s3://bucket?region=a&region=b", "option 'region' needs one value"),
     ],
 )
-def test_what_is_no_store_is_refused_with_the_way_out(url: str, said: str) -> None:
+def test_an_invalid_store_url_is_refused_with_the_remedy(url: str, said: str) -> None:
     """One line, with the value and what to write instead."""
     with pytest.raises(UsageError) as caught:
         check_url(url)
@@ -132,7 +132,7 @@ def test_what_is_no_store_is_refused_with_the_way_out(url: str, said: str) -> No
         ("gs://bucket?endpoint=AKIA:SECRET@host", "its endpoint names a user; leave that out"),
     ],
 )
-def test_what_may_be_a_key_is_not_repeated(url: str, said: str) -> None:
+def test_possible_keys_are_not_repeated(url: str, said: str) -> None:
     """Keys are put where they do not belong, and an error goes into logs."""
     with pytest.raises(UsageError) as caught:
         check_url(url)

@@ -180,7 +180,7 @@ def test_a_process_that_was_last_seen_in_a_save_is_no_exception() -> None:
     assert run.incidents == ["stall"]
 
 
-def test_what_ended_by_itself_makes_the_next_limit_longer() -> None:
+def test_a_stall_that_ends_by_itself_lengthens_the_next_limit() -> None:
     run = HeldRun()
     run.holds(FIRST + 12)
     run.comes_back()

@@ -45,7 +45,7 @@ def test_growing_use_is_told_once_and_in_time(pace: float) -> None:
         pytest.param(lambda now: 0.8 + 0.00001 * now, id="a leak that takes hours"),
     ],
 )
-def test_what_does_not_end_is_no_alarm(use: Callable[[float], float]) -> None:
+def test_memory_that_stays_below_its_limit_raises_no_alarm(use: Callable[[float], float]) -> None:
     assert list(heard(use, 900)) == []
 
 

@@ -104,7 +104,7 @@ def test_a_run_goes_back_behind_the_data_of_the_failed_step() -> None:
     assert (starts(story), story.code) == (2, 1)
 
 
-def test_what_was_skipped_is_skipped_again_until_a_good_checkpoint_is_behind_it() -> None:
+def test_skipped_steps_are_skipped_again_until_a_good_checkpoint_is_behind_them() -> None:
     """Bad data may come twice between two checkpoints, and another failure between."""
     story = job("nan=back:9,network=restart")
     trains(story, 8, 8)
@@ -330,7 +330,7 @@ def test_the_node_of_a_pod_is_labelled_by_the_class_of_the_failure() -> None:
     ],
 )
 @pytest.mark.parametrize("excludes", [True, False])
-def test_what_a_program_can_cause_on_every_machine_labels_no_node(
+def test_a_class_that_a_program_can_cause_everywhere_labels_no_node(
     kind: str, message: str, excludes: bool
 ) -> None:
     """Each agent decides alone: a wrong build would label all nodes of the job until a person acts."""

@@ -118,7 +118,7 @@ def test_a_stall_is_told_once_until_training_moves() -> None:
 
 
 @pytest.mark.parametrize("still", [4.0, 30.0])
-def test_what_is_usual_in_a_phase_makes_its_limit(still: float) -> None:
+def test_the_usual_time_of_a_phase_makes_its_limit(still: float) -> None:
     run = Run()
     run.trains(2 * ENOUGH, "collective", still=still)
     usual = still + 2
@@ -402,7 +402,7 @@ def test_a_pause_that_returns_is_told_once() -> None:
     assert len(run.told) == 1
 
 
-def test_what_is_known_of_a_process_outlives_its_connection() -> None:
+def test_a_process_keeps_its_history_when_its_connection_ends() -> None:
     run = Run()
     run.trains()
     run.story.closes(run.ranks[0], alive=True)

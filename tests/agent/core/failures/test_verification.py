@@ -105,7 +105,7 @@ def test_damage_is_an_error_with_its_name_and_the_next_checkpoint_is_written_in_
 
 
 @pytest.mark.parametrize(("checkpoint", "status"), [(20, "damaged"), (40, "unknown")])
-def test_what_lacks_an_object_is_damaged_unless_a_newer_one_has_replaced_it(
+def test_a_checkpoint_without_an_object_is_damaged_unless_a_newer_one_replaced_it(
     checkpoint: int, status: str
 ) -> None:
     run = Run()
@@ -118,7 +118,7 @@ def test_what_lacks_an_object_is_damaged_unless_a_newer_one_has_replaced_it(
     assert bool(run.story.sent(CheckpointNow)) == (status == "damaged")
 
 
-def test_what_is_not_known_is_a_warning_and_is_tried_again_soon() -> None:
+def test_an_unknown_verdict_is_a_warning_and_is_tried_again_soon() -> None:
     run = Run()
     run.after(2 * HOUR)
     run.ends("unknown", detail="the store does not answer")

@@ -268,7 +268,7 @@ def test_one_that_does_not_end_is_killed(held: Held) -> None:
     helper.state = helper._with(pid=0)
 
 
-def test_what_it_says_that_is_no_json_is_passed_over(held: Held) -> None:
+def test_output_that_is_no_json_is_ignored(held: Held) -> None:
     helper = held.of("print('hello'); print('[1]'); print('{\"firing\": []}')")
     helper.start()
     assert held.heard() == {"firing": []}

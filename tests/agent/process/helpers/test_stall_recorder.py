@@ -32,7 +32,7 @@ def ended(recorder: StallRecorder) -> None:
         assert not process.works
 
 
-def test_what_is_read_is_logged_and_kept(
+def test_stacks_that_are_read_are_logged_and_kept(
     recorder: StallRecorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "spotguard.agent")

@@ -46,7 +46,7 @@ def test_they_meet_where_both_hold_an_element(data: st.DataObject) -> None:
 
 @settings(max_examples=examples(150))
 @given(st.data())
-def test_what_lies_in_one_piece_is_found_and_nothing_else(data: st.DataObject) -> None:
+def test_a_contiguous_box_is_a_run_and_no_other_is(data: st.DataObject) -> None:
     shape = data.draw(SHAPE)
     part = boxes(shape, data)
     inside = cut(np.arange(prod(shape)).reshape(shape), part).reshape(-1)

@@ -202,7 +202,7 @@ def test_a_suspicion_names_its_rank_once() -> None:
     assert (reason_of(whole, MANIFEST.rank + 10), reason_of("", 0)) == ("", "")
 
 
-def test_what_is_lacking_is_said_to_people() -> None:
+def test_missing_parts_are_named_for_people() -> None:
     assert lacks("full", ()) == ""
     assert lacks("partial-extras", (1,)) == "the extras of rank 1"
     assert lacks("weights", ()) == "the optimizer's moments"
@@ -263,7 +263,7 @@ BROKEN = [
 
 
 @cases("change, said", BROKEN)
-def test_what_cannot_be_is_refused(change: Callable[[dict[str, Any]], None], said: str) -> None:
+def test_an_impossible_manifest_is_refused(change: Callable[[dict[str, Any]], None], said: str) -> None:
     """With a right CRC, too: somebody may have written it on purpose. (`test_columns` has the tensors.)"""
     value = raw()
     change(value)
@@ -350,7 +350,7 @@ def test_many_are_read_with_the_collector_at_rest() -> None:
         gc.enable()
 
 
-def test_what_was_read_is_old_and_what_somebody_froze_stays_frozen() -> None:
+def test_decoded_manifests_are_old_for_the_collector_and_frozen_objects_stay_frozen() -> None:
     """The collector's next look, at what is young, does not go through it."""
     files = [("a", encode_manifest(MANIFEST))]
     gc.unfreeze()  # Python 3.12 starts with some hundred objects frozen

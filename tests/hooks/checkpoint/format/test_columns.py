@@ -100,7 +100,7 @@ def test_unknown_fields_are_skipped_in_any_order() -> None:
     assert opened({"aside": 1, **dict(reversed(body.items()))}).tensors == SOME.tensors
 
 
-def test_what_ranks_have_in_common_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_ranks_share_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, shapes and sizes are the same Python objects in all manifests of a cache, however much each rank has of its own."""
     monkeypatch.setattr("spotguard.hooks.checkpoint.format.packing.KEPT", 24)
     cache, world = PackedCache(), 12

@@ -142,7 +142,7 @@ def test_replicas_must_agree() -> None:
         coverage([manifest(0, 2, full), manifest(1, 2, full, crc32=6)])
 
 
-def test_of_replicas_one_is_kept_and_of_empty_boxes_none() -> None:
+def test_one_replica_is_kept_and_no_empty_box() -> None:
     """Wherever they stand in the manifests; what is left is in order of offsets, as a reader wants it."""
     left, right = ((0, 0), (4, 3)), ((0, 3), (4, 3))
     merged = coverage([manifest(boxes=[right, ((2, 2), (0, 1)), left, right, left])]).tensors["w"]

@@ -31,7 +31,7 @@ def test_the_fast_one_is_zlibs(data: bytes, before: bytes) -> None:
     assert crc32(memoryview(bytearray(data)), zlib.crc32(before)) == zlib.crc32(before + data)
 
 
-def test_where_there_is_no_wheel_of_it_zlibs_own_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_wheel_crc32_is_zlibs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zlib_ng.zlib_ng", None)
     spec = find_spec("spotguard.hooks.checkpoint.format.crc")
     assert spec is not None

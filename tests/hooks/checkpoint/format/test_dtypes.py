@@ -55,7 +55,7 @@ def test_a_name_that_is_no_dtype_is_refused(word: str) -> None:
 
 @cases("word", ITEMSIZE)
 @cases("shape", [(), (3,), (2, 5), (0, 4)])
-def test_what_safetensors_lacks_is_bytes(word: str, shape: tuple[int, ...]) -> None:
+def test_a_dtype_that_safetensors_lacks_is_stored_as_bytes(word: str, shape: tuple[int, ...]) -> None:
     """The word is one of its own, and the shape in units of it has as many bytes."""
     width = {
         "F64": 8,

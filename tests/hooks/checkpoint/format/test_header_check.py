@@ -32,7 +32,7 @@ def first(entry: TensorEntry, **change: Any) -> TensorEntry:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("target", [1024, 4096, 2**20])
-def test_whatever_is_written_agrees_with_its_headers(world: int, target: int) -> None:
+def test_each_written_object_agrees_with_its_header(world: int, target: int) -> None:
     """In one object or in several, whole or by rows."""
     for manifest in manifests(world=world, target=target):
         check_headers(manifest)

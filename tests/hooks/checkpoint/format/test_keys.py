@@ -64,7 +64,7 @@ def test_newer_is_larger() -> None:
     ["", "1-1-1", "000000001-0001", "000000001-0001-0001-0001", "0000000001-0001-0001", "00000000١-0001-0001",
      "-00000001-0001-0001", "000000001-0001-0001/", "000000001-0001-0001\n", "9" * 16 + "-0001-0001"],
 )  # fmt: skip
-def test_what_is_not_written_as_we_write_is_not_ours(text: str) -> None:
+def test_a_name_in_another_form_is_not_ours(text: str) -> None:
     """One name for one checkpoint."""
     assert CheckpointName.parse(text) is None
 
@@ -73,7 +73,7 @@ def test_what_is_not_written_as_we_write_is_not_ours(text: str) -> None:
     "text",
     ["00008-of-00008.json", "0-of-1.json", "00000-of-00000.json", "../00000-of-00001.json", "COMMIT.json"],
 )
-def test_what_is_no_manifests_name(text: str) -> None:
+def test_an_invalid_manifest_name_is_none(text: str) -> None:
     """A rank is below its world."""
     assert parse_manifest_name(text) is None
 

@@ -267,7 +267,7 @@ Point = namedtuple("Point", "x y")
         (math, r"^it is a module"),
     ],
 )
-def test_what_would_not_come_back_is_refused(value: Any, said: str) -> None:
+def test_a_value_that_would_not_come_back_is_refused(value: Any, said: str) -> None:
     """With the path inside the registered object, the type, and what to do, in one line."""
     with pytest.raises(StateError, match=said) as caught:
         encode(value, no_tensor, "it")
@@ -333,7 +333,7 @@ def test_neither_numpy_nor_torch_is_loaded() -> None:
         (float("nan"), 1.0), (1j, 1 - 0j), ({"a": [1, {2: (3,)}]}, {"a": [1, {2: (4,)}]}), (set(), frozenset()),
     ],
 )  # fmt: skip
-def test_what_differs_is_not_the_same(one: Any, other: Any) -> None:
+def test_values_that_differ_are_not_the_same(one: Any, other: Any) -> None:
     """Stricter than ==, both ways round."""
     assert same(one, other)
     assert same(other, one)

@@ -243,7 +243,7 @@ def test_a_tensor_is_given_away_once_for_each_place() -> None:
         lambda: torch.strided,
     ],
 )
-def test_what_torch_has_and_json_has_not_is_refused(make: Callable[[], Any]) -> None:
+def test_a_torch_value_that_json_lacks_is_refused(make: Callable[[], Any]) -> None:
     """By name, with the place."""
     with pytest.raises(StateError, match=r"^it\.x is "):
         encode({"x": make()}, lambda tensor: "t", "it")
@@ -296,7 +296,7 @@ def test_a_value_of_numpys_comes_back(value: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_what_numpy_has_and_bytes_do_not_say_is_refused(value: Any) -> None:
+def test_a_numpy_value_that_bytes_do_not_describe_is_refused(value: Any) -> None:
     """By name, with the place."""
     with pytest.raises(StateError, match=r"^it\[0\]"):
         encode([value], lambda tensor: "t", "it")

@@ -47,7 +47,7 @@ def test_a_call_does_not_wait_beyond_its_own_time_for_the_one_before() -> None:
     calls.close()
 
 
-def test_where_no_thread_starts_those_that_are_there_make_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_new_threads_the_existing_ones_make_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at interpreter exit on Python 3.12: also where more calls wait than there are threads."""
 
     def refused(thread: threading.Thread) -> None:

@@ -88,7 +88,7 @@ def test_a_record_is_small_however_much_torch_has(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("entries", [[], [{}], [entry(1, input_sizes=None)], None])
-def test_what_another_torch_gives_harms_nothing(monkeypatch: pytest.MonkeyPatch, entries: Any) -> None:
+def test_records_of_another_torch_do_no_harm(monkeypatch: pytest.MonkeyPatch, entries: Any) -> None:
     records(monkeypatch, entries or [])
     if entries is None:
         monkeypatch.setitem(sys.modules, C10D, SimpleNamespace())

@@ -181,7 +181,7 @@ def test_a_restore_in_one_process_counts_nothing_twice() -> None:
         {7: [50, 1]},
     ],
 )
-def test_what_another_program_wrote_is_passed_over(told: Any) -> None:
+def test_phase_times_of_another_program_are_ignored(told: Any) -> None:
     assert Thread(told).times.facts == {}
 
 

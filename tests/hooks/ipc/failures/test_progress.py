@@ -213,7 +213,7 @@ GATE = f"{PACKAGE}/hooks/control/gate.py"
 
 
 @pytest.mark.parametrize("file", [pdb.__file__, GATE])
-def test_what_holds_a_thread_on_purpose_counts_wherever_it_was_called_from(file: str) -> None:
+def test_a_thread_held_on_purpose_counts_wherever_it_was_called_from(file: str) -> None:
     """A person looks into `forward`; the gate parks a thread in the optimizer's hook."""
     found: dict[str, Callable[[Waits], None]] = {}
     exec(compile("def holds(waits): waits()", file, "exec"), found)
@@ -381,7 +381,7 @@ def test_a_wait_for_an_executor_is_one_for_a_program() -> None:
         assert thread.later().phase == "process"
 
 
-def test_what_follows_the_end_of_training_has_no_usual_time() -> None:
+def test_time_after_the_end_of_training_has_no_usual_length() -> None:
     """Such as an upload. A step that follows ends that."""
     turns = [Waits() for _ in range(3)]
 

@@ -94,7 +94,7 @@ def test_frames_are_reused_and_never_more_than_the_bound() -> None:
 # --- for a while -----------------------------------------------------------------------------------------------
 
 
-def test_who_was_handed_bytes_is_let_go_of_after_an_error() -> None:
+def test_receivers_of_bytes_are_released_after_an_error() -> None:
     """A tensor's memory is wanted again at once: no circle of error and traceback keeps it for the collector."""
     store = Reads()
     wanted, _ = stored(store)

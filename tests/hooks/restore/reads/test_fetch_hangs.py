@@ -88,7 +88,7 @@ def test_when_every_thread_hangs_others_go_on() -> None:
     assert run.buffers <= MAX_BUFFERS
 
 
-def test_of_two_sent_one_may_fail() -> None:
+def test_one_of_two_requests_sent_may_fail() -> None:
     """The second is refused; the first brings it at last."""
     store, clock = Reads(), ManualClock()
     wanted, content = stored(store)

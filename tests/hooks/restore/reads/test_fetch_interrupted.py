@@ -58,7 +58,7 @@ def test_after_ctrl_c_nobody_writes() -> None:
     assert taker.bytes == before
 
 
-def test_what_is_verified_after_ctrl_c_is_handed_on_to_nobody() -> None:
+def test_bytes_verified_after_ctrl_c_are_handed_to_nobody() -> None:
     """It was read once more when it was all over."""
     store, clock = Reads(), ManualClock()
     wanted, _ = stored(store, objects=1)

@@ -68,7 +68,7 @@ def test_a_damaged_chunk_is_handed_on_to_nobody() -> None:
             reading(store, wanted, Strict()).run()
 
 
-def test_of_a_load_with_damage_a_restore_is_given_nothing() -> None:
+def test_a_damaged_batch_hands_nothing_to_the_restore() -> None:
     """All of its chunks are verified before the first of them is handed on."""
     store = Reads()
     store.put("run/a", memoryview(bytes(range(30))))

@@ -88,7 +88,7 @@ def test_a_chunk_without_bytes_is_not_asked_for() -> None:
 @pytest.mark.parametrize(
     "sizes", [(2**25,), (4, 2**23), (2**12, 2**13), (3, 2**23 + 1), (2**13, 2**12 + 1, 1)]
 )
-def test_whatever_we_write_can_be_held(sizes: tuple[int, ...]) -> None:
+def test_every_written_object_fits_into_a_buffer(sizes: tuple[int, ...]) -> None:
     """Objects of the size that is planned today, and of twice that, which the layout allows."""
     assert prod(sizes) <= 2 * OBJECT_BYTES
     for double in (1, 2):
@@ -101,7 +101,7 @@ def test_whatever_we_write_can_be_held(sizes: tuple[int, ...]) -> None:
         assert all(each.end - each.start <= REQUEST_BYTES for each in load.ranges)
 
 
-def test_what_cannot_be_held_is_refused_by_name_before_anything_is_read() -> None:
+def test_a_chunk_too_large_to_hold_is_refused_by_name_before_any_read() -> None:
     """It may be good: so it is no damage, and no older checkpoint is taken for it."""
     with pytest.raises(
         UnsupportedFormatError, match=r"k: t0 has a chunk of 256 MiB.* with a newer spotguard"

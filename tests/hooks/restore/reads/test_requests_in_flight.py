@@ -62,7 +62,7 @@ def test_nothing_begins_without_a_frame() -> None:
     assert flights.begin(0.0) is not None
 
 
-def test_what_lags_is_sent_once_more() -> None:
+def test_a_request_that_lags_is_sent_once_more() -> None:
     """After so many times what is usual, and not before."""
     flights = RequestsInFlight[int](loads(*[1] * 5))
     usual(flights, took=1.0)
@@ -72,7 +72,7 @@ def test_what_lags_is_sent_once_more() -> None:
     assert flights.laggard(99.0) is None
 
 
-def test_what_takes_no_second_is_no_laggard() -> None:
+def test_a_request_below_a_second_is_no_laggard() -> None:
     """A store's own spread."""
     flights = RequestsInFlight[int](loads(*[1] * 4))
     usual(flights, took=0.001)
@@ -88,7 +88,7 @@ def test_without_peers_nobody_lags() -> None:
     assert flights.laggard(1000.0) is None
 
 
-def test_what_is_large_lags_behind_no_small_ones() -> None:
+def test_a_large_request_does_not_lag_behind_small_ones() -> None:
     """Through 100 Mbit/s, small tensors come in no time and 8 MiB in eight seconds: sent again, each would take from the
     link that it waits for."""
     small, large = loads(*[1] * 3), loads(*[1] * 5)
@@ -113,7 +113,7 @@ def test_a_link_that_slows_down_makes_no_laggards_for_long() -> None:
 
 
 @pytest.mark.parametrize("first", ["the first", "the second"])
-def test_whichever_arrives_first_counts(first: str) -> None:
+def test_the_answer_that_arrives_first_counts(first: str) -> None:
     """The other's frame is the caller's again, and only then is it out of use."""
     flights = RequestsInFlight[int](loads(*[1] * 4))
     usual(flights)

@@ -48,7 +48,7 @@ def read(store: FakeStore | RetryingStore, whole: Coverage, into: Mapping[str, t
     return read_leaves(store, whole, {name: StateTensor(name, tensor) for name, tensor in into.items()})
 
 
-def test_what_was_written_is_read_into_any_layout() -> None:
+def test_tensors_are_read_into_any_layout() -> None:
     """Transposed, strided and channels-last targets get the same values; nobody else's memory is touched."""
     store = FakeStore()
     tensors = {
@@ -148,7 +148,7 @@ def test_damaged_bytes_reach_no_tensor() -> None:
     ],
     ids=["gone", "shorter", "failing"],
 )
-def test_what_the_store_says_comes_out(loss: object, error: type[Exception]) -> None:
+def test_errors_of_the_store_come_out_unchanged(loss: object, error: type[Exception]) -> None:
     """As it is: whether to take an older checkpoint is decided elsewhere."""
     store = FakeStore()
     whole = written(store, a=torch.rand(10))
@@ -174,7 +174,7 @@ def test_failures_for_now_cost_what_was_asked_and_no_more(every: int) -> None:
     assert nbytes <= store.nbytes <= nbytes + failed * REQUEST_BYTES
 
 
-def test_what_this_version_cannot_hold_is_refused_before_anything_is_asked() -> None:
+def test_a_chunk_of_another_version_is_refused_before_any_request() -> None:
     """A chunk of another version's: no damage, so nothing older is taken for it."""
     store = FakeStore()
     head = header([("a", "uint8", (2**28,), 2**28)])
@@ -260,7 +260,7 @@ def shards(rule: Rule, rank: int, world: int, tensors: Mapping[str, torch.Tensor
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )
-def test_what_four_ranks_have_written_is_read_by_any_number_that_cut_it_otherwise(
+def test_tensors_of_four_ranks_are_read_by_any_number_of_ranks(
     written: Rule, wanted: Rule, world: int
 ) -> None:
     """Uneven shares, more ranks than rows, no dimension, no element: each rank gets its box, bit for bit."""

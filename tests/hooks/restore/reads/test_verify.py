@@ -17,7 +17,7 @@ def found(store: FakeStore) -> WholeCheckpoint:
     return whole
 
 
-def test_what_is_whole_has_no_damage() -> None:
+def test_a_complete_checkpoint_has_no_damage() -> None:
     """And each byte was read once; progress ends at all of them."""
     store = FakeStore()
     Save().write(store)

@@ -40,7 +40,7 @@ def publish(
         return publish_together(writer.uploads, mine, CancelScope(clock, seconds), clock, hopeless)
 
 
-def test_who_comes_last_asks_for_each_manifest_once_and_marks_it() -> None:
+def test_the_last_rank_reads_each_manifest_once_and_marks_the_checkpoint() -> None:
     """No look at what is there already."""
     store, save = FakeStore(), Save(world=3)
     first, second, last = (save.write_objects(store, rank) for rank in range(3))
@@ -101,7 +101,7 @@ def test_the_bytes_of_a_few_manifests_are_in_memory_at_once(
     assert sorted(fetched) == [manifest_name(rank, 11) for rank in range(11) if rank != mine]
 
 
-def test_who_was_earlier_waits_for_the_marker_and_merges_nothing() -> None:
+def test_an_earlier_rank_waits_for_the_marker_and_merges_nothing() -> None:
     """Of a manifest that comes later it reads one byte."""
     store, save = FakeStore(), Save(world=3)
     mine, *others = (save.write_objects(store, rank) for rank in range(3))
@@ -128,7 +128,7 @@ def test_who_was_earlier_waits_for_the_marker_and_merges_nothing() -> None:
 
 
 @pytest.mark.parametrize("seconds", [None, 4.0])
-def test_where_the_one_who_came_last_died_another_marks_it(seconds: float | None) -> None:
+def test_another_rank_marks_the_checkpoint_when_the_last_one_died(seconds: float | None) -> None:
     """With all manifests there, and no marker: in its own time, and at once where that is short."""
     store, save = FakeStore(), Save(world=2)
     mine, other = (save.write_objects(store, rank) for rank in range(2))
@@ -162,7 +162,7 @@ def test_without_a_deadline_it_ends_all_the_same() -> None:
     assert save.prefix + MARKER not in store.objects
 
 
-def test_who_can_never_write_is_not_waited_for() -> None:
+def test_a_rank_that_can_never_write_is_not_waited_for() -> None:
     """Its machine is gone; unless its manifest is there after all."""
     store, save = FakeStore(), Save(world=3)
     mine = [save.write_objects(store, rank) for rank in range(3)]

@@ -74,7 +74,7 @@ def test_the_containers_limit_counts(tmp_path: Path, used: int, reclaimable: int
     assert snapshot._blocks == []
 
 
-def test_what_it_holds_already_needs_no_memory(tmp_path: Path) -> None:
+def test_a_second_copy_needs_no_more_memory(tmp_path: Path) -> None:
     """The second copy goes where the first one lay, however full the host is by then."""
     snapshot = within(tmp_path, 1000, 400)
     live = state_tensors()

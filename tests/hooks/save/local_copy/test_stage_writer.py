@@ -101,7 +101,7 @@ def test_a_restart_elsewhere_has_the_stores(stage: Path, monkeypatch: pytest.Mon
     restores(store, 1)
 
 
-def test_what_is_older_than_the_stores_newest_is_left_alone(
+def test_a_staged_checkpoint_older_than_the_stores_newest_is_ignored(
     stage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another machine went on from step 1 to step 2, its own way: a later attempt beats what lies here."""
@@ -163,7 +163,7 @@ def test_the_newest_stays_and_the_one_before_it_goes(stage: Path) -> None:
     assert {key.split("/")[2][:9] for key in staged(stage)} == {"000000004"}
 
 
-def test_where_there_is_no_room_for_two_the_uploaded_one_goes(stage: Path) -> None:
+def test_without_room_for_two_the_uploaded_checkpoint_is_deleted(stage: Path) -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
         guard._parts.stage.room = lambda: 0  # type: ignore[union-attr,method-assign]
@@ -176,7 +176,7 @@ def test_where_there_is_no_room_for_two_the_uploaded_one_goes(stage: Path) -> No
     restores(store, 4)
 
 
-def test_what_nobody_trains_is_written_again_if_the_agent_says_that_it_is_damaged() -> None:
+def test_frozen_tensors_are_written_again_after_damage_is_reported() -> None:
     store, job = WatchedStore(), adapter()
     with guarded(store, job.values) as guard:
         heard = Heard(guard)
@@ -191,7 +191,7 @@ def test_what_nobody_trains_is_written_again_if_the_agent_says_that_it_is_damage
     assert [key.split("/")[2][:9] for key in large] == ["000000001", "000000003"]
 
 
-def test_what_nobody_trains_is_written_once_on_the_disk_and_once_in_the_store(stage: Path) -> None:
+def test_frozen_tensors_are_written_once_to_the_stage_and_once_to_the_store(stage: Path) -> None:
     """And lies together again when another process takes to the store what this one left."""
     store, job = WatchedStore(), adapter()
     frozen = 64 * 64 * 4

@@ -79,7 +79,7 @@ def test_weights_that_fit_on_a_good_day_of_the_link_are_tried() -> None:
     assert plan(replace(unsure, rate=LinkRate.exactly(30 * MIB))).choice is BudgetChoice.KEEP
 
 
-def test_where_nothing_was_committed_what_fits_by_no_estimate_is_tried() -> None:
+def test_without_a_commit_an_unlikely_save_is_tried() -> None:
     """A store that answered nobody for seconds is all that is known of the link: it may be back."""
     stood_still = situation(28.7, rate=8 * 1024.0)
     assert plan(replace(stood_still, last=EarlierCheckpoint(90, 34.0))).choice is BudgetChoice.KEEP
@@ -132,13 +132,13 @@ def test_rounded_moments_are_for_those_who_allow_them() -> None:
     assert plan(situation(10, sizes=replace(sizes, rounded=800 * MIB))).choice is BudgetChoice.LOWER
 
 
-def test_what_is_unchanged_needs_no_time() -> None:
+def test_unchanged_bytes_need_no_time() -> None:
     """A frozen base of 14 GiB does not keep an adapter from being saved whole."""
     frozen = SaveSizes(14 * 1024 * MIB + MIB, 2 * MIB, unchanged=14 * 1024 * MIB)
     assert plan(situation(2, sizes=frozen)).choice is BudgetChoice.FULL
 
 
-def test_of_a_link_that_is_not_known_the_best_is_hoped() -> None:
+def test_an_unknown_rate_plans_the_full_save() -> None:
     """And cut down by what the first objects tell."""
     at = situation(10, rate=None)
     chosen = plan(at)
@@ -155,7 +155,7 @@ def test_of_a_link_that_is_not_known_the_best_is_hoped() -> None:
     )
 
 
-def test_what_may_fit_is_tried_where_nothing_else_would() -> None:
+def test_a_doubtful_save_is_tried_if_nothing_else_would_fit() -> None:
     """A rate that was measured beside training is no reason to save nothing."""
     at = replace(situation(4), rate=LinkRate(100 * MIB, 90 * MIB, 200 * MIB))
     chosen = plan(at)
@@ -166,7 +166,7 @@ def test_what_may_fit_is_tried_where_nothing_else_would() -> None:
     assert whole.choice is BudgetChoice.FULL
 
 
-def test_what_misses_on_a_bad_day_is_made_safe_on_the_way() -> None:
+def test_a_save_that_misses_on_a_bad_day_commits_the_lower_level_on_the_way() -> None:
     """Where that leaves the time; else there is a moment at which the lower level is the way out."""
     at = replace(situation(14), rate=LinkRate(100 * MIB, 80 * MIB, 120 * MIB))
     assert plan(at).lower_first
@@ -179,9 +179,7 @@ def test_what_misses_on_a_bad_day_is_made_safe_on_the_way() -> None:
     assert replan(plan(near), replace(near, deadline=1014.0), StoredBytes()).lower_first
 
 
-def test_where_all_fits_weights_are_committed_early_if_a_restore_takes_them_and_the_moments_need_seconds() -> (
-    None
-):
+def test_weights_are_committed_early_if_moments_need_seconds_and_a_restore_takes_them() -> None:
     """Clouds break their promise. The plan stays a full one, and moments that are nearly there are no reason."""
     at = replace(situation(30), lower_counts=True)
     chosen = plan(at)

@@ -83,7 +83,7 @@ def test_a_cost_beyond_all_measure_is_the_mean() -> None:
     assert daly(5 * HOUR, HOUR) == HOUR
 
 
-def test_what_a_checkpoint_costs() -> None:
+def test_the_cost_of_a_checkpoint_is_its_copy_and_the_slower_steps() -> None:
     """The copy, and by how much the steps beside the upload are slower. What is not known costs nothing."""
     assert lost_training(0.2, 10.0) == 0.2
     assert lost_training(0.2, 10.0, beside=0.125, alone=0.1) == pytest.approx(2.2)
@@ -122,7 +122,7 @@ def test_a_start_right_behind_another_is_no_preemption() -> None:
     assert mean_between(numbered([0.0, 30 * 24 * HOUR]), 30 * 24 * HOUR) == (24 * HOUR + PRIOR) / 2
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_preemptions_are_forgotten() -> None:
     """A market that took a machine every ten minutes last month says little about today's."""
     before = [number * 600.0 for number in range(100)]
     since = [before[-1] + number * 10 * HOUR for number in range(1, 21)]

@@ -56,14 +56,14 @@ def test_replicas_write_a_part_each() -> None:
 
 
 @pytest.mark.parametrize("departing", [{0}, {1, 3}, {0, 1, 2}])
-def test_who_goes_writes_nothing_that_another_holds(departing: set[int]) -> None:
+def test_departing_ranks_write_nothing_that_others_hold(departing: set[int]) -> None:
     """Those that stay share it."""
     sums = dealt(replicas(), RankRoles(frozenset(departing)))
     assert {rank for rank, nbytes in enumerate(sums) if nbytes == 0} == departing
     assert sum(sums) == sum(dealt(replicas(), ALL_STAY))
 
 
-def test_where_all_go_all_share() -> None:
+def test_all_departing_ranks_share_the_write() -> None:
     """Every machine was noticed; and so it is for a group whose every holder is among those that go."""
     assert dealt(replicas(), RankRoles(frozenset(ALL))) == dealt(replicas(), ALL_STAY)
     pair = dealt(replicas((0, 1)), RankRoles(frozenset({0, 1})))
@@ -71,14 +71,14 @@ def test_where_all_go_all_share() -> None:
     assert pair[2:] == [0, 0]
 
 
-def test_what_nobody_trains_keeps_its_owner() -> None:
+def test_frozen_tensors_keep_their_writer() -> None:
     """It is in the store since the first checkpoint, and who put it refers to it: who goes has nothing to send either way."""
     frozen = replicas(tier=Tier.FROZEN)
     assert dealt(frozen, RankRoles(frozenset({2}))) == dealt(frozen, ALL_STAY)
     assert all(dealt(frozen, ALL_STAY))
 
 
-def test_who_is_not_there_writes_nothing_at_all() -> None:
+def test_an_absent_rank_writes_nothing() -> None:
     """Not even what nobody trains, and not where all who are there go: of that the others keep what they had."""
     everybody_goes = dealt(replicas(), RankRoles(frozenset(ALL), absent=frozenset({1})))
     assert everybody_goes[1] == 0
@@ -91,7 +91,7 @@ def test_who_is_not_there_writes_nothing_at_all() -> None:
     assert all(after[rank] > before[rank] for rank in (0, 2, 3))
 
 
-def test_what_is_held_alone_is_written_by_who_holds_it() -> None:
+def test_private_state_is_written_by_its_holder() -> None:
     """Also by one that goes: nobody else has it."""
     own = [
         PlannedTensor("@2/rng", "float32", (1024, 1024)),
@@ -102,7 +102,7 @@ def test_what_is_held_alone_is_written_by_who_holds_it() -> None:
     assert {each.holders for each in objects} == {()}
 
 
-def test_what_another_rank_writes_is_planned_nowhere_else() -> None:
+def test_a_tensor_of_another_writer_is_planned_nowhere_else() -> None:
     """Buffers that one rank broadcasts to the others."""
     assert planned([PlannedTensor("b", "float32", (1024, 1024), holders=(0,))], 1) == ()
 
@@ -123,7 +123,7 @@ def test_in_what_order_a_rank_lists_its_tensors_does_not_matter() -> None:
     assert shared(ours, 1, MIB) == shared(theirs, 2, 16 * MIB) != []
 
 
-def test_what_is_worth_most_leaves_first_whoever_holds_it() -> None:
+def test_the_most_valuable_objects_leave_first_whoever_holds_them() -> None:
     """No moment of one group goes before the weights of another."""
     items = [
         *replicas((0, 1), Tier.MOMENTS, "m"),

@@ -41,7 +41,7 @@ def test_auto_weighs_what_one_costs_against_what_a_preemption_does() -> None:
     assert cadence.interval == pytest.approx(294, abs=1)
 
 
-def test_what_the_first_one_cost_does_not_count_for_ever() -> None:
+def test_the_cost_of_the_first_checkpoint_is_forgotten() -> None:
     """It paid for the memory, too. And one of which nobody knows the cost changes nothing about it."""
     cadence = CheckpointSchedule("auto", 0.0)
     cadence.saved(0.0, 1.0, cost=30.0)
@@ -54,7 +54,7 @@ def test_what_the_first_one_cost_does_not_count_for_ever() -> None:
 
 
 @pytest.mark.parametrize("every", ["300", "off"])
-def test_who_says_an_interval_has_it(every: str) -> None:
+def test_a_configured_interval_is_kept(every: str) -> None:
     """Whatever it costs."""
     cadence = CheckpointSchedule(every, 0.0)
     before = cadence.interval
@@ -119,7 +119,7 @@ def test_off_gives_way_to_a_machine_that_goes_and_to_no_mere_warning() -> None:
 
 
 @pytest.mark.parametrize("every", ["", "0", "-1", "nan", "often", "inf s"])
-def test_what_is_no_interval_is_named(every: str) -> None:
+def test_an_invalid_interval_is_named(every: str) -> None:
     """With what would be one."""
     with pytest.raises(UsageError, match="seconds above 0"):
         CheckpointSchedule(every, 0.0)

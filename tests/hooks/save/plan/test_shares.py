@@ -254,7 +254,7 @@ def test_a_part_without_elements_is_listed_and_written_by_nobody() -> None:
     once([manifest(write_progress) for write_progress in drafts])
 
 
-def test_what_is_anothers_share_counts_for_nothing() -> None:
+def test_another_ranks_share_does_not_count() -> None:
     """Not what is left of it, and not what has landed of it before it was another's."""
     held = [Spread(f"t{index}", (512, 1024), Tier(index % 3), "replica", (0, 1)) for index in range(12)]
     alone, write_progress = (draft_of(0, 2, held, roles) for roles in (RankRoles(frozenset({1})), ALL_STAY))

@@ -191,7 +191,7 @@ def test_a_restless_link_is_said_to_be_one() -> None:
     assert restless.rate.low / restless.rate.expected < 0.7
 
 
-def test_what_is_only_remembered_may_be_twice_that() -> None:
+def test_a_remembered_rate_may_be_doubled() -> None:
     """It was measured beside training, which stands still at a notice; of a save that goes on it is what it does."""
     played = Played()
     played.save(1e8)

@@ -43,7 +43,7 @@ def test_the_lower_level_is_planned_alike_rounded_or_not() -> None:
     assert rounded.nbytes < whole.nbytes
 
 
-def test_what_is_left_is_what_has_not_left_for_the_store() -> None:
+def test_bytes_left_are_those_not_yet_sent() -> None:
     """In the store, on its way, or only referred to: none of that is left."""
     write_progress = WriteProgress(write_plan())
     sizes = [planned.size for planned in write_progress.write_plan.objects]
@@ -55,7 +55,7 @@ def test_what_is_left_is_what_has_not_left_for_the_store() -> None:
     assert write_progress.left(WEIGHTS, frozen) == write_progress.left((Tier.WEIGHTS,))
 
 
-def test_what_is_referred_to_was_not_put() -> None:
+def test_referred_objects_count_as_no_bytes_put() -> None:
     """It is in the store, and no byte of it is this save's."""
     write_progress = WriteProgress(write_plan())
     land(write_progress, 0, FIRST)
@@ -96,7 +96,7 @@ def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
     assert not write_progress.waits(Tier.MOMENTS)
 
 
-def test_what_is_doubted_is_not_there_and_is_put_again_by_the_next_part() -> None:
+def test_a_doubted_object_is_missing_and_is_put_again_by_the_next_part() -> None:
     """A copy of it for other roles doubts by itself."""
     write_progress = WriteProgress(write_plan())
     for index in write_progress.missing():

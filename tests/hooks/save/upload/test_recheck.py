@@ -46,7 +46,7 @@ def adapted() -> list[StateTensor]:
     ]
 
 
-def test_what_is_as_an_earlier_checkpoint_has_it_is_not_read_again() -> None:
+def test_bytes_equal_to_an_earlier_checkpoints_are_not_read_again() -> None:
     """Its bytes are those of a boundary; a part of it that moved has all of it looked at a second time."""
     scope = CancelScope(SystemClock())
     with writer_of(FakeStore(), OBJECT_BYTES) as writer:

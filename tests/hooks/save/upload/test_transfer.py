@@ -28,28 +28,28 @@ def flight(*, sent: int, moved: float) -> ObjectInFlight:
 
 @pytest.mark.parametrize("sent", [0, 3000, SIZE])
 @pytest.mark.parametrize(("usual", "still"), [(1.9, 2.0), (None, 4.0)], ids=["as-peers-show", "at-first"])
-def test_what_stands_still_lags(usual: float | None, still: float, sent: int) -> None:
+def test_a_request_that_stands_still_lags(usual: float | None, still: float, sent: int) -> None:
     """Also one that has all its bytes away, and no answer. At first a pause may be the link's."""
     assert not flight(sent=sent, moved=10.5).lags(10.4 + still, usual)
     assert flight(sent=sent, moved=10.5).lags(10.6 + still, usual)
 
 
-def test_where_peers_take_long_a_pause_is_no_standstill() -> None:
+def test_a_pause_among_slow_peers_is_no_standstill() -> None:
     assert not flight(sent=3000, moved=12.0).lags(14.5, usual=3.0)
     assert flight(sent=3000, moved=12.0).lags(15.1, usual=3.0)
 
 
-def test_what_is_late_and_crawls_lags() -> None:
+def test_a_late_and_slow_request_lags() -> None:
     """A quarter is away after three times what the whole takes others."""
     assert flight(sent=1000, moved=16.0).lags(16.0, usual=2.0)
 
 
-def test_what_is_late_and_nearly_there_does_not_lag() -> None:
+def test_a_late_request_that_is_nearly_done_does_not_lag() -> None:
     """At its pace the rest is there sooner than another could bring it."""
     assert not flight(sent=3500, moved=16.0).lags(16.0, usual=2.0)
 
 
-def test_what_is_in_time_does_not_lag() -> None:
+def test_a_request_in_time_does_not_lag() -> None:
     assert not flight(sent=10, moved=14.9).lags(14.9, usual=2.0)
 
 

@@ -137,7 +137,7 @@ def test_a_deadline_that_moves_earlier_is_kept_by_who_waits() -> None:
         store.let_go()
 
 
-def test_what_the_store_said_last_is_kept_when_it_hangs() -> None:
+def test_the_stores_last_error_is_kept_when_it_hangs() -> None:
     """Out of time, and why."""
     store = WatchedStore()
     store.faults = [Fault(0, ("put",), error=lambda: UnavailableError("slow down"))]

@@ -231,7 +231,7 @@ def test_the_turns_in_which_all_comes_round_follow_state_and_step(monkeypatch: p
     assert 8 <= turns(512 * MIB, 20.0) < 9
 
 
-def test_of_a_long_step_no_more_than_64_mib_are_read_at_a_boundary() -> None:
+def test_at_most_64_mib_are_read_at_a_boundary() -> None:
     table = torch.zeros(80 * MIB, dtype=torch.uint8)
     job = Audited(table)
     job.audit.turn(100.0)
@@ -328,7 +328,7 @@ def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("as_on_a_device")
-def test_who_saves_waits_for_what_a_device_compares_and_who_trains_does_not() -> None:
+def test_a_save_waits_for_a_comparison_on_the_device_and_training_does_not() -> None:
     table = torch.zeros(1000)
     job = Audited(table)
     job.audit.turn(1.0)

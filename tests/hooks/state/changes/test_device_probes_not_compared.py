@@ -90,7 +90,7 @@ def test_nobody_waits_for_the_device_and_nothing_is_forgotten() -> None:
     assert not device.mark(stepped=True), "said once"
 
 
-def test_what_an_optimizer_stepped_is_not_compared() -> None:
+def test_tensors_of_an_optimizers_step_are_not_compared() -> None:
     """Usual training launches no comparison and records no event for it."""
     tensors, queue = parameters(), Queue(ALWAYS)
     device = detector(tensors, queue)
@@ -100,7 +100,7 @@ def test_what_an_optimizer_stepped_is_not_compared() -> None:
     assert queue.recorded == 0
 
 
-def test_what_is_nobodys_may_change_at_a_boundary() -> None:
+def test_tensors_of_no_optimizer_may_change_at_a_boundary() -> None:
     """An EMA, frozen weights: between two boundaries they stand still, at one they may move."""
     owned, ema = [torch.zeros(8)], [torch.zeros(8), torch.zeros(8)]
     device = detector(owned, Queue(ALWAYS), ema)

@@ -147,7 +147,7 @@ def check(store: WatchedStore, change: Callable[[Model], None], step: int, expec
 
 @cases("later", [False, True])
 @cases("change", CHANGES)
-def test_what_is_hung_in_or_taken_out_is_followed(change: Callable[[Model], None], later: bool) -> None:
+def test_added_and_removed_modules_are_followed(change: Callable[[Model], None], later: bool) -> None:
     """By a boundary within a second, or by the next save."""
     seed()
     store, model, clock = WatchedStore(), Model(), ManualClock()
@@ -197,7 +197,7 @@ def test_a_notice_right_behind_it_waits_for_the_boundary(change: Callable[[Model
     check(store, change, 2, expected)
 
 
-def test_what_comes_later_may_be_trained() -> None:
+def test_parameters_added_later_may_be_trained() -> None:
     """An adapter and its group of parameters: its moments are saved under its name, and training goes on bit for bit."""
 
     def make() -> dict[str, Any]:
@@ -236,7 +236,7 @@ def test_what_comes_later_may_be_trained() -> None:
     assert different(bits(fresh, rng=False), expected) == []
 
 
-def test_what_changes_before_the_restore_is_restored_into() -> None:
+def test_changes_before_the_restore_are_restored_into() -> None:
     """Between `register` and `restore` too: a layer, and a dtype."""
     for change in (adapter, free_buffer, lambda model: model.double()):
         seed()
@@ -273,7 +273,7 @@ class Computed(nn.Module):
     ],
     ids=["lazy", "meta", "computed"],
 )
-def test_what_cannot_be_followed_is_named(make: Callable[[], nn.Module], said: str) -> None:
+def test_changes_that_cannot_be_followed_are_named(make: Callable[[], nn.Module], said: str) -> None:
     """At a boundary within a second, in one line: not at the notice, and not never."""
     store, model, clock = WatchedStore(), Model(), ManualClock()
     with guarded(store, values_of(model), clock=clock) as guard:

@@ -48,7 +48,7 @@ def lying(draw: random.Random, how: str) -> torch.Tensor:
 
 @cases("start", [0, 8, 13])
 @cases("how", ["whole", "turned", "narrowed", "steps", "reversed", "row", "one"])
-def test_what_is_rounded_on_the_way_is_what_torch_rounds(how: str, start: int) -> None:
+def test_moments_are_rounded_on_the_way_as_torch_rounds(how: str, start: int) -> None:
     """Also where a byte before it makes its start odd; and not a byte beside it is touched."""
     source = lying(random.Random(f"{how}-{start}"), how)
     wanted = rounded(source)
@@ -102,7 +102,7 @@ def test_rounding_takes_a_mib_beside_the_frame(how: str) -> None:
     assert 0 < allocated.largest <= MIB
 
 
-def test_what_is_launched_aside_has_a_stream_on_each_device() -> None:
+def test_a_side_stream_is_current_on_each_device() -> None:
     """One inside the other: all of them are the thread's until the end."""
     current: list[str] = []
 
@@ -123,7 +123,7 @@ def test_what_is_launched_aside_has_a_stream_on_each_device() -> None:
     assert current == []
 
 
-def test_what_is_not_rounded_is_copied_as_it_is() -> None:
+def test_bytes_that_are_not_rounded_are_copied_unchanged() -> None:
     source = torch.arange(6, dtype=torch.float32).view(2, 3)
     frame = HostBuffer(24)
     assert frame.copy_in(source, 0, torch.float32) == frame.copy_in(source, 0)

@@ -103,7 +103,7 @@ def test_a_boundary_before_a_step_of_its_turn_is_found(
 
 
 @pytest.mark.parametrize("run", [end, two_loops, unsteady, never])
-def test_what_may_be_sound_is_not(run: Callable[[Loop], None]) -> None:
+def test_a_loop_that_may_be_sound_is_not_reported(run: Callable[[Loop], None]) -> None:
     loop = Loop()
     run(loop)
     assert loop.order.done
@@ -119,7 +119,7 @@ def test_two_calls_of_one_function_are_told_apart_by_their_places() -> None:
     assert places[0].line + 1 == places[1].line
 
 
-def test_what_has_no_function_in_common_is_in_no_order() -> None:
+def test_calls_without_a_common_function_have_no_order() -> None:
     assert common(path()[-1:], call_path(sys._getframe(1))) is None
     assert common((), ()) is None
 

@@ -159,7 +159,7 @@ def test_going_back_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     assert [each.endswith(NEVER) for each in said(caplog)] == [True]
 
 
-def test_what_is_trained_beside_is_no_step_of_this_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_training_beside_it_is_no_step_of_this_training(caplog: pytest.LogCaptureFixture) -> None:
     """An evaluation that fits a probe of its own, for ten thousand steps."""
     pair, clock = Pair(), ManualClock()
     with watched(pair.values, clock) as guard:

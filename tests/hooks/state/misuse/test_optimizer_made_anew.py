@@ -227,7 +227,7 @@ def test_background_checkpoints(
     assert len(errors(caplog)) == 6
 
 
-def test_of_two_optimizers_the_living_one_keeps_its_moments() -> None:
+def test_the_live_one_of_two_optimizers_keeps_its_moments() -> None:
     store, pair = WatchedStore(), Pair()
     with watched(pair.values, store=store) as guard:
         guard.restore()

@@ -84,7 +84,7 @@ def test_memory_that_is_given_back_or_moved_stands_no_more() -> None:
         assert not copies.stand()
 
 
-def test_what_replaces_the_data_is_not_what_is_read() -> None:
+def test_a_replaced_tensor_is_not_read_as_the_copied_one() -> None:
     """The block that is read by address stays alive, whoever lets go of it."""
     live = torch.ones(1 << 16)
     copies = BoundaryCopies([live])
@@ -94,7 +94,7 @@ def test_what_replaces_the_data_is_not_what_is_read() -> None:
     assert copies.tensors()[0].sum() == 1 << 16
 
 
-def test_of_nothing_there_are_no_copies() -> None:
+def test_copies_of_no_tensors_are_empty() -> None:
     copies = BoundaryCopies([])
     copies.take()
     assert copies.stand()

@@ -148,7 +148,7 @@ def test_every_module_comes_back(kind: str, folder: Path) -> None:
     assert after == before
 
 
-def test_of_a_view_only_its_own_bytes_are_written(folder: Path) -> None:
+def test_only_a_views_own_bytes_are_written(folder: Path) -> None:
     """A slice of a large storage costs what it shows."""
     module = Odd()
     with guarded(folder, registered(module)) as guard:
@@ -277,7 +277,7 @@ def test_a_distributed_wrapper_is_looked_through(folder: Path) -> None:
     ids=["lazy", "meta", "sparse", "quantized"],
 )
 @pytest.mark.filterwarnings("ignore")  # torch announces the end of its quantized tensors
-def test_what_cannot_be_saved_is_refused_by_name(
+def test_a_module_that_cannot_be_saved_is_refused_by_name(
     module: Callable[[], nn.Module], said: str, folder: Path
 ) -> None:
     """At register, in one line, and nothing is claimed in the store."""

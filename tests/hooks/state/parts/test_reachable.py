@@ -112,7 +112,7 @@ class Copies:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_what_is_accepted_goes_on_bit_for_bit(
+def test_accepted_optimizers_continue_bit_for_bit(
     kind: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Saved in the middle, restored into fresh objects, trained to the end; and nothing is found missing on the way."""
@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Make, torch.dtype, str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_would_be_lost_is_refused_by_name(kind: str, folder: Path) -> None:
+def test_optimizers_that_would_lose_state_are_refused_by_name(kind: str, folder: Path) -> None:
     """At `register`, with the way to it; and nothing of ours stays behind."""
     make, dtype, said = REFUSED[kind]
     job = job_of(make, dtype)
@@ -257,7 +257,7 @@ def test_deepspeeds_engine_and_its_parameters_are_refused(
         (foreign.LateAttribute, "optimizer.mean, which no save would include"),
     ],
 )
-def test_what_the_first_step_makes_is_noticed_at_its_boundary(
+def test_state_made_in_the_first_step_is_noticed_at_its_boundary(
     cls: type[Optimizer], said: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Training goes on, loudly, and no checkpoint is committed that lacks it."""
@@ -278,7 +278,9 @@ def test_what_the_first_step_makes_is_noticed_at_its_boundary(
     ]
 
 
-def test_what_is_gone_again_is_saved_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_optimizer_whose_extra_state_is_gone_is_saved_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The next look finds it gone."""
     job = job_of(of(foreign.LateAttribute))
     with guarded(folder, job.values) as guard:

@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_would_not_go_on_exactly_is_refused_at_register(kind: str, folder: Path) -> None:
+def test_loaders_that_would_not_continue_exactly_are_refused_at_register(kind: str, folder: Path) -> None:
     make, message = REFUSED[kind]
     with (
         pytest.raises(StateError, match=message),

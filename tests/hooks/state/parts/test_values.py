@@ -82,7 +82,7 @@ def values(notes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", UNSAVABLE)
-def test_what_cannot_be_copied_is_refused_by_name_at_register(kind: str) -> None:
+def test_values_that_cannot_be_copied_are_refused_at_register(kind: str) -> None:
     """In one line, with the way to it; nothing is claimed in the store."""
     make, said = UNSAVABLE[kind]
     store = WatchedStore()
@@ -93,7 +93,7 @@ def test_what_cannot_be_copied_is_refused_by_name_at_register(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", UNSAVABLE)
-def test_what_comes_later_ends_no_training(kind: str) -> None:
+def test_an_unsavable_value_that_comes_later_ends_no_training(kind: str) -> None:
     """The save refuses it by name, and the next one works when it is gone."""
     make, said = UNSAVABLE[kind]
     store, notes = WatchedStore(), dict[str, Any]()
@@ -155,7 +155,7 @@ def test_the_words_of_others_are_put_into_one_line() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_registered_is_told_how_it_can(value: Any, said: str) -> None:
+def test_an_object_that_cannot_be_registered_is_told_how_it_can(value: Any, said: str) -> None:
     """Name, type, and the way out of just this one."""
     store = WatchedStore()
     with pytest.raises(StateError, match=said) as raised, guarded(store, values({}) | {"extra": value}):

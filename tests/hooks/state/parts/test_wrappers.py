@@ -204,7 +204,7 @@ def test_a_container_that_keeps_state_of_its_own_is_not_looked_through(folder: P
         assert [part.name for part in guard._state.parts if isinstance(part, StatefulPart)] == ["optimizer"]
 
 
-def test_what_a_subclass_does_at_loading_is_done_and_rounds_nothing(folder: Path) -> None:
+def test_a_subclass_is_loaded_by_its_own_method_and_rounds_nothing(folder: Path) -> None:
     """Moments in float32 beside weights in bfloat16 come back as they were, and its groups are the same objects."""
 
     def make() -> Job:

@@ -77,7 +77,7 @@ def test_ddp_holds_replicas_and_one_rank_its_buffers() -> None:
     assert [name for name in found if name.startswith("@") and "rng" not in name] == []
 
 
-def test_what_ddp_does_not_broadcast_is_each_ranks_own() -> None:
+def test_buffers_that_ddp_does_not_broadcast_are_each_ranks_own() -> None:
     found = state_tensors(lambda model, _: DistributedDataParallel(model, broadcast_buffers=False), 1, 2)
     assert where(found["@00001/model/norm.running_mean"]) == ((7,), None, None, ())
 
@@ -180,7 +180,7 @@ def test_both_ways_at_once() -> None:
     assert where(found[0]["optimizer/state/model/first.weight/step"])[-1] == (0, 1, 2, 3)
 
 
-def test_what_lies_on_a_part_of_the_modules_ranks_bears_their_number() -> None:
+def test_tensors_on_a_part_of_the_ranks_bear_their_number() -> None:
     """Each tensor rank has a norm of its own, cut among the data ranks: nobody declares that they are the same."""
     names = [
         next(n for n in state_tensors(tp_fsdp, r, 4) if n.endswith("model/norm.weight")) for r in range(4)
@@ -207,7 +207,7 @@ def test_a_bare_dtensor_is_a_shard_small_or_large() -> None:
         assert "changed" in state.inconsistency()
 
 
-def test_what_is_no_part_of_a_tensor_is_refused_by_name() -> None:
+def test_a_partial_tensor_is_refused_by_name() -> None:
     with rank_of(1, 2):
         mesh = mesh_of(2)
         partial = DTensor.from_local(torch.zeros(3), mesh, [Partial()], run_check=False)

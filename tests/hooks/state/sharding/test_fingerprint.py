@@ -57,7 +57,7 @@ def test_a_fingerprint_changes_with_the_model_and_not_with_a_step() -> None:
         assert state.fingerprint() != before
 
 
-def test_who_has_what_nobody_else_has() -> None:
+def test_ranks_with_private_state_are_known() -> None:
     """Nobody under DDP, but the one whose buffers are the job's; shards' holders only where nothing else is private."""
     assert asked("ddp", State.alone) == [False] * 4
     assert asked("ddp", State.alone, Model) == [True, False, False, False]

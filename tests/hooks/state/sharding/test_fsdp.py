@@ -121,7 +121,7 @@ def test_at_any_moment_of_a_step(options: dict[str, Any]) -> None:
         lambda parameters: torch.optim.Adam(parameters, amsgrad=True, lr=torch.tensor(0.1)),
     ],
 )
-def test_what_optimizers_keep_beside_a_shard(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+def test_optimizer_state_beside_a_shard_has_its_layout(make: Callable[[Any], torch.optim.Optimizer]) -> None:
     """Of the shape of the parameter: its shard. A number: everybody's. (A learning rate of the user's is each rank's.)"""
     with rank_of(1, 2):
         model: Any = fully_shard(nn.Linear(6, 4, bias=False), mesh=mesh_of(2))

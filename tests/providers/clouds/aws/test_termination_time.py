@@ -128,7 +128,7 @@ def test_a_number_that_python_takes_for_a_date_is_no_time(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["2026-13-45T99:00:00Z", "2026-02-30T10:00:00Z"])
-def test_what_has_the_form_of_a_time_and_is_none_is_not_nothing(text: str) -> None:
+def test_a_malformed_time_is_blindness(text: str) -> None:
     """Somebody meant a time: we are blind for it."""
     assert parse(text.encode()).health.reason == "garbage"
 

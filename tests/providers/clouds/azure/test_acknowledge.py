@@ -39,7 +39,7 @@ def test_an_event_of_ours_alone_is_acknowledged_when_somebody_asks_and_not_befor
 
 
 @pytest.mark.parametrize("how", ["all", "no name", "two names", "another id", "begun", "gone"])
-def test_what_is_not_known_to_be_ours_alone_is_never_acknowledged(
+def test_an_event_that_may_concern_others_is_never_acknowledged(
     vm: AzureSimulator, watch: Watch, how: str
 ) -> None:
     """It would begin for all that it is about. What has begun, or is gone, needs nothing."""

@@ -89,7 +89,7 @@ def test_an_entry_is_an_event_or_a_problem(entries: list[Any], incarnation: Any)
 
 
 @given(ENTRIES, ENTRIES | JSON)
-def test_what_concerns_us_by_its_words_concerns_us(one: dict[str, Any], other: Any) -> None:
+def test_an_event_that_names_this_machine_is_its_own(one: dict[str, Any], other: Any) -> None:
     """An event that names this machine is never somebody else's, whatever stands beside it."""
     named = {**one, "EventType": "Preempt", "Resources": ["vm_2", "VM_1"]}
     found = parse_document(document(other, named))
@@ -161,7 +161,7 @@ def test_an_event_has_begun_where_it_says_so_or_nothing_else_can_be_meant(
         ([""], True, False),
     ],
 )
-def test_whose_an_event_is(resources: object, ours: bool, alone: bool) -> None:
+def test_the_resources_of_an_event_decide_whose_it_is(resources: object, ours: bool, alone: bool) -> None:
     """Case means nothing; where nobody can be read, it may be ours, and is never known to be ours alone."""
     event = the_event(document(entry(Resources=resources)))
     names = frozenset({"westno_0"})
@@ -186,7 +186,7 @@ def test_a_machine_without_a_name_takes_every_event_for_its_own() -> None:
         b'{"Events": [{"EventType": "Preempt", "Resources": ["WestNO_0"]}]}',
     ],
 )
-def test_what_could_not_be_read_is_said_and_the_rest_stands(body: bytes) -> None:
+def test_an_unreadable_event_is_reported_and_the_others_stand(body: bytes) -> None:
     """An eviction beside a riddle is an eviction."""
     found = parse_document(body)
     assert [event.type for event in found.events] == ["Preempt"]

@@ -80,7 +80,9 @@ def test_s14_a_freeze_is_advice_also_when_it_begins(vm: AzureSimulator, watch: W
     assert looker.look().notices == ()
 
 
-def test_what_nobody_knows_is_the_end_soon(vm: AzureSimulator, watch: Watch, clock: ManualClock) -> None:
+def test_an_unknown_event_type_ends_the_machine_soon(
+    vm: AzureSimulator, watch: Watch, clock: ManualClock
+) -> None:
     """A type of a later time, though its date is far."""
     looker = watch(vm)
     vm.schedule("Defrag", 86400)

@@ -84,7 +84,7 @@ def test_each_type_has_its_kind_its_severity_and_its_time(
 
 
 @pytest.mark.parametrize("type", ["Preempt", "Terminate", "Reboot", "Redeploy", "Defrag"])
-def test_what_has_begun_is_the_end_now(type: str) -> None:
+def test_an_event_that_has_begun_ends_the_machine_now(type: str) -> None:
     """Also where no warning came before it: a failed host is a `Reboot` that has begun."""
     notice = the_notice(event(type, None, started=True))
     assert (notice.severity, notice.deadline, notice.window) == (Severity.TERMINAL, NOW, 30)
@@ -95,7 +95,7 @@ def test_a_freeze_that_has_begun_is_still_no_end() -> None:
     assert the_notice(event("Freeze", None, started=True)).severity is Severity.ADVISORY
 
 
-def test_what_was_guessed_is_said() -> None:
+def test_a_guess_is_named_in_the_detail() -> None:
     """A person reading the log must see it."""
     assert "unknown to this program" in the_notice(event("Defrag")).detail
     assert "no date" in the_notice(event("Reboot", None)).detail
@@ -228,7 +228,7 @@ def test_one_id_that_comes_twice_is_one_notice_with_the_earlier_end() -> None:
     assert notice.deadline == NOW + 10
 
 
-def test_where_something_could_not_be_read_nothing_is_gone() -> None:
+def test_an_unreadable_document_ends_no_event() -> None:
     """What is missing may be what could not be read."""
     book = EventTracker()
     (first,) = read(book, event())
@@ -282,7 +282,7 @@ def test_no_date_makes_an_end_safe(instant: datetime, type: str) -> None:
     assert NOW <= notice.deadline <= NOW + 30
 
 
-def test_what_has_not_begun_long_after_its_time_ends_nothing_by_itself() -> None:
+def test_an_event_that_has_not_begun_long_after_its_time_is_an_advisory() -> None:
     """It may begin at any moment, or our clock is ahead: each run would end at its start. Seen before its time it stays
     what it was; when it begins it is the end; and a clock that is put right makes it what it is."""
     past = the_notice(event("Reboot", left=-181))
@@ -303,7 +303,7 @@ def test_what_has_not_begun_long_after_its_time_ends_nothing_by_itself() -> None
     assert (begun.severity, begun.deadline) == (Severity.TERMINAL, NOW + 10)
 
 
-def test_what_is_milder_than_before_changes_nothing() -> None:
+def test_a_milder_type_of_the_same_event_changes_nothing() -> None:
     """A type that turns into another under one id."""
     book = EventTracker()
     (first,) = read(book, event())

@@ -98,7 +98,7 @@ def test_s11_the_key_is_read_from_the_start_on(vm: GcpSimulator, watch: Make) ->
 
 
 @pytest.mark.parametrize("body", [b"none", b"", b"NONE NONE", b"<html>", b"\xff", b"REBOOT"])
-def test_what_was_never_a_known_word_is_blindness(
+def test_an_unknown_maintenance_word_is_blindness(
     canned: RequestsMock, clock: ManualClock, body: bytes
 ) -> None:
     canned.get(f"{GCP}instance/maintenance-event", body=body, headers=GOOGLE)
@@ -150,7 +150,7 @@ def test_s11_no_maintenance_is_sight_and_nothing_to_see(vm: GcpSimulator, watch:
     assert source.poll() == Sighting(SEEING)
 
 
-def test_what_is_put_off_is_another_notice(vm: GcpSimulator, watch: Make, clock: ManualClock) -> None:
+def test_a_postponed_maintenance_is_another_notice(vm: GcpSimulator, watch: Make, clock: ManualClock) -> None:
     """The earlier one is gone, so that it is withdrawn."""
     source = watch(UpcomingMaintenance)
     vm.plan(3600)
@@ -258,7 +258,7 @@ def test_s18_a_clock_that_is_hours_ahead_ends_nothing_and_is_put_right(
 # --- stops --------------------------------------------------------------------------------------------------
 
 
-def test_where_graceful_shutdown_is_off_there_is_nothing_to_see(vm: GcpSimulator, watch: Make) -> None:
+def test_without_graceful_shutdown_the_source_sees_nothing(vm: GcpSimulator, watch: Make) -> None:
     """404, and then the word for idle."""
     source = watch(StopState)
     assert source.poll() == Sighting(SEEING)

@@ -43,7 +43,7 @@ def test_the_endpoint_is_what_was_said_or_the_fixed_address(
 @pytest.mark.parametrize(
     "said", ["metadata.example", "https://127.0.0.1", "127.0.0.1/computeMetadata", "localhost:99999"]
 )
-def test_what_is_no_endpoint_is_refused_with_its_origin(said: str) -> None:
+def test_an_invalid_endpoint_is_refused_with_its_origin(said: str) -> None:
     with pytest.raises(UsageError, match=f"^{VARIABLE} .*expected http:// and an IP address"):
         resolve_endpoint(None, {VARIABLE: said})
 
@@ -90,7 +90,7 @@ def test_one_connection_serves_all_keys_and_paths_are_not_kept_for_ever(
         (502, "server-error"),
     ],
 )
-def test_what_nobody_signed_is_no_answer(canned: RequestsMock, status: int, reason: str) -> None:
+def test_an_answer_without_the_signature_is_none(canned: RequestsMock, status: int, reason: str) -> None:
     """Whatever it is. A gateway's refusal is blindness; a stranger's word is a stranger's."""
     for key in ("instance/preempted", "instance/id"):
         canned.get(GCP + key, status=status, body=b"TRUE")

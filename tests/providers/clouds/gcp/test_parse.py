@@ -171,7 +171,7 @@ def test_s11_no_maintenance_in_every_spelling(spelling: str) -> None:
         {"Upcoming maintenance": {"type": "NONE"}},
     ],
 )
-def test_what_says_that_it_is_over_is_over(said: Any) -> None:
+def test_a_maintenance_that_is_over_is_over(said: Any) -> None:
     """Under 200 alone."""
     assert upcoming(said) == ()
     assert upcoming(said, 503) is None
@@ -192,7 +192,7 @@ def test_what_says_that_it_is_over_is_over(said: Any) -> None:
         (b"<html>503</html>", 503),
     ],
 )
-def test_what_is_not_known_to_mean_nothing_is_blindness(said: bytes, status: int) -> None:
+def test_an_answer_with_an_unknown_meaning_is_blindness(said: bytes, status: int) -> None:
     assert upcoming(said, status) is None
 
 

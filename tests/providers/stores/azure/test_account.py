@@ -125,7 +125,7 @@ def test_the_url_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=range(11),
 )
-def test_what_cannot_be_is_said_at_once(
+def test_an_impossible_account_is_refused_at_once(
     environ: dict[str, str], url: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one line, with the way out, and without a secret."""

@@ -58,7 +58,7 @@ def test_a_sas_of_the_container_is_enough(azurite: Azurite, monkeypatch: pytest.
     assert [info.key for info in store.list("")] == ["b"]
 
 
-def test_what_a_sas_does_not_allow_is_denied(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_beyond_the_sas_is_denied(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do, and without the SAS; what it allows goes on, and nothing else happened."""
     store = by_sas(azurite, monkeypatch, "cwl")
     store.warm(timeout=100)

@@ -138,7 +138,7 @@ def multipart(*parts: tuple[int, str]) -> Answer:
     return Answer(202, {"Content-Type": "multipart/mixed; boundary=batch"}, body.encode())
 
 
-def test_what_became_of_each_in_a_batch_is_looked_at(opened: Opened) -> None:
+def test_each_answer_of_a_batch_is_checked(opened: Opened) -> None:
     """Gone already is gone; a refusal names its key."""
     answer = multipart((202, ""), (404, "BlobNotFound"), (403, "AuthorizationPermissionMismatch"))
     with AnsweringServer(lambda asked: answer) as server:

@@ -176,7 +176,9 @@ def test_the_sdk_asks_for_every_request(held: HeldToken, clock: ManualClock) -> 
     assert held.get_token(SCOPE, enable_cae=True).expires_on <= clock.time()
 
 
-def test_what_a_challenge_names_is_passed_on(held: HeldToken, identity: Identity, clock: ManualClock) -> None:
+def test_the_tenant_of_a_challenge_is_passed_on(
+    held: HeldToken, identity: Identity, clock: ManualClock
+) -> None:
     held.keep()
     clock.advance(31)
     assert held.get_token(SCOPE, tenant_id="other").token == "token 2"

@@ -104,7 +104,7 @@ def test_a_message_says_the_way_out(status: int, code: str, advice: str) -> None
         at(server).put("run/a", memoryview(DATA))
 
 
-def test_what_is_refused_of_a_batch_is_an_error() -> None:
+def test_a_refusal_within_a_batch_is_an_error() -> None:
     """The answer is 200, and says it in its body; a key that is not there is no error."""
     said = ""
 
@@ -141,13 +141,13 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("answer", STRANGE.values(), ids=STRANGE)
-def test_what_is_no_listing_is_not_one_of_nothing(answer: Answer) -> None:
+def test_a_body_that_is_no_listing_is_an_error(answer: Answer) -> None:
     """It may be one the next time."""
     with AnsweringServer(lambda asked: answer) as server, pytest.raises(UnavailableError):
         list(at(server).list("run/"))
 
 
-def test_what_is_no_answer_to_a_deletion_is_none() -> None:
+def test_a_broken_answer_to_a_deletion_is_an_error() -> None:
     """Cut off in its middle; or an error that does not say of what."""
     for body in (b"<DeleteResult><Err", b"<DeleteResult><Error><Key>a</Key></Error></DeleteResult>"):
         with (
@@ -284,7 +284,7 @@ BAD_DAYS = [("http", fault, verb) for fault in FAULTS for verb in VERBS] + [
 @pytest.mark.parametrize(
     ("bad", "fault", "verb"), few_fast(BAD_DAYS, len(FAULTS) * (len(VERBS) + 2)), indirect=["bad"]
 )
-def test_what_may_do_the_next_time_is_transient(
+def test_a_transient_failure_succeeds_on_the_next_try(
     fault: str, verb: str, bad: tuple[FaultProxy, BlobStore]
 ) -> None:
     """And does it the next time, on a connection that is whole."""

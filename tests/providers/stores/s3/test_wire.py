@@ -32,7 +32,7 @@ def test_options_are_on_the_wire() -> None:
         assert server.asked[-1].headers["x-amz-server-side-encryption"] == "aws:kms:dsse"
 
 
-def test_who_pays_is_said_or_not() -> None:
+def test_the_requester_pays_header_follows_the_option() -> None:
     """`false` is no."""
     with AnsweringServer(lambda asked: Answer()) as server:
         at(server, "&requester-pays=false").put("run/a", memoryview(DATA))

@@ -223,7 +223,7 @@ def goes_on(
     [(fsdp, 2, 0, 0), (fsdp, 2, 1, 1), (hsdp, 4, 2, 0), (hsdp, 4, 3, 1)],
     ids=["the first", "the second", "the first's copy", "the second's copy"],
 )
-def test_who_has_the_same_shard_has_what_was_made_of_it(
+def test_a_rank_with_the_same_shard_gets_its_state_back(
     new: Way, world: int, rank: int, came_from: int
 ) -> None:
     kept = goes_on(save(fsdp, 2, Rows), new, rank, world, Rows)
@@ -239,7 +239,7 @@ def test_who_has_the_same_shard_has_what_was_made_of_it(
     [(fsdp, 2, fsdp, 4), (fsdp, 4, fsdp, 2), (fsdp, 2, tp, 2), (fsdp, 2, ddp, 2), (ddp, 2, fsdp, 2)],
     ids=["more", "fewer", "another mesh", "whole", "from whole"],
 )
-def test_who_has_another_is_refused_by_name(old: Way, before: int, new: Way, now: int) -> None:
+def test_state_of_another_shard_is_refused_by_name(old: Way, before: int, new: Way, now: int) -> None:
     saved = save(old, before, Rows)
     with pytest.raises(
         StateError, match=r"^optimizer keeps state of 'model/(first|last).weight' that cannot be resharded"
@@ -247,7 +247,7 @@ def test_who_has_another_is_refused_by_name(old: Way, before: int, new: Way, now
         goes_on(saved, new, 1, now, Rows)
 
 
-def test_what_lies_whole_on_both_sides_goes_on() -> None:
+def test_state_that_is_whole_on_both_sides_continues() -> None:
     kept = goes_on(save(ddp, 2, Rows), ddp, 2, 3, Rows)
     assert [tuple(each["row"].shape) for each in kept] == [(8,), (3,)]
 
