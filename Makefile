@@ -62,7 +62,7 @@ test: .venv/ready  ## the fast tier: five minutes, and no server
 	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(WHOLE_PATH_JOBS) --dist=worksteal tests/e2e || code=$$?; \
 	exit $$code
 
-quick: .venv/ready  ## the fast tests of the folders that differ from BASE (HEAD)
+quick: .venv/ready  ## the fast tests of what differs from BASE (HEAD)
 	@$(BIN)/python scripts/quick $(BASE)
 
 test-slow: .venv/ready  ## the slow tier: real servers, the pages, and what is long; `make servers` first

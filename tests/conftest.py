@@ -92,6 +92,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+#: What takes seconds to start, and serves all tests of a worker that ask for it: such tests go to one worker.
+SHARED = ("gang", "hosts", "moto_server")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every worker its part of the long tests, and those first.
@@ -100,19 +104,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     test at an end, one worker alone was busy for the last three of twelve minutes.
     """
     workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
-    if workers > 1:
-        long = [item for item in items if item.get_closest_marker("wholepath")]
-        short = [item for item in items if not item.get_closest_marker("wholepath")]
-        items[:] = [
-            item
-            for worker in range(workers)
-            for item in (*_part(long, worker, workers), *_part(short, worker, workers))
-        ]
+    if workers == 1:
+        return
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    long: list[pytest.Item] = []
+    short: list[pytest.Item] = []
+    for item in items:
+        if (shared := _shared(item)) is not None:
+            parts[SHARED.index(shared) % workers].append(item)
+        else:
+            (long if item.get_closest_marker("wholepath") else short).append(item)
+    taken = 0
+    for worker, part in enumerate(parts):
+        # Neighbours stay together: they share what their module has started.
+        part += long[len(long) * worker // workers : len(long) * (worker + 1) // workers]
+        size = len(items) * (worker + 1) // workers - len(items) * worker // workers
+        room = max(0, size - len(part))
+        part += short[taken : taken + room]
+        taken += room
+    items[:] = [item for part in parts for item in part] + short[taken:]
 
 
-def _part(items: list[pytest.Item], worker: int, workers: int) -> list[pytest.Item]:
-    """Neighbours stay together: they share what their module has started."""
-    return items[len(items) * worker // workers : len(items) * (worker + 1) // workers]
+def _shared(item: pytest.Item) -> str | None:
+    """Return which of `SHARED` a test asks for, as far as its fixtures and its parameters say."""
+    if (
+        name := next((name for name in SHARED if name in getattr(item, "fixturenames", ())), None)
+    ) is not None:
+        return name
+    callspec: Any = getattr(item, "callspec", None)
+    return "moto_server" if callspec is not None and "s3" in callspec.params.values() else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

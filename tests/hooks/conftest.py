@@ -38,7 +38,7 @@ def _one_thread() -> Iterator[None]:
 
 
 #: Bytes by which a process of the suite may grow before it looks for garbage.
-GROWTH = 256 * 2**20
+GROWTH = 128 * 2**20
 
 
 def resident() -> int:

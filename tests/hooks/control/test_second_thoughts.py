@@ -146,12 +146,9 @@ def registered(monkeypatch: pytest.MonkeyPatch, **state: Any) -> Iterator[tuple[
             monkeypatch.setenv("SPOTGUARD_SOCKET", str(path))
             coming = threading.Thread(target=agent.welcome, name="welcomes")
             coming.start()
-            guard = spotguard.register(Path(folder, "store").as_uri(), run_id="r", **state)
-            try:
+            with guarded(Path(folder, "store"), state, run_id="r") as guard:
                 coming.join(PATIENCE)
                 yield guard, agent
-            finally:
-                guard.close()
 
 
 def test_status_knows_the_step_as_soon_as_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
