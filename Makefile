@@ -32,9 +32,9 @@ SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.t
 # The tiers: tests/tiers.py says which test is in which.
 FAST := -m "not slow and not soak and not bench"
 SLOW := -m "slow and not soak and not bench"
-# One worker for each of two cores, and more for the whole-path tests: three quarters of their time is waiting. Workers of
-# their own collect these tests alone, which costs a fifth of collecting all.
-JOBS ?= 2
+# More workers than cores: half of the tests' time is waiting, and three quarters of the whole-path tests'. Workers of their own
+# collect these alone, which costs a fifth of collecting all.
+JOBS ?= 4
 WHOLE_PATH_JOBS ?= 6
 SLOW_JOBS ?= 5
 # A test file that needs torch must say so: on a Python without torch the others still run.

@@ -132,7 +132,8 @@ def _shared(item: pytest.Item) -> str | None:
     ) is not None:
         return name
     callspec: Any = getattr(item, "callspec", None)
-    return "moto_server" if callspec is not None and "s3" in callspec.params.values() else None
+    given = callspec.params.values() if callspec is not None else ()
+    return "moto_server" if any(isinstance(value, str) and value == "s3" for value in given) else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

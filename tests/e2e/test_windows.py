@@ -83,8 +83,8 @@ def test_a_process_that_registers_during_a_notice_is_told_at_once(machine: Machi
     running.send(signal.SIGTERM)
     running.err.until("notice from SIGTERM")
     running.say("go")
-    running.say("fail training has not begun yet")
     assert saw(running, "preempt")["kind"] == "signal"
+    running.say("fail training has not begun yet")
     assert saw(running, "leave")["code"] == 75
     assert running.ended() == 75
     (session,) = machine.outcome()["sessions"]
