@@ -17,9 +17,11 @@ import pytest
 from spotguard.cli import main
 from tests.e2e.processes import eventually
 from tests.fakes.report import TIMEOUT, Report
-from tests.fakes.training import guarded
 
 torch = pytest.importorskip("torch")
+
+from tests.fakes.training import guarded  # noqa: E402 - after the skip
+
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
 #: Trains until somebody ends it.
