@@ -181,6 +181,14 @@ class Log:
     text: str
 
 
+#: Events that hold until an event of these kinds, or one of their own kind with `over`; "launch" ends those of all runs.
+STANDING: dict[str, tuple[str, ...]] = {
+    "blind": (),
+    "stall": ("moving", "training", "launch", "gone", "failure"),
+    "checkpoints-failing": ("launch", "gone"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ReportEvent:
     """Report this event to the helper of alerts, if one was asked for. Everything in it is plain JSON.

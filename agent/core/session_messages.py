@@ -186,6 +186,10 @@ class Answers:
         self._stalls.forget(event.session)
         session = self._sessions.open.get(event.session) or self._sessions.lost.get(event.session)
         if session is not None:
+            if (
+                session.position is not None and session.position.failing
+            ):  # it is said again by a process that comes back
+                self._turn.do(ReportEvent("checkpoints-failing", _checkpoints(session, "")))
             if event.alive:
                 self._failures.closed(session)
             elif (line := self._failures.died(session)) and self._turn.policy.launcher_restarts:

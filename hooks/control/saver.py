@@ -346,6 +346,8 @@ class Saver(SaveRequests):
 
     def _conclude(self, job: SaveRequest) -> None:
         preemption = job.preemption
+        if job.saved is not None:
+            self.failing = ""
         if job.superseded and job.saved is None:
             with self._lock:
                 self._open()
@@ -357,7 +359,6 @@ class Saver(SaveRequests):
             with self._lock:
                 self._open()
             if job.saved is not None:
-                self.failing = ""
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and job.error is not None and (hurried or not given_up):

@@ -105,7 +105,7 @@ def test_a_source_that_sees_in_time_was_no_incident(book: Book) -> None:
     assert book.after(1000.0) == []
 
 
-@pytest.mark.parametrize("end", ["over", "training", "gone"])
+@pytest.mark.parametrize("end", ["over", "launch", "gone"])
 def test_failing_checkpoints_last_until_one_is_committed_or_the_process_ends(book: Book, end: str) -> None:
     facts = {"run_id": "gpt", "rank": 1}
     assert book.take("checkpoints-failing", **facts, text="403") == ["checkpoints-failing begins"]
@@ -116,6 +116,11 @@ def test_failing_checkpoints_last_until_one_is_committed_or_the_process_ends(boo
         else book.take(end, run_id="gpt")
     )
     assert ended == ["checkpoints-failing ends"]
+
+
+def test_another_rank_that_trains_again_ends_no_failing_checkpoints(book: Book) -> None:
+    book.take("checkpoints-failing", run_id="gpt", rank=0, text="403")
+    assert book.take("training", run_id="gpt", rank=1) == []
 
 
 @pytest.mark.parametrize(
@@ -134,6 +139,14 @@ def test_a_line_that_the_kernel_repeats_is_one_incident(book: Book, kind: str, n
     assert book.take("kernel", **facts) == []
     book.after(2.0)
     assert book.take("kernel", **facts) == [f"{name} begins"]
+
+
+def test_a_cause_that_comes_again_lasts_from_then_on(book: Book) -> None:
+    book.take("gpu-memory-error", gpu="0", rise=1)
+    book.after(3000.0)
+    assert book.take("gpu-memory-error", gpu="0", rise=2) == []
+    assert book.after(3599.0) == []
+    assert book.after(1.0) == ["gpu-memory-error ends"]
 
 
 def test_a_full_disk_begins_after_a_minute_and_ends_with_room(book: Book) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ....providers.clock import Clock
 from ....providers.health import SEEING, STARTING, Health, Sight
+from ...actions import STANDING
 from ...events import Event, HealthChanged, HelperEnded, HelperReported, SourceGone
 
 logger = logging.getLogger("spotguard.agent")
@@ -89,8 +90,8 @@ class AlertHelper:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: deque[bytes] = deque()
-        #: By source: the line of its newest health, which each new helper is told.
-        self._sources: dict[str, bytes] = {}
+        #: By kind, run and what it is about: the line of each event that still holds, which each new helper is told.
+        self._standing: dict[tuple[str, object, object], bytes] = {}
         #: Whether a part of the first line that waits has been written.
         self._begun = False
         self._started_at = 0.0
@@ -135,7 +136,7 @@ class AlertHelper:
             return
         self._process = process
         self.state = self._with(pid=process.pid, starts=self.state.starts + 1)
-        self._waiting.extendleft([*self._sources.values(), self._begin])
+        self._waiting.extendleft([*self._standing.values(), self._begin])
         self._write()
 
     def take(self, event: Event | None) -> None:
@@ -212,13 +213,21 @@ class AlertHelper:
 
     def _sees(self, source: str, health: Health) -> None:
         facts = {"source": source, "over": health.seeing or health == STARTING, "text": _words(health)}
-        self._sources[source] = _line("event", {"kind": "blind", "facts": facts})
         self.tell("blind", facts)
 
     def tell(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Tell the helper what happened. Never blocks."""
+        line, run_id = _line("event", {"kind": kind, "facts": facts}), facts.get("run_id")
+        for key in [*self._standing]:
+            if kind in STANDING[key[0]] and (kind == "launch" or key[1] == run_id):
+                del self._standing[key]
+        if kind in STANDING:
+            about = (kind, run_id, facts.get("source", facts.get("rank")))
+            self._standing.pop(about, None)
+            if not facts.get("over"):
+                self._standing[about] = line
         if self._process is not None or self._start_at is not None:
-            self._put(_line("event", {"kind": kind, "facts": facts}))
+            self._put(line)
 
     def beat(self, now: float) -> None:
         """Do what is due: hand over what waits, start the helper again."""

@@ -213,7 +213,7 @@ class MetricsRecorder:
         self._series.replace("phase", {("spotguard_agent_phase", (one,)): one == phase for one in PHASES})
 
     def _failed(self, kind: str) -> None:
-        # A newer hook may know classes that this agent does not.
+        # Any process may write to the socket.
         self._series.count("spotguard_failures_total", kind if kind in FAILURES else "program")
 
     def _runs(self, machine: Machine) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..agent.actions import STANDING
 from ..providers.text import TEXT, clip
 
 #: Seconds for which an incident lasts that nothing ends sooner.
@@ -55,7 +56,7 @@ KINDS: dict[str, Kind] = {
     "stall": Kind(
         "critical",
         "training stands still: {text}",
-        ("moving", "training", "launch", "gone", "failure"),
+        STANDING["stall"],
         lasts=math.inf,
         logged=False,
     ),
@@ -64,7 +65,7 @@ KINDS: dict[str, Kind] = {
     "checkpoints-failing": Kind(
         "warning",
         "background checkpoints of run {run_id}, rank {rank} fail: {text}",
-        ("training", "launch", "gone"),
+        STANDING["checkpoints-failing"],
         lasts=math.inf,
     ),
     "agent-lost": Kind(
@@ -169,6 +170,8 @@ class Incidents:
         key, kind = (name, labels), KINDS[name]
         known = self._open.get(key) or self._early.get(key)
         if known is not None and (kind.lasts == math.inf or now - known.began < kind.apart):
+            if key in self._open:
+                self._open[key] = replace(known, until=now + kind.lasts)
             return
         summary = clip(kind.summary.format_map(_Known(facts)), 4 * TEXT)
         incident = Incident(name, labels, summary, now, until=now + kind.lasts, facts=dict(facts))

@@ -11,7 +11,7 @@ from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError
 from tests.e2e.processes import eventually
 from tests.fakes.clock import ManualClock
-from tests.fakes.noticed import TOTAL, go_on, trained
+from tests.fakes.noticed import TOTAL, go_on, notice, trained
 from tests.fakes.store import Fault
 from tests.fakes.training import different, restored, small, step_on, trajectory, wait_shut
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
@@ -61,6 +61,20 @@ def test_a_background_save_that_fails_stops_nothing_and_the_agent_is_told_why(
         guard.save()
         assert guard._position().failing == ""
     assert "background checkpoint failed, training continues: read-only" in caplog.text
+
+
+def test_a_committed_drill_ends_failing_background_checkpoints() -> None:
+    store = WatchedStore()
+    with trained(store) as (guard, job, heard):
+        store.calls.clear()
+        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
+        guard._saver.background()
+        go_on(guard, job)
+        eventually(lambda: guard._position().failing == "read-only", "the position tells it")
+        store.faults = []
+        guard._agent.hear(notice("n1", drill=True))
+        heard.wait(protocol.Committed)
+        assert guard._position().failing == ""
 
 
 def test_without_enough_memory_no_copy_begins(caplog: pytest.LogCaptureFixture) -> None:

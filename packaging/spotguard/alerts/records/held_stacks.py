@@ -118,7 +118,7 @@ def main() -> int:
         record |= {"why": why, "kernel": waits}
         try:  # at once: the agent ends this process if many ranks take too long
             store, run_id = open_store(given["store"]), check_run_id(given["run_id"])
-            if attempt < 0:  # an older hook does not tell it
+            if attempt < 0:  # the process has not told it
                 attempt = newest_claim(store, run_id, timeout=_STORING)
             key = held_stacks_key(run_id, attempt, rank, record["ended"])
             store.put(key, memoryview(json.dumps(record, indent=1).encode()), timeout=_STORING)

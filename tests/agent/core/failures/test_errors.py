@@ -384,6 +384,17 @@ def test_failing_checkpoints_are_an_incident_until_one_is_committed() -> None:
     ]
 
 
+def test_failing_checkpoints_of_a_rank_that_leaves_are_over_until_it_is_back() -> None:
+    story = Story()
+    session = story.opens(501)
+    story.says(session, Position(1, failing="403"))
+    story.closes(session, alive=True)
+    again = story.opens(501)
+    story.says(again, Position(2, failing="403"))
+    found = [each.facts["over"] for each in story.all(ReportEvent) if each.kind == "checkpoints-failing"]
+    assert found == [False, True, False]
+
+
 def test_a_failure_is_an_incident_with_its_evidence_once_for_each_start() -> None:
     story = Story(max_restarts=1)
     session = story.opens(501)

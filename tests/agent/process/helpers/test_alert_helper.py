@@ -82,7 +82,7 @@ def test_it_gets_its_begin_and_then_what_happens(held: Held) -> None:
 
 
 def test_it_is_told_of_each_source_that_is_blind_and_sees_again(held: Held) -> None:
-    """A source that has not answered yet is neither. The next helper is told how each source sees now."""
+    """A source that has not answered yet is neither. The next helper is told of those that are blind."""
     held.helper.start()
     held.heard()
     healths = (STARTING, blind("timeout", "no answer in 2 s", "raise the hop limit"), SEEING)
@@ -99,8 +99,38 @@ def test_it_is_told_of_each_source_that_is_blind_and_sees_again(held: Held) -> N
     held.dies()
     held.after(5.1)
     assert held.heard()["type"] == "begin"
-    told = [held.heard()["facts"] for _ in range(2)]
-    assert {each["source"]: each["over"] for each in told} == {"aws": False, "file": True}
+    told = held.heard()["facts"]
+    assert (told["source"], told["over"]) == ("aws", False)
+
+
+def test_the_next_helper_is_told_what_still_holds(held: Held) -> None:
+    """A stall until training moves; failing checkpoints of each rank until one is committed. A failure is told once."""
+    held.helper.start()
+    held.heard()
+    failing: dict[str, Any] = {"run_id": "gpt", "text": "403"}
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("stall", {"run_id": "gpt"}),
+        ("stall", {"run_id": "other"}),
+        ("moving", {"run_id": "gpt"}),
+        ("checkpoints-failing", {**failing, "rank": 0, "over": False}),
+        ("checkpoints-failing", {**failing, "rank": 1, "over": False}),
+        ("checkpoints-failing", {**failing, "rank": 0, "over": True}),
+        ("training", {"run_id": "gpt", "rank": 0}),
+        ("failure", {"run_id": "gpt"}),
+    ]
+    for kind, facts in events:
+        held.helper.tell(kind, facts)
+        assert held.heard()["kind"] == kind
+    held.dies()
+    held.after(5.1)
+    assert held.heard()["type"] == "begin"
+    told = [held.heard() for _ in range(2)]
+    assert sorted((each["kind"], each["facts"]["run_id"], each["facts"].get("rank")) for each in told) == [
+        ("checkpoints-failing", "gpt", 1),
+        ("stall", "other", None),
+    ]
+    held.helper.tell("launch", {})
+    assert held.heard()["kind"] == "launch", "and nothing before it"
 
 
 def test_one_that_does_not_read_blocks_nothing_and_what_it_misses_is_counted(
