@@ -7,7 +7,6 @@ import signal
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -16,6 +15,7 @@ from spotguard.agent.core.preemption import EndState, Preemption
 from spotguard.agent.events import NoticeSeen
 from spotguard.hooks.ipc.protocol import Bye, Committed, Failed, Leave, Preempt, Resume
 from spotguard.providers.notice import Notice, NoticeKind, Severity
+from tests.agent.core.random_stories import asked
 from tests.fakes.story import START, Story
 
 SECONDS = st.floats(min_value=-5, max_value=130, allow_nan=False)
@@ -224,16 +224,6 @@ class AnyStory(RuleBasedStateMachine):
         assert "warning" not in named
         assert accepted <= set(named)
         assert all(outcome.ended for outcome in self.story.outcomes)
-
-
-def asked(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
-    )
 
 
 class TestAnyStory(AnyStory.TestCase):  # type: ignore[valid-type,misc]

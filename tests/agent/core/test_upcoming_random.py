@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from spotguard.agent.core.notices import COOL_DOWN, NEAR, WINDOW
 from spotguard.agent.events import NoticeSeen
 from spotguard.hooks.ipc.protocol import CheckpointNow, Preempt
 from spotguard.providers.notice import Notice, NoticeKind, Severity
+from tests.agent.core.random_stories import asked
 from tests.fakes.story import START, Story
 
 #: Each event from a cloud of its own, so that none is another under a second name.
@@ -131,16 +131,6 @@ class FarStory(RuleBasedStateMachine):
             }
             assert shown.keys() == self.standing.keys()
             assert all(abs(shown[id] - (at - story.now)) < 0.01 for id, at in self.standing.items())
-
-
-def asked(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
-    )
 
 
 class TestFarStory(FarStory.TestCase):  # type: ignore[valid-type,misc]
