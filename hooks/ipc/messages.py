@@ -76,7 +76,7 @@ class Register(Message):
     world: int = 1
     #: Bytes that a full save would write; 0 while unknown.
     nbytes: int = 0
-    version: int = VERSION
+    protocol: int = VERSION
     #: Whether the process makes a checkpoint at `CheckpointNow`. One that has only `on_notice` callbacks makes none.
     checkpoints: bool = False
     #: Whether ranks of this job run on other machines, whose agents then exchange heartbeats with this one's.
@@ -397,7 +397,7 @@ class Ask(Message):
     window: float = 30.0
     #: For a drill: run it to the end, as a preemption.
     preempt: bool = False
-    version: int = VERSION
+    protocol: int = VERSION
 
 
 @_on_the_wire
@@ -417,7 +417,7 @@ class Watch(Message):
 
     type: ClassVar[str] = "watch"
     pid: int
-    version: int = VERSION
+    protocol: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,8 +140,8 @@ def _decode(data: bytes) -> Message:
     cls = TYPES.get(word) if isinstance(word, str) else None
     if cls is None:
         raise ProtocolError(f"unknown message type {str(word)[:40]!r}")
-    if cls in _FIRST and (version := body.get("version")) != VERSION:
-        return Foreign(str(version)[:40])
+    if cls in _FIRST and (number := body.get("protocol")) != VERSION:
+        return Foreign("another" if number is None else str(number)[:40])
     return typed_json.build(cls, body, cls.type)
 
 

@@ -85,9 +85,9 @@ def test_a_watching_agent_is_announced(serve: Serving, events: Events) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (Register(1, "run", "x", version=99), "protocol 1, you speak 99: install one spotguard for both"),
-        (Ask("status", version=0), "you speak 0"),
-        (Watch(1, version=3), "you speak 3"),
+        (Register(1, "run", "x", protocol=99), "protocol 1, you speak 99: install one spotguard for both"),
+        (Ask("status", protocol=0), "you speak 0"),
+        (Watch(1, protocol=3), "you speak 3"),
         (Ask("reboot"), "unknown question 'reboot'"),
         (Ask("drill", window=-1.0), "drill of -1 s"),
         (Ask("drill", window=1e9), "up to 604800 (a week)"),

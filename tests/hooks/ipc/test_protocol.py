@@ -52,7 +52,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 def messages(cls: type[Message]) -> st.SearchStrategy[Message]:
     fields = {f.name: FIELDS[str(f.type)] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return st.builds(cls, **(fields | {"version": st.just(VERSION)} if "version" in fields else fields))
+    return st.builds(cls, **(fields | {"protocol": st.just(VERSION)} if "protocol" in fields else fields))
 
 
 ANY_MESSAGE = st.sampled_from(sorted(TYPES)).flatmap(lambda word: messages(TYPES[word]))
@@ -111,10 +111,11 @@ def test_byte_by_byte_is_as_one_chunk(said: list[Message], garbage: bytes) -> No
 @pytest.mark.parametrize("word", ["register", "ask", "watch"])
 @pytest.mark.parametrize("version", [VERSION + 1, 0, "1", None])
 def test_nothing_is_read_from_a_first_message_of_another_version_but_that(word: str, version: object) -> None:
-    """Its fields may be others, and the peer is answered with both numbers."""
+    """Its fields may be others, and the peer is answered with both numbers. Development versions had theirs under another name."""
     peer = Peer(Role.NEW)
-    assert peer.feed(frame({"type": word, "pid": "of another kind", "version": version})) == [
-        Foreign(str(version))
+    said = {"version": 1} if version is None else {"protocol": version}
+    assert peer.feed(frame({"type": word, "pid": "of another kind", **said})) == [
+        Foreign("another" if version is None else str(version))
     ]
     assert peer.role is Role.GONE
 
@@ -125,7 +126,7 @@ def test_a_message_without_one_of_its_fields_is_refused(word: str) -> None:
     values = {"str": "x", "int": 1, "float": 1.0, "bool": True, "dict[str, Any]": {}}
     fields = {f.name: values[str(f.type)] for f in dataclasses.fields(TYPES[word])}  # type: ignore[arg-type]
     role = next(role for role, cls in protocol._TABLE if cls is TYPES[word])
-    for name in fields.keys() - {"version"}:
+    for name in fields.keys() - {"protocol"}:
         left = {key: value for key, value in fields.items() if key != name}
         assert outcome(Peer(role), [frame({"type": word, **left})]) == ([], f"{word} lacks {name}")
 
