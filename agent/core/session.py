@@ -94,6 +94,11 @@ class Session:
         """The last known step. Below 0: not reported, not restored yet, or a function of `on_notice`, which counts no steps."""
         return self.position.step if self.position else -1
 
+    @property
+    def failing(self) -> str:
+        """Why its last background checkpoint failed; "" if none failed since the last commit."""
+        return self.position.failing if self.position else ""
+
     def stands(self, position: Position, now: float) -> None:
         if self.began < 0:
             self.began = position.step

@@ -186,9 +186,7 @@ class Answers:
         self._stalls.forget(event.session)
         session = self._sessions.open.get(event.session) or self._sessions.lost.get(event.session)
         if session is not None:
-            if (
-                session.position is not None and session.position.failing
-            ):  # it is said again by a process that comes back
+            if session.failing:  # a process that comes back says it again
                 self._turn.do(ReportEvent("checkpoints-failing", _checkpoints(session, "")))
             if event.alive:
                 self._failures.closed(session)
@@ -253,8 +251,7 @@ class Answers:
                     "training", {"run_id": session.run_id, "rank": session.rank, "store": session.store}
                 )
             )
-        before = session.position.failing if session.position is not None else ""
-        if bool(message.failing) != bool(before):
+        if bool(message.failing) != bool(session.failing):
             self._turn.do(ReportEvent("checkpoints-failing", _checkpoints(session, message.failing)))
         session.stands(message, self._turn.now)
         self._failures.heard(session, message)

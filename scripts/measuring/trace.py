@@ -1,4 +1,4 @@
-"""What a run passes between two moments: modules, classes, hand-overs between threads, and returns to a module.
+"""The trace of a run between two moments: modules, classes, hand-overs between threads, and returns to a module.
 
 Functions are counted, not calls. So a loop that turns once more changes nothing.
 
@@ -50,7 +50,7 @@ class Signal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What was passed, as sets: those of several processes can be united."""
+    """The sets of one trace; those of several processes can be united."""
 
     modules: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""What is an incident, once for each cause, and when it is over."""
+"""Each cause is one incident, which ends when the cause does."""
 
 from __future__ import annotations
 

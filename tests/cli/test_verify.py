@@ -172,7 +172,7 @@ def test_an_object_that_is_gone_while_its_manifest_stands_is_damage() -> None:
 
 @pytest.mark.parametrize("number", FOREIGN)
 def test_another_format_is_no_damage_and_no_verdict(number: int | None) -> None:
-    """What only another version can read is neither good nor bad here."""
+    """A checkpoint of another version is neither good nor bad here."""
     store = filled()
     Save(step=30, save=3).write_foreign(store, number)
     assert statuses(verdicts(store)) == [(30, "unsupported"), (20, "complete")]

@@ -1,4 +1,4 @@
-"""What AWS's metadata service does in the field, end to end: whatever it is, the training process is told.
+"""AWS's metadata service as it behaves in the field, end to end: the training process is told of each notice.
 
 In the fast tier one test plays what happens in the field; `tests/providers/clouds` has each case.
 """

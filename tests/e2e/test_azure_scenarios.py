@@ -1,4 +1,4 @@
-"""What Azure's metadata service does in the field, end to end: our own events are told, and nobody else's.
+"""Azure's metadata service as it behaves in the field, end to end: our own events are told, and nobody else's.
 
 In the fast tier one test plays what happens in the field; `tests/providers/clouds` has each case.
 """

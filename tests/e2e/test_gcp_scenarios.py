@@ -1,4 +1,4 @@
-"""What Compute Engine's metadata server does in the field, end to end: the training process is told, and saves once.
+"""Compute Engine's metadata server as it behaves in the field, end to end: the training process is told, and saves once.
 
 In the fast tier one test plays what happens in the field; `tests/providers/clouds` has each case.
 """

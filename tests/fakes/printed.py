@@ -1,4 +1,4 @@
-"""What small programs print, each in a process of its own: pytest has set up logging in this one.
+"""The output of small programs, each in a process of its own: pytest has set up logging in this one.
 
 The processes are forked from one that has loaded torch, which takes each of them two seconds by itself.
 """
@@ -31,7 +31,7 @@ print(json.dumps(ends))
 
 
 def printed(programs: Sequence[str]) -> list[str]:
-    """What each program has written to its outputs. All of them have ended well."""
+    """Return the outputs of each program. All of them have ended well."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, json.dumps(programs)],
         capture_output=True,

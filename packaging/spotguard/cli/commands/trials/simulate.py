@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
 
 
 class _Continuing(threading.Thread):
-    """What a stopped process cannot do to itself: continue it after the plan's seconds, each time. A context manager."""
+    """A thread that continues a stopped process after the plan's seconds, each time. A context manager."""
 
     def __init__(self, plan: FailurePlan) -> None:
         super().__init__(daemon=True)
