@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from spotguard.hooks.guard.guard import Guard
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError
 from tests.e2e.processes import eventually
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import TOTAL, go_on, notice, trained
 from tests.fakes.store import Fault
-from tests.fakes.training import different, restored, small, step_on, trajectory, wait_shut
+from tests.fakes.training import Job, different, restored, small, step_on, trajectory, wait_shut
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_object
 
 pytestmark = pytest.mark.torch
@@ -45,17 +46,22 @@ def test_switched_off_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.kinds()["manifests"] == 0
 
 
+def fails_in_the_background(store: WatchedStore, guard: Guard, job: Job) -> None:
+    """A background save whose first put is denied, until the position tells it."""
+    store.calls.clear()
+    store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
+    guard._saver.background()
+    go_on(guard, job)
+    eventually(lambda: guard._position().failing == "read-only", "the position tells it")
+
+
 def test_a_background_save_that_fails_stops_nothing_and_the_agent_is_told_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A warning, and training goes on. The next commit ends it."""
     store = WatchedStore()
     with trained(store) as (guard, job, _):
-        store.calls.clear()
-        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
-        guard._saver.background()
-        go_on(guard, job)
-        eventually(lambda: guard._position().failing == "read-only", "the position tells it")
+        fails_in_the_background(store, guard, job)
         assert store.kinds()["manifests"] == 0
         store.faults = []
         guard.save()
@@ -66,11 +72,7 @@ def test_a_background_save_that_fails_stops_nothing_and_the_agent_is_told_why(
 def test_a_committed_drill_ends_failing_background_checkpoints() -> None:
     store = WatchedStore()
     with trained(store) as (guard, job, heard):
-        store.calls.clear()
-        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("read-only"))]
-        guard._saver.background()
-        go_on(guard, job)
-        eventually(lambda: guard._position().failing == "read-only", "the position tells it")
+        fails_in_the_background(store, guard, job)
         store.faults = []
         guard._agent.hear(notice("n1", drill=True))
         heard.wait(protocol.Committed)
