@@ -42,7 +42,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
 from spotguard.hooks.checkpoint.format.packing import PackedCache
 from spotguard.hooks.checkpoint.index import IndexBuilder, decode_index
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import publish_together
+from spotguard.hooks.save.commit.publish import publish_together, queue_manifest
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import NotFoundError
@@ -132,7 +132,9 @@ def _committed(files: list[tuple[str, bytes]], world: int) -> tuple[int, float, 
     with closing(ShardWriter(cast(BlobStore, store), last.run_id, last.rank, world)) as writer:
         writer.uploads.warm(0)
         began = time.monotonic()
-        published = publish_together(writer.uploads, last, CancelScope(clock, None), clock)
+        scope = CancelScope(clock, None)
+        queue = writer.requests(scope)
+        published = publish_together(queue, queue_manifest(queue, lambda: last), scope, clock)
         took = time.monotonic() - began
     assert published.marked
     own, marker, index = (

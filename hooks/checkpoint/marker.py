@@ -13,52 +13,48 @@ from .format.manifest import CommitMarker, RankManifest, most_bytes
 from .index import IndexBuilder
 
 
-def put_manifest(
-    store: BlobStore,
-    manifest: RankManifest,
-    *,
-    timeout: float | None = None,
-    most: Callable[[int], int] = most_bytes,
-) -> str:
-    """Put this rank's manifest, once all its objects are in the store, and return its key.
+def encoded_manifest(manifest: RankManifest, most: Callable[[int], int] = most_bytes) -> tuple[str, bytes]:
+    """Return the key and the bytes of a manifest. It is put once all its objects are in the store.
 
     Args:
-        store: the store.
-        manifest: the manifest of this rank.
-        timeout: seconds for the request.
+        manifest: the manifest of one rank.
         most: returns the largest size in bytes that is read back, for a number of ranks.
 
     Raises:
         CheckpointError: the manifest is too large to be read back.
     """
-    key = checkpoint_prefix(manifest.run_id, manifest.checkpoint) + manifest_name(
-        manifest.rank, manifest.world
-    )
+    prefix = checkpoint_prefix(manifest.run_id, manifest.checkpoint)
     data = encode_manifest(manifest)
     if len(data) > (limit := most(manifest.world)):
         raise CheckpointError(
             f"the manifest of rank {manifest.rank} has {len(data)} bytes, but a restore reads at most "
             f"{limit}; register large lists as tensors"
         )
-    store.put(key, memoryview(data), timeout=timeout)
-    return key
+    return prefix + manifest_name(manifest.rank, manifest.world), data
 
 
-def put_marker(
-    store: BlobStore, manifests: Iterable[RankManifest], *, created: float, timeout: float | None = None
-) -> CommitMarker:
-    """Mark a checkpoint whose full set of manifests was seen. Two writers put the same marker but for the time."""
+def encoded_marker(manifests: Iterable[RankManifest], created: float) -> tuple[str, bytes]:
+    """Return the key and the bytes of the marker of a full set of manifests. Two writers' markers differ in the time only."""
     marker = CommitMarker.of(manifests, created)
-    key = checkpoint_prefix(marker.run_id, marker.checkpoint) + MARKER
-    store.put(key, memoryview(encode_marker(marker)), timeout=timeout)
-    return marker
+    return checkpoint_prefix(marker.run_id, marker.checkpoint) + MARKER, encode_marker(marker)
 
 
-def put_index(
-    store: BlobStore, run_id: str, name: CheckpointName, index: IndexBuilder, *, timeout: float | None = None
-) -> None:
-    """Put the index of a checkpoint that is complete."""
-    store.put(checkpoint_prefix(run_id, name) + INDEX, memoryview(index.encode()), timeout=timeout)
+def proven_alone(mine: RankManifest, created: float) -> tuple[str, bytes]:
+    """Prove that this manifest can be read back and is a complete checkpoint, in a job of one process.
+
+    Returns:
+        The key and the bytes of its marker. `hooks.save.commit` does the same for several ranks.
+
+    Raises:
+        CheckpointError: the manifest is not a complete checkpoint.
+    """
+    key, data = encoded_manifest(mine)
+    return encoded_marker(coverage([decode_manifest(data, key)]).manifests, created)
+
+
+def encoded_index(run_id: str, name: CheckpointName, index: IndexBuilder) -> tuple[str, bytes]:
+    """Return the key and the bytes of the index of a checkpoint that is complete."""
+    return checkpoint_prefix(run_id, name) + INDEX, index.encode()
 
 
 def read_marker(
@@ -86,18 +82,3 @@ def has_all_manifests(
     prefix = checkpoint_prefix(run_id, name)
     there = {info.key.removeprefix(prefix) for info in store.list(prefix, timeout=timeout)}
     return all(manifest_name(rank, world) in there for rank in range(world))
-
-
-def mark_alone(
-    store: BlobStore, mine: RankManifest, *, created: float, timeout: float | None = None
-) -> CommitMarker:
-    """Prove that this manifest can be read back and is a complete checkpoint, and mark it, in a job of one process.
-
-    Call it after `put_manifest`. `hooks.save.commit` does the same for several ranks.
-
-    Raises:
-        CheckpointError: the manifest is not a complete checkpoint; nothing is marked.
-    """
-    key = checkpoint_prefix(mine.run_id, mine.checkpoint) + manifest_name(mine.rank, mine.world)
-    readable = decode_manifest(encode_manifest(mine), key)
-    return put_marker(store, coverage([readable]).manifests, created=created, timeout=timeout)

@@ -15,7 +15,7 @@ from ...providers.stores.base import BlobStore
 from ...providers.stores.url import inside
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from ..checkpoint.format.manifest import Kind, Level
+from ..checkpoint.format.manifest import Kind, Level, RankManifest
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.ranking import counts
@@ -24,14 +24,15 @@ from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from .cancel_scope import CancelScope
 from .cleanup import Cleanup, SmallRequests
-from .commit.publish import publish
+from .commit.publish import publish, queue_manifest
 from .committer import Committer
-from .emergency_save import BackgroundUpload, EmergencySave
+from .emergency.agreed_saves import AgreedSaves
+from .emergency.emergency_save import EmergencySave
+from .emergency.save_budget import BackgroundUpload, SaveBudget
 from .local_copy.local_copies import LocalCopies
 from .plan.budget import EarlierCheckpoint
 from .plan.partitioner import RankRoles
-from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
-from .rank_share import AgreedSaves, RankShare
+from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
 from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
 from .shard_writer import ShardWriter
 from .upload.transfer import Progress
@@ -122,7 +123,7 @@ class Checkpointer:
             return ""
         if (why := upload.promotes(step, deadline, self._known())) and not upload.announced:
             upload.announced = True
-            self.requests.announce(upload.name, deadline - self._clock.monotonic())
+            self.requests.announce(upload.name, deadline - self._clock.monotonic(), upload.heard)
         return why
 
     def _known(self) -> EarlierCheckpoint | None:
@@ -266,22 +267,27 @@ class Checkpointer:
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(state_tensors, save.scope.check))
             self.cleanup.see_referred(save.scope)
+        queue = self._writer.queue(
+            state_tensors,
+            name,
+            save.scope,
+            save.progress,
+            save.moved,
+            write_progress=write_progress,
+            fill=fill,
+        )
         if not save.in_place:
-            self._upload = BackgroundUpload(self._writer, self._clock, write_progress, name, started)
-        try:
-            self._writer.write(
-                state_tensors,
-                name,
-                save.scope,
-                save.progress,
-                save.moved,
-                write_progress=write_progress,
-                fill=fill,
+            self._upload = BackgroundUpload(
+                self._writer, self._clock, write_progress, name, started, queue.hear
             )
+        try:
+            queue.objects()
+            queue.wait(queue.whole)
             if save.agreed.epoch:
                 record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
                 self._agreed.put(save, name, record)
-            self._committer.commit(save, name, "full", write_progress.written(name), self._writer)
+            own = self._committer.queue(queue, save, name, "full", self._writer)
+            self._committer.commit(queue, own, save, self._writer)
             self._agreed.seen()
         finally:
             # Before the clean-up too: from here on there is no upload that a notice could let finish.
@@ -313,66 +319,61 @@ class Checkpointer:
         manifest = whole.manifests[0]
         staged = stager.left_behind(manifest, scope)
         write_progress = WriteProgress(staged.write_progress.write_plan)
-        written = self._writer.write((), name, scope, write_progress=write_progress, fill=staged.fill)
-        own = replace(manifest, objects=written.objects, tensors=written.tensors)
-        publish(self._writer.uploads, own, scope, self._clock)
+        queue = self._writer.queue((), name, scope, write_progress=write_progress, fill=staged.fill)
+        queue.objects()
+
+        def make() -> RankManifest:
+            written = queue.written(name)
+            return replace(manifest, objects=written.objects, tensors=written.tensors)
+
+        publish(queue, queue_manifest(queue, make, ALL), scope, self._clock)
         self._lacks = ""
         self._note(self._saved(name, write_progress, started, manifest.level))
         self._prune(scope, name, attempt)
         return self.last
 
     def _emergency(self, save: SaveContext, started: float) -> SavedCheckpoint:
-        """Save as much as fits; if the ranks have agreed on a save, run this rank's share of it."""
-        if save.agreed.epoch:
-            return self._share(save, started)
+        """Save as much as fits; if the ranks have agreed on a save, this rank's part of it."""
+        state_tensors, agreed, budget = save.collected.state_tensors, bool(save.agreed.epoch), None
+        if agreed:
+            write_progress = self._agreed.progress(save, self._plan(save))
+        else:
+            budget = SaveBudget(
+                self._writer,
+                state_tensors,
+                save.step,
+                lossy=self._lossy,
+                last=self._known(),
+                lower_counts=counts(save.step, self.complete),
+            )
+            write_progress = WriteProgress(self._writer.plans.of(state_tensors))
+
+        def put(name: CheckpointName) -> None:
+            if agreed:
+                record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
+                self._agreed.put(save, name, record)
+
         emergency = EmergencySave(
             self._writer,
-            save.scope,
-            step=save.step,
+            self._committer,
+            save,
             begin=partial(self._name, save),
-            commit=partial(self._committer.commit, save, writer=self._writer),
-            put=partial(self._committer.put_own, save, writer=self._writer),
-            look=save.moved,
-            lossy=self._lossy,
-            last=self._known(),
-            lower_counts=counts(save.step, self.complete),
-            progress=save.progress,
+            write_progress=write_progress,
+            budget=budget,
+            putting=put,
         )
         saved = None
         try:
-            emergency.run(save.collected.state_tensors)
+            emergency.run()
         finally:
-            self.requests.retract(emergency.committed[0] if emergency.committed is not None else None)
-            if emergency.committed is not None:  # even if the save failed after that
-                name, level = emergency.committed
-                why, at = emergency.less, emergency.at
-                saved = self._saved(name, emergency.write_progress, started, level, why, at)
+            committed = emergency.committed
+            if not agreed:
+                self.requests.retract(committed[0] if committed is not None else None)
+            if committed is not None:  # even if the save failed after that
+                name, level, at = committed
+                saved = self._saved(name, write_progress, started, level, emergency.less, at)
         assert saved is not None
         return saved
-
-    def _share(self, save: SaveContext, started: float) -> SavedCheckpoint:
-        """Run this rank's share of the save that the ranks agreed on."""
-        write_progress = self._agreed.progress(save, self._plan(save))
-
-        def commit(name: CheckpointName, level: Level, written: WrittenState, scope: CancelScope) -> None:
-            if level == "full":
-                record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
-                self._agreed.put(save, name, record)
-            self._committer.commit(replace(save, scope=scope), name, level, written, self._writer)
-
-        share = RankShare(
-            self._writer,
-            save.scope,
-            weights=save.agreed.weights,
-            begin=partial(self._name, save),
-            put=partial(self._committer.put_own, save, writer=self._writer),
-            commit=commit,
-            look=save.moved,
-            progress=save.progress,
-            whole=save.agreed.extent,
-        )
-        name, level, why = share.run(save.collected.state_tensors, write_progress)
-        return self._saved(name, write_progress, started, level, why)
 
     def look_back(self) -> None:
         """Check whether the other ranks have committed a checkpoint that this rank put its part of, and set `last` if so.
@@ -389,13 +390,15 @@ class Checkpointer:
         self._write_plan = self._writer.plans.of(state_tensors, renew=renew)
         return self._write_plan
 
-    def _name(self, save: SaveContext) -> CheckpointName:
+    def _name(
+        self, save: SaveContext, heard: Callable[[StoreError], None] = lambda error: None
+    ) -> CheckpointName:
         """Return the name of the save's next checkpoint. If it is an emergency save, one of its ranks announces it."""
         name = CheckpointName(self.attempt, save.step, next(save.numbers))
         if save.kind == "emergency" and (self._world == 1 or save.agreed.speaks):
             until = min(save.scope.deadline, save.agreed.departing_until)
             if until < math.inf:
-                self.requests.announce(name, until - self._clock.monotonic())
+                self.requests.announce(name, until - self._clock.monotonic(), heard)
         return name
 
     def _saved(

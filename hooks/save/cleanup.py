@@ -191,14 +191,17 @@ class SmallRequests:
             log.debug("whether %s is committed by now is not known: %s", name, error)
         return any(results)
 
-    def announce(self, name: CheckpointName, left: float) -> None:
+    def announce(self, name: CheckpointName, left: float, heard: Callable[[StoreError], None]) -> None:
         """Tell a start that comes early that this checkpoint may be complete in `left` seconds.
 
         Neither the first object nor the manifest waits for the request, however slow the store is.
+
+        Args:
+            heard: called if the request fails transiently.
         """
         store, seconds = self._uploads.store, min(left, _ANNOUNCING)
         self._announced.append(name)
-        self._uploads.aside(lambda: put_saving(store, self._run_id, name, left, timeout=seconds))
+        self._uploads.aside(lambda: put_saving(store, self._run_id, name, left, timeout=seconds), heard)
 
     def retract(self, committed: CheckpointName | None) -> None:
         """Remove the announcements since the last call, except that of the committed checkpoint: nothing is worth a wait."""

@@ -5,19 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...providers.clock import Clock
-from ...providers.errors import CheckpointError
+from ...providers.errors import CheckpointError, SpotguardError
+from ...providers.stores.base import BlobStore
 from ..checkpoint.attempts import claim_step
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level, RankManifest, lacks, named, reason_of, suspicion
 from ..checkpoint.history import AttemptHistory
+from ..checkpoint.marker import proven_alone
 from ..state.sharding.fingerprint import drifted
-from .commit.publish import IncompleteError, Published, publish, publish_together, put_own
-from .plan.write_plan import WrittenState
+from .cancel_scope import CancelScope
+from .commit.publish import (
+    IncompleteError,
+    OwnManifest,
+    Published,
+    publish,
+    publish_together,
+    queue_manifest,
+    queue_marker,
+)
+from .plan.write_plan import ALL, WEIGHTS, WrittenState
 from .request import SaveContext
 from .shard_writer import ShardWriter
+from .upload.queue_entry import Put, QueueEntry
+from .upload.save_queue import SaveQueue
 from .upload.uploader import StateChanged
+from .upload.workers import B
 
 log = logging.getLogger("spotguard")
 
@@ -55,8 +70,6 @@ class Committer:
         self._suspicion = suspicion
         #: Whether this rank marked the last commit, so that the work after a commit (the pruning) is its own.
         self.marked = True
-        #: The manifest of a lower level that was put on the way to the full level.
-        self._lower: RankManifest | None = None
         #: Why some rank's losses make the last commit suspect; "" if none do.
         self._last: tuple[CheckpointName | None, str] = None, ""
 
@@ -65,47 +78,95 @@ class Committer:
         last, why = self._last
         return why if name == last else self._suspicion(name.step, False)
 
-    def commit(
+    def queue(
         self,
+        queue: SaveQueue[B],
         save: SaveContext,
         name: CheckpointName,
         level: Level,
-        written: WrittenState,
         writer: ShardWriter,
-    ) -> None:
-        """Check that the state stood still, then put the manifest and the marker. With several ranks, wait for all manifests.
+        *,
+        beside: bool = False,
+    ) -> OwnManifest:
+        """Queue this rank's manifest of a level behind its objects. If it speaks for absent ranks, queue theirs too.
+
+        When its turn comes, this checks that the state stood still. The present ranks hold everything that the absent ranks
+        held, except what each of those had alone, which is lost. If an absent rank's losses made the last commit suspect, they
+        make this one so, too. Without the absent ranks' manifests the checkpoint never counts, so this is where two sides of a cut
+        network meet: the step is claimed first.
 
         Args:
             level: "full" for everything that the present ranks hold.
+            beside: the manifest is that of a lower level beside moments that fit, and takes a few seconds at most.
+        """
+        tiers = WEIGHTS if level == "weights" else ALL
+        absent = sorted(save.agreed.roles.absent) if save.agreed.speaks else []
+
+        def make() -> RankManifest:
+            written = queue.written(name, tiers)
+            self._look(save, written, writer)
+            return self._manifest(save, name, level, written)
+
+        def empty(manifest: RankManifest) -> list[RankManifest]:
+            lost = replace(manifest, objects=(), tensors=(), state={}, digests={}, history={})
+            return [replace(lost, rank=rank, suspect=reason_of(self._last[1], rank)) for rank in absent]
+
+        return queue_manifest(
+            queue,
+            make,
+            tiers,
+            claim=partial(self._claim, save, queue.store) if absent else None,
+            absent=empty,
+            ranks=absent,
+            limit=_BESIDE if beside else None,
+            # The moments may arrive although it does not. If they do not, it is tried once more.
+            tolerated=(SpotguardError,) if level == "weights" else (),
+        )
+
+    def mark(self, queue: SaveQueue[B], own: OwnManifest) -> QueueEntry:
+        """Queue the marker of a lower level behind its manifest, in a job of one process."""
+        return queue_marker(queue, own.entry, lambda: proven_alone(own.manifest, self._clock.time()))
+
+    def commit(
+        self,
+        queue: SaveQueue[B],
+        own: OwnManifest,
+        save: SaveContext,
+        writer: ShardWriter,
+        scope: CancelScope | None = None,
+    ) -> None:
+        """Wait until the checkpoint of a queued manifest is complete, with all ranks' manifests, and is marked.
+
+        Args:
+            scope: a part of the queue's scope.
 
         Raises:
             StateChanged: the state moved.
         """
-        self._look(save, written, writer)
-        # A key is never written twice with different bytes. So this rank's manifest of the lower level stays as it is.
-        lower = self._lower
-        same = lower is not None and lower.checkpoint == name
-        manifest = lower if lower is not None and same else self._manifest(save, name, level, written)
         self.marked = True
+        scope = queue.scope if scope is None else scope
         if self._world == 1:
-            seconds = publish(writer.uploads, manifest, save.scope, self._clock)
-            self._last = name, suspicion([manifest])
+            seconds = publish(queue, own, scope, self._clock)
+            self._last = own.manifest.checkpoint, suspicion([own.manifest])
         else:
-            self._speak_for_the_absent(save, manifest, writer)
-            published = self._together(save, manifest, writer)
+            published = self._together(queue, own, save, scope)
             seconds, self.marked = published.seconds, published.marked
-            self._last = name, suspicion([manifest]) if published.suspect is None else published.suspect
-            say_what_drifted(name, published.digests)
+            manifest, suspect = own.manifest, published.suspect
+            self._last = manifest.checkpoint, suspicion([manifest]) if suspect is None else suspect
+            say_what_drifted(manifest.checkpoint, published.digests)
             if manifest.missing and save.agreed.speaks:
                 # The line that ends a notice reports it too.
                 at = logging.DEBUG if save.kind == "emergency" else logging.WARNING
-                log.log(at, "step %d is committed without %s", name.step, lacks(level, manifest.missing))
+                level: Level = "weights" if own.tiers == WEIGHTS else "full"
+                log.log(at, "step %d is committed without %s", manifest.step, lacks(level, manifest.missing))
         writer.uploads.link.committed(seconds)
 
-    def _together(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> Published:
+    def _together(
+        self, queue: SaveQueue[B], own: OwnManifest, save: SaveContext, scope: CancelScope
+    ) -> Published:
         departing = save.agreed.roles.departing
         try:
-            return publish_together(writer.uploads, manifest, save.scope, self._clock, self._hopeless(save))
+            return publish_together(queue, own, scope, self._clock, self._hopeless(save))
         except IncompleteError as why:
             if self._rank not in departing or save.scope.abandoned or not departing.isdisjoint(why.missing):
                 raise
@@ -120,20 +181,6 @@ class Committer:
                 why.missing,
             ) from why
 
-    def put_own(
-        self, save: SaveContext, name: CheckpointName, written: WrittenState, writer: ShardWriter
-    ) -> None:
-        """Put the lower level's manifest on the way to the full level.
-
-        This does not check whether the other ranks' manifests are there. `RankShare` does that only if the full level fails.
-        """
-        self._look(save, written, writer)
-        manifest = self._lower = self._manifest(save, name, "weights", written)
-        if save.agreed.weights != "first":
-            save = replace(save, scope=save.scope.part(self._clock.monotonic() + _BESIDE))
-        self._speak_for_the_absent(save, manifest, writer)
-        put_own(writer.uploads, manifest, save.scope)
-
     def _look(self, save: SaveContext, written: WrittenState, writer: ShardWriter) -> None:
         if save.in_place:
             changed = writer.unchanged(save.collected.state_tensors, written, save.scope)
@@ -146,46 +193,24 @@ class Committer:
                 raise StateChanged(why)
         save.scope.check()
 
-    def _speak_for_the_absent(self, save: SaveContext, manifest: RankManifest, writer: ShardWriter) -> None:
-        """Put empty manifests for the absent ranks, if this rank speaks for them.
-
-        The present ranks hold everything that the absent ranks held, except what each of those had alone, which is lost. If an
-        absent rank's losses made the last commit suspect, they make this one so, too.
-
-        Without these manifests the checkpoint never counts. So this is where two sides of a cut network meet.
-
-        Raises:
-            CheckpointError: the other side saves this step.
-        """
-        if save.agreed.speaks and save.agreed.roles.absent:
-            self._claim(save, manifest.checkpoint, writer)
-        for rank in sorted(save.agreed.roles.absent) if save.agreed.speaks else ():
-            why = reason_of(self._last[1], rank)
-            empty = replace(
-                manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={}, suspect=why
-            )
-            put_own(writer.uploads, empty, save.scope)
-
-    def _claim(self, save: SaveContext, name: CheckpointName, writer: ShardWriter) -> None:
-        claimed = False
+    def _claim(self, save: SaveContext, store: BlobStore, manifest: RankManifest) -> Put:
+        """Return the request that claims the step of a save without some ranks. It fails if the other side saves this step."""
 
         def claim(left: float | None) -> None:
-            nonlocal claimed
-            claimed = claim_step(
-                writer.uploads.store,
+            if not claim_step(
+                store,
                 self._run_id,
-                name,
+                manifest.checkpoint,
                 incarnation=self._incarnation,
                 side=save.agreed.side,
                 timeout=left,
-            )
+            ):
+                raise CheckpointError(
+                    f"{save.agreed.why}; {named(sorted(save.agreed.roles.absent))} cannot be reached, and may live: "
+                    f"ranks there save step {manifest.step}, so it is not saved here"
+                )
 
-        writer.uploads.ask(claim, save.scope)
-        if not claimed:
-            raise CheckpointError(
-                f"{save.agreed.why}; {named(sorted(save.agreed.roles.absent))} cannot be reached, and may live: ranks there "
-                f"save step {name.step}, so it is not saved here"
-            )
+        return claim
 
     def _hopeless(self, save: SaveContext) -> Callable[[int], str]:
         departing, until = save.agreed.roles.departing, save.agreed.departing_until

@@ -20,8 +20,8 @@ from .cancel_scope import CancelScope
 from .plan.partitioner import ALL_STAY, RankRoles, share_of
 from .plan.plan_cache import WritePlanCache
 from .plan.write_plan import ALL, WritePlan, WriteProgress, WrittenState, is_moment
+from .upload.save_queue import SaveQueue
 from .upload.transfer import Progress
-from .upload.transfer_handle import TransferHandle
 from .upload.uploader import Fill, Uploader
 from .upload.workers import WorkerPool
 
@@ -97,12 +97,14 @@ class ShardWriter:
         write_progress = (
             write_progress if write_progress is not None else WriteProgress(self.plans.of(state_tensors))
         )
-        self.start(
-            state_tensors, name, scope, progress, moved, write_progress=write_progress, tiers=tiers, fill=fill
-        ).wait()
-        return write_progress.written(name, tiers)
+        queue = self.queue(
+            state_tensors, name, scope, progress, moved, write_progress=write_progress, fill=fill
+        )
+        queue.objects(tiers)
+        queue.wait(queue.whole)
+        return queue.written(name, tiers)
 
-    def start(
+    def queue(
         self,
         state_tensors: Sequence[StateTensor],
         name: CheckpointName,
@@ -111,13 +113,17 @@ class ShardWriter:
         moved: Callable[[], str] = str,
         *,
         write_progress: WriteProgress,
-        tiers: Sequence[Tier] = ALL,
         fill: Fill[HostBuffer] | None = None,
-    ) -> TransferHandle:
-        """Begin to put the missing objects, and return the handle to wait for them. The arguments are those of `write`."""
-        fill = fill or partial(_fill, write_progress.write_plan, scope, state_tensors)
+    ) -> SaveQueue[HostBuffer]:
+        """Return the queue of a save. The arguments are those of `write`."""
+        fill = fill or partial(_fill, write_progress, scope, state_tensors)
         aside = partial(_moved_aside, moved, {state_tensor.tensor.device for state_tensor in state_tensors})
-        return self.uploads.start(write_progress, name, scope, fill, aside, tiers=tiers, progress=progress)
+        return SaveQueue(self.uploads, write_progress, name, scope, fill, aside, progress)
+
+    def requests(self, scope: CancelScope) -> SaveQueue[HostBuffer]:
+        """Return the queue of a save whose objects are in the store."""
+        nothing = WriteProgress(WritePlan([], (), (), 0, self._rank, self._world))
+        return self.queue((), CheckpointName(0, 0, 0), scope, write_progress=nothing)
 
     def beside(self, store: BlobStore) -> ShardWriter:
         """Return a writer for another store that shares the workers: the two must never write at the same time."""
@@ -177,13 +183,14 @@ class ShardWriter:
 
 
 def _fill(
-    write_plan: WritePlan,
+    write_progress: WriteProgress,
     scope: CancelScope,
     state_tensors: Sequence[StateTensor],
     index: int,
     buffer: HostBuffer,
 ) -> list[int]:
     """Assemble an object in the buffer from the tensors. Return the CRCs of its pieces."""
+    write_plan = write_progress.write_plan  # a budget may choose another one between two parts
     planned = write_plan.objects[index]
     buffer.write(0, planned.header)
     crcs = []

@@ -28,9 +28,9 @@ from spotguard.hooks.checkpoint.format.manifest import (
     TensorEntry,
     private_name,
 )
-from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
 from spotguard.hooks.save.plan.bin_packing import PlannedTensor, plan
 from spotguard.providers.stores.base import BlobStore
+from tests.fakes.commit import put_manifest, put_marker
 
 #: (dtype, global shape): split by rows among the ranks where there are as many, else written by one of them.
 TENSORS: Mapping[str, tuple[str, tuple[int, ...]]] = {

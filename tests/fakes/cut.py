@@ -20,10 +20,10 @@ from spotguard.hooks.checkpoint.format.manifest import (
     TensorEntry,
     private_name,
 )
-from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
 from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES, PlannedTensor, plan
 from spotguard.hooks.state.device.host_buffer import as_bytes, box
 from spotguard.providers.stores.base import BlobStore
+from tests.fakes.commit import put_manifest, put_marker
 
 #: What a rank holds of a tensor of this name and shape: (name, shape, rank, world).
 Rule = Callable[[str, tuple[int, ...], int, int], Box | None]

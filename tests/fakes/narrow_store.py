@@ -35,6 +35,9 @@ class WatchedClock(ManualClock):
         finally:
             del self._ends[me]
 
+    def waits(self, thread: threading.Thread) -> bool:
+        return thread.ident in self._ends
+
     def all_wait(self) -> bool:
         """Whether somebody waits, and nobody is about to go on."""
         waits = list(self._ends.values())

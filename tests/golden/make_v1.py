@@ -28,10 +28,10 @@ from spotguard.hooks.checkpoint.format.manifest import (
     private_name,
 )
 from spotguard.hooks.checkpoint.format.values.encoder import encode
-from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
 from spotguard.hooks.save.plan.bin_packing import PlannedTensor, plan
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
+from tests.fakes.commit import put_manifest, put_marker
 
 RUN = "golden"
 

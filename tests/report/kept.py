@@ -8,10 +8,10 @@ from typing import Any
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.format.keys import outcome_key
-from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
 from spotguard.report.facts import RunFacts
 from spotguard.report.reading import read_run
 from tests.fakes.checkpoint import Save
+from tests.fakes.commit import put_manifest, put_marker
 from tests.fakes.store import FakeStore
 
 NOW = 9000.0

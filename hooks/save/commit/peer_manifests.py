@@ -150,6 +150,28 @@ class PeerManifests:
         """
         coverage(self._read.values())
 
+    def lost_objects(self, left: float | None) -> dict[int, str]:
+        """List what the manifests name. Return the ranks that miss something, each with the key of one thing that it misses."""
+        own = checkpoint_prefix(self.mine.run_id, self.mine.checkpoint)
+        folders = {own}
+        named: list[tuple[int, str, int | None]] = []
+        for rank, manifest in self._read.items():
+            named.append((rank, self._key(rank), None))
+            for index, entry in enumerate(manifest.objects):
+                named.append((rank, manifest.object_key(index), entry.size))
+                if entry.checkpoint:
+                    folders.add(named[-1][1].removesuffix(entry.name))
+        sizes = {
+            info.key: info.size
+            for folder in sorted(folders)
+            for info in self.store.list(folder, timeout=left)
+        }
+        return {
+            rank: key
+            for rank, key, size in reversed(named)
+            if key not in sizes or (size is not None and sizes[key] != size)
+        }
+
     def _take(self, rank: int) -> bool:
         if (data := self._data.pop(rank, None)) is None:
             return False

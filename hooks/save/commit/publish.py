@@ -1,4 +1,4 @@
-"""The last two requests of a save: the manifest, which completes the checkpoint, and the marker, which tells listings so.
+"""The last entries of a save: the manifest, which completes the checkpoint, and the marker, which tells listings so.
 
 `publish` commits for a job of one rank, `publish_together` for a job of several.
 
@@ -6,22 +6,29 @@ In a job of several ranks each rank puts its manifest. A rank that sees all mani
 rank asks another. The last rank checks right after its own manifest, finds all others, and merges them. An earlier rank waits
 for the marker, which costs one small request. A manifest of a large job has a million bytes: a merge by each of 128 ranks
 would be six gigabytes on links that are short of time. If the marker does not come although all manifests are there, the last
-rank has died. Then the waiting ranks merge and mark themselves. Two ranks that do so write the same marker.
+rank has died, or does not trust the store. Then the waiting ranks merge and mark themselves. Two ranks that do so write the same
+marker.
+
+A store that has failed may have lost what other ranks put, and they need not have met the failure. So the rank that marks lists the
+checkpoint first, and looks whether every object of every rank is there. A rank that misses its own puts them again.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from ....providers.clock import Clock
-from ....providers.errors import CheckpointError, StoreError
+from ....providers.errors import CheckpointError, StoreError, UnavailableError
+from ....providers.stores.base import BlobStore
 from ...checkpoint.format.manifest import RankManifest, suspicion
-from ...checkpoint.marker import mark_alone, put_index, put_manifest, put_marker
+from ...checkpoint.marker import encoded_index, encoded_manifest, encoded_marker, proven_alone
+from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned, CancelScope
-from ..upload.uploader import Uploader
+from ..upload.queue_entry import EntryState, Put, QueueEntry
+from ..upload.save_queue import SaveQueue
 from ..upload.workers import B
 from .peer_manifests import PeerManifests
 
@@ -31,10 +38,91 @@ log = logging.getLogger("spotguard")
 MARKING = 2.0
 
 
-def publish(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope, clock: Clock) -> float:
-    """Commit the objects that `uploads` has put, in a job of one rank.
+def put_of(store: BlobStore, encoded: Callable[[], tuple[str, bytes]]) -> Put:
+    """Return the put of these bytes under this key. They are encoded once, on the thread that puts them."""
+    once = cache(encoded)
 
-    Between the two requests the checkpoint is complete already: the marker is a shortcut.
+    def put(left: float | None) -> None:
+        key, data = once()
+        store.put(key, memoryview(data), timeout=left)
+
+    return put
+
+
+@dataclass(slots=True, eq=False)
+class OwnManifest:
+    """This rank's manifest of one checkpoint, in the queue of its save. It is made once, when its turn comes."""
+
+    #: Makes it, when all its objects are in the store.
+    make: Callable[[], RankManifest]
+    #: The objects that it names.
+    tiers: Sequence[Tier] = ()
+    entry: QueueEntry = None  # type: ignore[assignment]  # made with it
+    _made: RankManifest | None = None
+
+    @property
+    def manifest(self) -> RankManifest:
+        if self._made is None:
+            self._made = self.make()
+        return self._made
+
+    def retry(self, tolerated: tuple[type[Exception], ...] = ()) -> None:
+        """Have what failed tried once more, without a limit."""
+        for entry in [*self.entry.after, self.entry]:
+            entry.limit, entry.tolerated = None, tolerated
+            if entry.state is EntryState.FAILED:
+                entry.state, entry.error = EntryState.WAITING, None
+
+    def dismiss(self) -> None:
+        """Do without it: it is not put any more, and its failure does not count."""
+        for entry in [*self.entry.after, self.entry]:
+            entry.tolerated = (Exception,)
+            if not entry.stored:
+                entry.fail(why := Abandoned("the save does without it"))
+                if entry.scope is not None:
+                    entry.scope.abandon(str(why))
+
+
+def queue_manifest(
+    queue: SaveQueue[B],
+    make: Callable[[], RankManifest],
+    tiers: Sequence[Tier] = (),
+    *,
+    claim: Callable[[RankManifest], Put] | None = None,
+    absent: Callable[[RankManifest], Sequence[RankManifest]] = lambda manifest: (),
+    ranks: Sequence[int] = (),
+    limit: float | None = None,
+    tolerated: tuple[type[Exception], ...] = (),
+) -> OwnManifest:
+    """Queue this rank's manifest, and before it what it waits for.
+
+    Args:
+        make: makes the manifest, once all objects of `tiers` are in the store.
+        claim: returns the request that claims its step, if this rank speaks for absent ranks.
+        absent: returns the manifests of the absent ranks.
+        ranks: these ranks.
+        limit: seconds for each request.
+        tolerated: errors of the requests that the save does without.
+    """
+    own, store = OwnManifest(make, tiers), queue.store
+    before: list[QueueEntry] = []
+
+    def entry(what: str, put: Callable[[], Put]) -> QueueEntry:
+        return queue.add(QueueEntry(what, put, tiers, tuple(before), limit=limit, tolerated=tolerated))
+
+    if claim is not None:
+        before.append(entry("claim", lambda: claim(own.manifest)))
+    for at, rank in enumerate(ranks):
+        theirs = partial(lambda at: put_of(store, partial(encoded_manifest, absent(own.manifest)[at])), at)
+        before.append(entry(f"manifest of rank {rank}", theirs))
+    own.entry = entry("manifest", lambda: put_of(store, partial(encoded_manifest, own.manifest)))
+    return own
+
+
+def publish(queue: SaveQueue[B], own: OwnManifest, scope: CancelScope, clock: Clock) -> float:
+    """Commit the objects of a queue, in a job of one rank.
+
+    Between the two requests the checkpoint is complete already: the marker is a shortcut. It is tried once, and not for long.
 
     Returns:
         Seconds of the two answers. An outage before them is not counted: it tells nothing of the next commit.
@@ -42,36 +130,47 @@ def publish(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope, cl
     Raises:
         Abandoned: the save is out of time, or was called off.
         StoreError: the store failed.
+        CheckpointError: the manifest is no complete checkpoint.
     """
-    store = uploads.store
-    seconds = put_own(uploads, manifest, scope)
-    created = clock.time()
+    marker = queue_marker(queue, own.entry, lambda: proven_alone(own.manifest, clock.time()))
+    why: Abandoned | None = None
     try:
-        # Try the marker once, and not for long: it only saves one request for each listing.
-        seconds += uploads.ask(
-            lambda left: mark_alone(store, manifest, created=created, timeout=left),
-            scope.part(clock.monotonic() + MARKING),
+        queue.settle(scope.deadline, marker)
+    except Abandoned as error:
+        if not (own.entry.stored and queue.write_progress.has(own.tiers)):
+            raise arrives(error, own) from error
+        why = error
+    if not marker.stored:
+        log.debug(
+            "step %d is committed, but its marker could not be uploaded: %s",
+            own.manifest.step,
+            marker.error or why,
+        )
+    return own.entry.seconds + marker.seconds
+
+
+def queue_marker(
+    queue: SaveQueue[B], after: QueueEntry, encoded: Callable[[], tuple[str, bytes]]
+) -> QueueEntry:
+    return queue.add(
+        QueueEntry(
+            "marker",
+            lambda: put_of(queue.store, encoded),
+            after=(after,),
+            limit=MARKING,
+            tolerated=(Abandoned, StoreError),
             again=False,
         )
-    except (Abandoned, StoreError) as error:
-        log.debug("step %d is committed, but its marker could not be uploaded: %s", manifest.step, error)
-    return seconds
+    )
 
 
-def put_own(uploads: Uploader[B], manifest: RankManifest, scope: CancelScope) -> float:
-    """Put this rank's manifest. Return the seconds of the answer.
-
-    Raises:
-        Abandoned: the save is out of time, or was called off. The manifest may still arrive.
-        StoreError: the store failed.
-    """
-    store = uploads.store
-    try:
-        return uploads.ask(lambda left: put_manifest(store, manifest, timeout=left), scope)
-    except Abandoned as error:
-        raise Abandoned(
-            f"{error}; its manifest was being uploaded: if it arrives, a restore uses step {manifest.step}"
-        ) from error
+def arrives(error: Abandoned, own: OwnManifest) -> Abandoned:
+    """Return the error of a save that ended while its manifest was on its way."""
+    if own.entry.state is EntryState.WAITING:
+        return error
+    return Abandoned(
+        f"{error}; its manifest was being uploaded: if it arrives, a restore uses step {own.manifest.step}"
+    )
 
 
 # --- several ranks ---
@@ -92,12 +191,10 @@ _PATIENCE = 900.0
 _TURNS, _HURRIED = 8, 8
 #: Seconds before the deadline from which a full set of manifests counts as complete without a merge.
 _LAST = 1.0
-
-
 #: Seconds for the index: 20 MB of 1,024 ranks take 2 s on a link of 100 Mbit/s.
 _INDEXING = 10.0
-#: Share of the time to the deadline that the index may take: the save is committed without it.
-_INDEX_SHARE = 0.25
+#: Tries of a marker: a failure at the marker puts in doubt what it marks.
+_MARKS = 2
 
 
 class IncompleteError(Abandoned):
@@ -127,15 +224,16 @@ class Published:
 
 
 def publish_together(
-    uploads: Uploader[B],
-    manifest: RankManifest,
+    queue: SaveQueue[B],
+    own: OwnManifest,
     scope: CancelScope,
     clock: Clock,
     hopeless: Callable[[int], str] = lambda rank: "",
 ) -> Published:
-    """Commit the objects that `uploads` has put, and wait until the manifests of all other ranks complete the checkpoint.
+    """Commit the objects of a queue, and wait until the manifests of all other ranks complete the checkpoint.
 
     Args:
+        scope: a part of the queue's scope, or all of it.
         hopeless: called on another thread with a rank whose manifest is missing. It returns "", or why the manifest will
             never come.
 
@@ -146,12 +244,15 @@ def publish_together(
         StoreError: the store failed.
         CheckpointError: all manifests are there, and do not make a complete checkpoint.
     """
-    seconds = put_own(uploads, manifest, scope)
-    others = PeerManifests(uploads.store, manifest, hopeless)
     try:
-        seconds += _fetch(uploads, others, scope)
-        if others.fetched or _wait(uploads, others, scope):
-            return _mark(uploads, others, scope, clock, seconds)
+        queue.settle(scope.deadline, own.entry)
+    except Abandoned as error:
+        raise arrives(error, own) from error
+    others = PeerManifests(queue.store, own.manifest, hopeless)
+    try:
+        seconds = own.entry.seconds + _fetch(queue, others, scope)
+        if others.fetched or _wait(queue, others, scope):
+            return _mark(queue, own, others, scope, clock, seconds)
     except IncompleteError:
         raise
     except Abandoned as why:
@@ -159,14 +260,14 @@ def publish_together(
     return Published(seconds, marked=False, suspect=None if others.marker is None else others.marker.suspect)
 
 
-def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bool:
+def _wait(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> bool:
     """Wait until the checkpoint is complete. Return True if all manifests are fetched and this rank must mark it."""
     began = scope.now()
     until = began + _PATIENCE
     complete: float | None = None
     while True:
         scope.pause(min(max(_FIRST, _PART * (scope.now() - began)), _MOST))
-        uploads.ask(others.look, scope)
+        queue.ask(others.look, scope)
         now = scope.now()
         if others.marker is not None:
             return False
@@ -186,59 +287,108 @@ def _wait(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> bo
         if left is not None and left < _LAST and not hurry:
             return False  # all manifests are there, so it counts; a restore checks whether they tile
         if now - complete >= turn or hurry:
-            _fetch(uploads, others, scope)
+            _fetch(queue, others, scope)
             if others.fetched:
                 return True
 
 
-def _fetch(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> float:
+def _fetch(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> float:
     """Fetch and read the others' manifests, up to the first that is missing. Return the seconds of the answers."""
-    workers = min(uploads.store.parallel, -(-others.world // _FOR_EACH), _FETCHERS)
+    workers = min(queue.store.parallel, -(-others.world // _FOR_EACH), _FETCHERS)
     seconds = 0.0
     while True:
         if listed := others.begin():
-            seconds += uploads.ask(others.fetch, scope, workers=workers)
-        seconds += uploads.ask(others.take, scope)
+            seconds += queue.ask(others.fetch, scope, workers=workers)
+        seconds += queue.ask(others.take, scope)
         if others.fetched or not listed or not others.has_read(listed):
             return seconds
 
 
 def _mark(
-    uploads: Uploader[B], others: PeerManifests, scope: CancelScope, clock: Clock, seconds: float
+    queue: SaveQueue[B],
+    own: OwnManifest,
+    others: PeerManifests,
+    scope: CancelScope,
+    clock: Clock,
+    seconds: float,
 ) -> Published:
-    """Check that the fetched manifests make a complete checkpoint, and put the marker.
+    """Check that the fetched manifests make a complete checkpoint that is there, and put the marker and the index.
 
     Raises:
         CheckpointError: they do not.
+        IncompleteError: the store has lost objects that they name.
     """
-    store, created = uploads.store, clock.time()
-    seconds += uploads.ask(others.check, scope)
-    marking = scope.part(clock.monotonic() + MARKING)
-    try:
-        seconds += uploads.ask(
-            lambda left: put_marker(store, others.manifests, created=created, timeout=left),
-            marking,
-            again=False,
-        )
-    except (Abandoned, StoreError) as error:
-        step = others.mine.step
-        log.debug("step %d is committed, but its marker could not be uploaded: %s", step, error)
-        return Published(seconds, marked=False, suspect=suspicion(others.manifests))
-    _put_index(uploads, others, scope)
+    seconds += queue.ask(others.check, scope)
+    created, step, marks = clock.time(), others.mine.step, 0
+    published = Published(seconds, marked=False, suspect=suspicion(others.manifests))
+    while True:
+        met = queue.failures
+        seconds += _look_at_all(queue, others, scope)
+        if marks == _MARKS:
+            return published
+        marks += 1
+        marker = queue_marker(queue, own.entry, lambda: encoded_marker(others.manifests, created))
+        last = marker if others.index is None else queue.add(_index_entry(queue, others, marker))
+        queue.settle(scope.deadline, last)
+        if queue.failures == met:
+            break
+    if not marker.stored:
+        log.debug("step %d is committed, but its marker could not be uploaded: %s", step, marker.error)
+        return published
+    if not last.stored:
+        log.debug("step %d has no index: a restore reads its manifests one by one: %s", step, last.error)
+    seconds += marker.seconds
     digests = [each.digests for each in others.manifests]
-    return Published(seconds, marked=True, digests=digests, suspect=suspicion(others.manifests))
+    return Published(seconds, marked=True, digests=digests, suspect=published.suspect)
 
 
-def _put_index(uploads: Uploader[B], others: PeerManifests, scope: CancelScope) -> None:
-    """Put the index of a large job's checkpoint. It is a shortcut: nothing waits for it for long, and it may fail."""
-    if (index := others.index) is None:
-        return
-    store, name, left = uploads.store, others.mine.checkpoint, scope.left()
+def _index_entry(queue: SaveQueue[B], others: PeerManifests, marker: QueueEntry) -> QueueEntry:
+    """Return the entry of a large job's index. It is a shortcut: nothing waits for it for long, and it may fail."""
+    mine, index = others.mine, others.index
+    assert index is not None
+    return QueueEntry(
+        "index",
+        lambda: put_of(queue.store, partial(encoded_index, mine.run_id, mine.checkpoint, index)),
+        after=(marker,),
+        limit=_INDEXING,
+        tolerated=(Abandoned, StoreError, CheckpointError),
+        again=False,
+    )
+
+
+def _look_at_all(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> float:
+    """Wait until every object and manifest of the checkpoint is in the store. This rank puts its own again.
+
+    Returns:
+        Seconds of the last answer.
+
+    Raises:
+        IncompleteError: another rank does not, and the time is over.
+    """
+    until, lost = scope.now() + _PATIENCE, dict[int, str]()
+
+    def look(left: float | None) -> None:
+        lost.clear()
+        lost.update(others.lost_objects(left))
+
     try:
-        uploads.ask(
-            lambda left: put_index(store, others.mine.run_id, name, index, timeout=left),
-            scope.part(scope.now() + min(_INDEXING, _INDEX_SHARE * (math.inf if left is None else left))),
-            again=False,
-        )
-    except (Abandoned, StoreError, CheckpointError) as error:
-        log.debug("step %d has no index: a restore reads its manifests one by one: %s", name.step, error)
+        while True:
+            seconds = queue.ask(look, scope)
+            if not lost:
+                return seconds
+            key = min(lost.items())[1]
+            if others.mine.rank in lost:
+                queue.hear(UnavailableError(f"{lost[others.mine.rank]} is not in the store any more"))
+                queue.settle(scope.deadline)
+                continue
+            if scope.left() is None and scope.now() >= until:
+                raise Abandoned(f"waited for {_PATIENCE:.0f} s")
+            scope.pause(_MOST)
+    except Abandoned as why:
+        if not lost:
+            raise
+        raise IncompleteError(
+            f"{why}; the store has lost objects of rank{'' if len(lost) == 1 else 's'} "
+            f"{', '.join(map(str, sorted(lost)))}: {key} is the first",
+            list(lost),
+        ) from why

@@ -9,12 +9,12 @@ from ....providers.clock import Clock
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.local_stage import Stage
 from ...state.changes.audit import Reference
+from ...state.device.host_buffer import HostBuffer
 from ...state.state_tensor import StateTensor
-from ..cancel_scope import CancelScope
 from ..committer import Committer
-from ..plan.write_plan import WrittenState
 from ..request import SaveContext, StagedSave
 from ..shard_writer import ShardWriter
+from ..upload.save_queue import SaveQueue
 from ..upload.uploader import StateChanged
 from .snapshot import Snapshot
 from .stage_writer import StageWriter
@@ -107,9 +107,11 @@ class LocalCopies:
             return None
         state_tensors, name = save.collected.state_tensors, next_name(save)
 
-        def commit(written: WrittenState, scope: CancelScope) -> None:
-            save.check_written(reference, written)
-            self._committer.commit(replace(save, scope=scope), name, "full", written, stager.writer)
+        def commit(queue: SaveQueue[HostBuffer]) -> None:
+            save.check_written(reference, queue.written(name))
+            limited = replace(save, scope=queue.scope)
+            own = self._committer.queue(queue, limited, name, "full", stager.writer)
+            self._committer.commit(queue, own, limited, stager.writer)
 
         write_plan = self._writer.plans.of(state_tensors, renew=True)
         return stager.hold(state_tensors, write_plan, name, save.scope, save.moved, commit)

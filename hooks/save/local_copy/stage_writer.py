@@ -24,9 +24,10 @@ from ...state.state_tensor import StateTensor
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
 from ..plan.partitioner import ALL_STAY, RankRoles
-from ..plan.write_plan import StoredObject, TensorForm, WritePlan, WriteProgress, WrittenState
+from ..plan.write_plan import StoredObject, TensorForm, WritePlan, WriteProgress
 from ..request import StagedSave
 from ..shard_writer import ShardWriter
+from ..upload.save_queue import SaveQueue
 from ..upload.uploader import Fill, StateChanged
 
 log = logging.getLogger("spotguard")
@@ -57,14 +58,14 @@ class StageWriter:
         name: CheckpointName,
         scope: CancelScope,
         moved: Callable[[], str],
-        commit: Callable[[WrittenState, CancelScope], None],
+        commit: Callable[[SaveQueue[HostBuffer]], None],
         roles: RankRoles = ALL_STAY,
     ) -> StagedSave | None:
         """Write a checkpoint onto the stage, with the plan of the store.
 
         Args:
             moved: called after each object's bytes were read. It returns "" or what has moved since the boundary.
-            commit: puts the manifest through `writer`, and raises the errors of a commit.
+            commit: commits the objects of the queue, and raises the errors of a commit.
             roles: the roles of the save, so that the stage gets only the objects that the save will put.
 
         Returns:
@@ -79,8 +80,10 @@ class StageWriter:
         limit = scope.part(scope.now() + seconds)
         self.writer.plans.adopt(write_plan)
         try:
-            self.writer.write(state_tensors, name, limit, None, moved, write_progress=write_progress)
-            commit(write_progress.written(name), limit)
+            queue = self.writer.queue(state_tensors, name, limit, None, moved, write_progress=write_progress)
+            queue.objects()
+            queue.wait(queue.whole)
+            commit(queue)
         except Abandoned:
             scope.check()
             self.stage.switch_off(

@@ -147,8 +147,10 @@ class WriteProgress:
     stored: dict[int, StoredObject] = field(default_factory=dict)
     #: Objects in `stored` that an earlier checkpoint has put.
     spared: set[int] = field(default_factory=set)
-    #: Objects in `stored` that the store may have lost, as it was away since. They do not count until they are checked again.
+    #: Objects in `stored` that the store may have lost, as it has failed since. They do not count until they are checked again.
     doubted: set[int] = field(default_factory=set)
+    #: Objects that the store has lost, as they were put. The manifest may name them already, so they are put again as they were.
+    lost: dict[int, StoredObject] = field(default_factory=dict)
     #: Bytes that have left, for each object on its way.
     leaving: dict[int, int] = field(default_factory=dict)
     #: While weights are missing, no moment uses the link; moments on their way are given up.
@@ -170,6 +172,7 @@ class WriteProgress:
             stored=dict(self.stored),
             spared=set(self.spared),
             doubted=set(self.doubted),
+            lost=dict(self.lost),
             leaving={},
             roles=roles,
             _mine=None,
@@ -190,12 +193,10 @@ class WriteProgress:
             i for i, each in enumerate(objects) if i in mine and each.tier in tiers and i not in self.stored
         ]
 
-    def anew(self, tiers: Sequence[Tier] = ALL) -> list[int]:
-        """Begin a part of the save: return the `missing` objects, and those that an outage in an earlier part left in doubt."""
-        for index in self.doubted:
-            del self.stored[index]
-        self.doubted.clear()
-        return self.missing(tiers)
+    def lose(self, index: int) -> None:
+        """Note that the store has lost an object."""
+        self.lost[index] = self.stored.pop(index)
+        self.leaving.pop(index, None)
 
     def holds_back(self, tier: Tier) -> bool:
         """Return whether an object of this tier has to wait, even if its put has begun."""

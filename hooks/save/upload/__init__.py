@@ -1,5 +1,5 @@
-"""The upload of objects: `uploader` starts their puts, `workers` are its threads, with the memory that they send from.
+"""The queue of a save: `save_queue` is the saving thread's side, `transfer` the state that its threads share.
 
-`transfer` is the state that the threads share, and `transfer_handle` waits for it. `retry` decides when a failed request is tried
-again.
+`uploader` puts the objects, `queue_entry` is what follows them, and `workers` are the threads, with the memory that they send
+from. `retry` decides when a failed request is tried again, and looks at what is in doubt.
 """

@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ....providers.errors import CorruptError, StoreError
 from ....providers.stores.base import BlobStore
-from ...checkpoint.format.keys import checkpoint_prefix, object_name
 from ..cancel_scope import Abandoned, CancelScope
-from ..plan.write_plan import StoredObject
 from .transfer import Transfer
 
 log = logging.getLogger("spotguard")
@@ -56,36 +54,34 @@ def retry(
             if not (error.transient or (isinstance(error, CorruptError) and tries)):
                 raise
             last = error
-        hear(last)
         try:
+            if scope.left() == 0.0:
+                scope.check()  # the save's own end cut the request off, which is no failure of the store
+            hear(last)
             scope.pause(pause)
         except Abandoned as why:
             raise Abandoned(f"{why}; the last error of the store: {last}") from last
         pause = min(2 * pause, _RETRY_MOST)
 
 
-def look_again(store: BlobStore, run_id: str, work: Transfer, doubted: Mapping[int, StoredObject]) -> None:
-    """List the `doubted` objects, and have the save put those again that are gone or have another size."""
-    write_plan = work.write_progress.write_plan
-    keys = {
-        index: checkpoint_prefix(run_id, stored.at) + object_name(write_plan.rank, write_plan.world, index)
-        for index, stored in doubted.items()
-    }
+def look_again(store: BlobStore, work: Transfer, doubted: Mapping[int, str]) -> None:
+    """List the `doubted` objects by their keys, and have the save put those again that are gone or have another size."""
+    objects = work.write_progress.write_plan.objects
     sizes: dict[str, int] = {}
-    outages = 0
+    failures = 0
 
     def look(left: float | None) -> None:
-        nonlocal outages
-        outages = work.outages
+        nonlocal failures
+        failures = work.failures
         sizes.clear()
-        for folder in {key.rpartition("/")[0] + "/" for key in keys.values()}:
+        for folder in {key.rpartition("/")[0] + "/" for key in doubted.values()}:
             listed = store.list(folder, timeout=_LISTING if left is None else min(left, _LISTING))
             sizes.update((info.key, info.size) for info in listed)
 
     retry(work.scope, look, work.hear)
-    lost = [index for index, key in keys.items() if sizes.get(key) != write_plan.objects[index].size]
+    lost = [index for index, key in doubted.items() if sizes.get(key) != objects[index].size]
     if lost:
         log.warning(
-            "the store was away and has lost %d objects of this save: spotguard uploads them again", len(lost)
+            "the store has failed and lost %d objects of this save: spotguard uploads them again", len(lost)
         )
-    work.looked(outages, lost)
+    work.looked(failures, lost)

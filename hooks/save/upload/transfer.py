@@ -1,7 +1,11 @@
-"""The transfer: the objects of one save on their way.
+"""The transfer: the requests of one save on their way.
 
-The writer's workers share a `Transfer`: the queue of objects, the puts in flight, their progress, and the first error. The
-thread that started the transfer has a `TransferHandle`.
+The threads of a save share a `Transfer`: the queue of objects, the puts in flight, the entries behind them, what is in doubt, and
+the first error. `save_queue` is the saving thread's side of it.
+
+A store that was away, or failed for a moment, may have lost what it had confirmed. So a transient failure that any request of the
+save meets puts everything in doubt that the store has confirmed: objects are looked at and put again if they are lost, entries are put
+again. An entry is put only while nothing that it names is in doubt.
 """
 
 from __future__ import annotations
@@ -10,13 +14,15 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ....providers.errors import StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
+from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.throughput import StoreLink
-from ..plan.write_plan import ALL, StoredObject, WriteProgress
+from ..plan.write_plan import ALL, StoredObject, WriteProgress, WrittenState
+from .queue_entry import EntryState, QueueEntry
 
 #: Called with a phase, the bytes that have left for the store, and the bytes of the complete save. It must not wait.
 Progress = Callable[[str, int, int], None]
@@ -35,6 +41,15 @@ _LOOK = 0.1
 
 
 @dataclass(slots=True, eq=False)
+class Shift:
+    """The workers of one part of a transfer."""
+
+    workers: int = 0
+    #: Those that are inside a call of the store.
+    sending: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class ObjectInFlight:
     """One put of an object that is on its way."""
 
@@ -46,12 +61,16 @@ class ObjectInFlight:
     #: When some of its bytes last left.
     moved: float
     sent: int = 0
+    #: The shift of its worker.
+    shift: Shift = field(default_factory=Shift)
+    #: How many failures the save had met when its last try began.
+    failures: int = 0
     #: A second worker sends the object too.
     doubled: bool = False
 
-    def double(self, data: memoryview, now: float) -> ObjectInFlight:
+    def double(self, data: memoryview, now: float, shift: Shift) -> ObjectInFlight:
         """Return a second put of the same object, from a copy."""
-        return ObjectInFlight(self.index, data, self.crc32, self.stored, now, now)
+        return ObjectInFlight(self.index, data, self.crc32, self.stored, now, now, shift=shift)
 
     def lags(self, now: float, usual: float | None) -> bool:
         """Return whether a second put of the object is worth its bytes.
@@ -74,16 +93,21 @@ class Superseded(Exception):
     """The object is in the store already, or has to wait, or the save is over. The put must send no more bytes."""
 
 
+class Doubted(Exception):
+    """The store may have lost objects, which are looked at first."""
+
+
 class StoreRequest:
     """A request that several workers run for a waiting thread, until it calls the request off."""
 
-    def __init__(self, workers: int, scope: CancelScope) -> None:
+    def __init__(self, workers: int, scope: CancelScope, heard: Callable[[StoreError], None] | None) -> None:
         self.scope = scope
         self.error: BaseException | None = None
         #: Set when the request is `over`.
         self.changed = threading.Event()
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._workers = workers
+        self._heard = heard
         self._last_error = ""
 
     def over(self) -> bool:
@@ -92,19 +116,18 @@ class StoreRequest:
 
     def call_off(self, why: Abandoned) -> None:
         """Call the request off: no worker begins anything more, and the results of running work do not count."""
-        self.fail(
-            Abandoned(f"{why}; the last error of the store: {self._last_error}") if self._last_error else why
-        )
+        self.fail(with_last(why, self._last_error))
 
     def fail(self, error: BaseException) -> None:
         with self._lock:
             if self.error is None:
                 self.error = error
-            self._lock.notify_all()
 
     def hear(self, error: StoreError) -> None:
         """Note a transient failure of the store."""
         self._last_error = str(error)
+        if self._heard is not None:
+            self._heard(error)
 
     def ended(self) -> None:
         with self._lock:
@@ -112,113 +135,253 @@ class StoreRequest:
         self.changed.set()
 
 
-class Transfer(StoreRequest):
-    """The objects that a save is putting, as its workers share them."""
+def with_last(why: Abandoned, last_error: str) -> Abandoned:
+    return Abandoned(f"{why}; the last error of the store: {last_error}") if last_error else why
+
+
+class Transfer:
+    """The objects and entries of one save, as its threads share them."""
 
     def __init__(
         self,
         write_progress: WriteProgress,
-        missing: Sequence[int],
         name: CheckpointName,
-        workers: int,
         scope: CancelScope,
         progress: Progress | None,
         link: StoreLink,
     ) -> None:
-        super().__init__(workers, scope)
         self.write_progress = write_progress
         self.name = name
+        self.scope = scope
+        self.error: BaseException | None = None
+        #: Set when the saving thread has something to see to.
+        self.changed = threading.Event()
+        #: How often a request of the save failed transiently.
+        self.failures = 0
+        self.entries: list[QueueEntry] = []
+        self._lock = threading.Condition()
+        self._last_error = ""
         self._progress = progress
-        #: Number of workers that are inside a call of the store.
-        self._sending = 0
-        self._missing = missing
-        self._queue = deque(missing)
+        self._link = link
+        self._shift = Shift()
+        self._tiers: Sequence[Tier] = ()
+        self._missing: Sequence[int] = ()
+        self._queue: deque[int] = deque()
         self._begun = False
-        objects = self._objects = write_progress.write_plan.objects
-        write_progress.leaving = {}
-        self._bytes = write_progress.bytes_of(ALL)
-        self._before = self._bytes
-        self._total = sum(objects[index].size for index in missing) + self._bytes
+        self._bytes = self._before = self._total = 0
         #: Bytes of objects that the save refers to: they are in the store, and are never sent.
         self._spared = 0
-        self._link = link
-        #: How often the store was away.
-        self.outages = 0
-        #: Whether a worker is checking the doubted objects.
-        self._looking = False
+        #: Whether a worker is checking the doubted objects, and whether it must do so before anything else.
+        self._looking = self._look_first = False
         self._flights: list[ObjectInFlight] = []
         #: Since when no object is on its way; None while one is.
         self._quiet: float | None = scope.now()
         #: Bytes and seconds of the put of each object that is in the store.
         self._took: list[tuple[int, float]] = []
+        write_progress.leaving = {}
+
+    # --- called by the saving thread ---
+
+    def begin(self, tiers: Sequence[Tier]) -> int:
+        """Begin a part of the save: its objects are those of these tiers. Return the bytes to put.
+
+        An error of an earlier part does not count any more, and neither do its puts.
+        """
+        with self._lock:
+            objects = self.write_progress.write_plan.objects
+            self.error, self._shift, self._tiers = None, Shift(), tiers
+            self._missing = self.write_progress.missing(tiers)
+            self._queue = deque(self._missing)
+            nbytes = sum(objects[index].size for index in self._missing)
+            self._bytes = self._before = self.write_progress.bytes_of(ALL)
+            self._total, self._spared = nbytes + self._bytes, 0
+            return nbytes
+
+    def idle(self) -> int:
+        """Return how many workers the objects need, if none works on them; else 0."""
+        with self._lock:
+            if self.error is not None or not self.over():
+                return 0
+            return len(self._queue) if self._queue else int(bool(self.write_progress.doubted))
+
+    def staff(self, workers: int) -> Shift:
+        """Note that these workers begin."""
+        now = self.scope.now()
+        with self._lock:
+            self._shift = Shift(workers)
+            self._quiet = now
+        self._link.begin(now)
+        return self._shift
 
     def over(self) -> bool:
         """Return whether every worker is free again, apart from those that are left behind.
 
         A worker is left behind if all objects are in the store and it still sends one of them.
         """
-        return self._workers == 0 or (self._whole() and self._workers == self._sending)
+        shift = self._shift
+        return shift.workers == 0 or (self.whole() and shift.workers == shift.sending)
 
-    def at_rest(self, now: float) -> None:
-        """End the transfer when no thread waits any more: give up the running puts, and do not count them for the link."""
+    def rest(self) -> None:
+        """End the shift: give up its running puts, and do not count them for the link."""
+        with self._lock:
+            self._shift = Shift()
+        self._link.end(self.scope.now(), whole=self.whole())
+
+    def whole(self) -> bool:
+        """Return whether all objects of the part are in the store, and none of the save is in doubt."""
+        stored, doubted = self.write_progress.stored, self.write_progress.doubted
+        return not doubted and not self._looking and all(index in stored for index in self._missing)
+
+    def settled(self) -> bool:
+        """Return whether nothing that the store has confirmed is in doubt, or is put again."""
+        again = (EntryState.DOUBTED, EntryState.SENDING)
+        return self.whole() and not any(each.state in again and not each.tolerated for each in self.entries)
+
+    def due(self) -> QueueEntry | None:
+        """Return the next entry whose turn has come. One at a time is on its way, but those that may fail hold up nothing."""
+        with self._lock:
+            if any(each.state is EntryState.SENDING and not each.tolerated for each in self.entries):
+                return None
+            for entry in self.entries:
+                if entry.state not in (EntryState.WAITING, EntryState.DOUBTED):
+                    continue
+                if (error := next((each.error for each in entry.after if each.error), None)) is not None:
+                    entry.fail(error)
+                elif all(each.stored for each in entry.after) and (
+                    not entry.tiers or (not self._looking and self.write_progress.has(entry.tiers))
+                ):
+                    return entry
+        return None
+
+    def written(self, name: CheckpointName, tiers: Sequence[Tier]) -> WrittenState:
+        """Return the content of a manifest, as `WriteProgress.written`.
+
+        Raises:
+            Doubted: the store has failed a moment ago.
+        """
+        with self._lock:
+            if not self.write_progress.has(tiers):
+                raise Doubted
+            return self.write_progress.written(name, tiers)
+
+    def fatal(self) -> QueueEntry | None:
+        """Return an entry whose failure ends the save; None if there is none."""
+        return next((each for each in self.entries if each.fatal), None)
+
+    def call_off(self, why: Abandoned) -> None:
+        """Call the transfer off: no thread begins anything more, and the results of running work do not count."""
+        self.fail(with_last(why, self._last_error))
+
+    # --- called by any thread ---
+
+    def fail(self, error: BaseException) -> None:
         with self._lock:
             if self.error is None:
-                self.error = Superseded()
-            self._link.end(now, whole=self._whole())
+                self.error = error
+            self._lock.notify_all()
+        self.changed.set()
+
+    def hear(self, error: StoreError) -> None:
+        """Note a transient failure of the store: everything that it has confirmed is in doubt."""
+        progress = self.write_progress
+        with self._lock:
+            self._last_error = str(error)
+            self.failures += 1
+            progress.doubted.update(progress.stored.keys() - progress.spared)
+            # A store that is busy was most likely not away: one look before the manifest is enough.
+            self._look_first |= isinstance(error, UnavailableError)
+            for entry in self.entries:
+                if entry.state is EntryState.STORED:
+                    entry.state = EntryState.DOUBTED
+            self._lock.notify_all()
+        self.changed.set()
+
+    def entry_ended(
+        self, entry: QueueEntry, scope: CancelScope, error: Exception | None, failures: int
+    ) -> None:
+        """Note the end of an entry's request.
+
+        Args:
+            scope: the scope of the request. Its answer does not count if the entry has been given up since.
+            failures: the number of `failures` when its last try began.
+        """
+        with self._lock:
+            if entry.state is not EntryState.SENDING or entry.scope is not scope:
+                return
+            if error is not None:
+                entry.fail(error)
+            else:
+                entry.at = self.scope.now()
+                entry.state = EntryState.STORED if failures == self.failures else EntryState.DOUBTED
+        self.changed.set()
 
     # --- called by the workers ---
 
-    def next(self) -> int | None:
+    def ended(self, shift: Shift) -> None:
+        """Note that a worker is free again."""
         with self._lock:
-            return self._queue.popleft() if self.more() else None
+            shift.workers -= 1
+        self.changed.set()
+
+    def next(self, shift: Shift) -> int | None:
+        with self._lock:
+            return self._queue.popleft() if shift is self._shift and self.more() else None
 
     def more(self) -> bool:
         """Return whether there is an object whose put may begin now."""
         if self.error is not None or not self._queue:
             return False
-        return not self.write_progress.waits(self._objects[self._queue[0]].tier)
+        return not self.write_progress.waits(self.write_progress.write_plan.objects[self._queue[0]].tier)
 
-    def hear(self, error: StoreError) -> None:
-        super().hear(error)
-        if isinstance(error, UnavailableError):
-            with self._lock:
-                self.outages += 1
-                self.write_progress.doubted.update(
-                    self.write_progress.stored.keys() - self.write_progress.spared
-                )
+    def current(self, shift: Shift) -> bool:
+        """Return whether this shift still works."""
+        return shift is self._shift and self.error is None
 
     def doubted(self) -> dict[int, StoredObject]:
         """Return the objects to check again; for one worker at a time, which then calls `looked`."""
+        progress = self.write_progress
         with self._lock:
-            if self._looking or self.error is not None:
+            if self._looking or self.error is not None or not (self._look_first or not self.more()):
                 return {}
-            self._looking = bool(self.write_progress.doubted)
-            return {index: self.write_progress.stored[index] for index in self.write_progress.doubted}
+            self._looking = bool(progress.doubted)
+            return {index: progress.stored[index] for index in progress.doubted}
 
-    def looked(self, outages: int, lost: Collection[int]) -> None:
+    def looked(self, failures: int, lost: Collection[int]) -> None:
         """Note that the `doubted` objects were listed, and queue the lost ones again.
 
         Args:
-            outages: the number of outages when the listing began.
+            failures: the number of `failures` when the listing began.
             lost: indices of the lost objects.
         """
+        progress = self.write_progress
         with self._lock:
             self._looking = False
-            if self.outages != outages:
-                return  # the store was away again
-            self.write_progress.doubted.clear()
-            for index in lost:
-                self._bytes -= self._objects[index].size
-                del self.write_progress.stored[index]
-                self.write_progress.leaving.pop(index, None)
-            self._missing = [*self._missing, *(index for index in lost if index not in self._missing)]
-            self._queue.extendleft(sorted(lost, reverse=True))
+            if self.failures == failures:  # else the store has failed again
+                progress.doubted.clear()
+                self._look_first = False
+                for index in lost:
+                    self._bytes -= progress.write_plan.objects[index].size
+                    progress.lose(index)
+                self._missing = [*self._missing, *(index for index in lost if index not in self._missing)]
+                self._queue.extendleft(sorted(lost, reverse=True))
         self._tell()
 
-    def starts(self, index: int, data: memoryview, crc32: int, stored: StoredObject) -> ObjectInFlight:
+    def gave_up_looking(self) -> None:
+        with self._lock:
+            self._looking = False
+
+    def filled(self, index: int, crcs: list[int]) -> bool:
+        """Return whether these CRCs of an object's pieces are those with which it was put before, if it was."""
+        lost = self.write_progress.lost.get(index)
+        return lost is None or lost.crcs == crcs
+
+    def starts(
+        self, index: int, data: memoryview, crc32: int, stored: StoredObject, shift: Shift | None = None
+    ) -> ObjectInFlight:
         """Note that a put begins, and return it. The first put is the save's first byte on its way."""
         now = self.scope.now()
-        flight = ObjectInFlight(index, data, crc32, stored, now, now)
+        shift = self._shift if shift is None else shift
+        flight = ObjectInFlight(index, data, crc32, stored, now, now, shift=shift, failures=self.failures)
         with self._lock:
             first, self._begun = not self._begun, True
             self._flights.append(flight)
@@ -236,14 +399,14 @@ class Transfer(StoreRequest):
         if self._superseded(flight):
             raise Superseded
         with self._lock:
-            flight.sent, flight.moved = 0, self.scope.now()
+            flight.sent, flight.moved, flight.failures = 0, self.scope.now(), self.failures
             self.write_progress.leaving.pop(flight.index, None)
-            self._sending += 1
+            flight.shift.sending += 1
 
-    def back(self) -> None:
+    def back(self, flight: ObjectInFlight) -> None:
         """Note that the store has answered or failed."""
         with self._lock:
-            self._sending -= 1
+            flight.shift.sending -= 1
 
     def sent(self, flight: ObjectInFlight, count: int) -> None:
         """Note that `count` more bytes of the put have left for the store.
@@ -258,7 +421,7 @@ class Transfer(StoreRequest):
         now = flight.moved = self.scope.now()
         flight.sent += count
         with self._lock:
-            if self.error is not None:
+            if not self.current(flight.shift):
                 raise Superseded
             leaving = self.write_progress.leaving
             leaving[flight.index] = max(leaving.get(flight.index, 0), min(flight.sent, len(flight.data)))
@@ -269,15 +432,15 @@ class Transfer(StoreRequest):
         if self._progress is not None:
             self._progress("writing", left, self._total)
 
-    def laggard(self) -> ObjectInFlight | None:
+    def laggard(self, shift: Shift) -> ObjectInFlight | None:
         """Wait for a put that lags and return it, once for each put; for a worker without other work.
 
         Return None if all objects are in the store, if there is `more` to do, or if all are begun and there is no deadline.
         """
         with self._lock:
-            while self.error is None and not self._whole() and not self.more():
+            while self.current(shift) and not self.whole() and not self.more():
                 hurried, now = self.scope.left() is not None, self.scope.now()
-                if not hurried and not self._queue:
+                if (not hurried and not self._queue) or (self.write_progress.doubted and not self._looking):
                     return None
                 for flight in self._flights:
                     if hurried and not flight.doubled and flight.lags(now, self._usual(flight)):
@@ -292,7 +455,10 @@ class Transfer(StoreRequest):
             if flight.index in self.write_progress.stored:
                 return
             self._took.append((len(flight.data), self.scope.now() - flight.began))
-        self._lands(flight.index, flight.stored)
+            if flight.failures != self.failures:  # another request failed behind its answer
+                self.write_progress.doubted.add(flight.index)
+            self._lands(flight.index, flight.stored)
+        self._tell()
 
     def dropped(self, flight: ObjectInFlight) -> None:
         """Note that the put was superseded. If its object only has to wait, its turn comes later."""
@@ -301,7 +467,8 @@ class Transfer(StoreRequest):
                 return
             self._gone(flight)
             self.write_progress.leaving.pop(flight.index, None)
-            if flight.index not in self.write_progress.stored:
+            taken = flight.index in self.write_progress.stored or flight.index in self._queue
+            if self.current(flight.shift) and not taken:
                 self._queue.append(flight.index)
 
     def spare(self, index: int, known: StoredObject) -> None:
@@ -310,22 +477,21 @@ class Transfer(StoreRequest):
             if self._quiet is not None:  # reading and hashing the object is not the link's time
                 began, self._quiet = self._quiet, self.scope.now()
                 self._link.paused(self._quiet - began)
-            self._spared += self._objects[index].size
+            self._spared += self.write_progress.write_plan.objects[index].size
             self.write_progress.spared.add(index)
-        self._lands(index, known)
+            self._lands(index, known)
+        self._tell()
 
     def _lands(self, index: int, stored: StoredObject) -> None:
-        with self._lock:
-            self.write_progress.stored[index] = stored
-            self._bytes += self._objects[index].size
-        self._tell()
+        self.write_progress.stored[index] = stored
+        self._bytes += self.write_progress.write_plan.objects[index].size
 
     # --- inside ---
 
     def _tell(self) -> None:
         """Report that an object has arrived in the store or is lost."""
         with self._lock:
-            complete = self._whole()
+            complete = self.whole()
             self._lock.notify_all()
         self.changed.set()
         if self._progress is not None and self.error is None:
@@ -343,13 +509,9 @@ class Transfer(StoreRequest):
                 self._quiet = self.scope.now()
 
     def _superseded(self, flight: ObjectInFlight) -> bool:
-        if self.error is not None or flight.index in self.write_progress.stored:
+        if not self.current(flight.shift) or flight.index in self.write_progress.stored:
             return True
-        return self.write_progress.holds_back(self._objects[flight.index].tier)
-
-    def _whole(self) -> bool:
-        stored, doubted = self.write_progress.stored, self.write_progress.doubted
-        return bool(self._missing) and not doubted and all(index in stored for index in self._missing)
+        return self.write_progress.holds_back(self.write_progress.write_plan.objects[flight.index].tier)
 
     def _left(self) -> int:
         """Return the bytes that have left for the store: of the objects in the store, and of those on their way."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic
 
-from ....providers.errors import CheckpointError, SpotguardError
+from ....providers.errors import CheckpointError, SpotguardError, StoreError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format.crc import combine, crc32
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
@@ -24,10 +24,9 @@ from ..cancel_scope import Abandoned, CancelScope
 from ..plan.bin_packing import PlannedObject
 from ..plan.plan_cache import WritePlanCache
 from ..plan.throughput import StoreLink, UploadWidth
-from ..plan.write_plan import ALL, StoredObject, WriteProgress
+from ..plan.write_plan import StoredObject
 from .retry import look_again, retry
-from .transfer import ObjectInFlight, Progress, StoreRequest, Superseded, Transfer
-from .transfer_handle import TransferHandle
+from .transfer import ObjectInFlight, Shift, StoreRequest, Superseded, Transfer
 from .workers import B, Task, UploadWorker, WorkerPool
 
 log = logging.getLogger("spotguard")
@@ -96,37 +95,6 @@ class Uploader(Generic[B]):
         self.request_pool.dismiss()
         self.aside_pool.dismiss()
 
-    def start(
-        self,
-        write_progress: WriteProgress,
-        name: CheckpointName,
-        scope: CancelScope,
-        fill: Fill[B],
-        moved: Callable[[B], str],
-        *,
-        tiers: Sequence[Tier] = ALL,
-        progress: Progress | None = None,
-    ) -> TransferHandle:
-        """Begin to put the missing objects of these tiers, and return the handle to wait for them.
-
-        Args:
-            write_progress: the objects that an earlier part of this save has put. The workers note each new object in it.
-            fill: writes the bytes of an object into a worker's buffer.
-            moved: called after each `fill`. It returns "" or what has moved since the boundary.
-
-        Raises:
-            CheckpointError: no memory or no thread is left.
-        """
-        missing = write_progress.anew(tiers)
-        nbytes = sum(write_progress.write_plan.objects[index].size for index in missing)
-        workers = self.workers(len(missing), write_progress.write_plan.size, scope)[: len(missing)]
-        work = Transfer(write_progress, missing, name, len(workers), scope, progress, self.link)
-        self.link.begin(scope.now())
-        task = partial(self._run, work, fill, moved)
-        for worker in workers:
-            worker.give(task, work.ended)
-        return TransferHandle(work, self.width if len(workers) == self.width.count else None, nbytes)
-
     def ask(
         self,
         what: Callable[[float | None], object],
@@ -134,12 +102,14 @@ class Uploader(Generic[B]):
         *,
         again: bool = True,
         workers: int = 1,
+        heard: Callable[[StoreError], None] | None = None,
     ) -> float:
         """Make a request that is no put of an object, on a thread of its own. If the thread hangs, it is left behind.
 
         Args:
             what: the request, called with the seconds until the deadline.
             again: retry while the request fails transiently, as for an object.
+            heard: called with each transient failure.
             workers: number of threads that call `what` at once, or fewer if not all are available.
 
         Returns:
@@ -161,23 +131,44 @@ class Uploader(Generic[B]):
                     what(scope.left())
                     took.append(scope.now() - began)
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+                if not again and isinstance(error, StoreError) and error.transient:
+                    request.hear(error)
                 request.fail(error)
 
-        try:
-            request_pool = self.request_pool.ready(workers, 1, scope.left())
-        except (RuntimeError, MemoryError) as error:
-            raise CheckpointError(f"a save needs a thread: {error}") from error
-        request = StoreRequest(len(request_pool), scope)
-        _give(request_pool, task, request)
+        request_workers = self._request_workers(workers, scope)
+        request = StoreRequest(len(request_workers), scope, heard)
+        _give(request_workers, task, request)
         return max(took, default=0.0)
 
-    def aside(self, what: Callable[[], object]) -> None:
-        """Make a request that no save waits for, after those that were given before. It may fail, or be dropped."""
+    def request_worker(self, scope: CancelScope) -> UploadWorker[B]:
+        """Return a free worker for a request that puts no object.
+
+        Raises:
+            CheckpointError: no thread is left.
+        """
+        return self._request_workers(1, scope)[0]
+
+    def _request_workers(self, count: int, scope: CancelScope) -> list[UploadWorker[B]]:
+        try:
+            return self.request_pool.ready(count, 1, scope.left())
+        except (RuntimeError, MemoryError) as error:
+            raise CheckpointError(f"a save needs a thread: {error}") from error
+
+    def aside(
+        self, what: Callable[[], object], heard: Callable[[StoreError], None] = lambda error: None
+    ) -> None:
+        """Make a request that no save waits for, after those that were given before. It may fail, or be dropped.
+
+        Args:
+            heard: called if it fails transiently.
+        """
 
         def task(_: B) -> None:
             try:
                 what()
             except Exception as error:  # noqa: BLE001 - nothing depends on it
+                if isinstance(error, StoreError) and error.transient:
+                    heard(error)
                 log.debug("a request beside a save: %s", error)
 
         try:
@@ -220,25 +211,42 @@ class Uploader(Generic[B]):
             if not before:
                 log.warning("the store cannot be reached, a save would fail now: %s [SG313]", error)
 
-    def _run(self, work: Transfer, fill: Fill[B], moved: Callable[[B], str], buffer: B) -> None:
+    def put_objects(
+        self, work: Transfer, shift: Shift, fill: Fill[B], moved: Callable[[B], str], buffer: B
+    ) -> None:
+        """Put objects of a transfer, while there are any."""
         try:
-            while True:
+            while work.current(shift):
                 if doubted := work.doubted():
-                    look_again(self.store, self._run_id, work, doubted)
-                elif (index := work.next()) is not None:
-                    self._begin(work, fill, moved, buffer, index)
-                elif (flight := work.laggard()) is not None:
-                    self.send_again(work, buffer, flight)
+                    self._look_again(work, doubted)
+                elif (index := work.next(shift)) is not None:
+                    self._begin(work, shift, fill, moved, buffer, index)
+                elif (flight := work.laggard(shift)) is not None:
+                    self.send_again(work, shift, buffer, flight)
                 elif not work.more():
                     return
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
-            work.fail(error)
+            if work.current(shift):
+                work.fail(error)
 
-    def _begin(self, work: Transfer, fill: Fill[B], moved: Callable[[B], str], buffer: B, index: int) -> None:
+    def _look_again(self, work: Transfer, doubted: Mapping[int, StoredObject]) -> None:
+        try:
+            look_again(
+                self.store, work, {index: self._key(index, each.at) for index, each in doubted.items()}
+            )
+        except BaseException:
+            work.gave_up_looking()
+            raise
+
+    def _begin(
+        self, work: Transfer, shift: Shift, fill: Fill[B], moved: Callable[[B], str], buffer: B, index: int
+    ) -> None:
         planned = work.write_progress.write_plan.objects[index]
         crcs = fill(index, buffer)
         if why := moved(buffer):
             raise StateChanged(why)
+        if not work.filled(index, crcs):
+            raise StateChanged(f"object {index} was changed before spotguard could upload it a second time")
         data = buffer.view(0, planned.size)
         stored = StoredObject(crcs, work.name)
         if planned.tier is Tier.FROZEN:
@@ -246,26 +254,30 @@ class Uploader(Generic[B]):
             if (known := self._plans().as_before(index, stored)) is not None:
                 work.spare(index, known)
                 return
-        self._put(work, work.starts(index, data, _whole_crc(planned, crcs, data), stored), data)
+        flight = work.starts(index, data, _whole_crc(planned, crcs, data), stored, shift)
+        self._put(work, flight, data)
 
-    def send_again(self, work: Transfer, buffer: B, flight: ObjectInFlight) -> None:
+    def send_again(self, work: Transfer, shift: Shift, buffer: B, flight: ObjectInFlight) -> None:
         """Send a lagging object a second time, from a copy."""
         copied = buffer.view(0, len(flight.data))
         copied[:] = flight.data
         # The first put may have arrived meanwhile, and its buffer may be in use again. Then the copy is useless.
         if crc32(copied) == flight.crc32:
             log.debug("object %d lags behind, spotguard sends it again", flight.index)
-            self._put(work, flight.double(copied, work.scope.now()), copied)
+            self._put(work, flight.double(copied, work.scope.now(), shift), copied)
+
+    def _key(self, index: int, at: CheckpointName) -> str:
+        return checkpoint_prefix(self._run_id, at) + object_name(self._rank, self._world, index)
 
     def _put(self, work: Transfer, flight: ObjectInFlight, data: memoryview) -> None:
-        key = checkpoint_prefix(self._run_id, work.name) + object_name(self._rank, self._world, flight.index)
+        key = self._key(flight.index, work.name)
 
         def put(left: float | None) -> None:
             work.again(flight)
             try:
                 self.store.put(key, data, timeout=left, crc32=flight.crc32, sent=partial(work.sent, flight))
             finally:
-                work.back()
+                work.back(flight)
 
         try:
             retry(work.scope, put, work.hear)

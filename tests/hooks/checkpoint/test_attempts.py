@@ -18,11 +18,11 @@ from spotguard.hooks.checkpoint.format.keys import (
     side_key,
 )
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
-from spotguard.hooks.checkpoint.marker import mark_alone, put_manifest, put_marker
 from spotguard.providers.errors import CheckpointError, UnavailableError
 from spotguard.providers.stores.base import ObjectInfo
 from tests.fakes.called import CalledStore
 from tests.fakes.checkpoint import Save
+from tests.fakes.commit import mark_alone, put_manifest
 from tests.fakes.store import FakeStore, Fault
 
 
@@ -121,12 +121,8 @@ def test_a_listing_that_is_out_of_date_costs_a_try_for_each_number() -> None:
 
 def test_a_timeout_is_that_of_each_request() -> None:
     """At the notice nothing may wait longer than the save has."""
-    store, save = CalledStore(FakeStore()), Save(world=1)
-    mine = save.write_objects(store, 0)
+    store = CalledStore(FakeStore())
     asks: list[tuple[Callable[[], object], list[str]]] = [
-        (lambda: put_manifest(store, mine, timeout=2.5), ["put"]),
-        (lambda: put_marker(store, [mine], created=1.0, timeout=2.5), ["put"]),
-        (lambda: mark_alone(store, mine, created=1.0, timeout=2.5), ["put"]),
         (lambda: newest_claim(store, "run", timeout=2.5), ["list"]),
         (lambda: newest_attempt(store, "run", timeout=2.5), ["list", "list"]),
         (lambda: claim_attempt(store, "run", {}, timeout=2.5), ["list", "list", "put_if_absent", "get"]),

@@ -16,11 +16,11 @@ from spotguard.hooks.checkpoint.format.codec import encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.keys import INDEX, MARKER, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, RankManifest
 from spotguard.hooks.checkpoint.index import INDEXED, IndexBuilder, decode_index
-from spotguard.hooks.checkpoint.marker import put_index, put_manifest
 from spotguard.hooks.checkpoint.retention import prune
 from spotguard.providers.errors import CheckpointError, SpotguardError, StoreError
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Hurried
+from tests.fakes.commit import put_index, put_manifest
 from tests.fakes.store import FakeStore
 
 WORLD = INDEXED
@@ -30,15 +30,15 @@ def committed(store: FakeStore, save: Save) -> list[RankManifest]:
     """By the rank that comes last."""
     pytest.importorskip("torch")
     from spotguard.hooks.save.cancel_scope import CancelScope
-    from spotguard.hooks.save.commit.publish import publish_together
     from spotguard.hooks.save.shard_writer import ShardWriter
+    from tests.hooks.save.commit.writes import commit_together
 
     *others, last = [save.write_objects(store, rank) for rank in range(save.world)]
     for manifest in others:
         put_manifest(store, manifest)
     clock = Hurried()
     with closing(ShardWriter(store, "run", last.rank, last.world)) as writer:
-        assert publish_together(writer.uploads, last, CancelScope(clock, None), clock).marked
+        assert commit_together(writer, last, CancelScope(clock, None), clock).marked
     return [*others, last]
 
 

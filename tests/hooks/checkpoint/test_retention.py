@@ -15,12 +15,12 @@ from spotguard.hooks.checkpoint.catalog import find_whole, scan, whole_checkpoin
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import LEVELS, Level
 from spotguard.hooks.checkpoint.listing import list_checkpoints
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, Keep, plan_pruning, prune
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import FOREIGN, Save
+from tests.fakes.commit import put_manifest
 from tests.fakes.store import FakeStore, Fault, Killed
 from tests.tiers import few_fast
 

@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 from spotguard.hooks.checkpoint.catalog import scan
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.vote import Decision
 from spotguard.hooks.control.gate import Gate
@@ -26,6 +25,7 @@ from spotguard.hooks.save.plan.partitioner import RankRoles
 from spotguard.hooks.save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
+from tests.fakes.commit import put_manifest
 from tests.fakes.store import FakeStore
 from tests.hooks.ranks.gang import until
 

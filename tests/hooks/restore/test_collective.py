@@ -17,7 +17,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.save_announcement import put_saving
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.collective_results import result_of_first_rank
@@ -34,6 +33,7 @@ from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import SpotguardError, StateError, UsageError
 from tests.fakes.clock import Impatient, ManualClock
+from tests.fakes.commit import put_manifest
 from tests.fakes.store import FakeStore
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]

@@ -16,7 +16,6 @@ from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.hooks.checkpoint.format.safetensors_header import header
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.restore.restore import restore
 from spotguard.hooks.state.restore_plan import RestorePlan
@@ -25,6 +24,7 @@ from spotguard.providers.errors import CheckpointError
 from spotguard.providers.stores.base import ObjectInfo
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
+from tests.fakes.commit import put_manifest
 from tests.fakes.store import FakeStore
 from tests.fakes.training import different, guarded, restored, small
 from tests.hooks.restore.two_checkpoints import TOTAL, Made, Stores, made, saved, stores

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.providers.errors import StateError
+from tests.fakes.commit import put_manifest
 from tests.fakes.training import Job, different, guarded, restored, small
 from tests.fakes.watched_store import WatchedStore
 

@@ -52,7 +52,7 @@ class Saving:
         )
         self.writer = self.checkpointer._writer
         self.writer.uploads.width.object_bytes = OBJECT
-        self.store.quiet = lambda: all(worker.free for worker in self.writer.uploads.request_pool.workers)
+        self.store.quiet = self.quiet
         self.done = 0
         self.train(2)
         self.phases: list[str] = []
@@ -65,6 +65,13 @@ class Saving:
                 link.sent(int(second * RATE), second - 10.0)
             link.end(0.0)
             link.committed(2 * self.store.latency)
+
+    def quiet(self) -> bool:
+        """Whether no request is on its way: each of their threads is free, or pauses before it tries again."""
+        return all(
+            worker.free or self.clock.waits(worker._thread)
+            for worker in self.writer.uploads.request_pool.workers
+        )
 
     def train(self, steps: int = 1) -> None:
         for _ in range(steps):

@@ -42,11 +42,12 @@ def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> N
     committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
     with closing(ShardWriter(store, "run", 1, 3)) as writer:
         write_progress = WriteProgress(writer.plans.of(save.collected.state_tensors), roles=agreed.roles)
-        written = writer.write(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
+        queue = writer.queue(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
+        queue.objects()
         with pytest.raises(
             IncompleteError, match="out of time; ranks 0, 2 of 3 have uploaded no manifest"
         ) as said:
-            committer.commit(save, NAME, "full", written, writer)
+            committer.commit(queue, committer.queue(queue, save, NAME, "full", writer), save, writer)
     hope = "This rank's part is in the store, and ranks 0, 2, which stay, can commit step 40 without it"
     assert (hope in str(said.value)) == (not others)
     prefix = checkpoint_prefix("run", NAME)
@@ -87,8 +88,9 @@ def test_a_checkpoint_without_moments_and_extras_is_of_the_lower_level(lacks: st
     committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
     with closing(ShardWriter(store, "run", 0, 2)) as writer:
         write_progress = WriteProgress(writer.plans.of(collected.state_tensors), roles=agreed.roles)
-        written = writer.write(collected.state_tensors, NAME, save.scope, write_progress=write_progress)
-        committer.commit(save, NAME, "full", written, writer)
+        queue = writer.queue(collected.state_tensors, NAME, save.scope, write_progress=write_progress)
+        queue.objects()
+        committer.commit(queue, committer.queue(queue, save, NAME, "full", writer), save, writer)
     (whole,) = whole_checkpoints(store, "run", levels=LEVELS)
     assert (whole.level, whole.missing) == (level, (1,))
     key = checkpoint_prefix("run", NAME) + MARKER
@@ -115,12 +117,14 @@ def test_a_step_that_the_other_side_saves_is_not_saved_here() -> None:
     committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
     with closing(ShardWriter(store, "run", 0, 2)) as writer:
         write_progress = WriteProgress(writer.plans.of(save.collected.state_tensors), roles=agreed.roles)
-        written = writer.write(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
+        queue = writer.queue(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
+        queue.objects()
         with pytest.raises(CheckpointError, match=r"rank 1 cannot be reached, and may live: .* step 40"):
-            committer.commit(save, NAME, "full", written, writer)
+            committer.commit(queue, committer.queue(queue, save, NAME, "full", writer), save, writer)
         own = replace(save, agreed=replace(agreed, side=1))
         assert not [*whole_checkpoints(store, "run", levels=LEVELS)]
         assert not [key for key in store.objects if key.endswith((MARKER, manifest_name(1, 2)))]
-        committer.commit(own, NAME, "full", written, writer)
+        queue = writer.queue(save.collected.state_tensors, NAME, save.scope, write_progress=write_progress)
+        committer.commit(queue, committer.queue(queue, own, NAME, "full", writer), own, writer)
     (whole,) = whole_checkpoints(store, "run", levels=LEVELS)
     assert whole.missing == (1,)

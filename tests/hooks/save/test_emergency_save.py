@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +10,16 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import find_whole
-from spotguard.hooks.checkpoint.format.keys import CheckpointName
-from spotguard.hooks.checkpoint.retention import prune
+from spotguard.hooks.checkpoint.retention import Keep, prune
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.emergency_save import EmergencySave
-from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.state.state_tensor import StateTensor, Tier
+from spotguard.hooks.save.checkpointer import Checkpointer
+from spotguard.hooks.save.plan.write_plan import WEIGHTS as WEIGHT_TIERS
+from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec, Weights
+from spotguard.hooks.state.state import State
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
+from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
 from tests.fakes.store import FakeStore, Fault
@@ -131,39 +132,73 @@ def test_weights_alone_where_no_more_fits(saving: Callable[..., Saving]) -> None
     assert_weights(one, one.newest())
 
 
-def test_moments_wait_while_weights_that_are_short_of_time_are_on_their_way() -> None:
-    clock, waits, levels = ManualClock(0.0), list[bool](), list[str]()
+def test_moments_wait_while_weights_that_are_short_of_time_are_on_their_way(
+    saving: Callable[..., Saving],
+) -> None:
+    """The link is theirs: no byte of a moment leaves before the last of them is in the store."""
+    one = saving()
+    began: list[tuple[str, bool]] = []
+    plan = one.writer.plans.of(one.state.collect().state_tensors)
+    weights = {f"/{index:04}.safetensors" for tier in WEIGHT_TIERS for index in plan.indices_of(tier)}
 
-    def before(request: Request) -> None:
-        if request.key.endswith("/0000.safetensors"):
-            waits.append(emergency.write_progress.waits(Tier.MOMENTS))
+    def at(key: str, gone: int) -> None:
+        if key.endswith(".safetensors"):
+            there = sum(key.endswith(tuple(weights)) for key in one.store.objects) == len(weights)
+            began.append((key, there))
 
-    writer = ShardWriter(CalledStore(FakeStore(), before), "run")
-    link = writer.uploads.link
-    link.begin(-10.0)
-    link.sent(int(10 * RATE), 0.0)
-    link.end(0.0)
-    size = int(30 * RATE) // 4
-    state_tensors = [
-        StateTensor("w", torch.ones(size)),
-        StateTensor("m", torch.ones(2 * size), tier=Tier.MOMENTS),
-    ]
-    names = (CheckpointName(1, 5, number) for number in itertools.count())
-    emergency = EmergencySave(
-        writer,
-        CancelScope(clock, 45.0),
-        step=5,
-        begin=lambda: next(names),
-        commit=lambda name, level, written: levels.append(level),
-        put=lambda name, written: None,
-        look=str,
-    )
+    one.store.at = at
+    saved = one.save(WEIGHTS / RATE + 3)
+    assert saved is not None
+    assert saved.level == "weights"
+    moments = [there for key, there in began if not key.endswith(tuple(weights))]
+    assert moments
+    assert all(moments)
+
+
+def agreed(store: BlobStore, weights: Weights, clock: Clock, seconds: float) -> SavedCheckpoint | None:
+    """A save on whose order the ranks have agreed, of a job of one rank."""
+    job = small()
+    state = State(job.values, lambda buffer: None, clock)
+    checkpointer = Checkpointer(store, "run", 1, clock=clock, keep=Keep(1))
     try:
-        emergency.run(state_tensors)
+        job.step(0)
+        state.at_boundary()
+        scope = CancelScope(clock, clock.monotonic() + seconds)
+        return checkpointer.save(state, SaveSpec(1, 7, parked=True, weights=weights), "emergency", scope)
     finally:
-        writer.uploads.close()
-    assert waits == [True]
-    assert levels[-1] == "full"
+        checkpointer.close()
+        state.close()
+
+
+def test_weights_are_put_early_also_where_the_moments_are_there_by_then() -> None:
+    """Another rank's moments may not be, and its machine be taken."""
+    store = FakeStore()
+    saved = agreed(store, "early", SystemClock(), 60.0)
+    assert saved is not None
+    assert (saved.level, saved.why) == ("full", "")
+    assert sorted(key.split("/")[2] for key in store.objects if key.endswith("-of-00001.json")) == [
+        "000000001-0001-0014",
+        "000000001-0001-0015",
+    ]
+
+
+def test_the_moments_leave_time_to_commit_the_weights() -> None:
+    """Two seconds of sixty: the other ranks' weights are looked for then."""
+    store, clock = FakeStore(), ManualClock(0.0)
+
+    def fails(request: Request) -> None:
+        if request.verb == "put" and request.key.endswith("-0015/00000-of-00001.json"):
+            clock.advance(58.5)
+            raise UnavailableError("not now")
+
+    saved = agreed(CalledStore(store, fails), "first", clock, 60.0)
+    assert saved is not None
+    assert saved.level == "weights"
+    assert saved.why.startswith(
+        "time was short, so the weights were uploaded first; the moments: out of time"
+    )
+    assert find_whole(store, "run") is None
+    assert find_whole(store, "run", levels=("weights",)) is not None
 
 
 def test_a_link_that_turns_out_slow_costs_the_moments_only(saving: Callable[..., Saving]) -> None:

@@ -249,7 +249,7 @@ def test_leftovers_of_a_dead_attempt_go_with_the_next_commit() -> None:
 
 
 def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one request is spent on old checkpoints once it is there."""
+    """Not one request is spent on old checkpoints once it is there. The marker's silence has its objects looked at."""
     monkeypatch.setenv("SPOTGUARD_KEEP", "1")
     store, clock = WatchedStore(), ManualClock()
     with trained(store, clock=clock) as (guard, job, heard):
@@ -264,7 +264,8 @@ def test_a_notice_at_the_prune_of_another_save_comes_before_it(monkeypatch: pyte
         guard._agent.hear(notice())
         clock.advance(MARKING)
         assert heard.wait(protocol.Committed, 3).id == "n1"
-        assert {verb for verb, _ in store.calls} == {"put"}
+        own = "run/checkpoints/000000003-0001-0001/"
+        assert all(verb == "put" or (verb == "list" and key.startswith(own)) for verb, key in store.calls)
         store.let_go()
     assert store.kinds()["manifests"] == 2
 

@@ -55,13 +55,14 @@ def test_moments_that_wait_for_the_weights_go_by_all_hands_then(deadline: float 
         assert write_progress.write_plan.indices_of(Tier.WEIGHTS) == [0]
         assert len(write_progress.write_plan.objects) > 3
         store.hold(lambda key: key.endswith("/0000.safetensors"))
-        handle = writer.start(
+        queue = writer.queue(
             state_tensors, NAME, CancelScope(SystemClock(), deadline), write_progress=write_progress
         )
+        queue.objects()
         assert store.reached.wait(PATIENCE)
         assert store.calls == []
         store.let_go()
-        assert handle.wait()
+        assert queue.wait(queue.whole)
         assert len(store.objects) == len(write_progress.write_plan.objects)
 
 

@@ -12,6 +12,7 @@ from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
+from spotguard.hooks.save.upload.uploader import StateChanged
 from spotguard.providers.errors import StoreError, ThrottledError, UnavailableError
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried
@@ -107,16 +108,18 @@ def test_objects_lost_in_an_outage_are_put_again(
 
 
 @pytest.mark.parametrize(
-    ("error", "listings"), [(UnavailableError, 1), (ThrottledError, 0)], ids=["away", "busy"]
+    ("error", "last"), [(UnavailableError, False), (ThrottledError, True)], ids=["away", "busy"]
 )
 def test_objects_still_in_the_store_are_put_once(
-    away: Callable[..., Away], error: type[StoreError], listings: int
+    away: Callable[..., Away], error: type[StoreError], last: bool
 ) -> None:
-    """A store that is busy was not away, and nobody asks it for more."""
-    one = away({("put", 5): len}, error=error)
+    """A store that is busy was most likely not away: it is asked at the end, and once for all that it refused."""
+    one = away({("put", 3): len, ("put", 5): len}, error=error)
     one.save()
-    assert one.asked("put") == len(one.below.objects) + 1
-    assert one.asked("list") == listings
+    assert one.asked("put") == len(one.below.objects) + 2
+    verbs = [each.verb for each in one.store.requests]
+    assert (verbs.index("list") == len(verbs) - 1) == last
+    assert one.asked("list") == (1 if last else 2)
 
 
 def test_a_store_that_goes_away_again_is_looked_at_again(away: Callable[..., Away]) -> None:
@@ -137,7 +140,7 @@ def test_an_outage_at_the_last_object_is_seen_to_before_the_end(
     assert one.had_all[0] is False
 
 
-def test_objects_doubted_after_an_outage_are_put_again_by_the_next_part(away: Callable[..., Away]) -> None:
+def test_objects_doubted_after_an_outage_are_looked_at_by_the_next_part(away: Callable[..., Away]) -> None:
     """The save was called off before anybody could look."""
     scope = CancelScope(Hurried())
 
@@ -150,4 +153,19 @@ def test_objects_doubted_after_an_outage_are_put_again_by_the_next_part(away: Ca
         one.save(scope)
     assert not one.write_progress.has(ALL)
     one.save()
-    assert one.asked("list") == 0
+    assert one.asked("list") == 1
+
+
+def test_a_lost_object_whose_state_has_moved_is_not_put_again(away: Callable[..., Away]) -> None:
+    """A manifest may name its bytes already: other bytes under its name would be a damaged checkpoint."""
+    one = away({})
+
+    def lost_and_changed(objects: dict[str, bytes]) -> None:
+        first_is_lost(objects)
+        for state_tensor in one.state_tensors:
+            state_tensor.tensor.add_(1.0)
+
+    one._at[("put", 3)] = lost_and_changed
+    with pytest.raises(StateChanged, match="was changed before spotguard could upload it a second time"):
+        one.save()
+    assert "run/checkpoints/000000005-0001-0000/00000-of-00001/0000.safetensors" not in one.below.objects

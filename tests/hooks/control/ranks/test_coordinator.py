@@ -16,7 +16,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import LogEvent, NoticeEvent, WithdrawnEvent
@@ -40,6 +39,7 @@ from spotguard.providers.errors import CheckpointError, DeniedError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
+from tests.fakes.commit import put_manifest
 from tests.fakes.store import FakeStore
 from tests.fakes.two_guards import on_all, two_guards
 from tests.hooks.ranks.gang import until

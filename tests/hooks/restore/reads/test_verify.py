@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.restore.reads.verify import verify
 from tests.fakes.checkpoint import Save
+from tests.fakes.commit import put_manifest
 from tests.fakes.store import FakeStore
 
 

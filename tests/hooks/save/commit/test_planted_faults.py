@@ -15,17 +15,18 @@ from spotguard.hooks.checkpoint.format.codec import encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.keys import INDEX, MARKER, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry
 from spotguard.hooks.checkpoint.index import IndexBuilder
-from spotguard.hooks.checkpoint.marker import put_index, put_manifest, put_marker
 from spotguard.hooks.checkpoint.retention import plan_pruning, prune
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import IncompleteError, publish_together
+from spotguard.hooks.save.commit.publish import IncompleteError
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.errors import CheckpointError
 from tests.cases import cases
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Hurried
+from tests.fakes.commit import put_index, put_manifest, put_marker
 from tests.fakes.store import FakeStore
+from tests.hooks.save.commit.writes import commit_together
 
 pytestmark = pytest.mark.torch
 
@@ -183,7 +184,7 @@ def planted(fault: Callable[[Planted], None], *, forged: bool) -> FakeStore:
             closing(ShardWriter(store, "run", WORLD - 1, WORLD)) as writer,
             pytest.raises((CheckpointError, IncompleteError)),
         ):
-            publish_together(writer.uploads, it.manifests[-1], CancelScope(clock, 20.0), clock)
+            commit_together(writer, it.manifests[-1], CancelScope(clock, 20.0), clock)
     return store
 
 
@@ -249,7 +250,7 @@ def test_the_sound_set_is_marked_and_the_older_one_goes() -> None:
         put_manifest(store, manifest)
     clock = Hurried()
     with closing(ShardWriter(store, "run", last.rank, WORLD)) as writer:
-        assert publish_together(writer.uploads, last, CancelScope(clock, 20.0), clock).marked
+        assert commit_together(writer, last, CancelScope(clock, 20.0), clock).marked
     assert newest(store) == NEW.name
     assert plan_pruning(store, "run", keep=1).checked == NEW.name
     assert prune(store, "run", keep=1) == [OLD.name]

@@ -12,18 +12,19 @@ import pytest
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.format.keys import MARKER, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
-from spotguard.hooks.checkpoint.marker import put_manifest, put_marker
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
+from spotguard.hooks.save.commit.publish import IncompleteError, Published, queue_manifest
 from spotguard.hooks.save.commit.publish import publish as publish_alone
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.clock import SystemClock
-from spotguard.providers.errors import CheckpointError
+from spotguard.providers.errors import CheckpointError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Hurried
+from tests.fakes.commit import put_manifest, put_marker
 from tests.fakes.store import FakeStore, Fault
+from tests.hooks.save.commit.writes import commit_together
 
 pytestmark = pytest.mark.torch
 
@@ -37,11 +38,11 @@ def publish(
     """As a rank does it whose objects are there."""
     clock = Hurried()
     with closing(ShardWriter(store, "run", mine.rank, mine.world)) as writer:
-        return publish_together(writer.uploads, mine, CancelScope(clock, seconds), clock, hopeless)
+        return commit_together(writer, mine, CancelScope(clock, seconds), clock, hopeless)
 
 
 def test_the_last_rank_reads_each_manifest_once_and_marks_the_checkpoint() -> None:
-    """No look at what is there already."""
+    """No poll for what is there already, and one listing: what all ranks have put is there."""
     store, save = FakeStore(), Save(world=3)
     first, second, last = (save.write_objects(store, rank) for rank in range(3))
     put_manifest(store, first)
@@ -52,6 +53,7 @@ def test_the_last_rank_reads_each_manifest_once_and_marks_the_checkpoint() -> No
         ("put", manifest_name(2, 3)),
         ("get", manifest_name(0, 3)),
         ("get", manifest_name(1, 3)),
+        ("list", ""),
         ("put", MARKER),
     ]
 
@@ -214,19 +216,45 @@ def test_a_job_of_one_rank_puts_its_manifest_before_the_marker() -> None:
     mine = save.write_objects(store, 0)
     store.calls.clear()
     with closing(ShardWriter(store, "run")) as writer:
-        publish_alone(writer.uploads, mine, CancelScope(clock), clock)
+        queue = writer.requests(scope := CancelScope(clock))
+        publish_alone(queue, queue_manifest(queue, lambda: mine), scope, clock)
     assert store.calls == [("put", save.prefix + manifest_name(0, 1)), ("put", save.prefix + MARKER)]
 
 
-def test_it_is_whole_without_its_marker() -> None:
-    """The store fails at the very last request: what was seen whole is committed, and was marked by nobody."""
+@pytest.mark.parametrize(("failures", "marked"), [(1, True), (2, False)])
+def test_a_checkpoint_whose_marker_fails_is_looked_at_whole(failures: int, marked: bool) -> None:
+    """The failure may have lost any rank's objects. The marker is tried once more, and a checkpoint counts without it."""
     store, save = FakeStore(), Save()
     mine, other = (save.write_objects(store, rank) for rank in range(2))
     put_manifest(store, other)
     store.calls.clear()
-    store.faults = [Fault(1, ("put",))]
-    assert not publish(store, mine).marked
+    marker = save.prefix + MARKER
+
+    def fails(request: Request) -> None:
+        nonlocal failures
+        if request.key == marker and failures:
+            failures -= 1
+            raise UnavailableError("it is away")
+
+    assert publish(CalledStore(store, fails), mine).marked is marked
+    assert ("list", save.prefix) in store.calls
     assert find_whole(store, "run") is not None
+    assert (marker in store.objects) is marked
+
+
+def test_a_checkpoint_that_lost_another_ranks_object_is_not_marked() -> None:
+    """Which this rank heard of at its marker, and the other rank did not."""
+    store, save = FakeStore(), Save()
+    mine, other = (save.write_objects(store, rank) for rank in range(2))
+    put_manifest(store, other)
+    lost = other.object_key(0)
+
+    def fails(request: Request) -> None:
+        if request.key == save.prefix + MARKER and store.objects.pop(lost, b""):
+            raise UnavailableError("it is away")
+
+    with pytest.raises(IncompleteError, match=f"the store has lost objects of rank 1: {lost} is the first"):
+        publish(CalledStore(store, fails), mine, 30.0)
     assert save.prefix + MARKER not in store.objects
 
 
@@ -256,5 +284,5 @@ def test_called_off_it_ends_at_once() -> None:
         closing(ShardWriter(store, "run", 0, 2)) as writer,
         pytest.raises(IncompleteError, match="withdrawn; rank 1 of 2"),
     ):
-        publish_together(writer.uploads, mine, scope, clock, hopeless)
+        commit_together(writer, mine, scope, clock, hopeless)
     assert save.prefix + MARKER not in store.objects

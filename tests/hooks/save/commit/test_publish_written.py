@@ -16,15 +16,16 @@ from spotguard.hooks.checkpoint.format.coverage import Coverage
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest, private_name
 from spotguard.hooks.checkpoint.local_stage import Stage
-from spotguard.hooks.checkpoint.marker import put_manifest
 from spotguard.hooks.restore.reads.resharding import read
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
+from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together, queue_manifest
 from spotguard.hooks.save.local_copy.stage_writer import StageWriter
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
-from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState
+from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
+from spotguard.hooks.save.upload.save_queue import SaveQueue
+from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
@@ -32,6 +33,7 @@ from spotguard.providers.stores.file import FileStore
 from tests.cases import cases
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried
+from tests.fakes.commit import put_manifest
 from tests.fakes.mortal import Life, Mortal
 from tests.fakes.store import FakeStore, Killed
 
@@ -73,12 +75,26 @@ class Rank:
             scope = CancelScope(self.clock, None if seconds is None else self.clock.monotonic() + seconds)
             held = state_tensors(self.rank, self.world)
             self.write_progress = WriteProgress(writer.plans.of(held), roles=self.roles)
-            written = writer.write(held, NAME, scope, write_progress=self.write_progress)
-            assert writer.unchanged(held, written, scope) == ""
-            manifest = RankManifest(
-                "run", 10, 1, 0, self.rank, self.world, written.objects, written.tensors, incarnation="nonce"
-            )
-            return publish_together(writer.uploads, manifest, scope, self.clock, self.hopeless)
+            queue = writer.queue(held, NAME, scope, write_progress=self.write_progress)
+
+            def manifest() -> RankManifest:
+                written = queue.written(NAME)
+                assert writer.unchanged(held, written, scope) == ""
+                return RankManifest(
+                    "run",
+                    10,
+                    1,
+                    0,
+                    self.rank,
+                    self.world,
+                    written.objects,
+                    written.tensors,
+                    incarnation="nonce",
+                )
+
+            queue.objects()
+            own = queue_manifest(queue, manifest, ALL)
+            return publish_together(queue, own, scope, self.clock, self.hopeless)
 
 
 @pytest.mark.parametrize("departing", [set(), {1}, {0, 1, 2, 3}])
@@ -183,7 +199,8 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
         stager = StageWriter(files, writer)
         manifests: list[RankManifest] = []
 
-        def commit(written: WrittenState, limit: CancelScope) -> None:
+        def commit(queue: SaveQueue[HostBuffer]) -> None:
+            written = queue.written(NAME)
             manifests.append(RankManifest("run", 10, 1, 0, 1, WORLD, written.objects, written.tensors))
 
         write_plan = writer.plans.of(held)

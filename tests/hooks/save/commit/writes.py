@@ -8,11 +8,13 @@ from contextlib import contextmanager
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
+from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.commit.publish import Published, publish_together, queue_manifest
 from spotguard.hooks.save.plan.write_plan import WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state_tensor import StateTensor
-from spotguard.providers.clock import SystemClock
+from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.store import FakeStore
@@ -32,6 +34,18 @@ def writer_of(store: BlobStore, object_bytes: int = OBJECT) -> Iterator[ShardWri
         yield writer
     finally:
         writer.close()
+
+
+def commit_together(
+    writer: ShardWriter,
+    mine: RankManifest,
+    scope: CancelScope,
+    clock: Clock,
+    hopeless: Callable[[int], str] = lambda rank: "",
+) -> Published:
+    """As a rank does it whose objects are in the store."""
+    queue = writer.requests(scope)
+    return publish_together(queue, queue_manifest(queue, lambda: mine), scope, clock, hopeless)
 
 
 def state_tensors(**tensors: torch.Tensor) -> list[StateTensor]:

@@ -96,7 +96,7 @@ def test_moments_wait_until_the_last_byte_of_the_weights_has_left() -> None:
     assert not write_progress.waits(Tier.MOMENTS)
 
 
-def test_a_doubted_object_is_missing_and_is_put_again_by_the_next_part() -> None:
+def test_a_doubted_object_does_not_count_and_a_lost_one_is_missing() -> None:
     """A copy of it for other roles doubts by itself."""
     write_progress = WriteProgress(write_plan())
     for index in write_progress.missing():
@@ -107,10 +107,10 @@ def test_a_doubted_object_is_missing_and_is_put_again_by_the_next_part() -> None
     assert not write_progress.has(ALL)
     assert write_progress.missing() == []
     copy = write_progress.with_roles(write_progress.roles)
-    assert copy.anew() == [moments]
+    copy.lose(moments)
+    assert copy.missing() == [*copy.lost] == [moments]
     assert write_progress.doubted == {moments}
-    assert write_progress.anew(WEIGHTS) == []
-    assert write_progress.missing() == [moments]
+    assert write_progress.missing() == []
 
 
 def test_a_manifest_of_either_level_comes_from_one_draft() -> None:

@@ -8,7 +8,7 @@ import torch
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.throughput import StoreLink
-from spotguard.hooks.save.plan.write_plan import StoredObject, WritePlan, WriteProgress
+from spotguard.hooks.save.plan.write_plan import ALL, StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.save.upload.transfer import ObjectInFlight, Transfer
 from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.errors import UnavailableError
@@ -62,9 +62,8 @@ def test_small_objects_say_nothing_of_large_ones() -> None:
     """On a slow link one of 32 MiB takes seconds, and lags behind nobody."""
     clock, name = ManualClock(), CheckpointName(1, 5, 1)
     write_plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
-    work = Transfer(
-        WriteProgress(write_plan), range(8), name, 1, CancelScope(clock, 2000.0), None, StoreLink()
-    )
+    work = Transfer(WriteProgress(write_plan), name, CancelScope(clock, 2000.0), None, StoreLink())
+    work.begin(ALL)
 
     def there(index: int, size: int, seconds: float) -> None:
         flight = work.starts(index, memoryview(bytes(size)), 0, StoredObject([], name))
@@ -84,7 +83,8 @@ def test_a_listing_from_before_another_outage_clears_no_doubt() -> None:
     """The store may have lost the objects in the second outage."""
     name = CheckpointName(1, 5, 1)
     progress = WriteProgress(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
-    work = Transfer(progress, [0], name, 1, CancelScope(ManualClock()), None, StoreLink())
+    work = Transfer(progress, name, CancelScope(ManualClock()), None, StoreLink())
+    work.begin(ALL)
     work.done(work.starts(0, memoryview(bytes(8)), 0, StoredObject([], name)))
     work.hear(UnavailableError("it is away"))
     assert list(work.doubted()) == [0]
@@ -93,3 +93,18 @@ def test_a_listing_from_before_another_outage_clears_no_doubt() -> None:
     assert list(work.doubted()) == [0]
     work.looked(2, [])
     assert work.doubted() == {}
+
+
+def test_an_object_whose_answer_crossed_an_outage_is_doubted() -> None:
+    """The store confirmed it, and another request failed before anybody read the answer."""
+    name = CheckpointName(1, 5, 1)
+    progress = WriteProgress(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
+    work = Transfer(progress, name, CancelScope(ManualClock()), None, StoreLink())
+    work.begin(ALL)
+    work.staff(1)
+    crossing = work.starts(0, memoryview(bytes(8)), 0, StoredObject([], name))
+    work.again(crossing)
+    work.hear(UnavailableError("it is away"))
+    work.done(crossing)
+    assert list(work.doubted()) == [0]
+    assert not work.whole()
