@@ -46,6 +46,14 @@ class FullError(StoreError):
     """The store has no room: a full disk, an exhausted quota."""
 
 
+class MisconfiguredError(StoreError):
+    """The store's endpoint, proxy or certificates are set wrongly on this machine."""
+
+
+class NotSupportedError(StoreError):
+    """The service does not know this kind of request, such as a conditional create."""
+
+
 class ThrottledError(StoreError):
     """The store receives too many requests at the moment."""
 

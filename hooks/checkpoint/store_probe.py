@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ...providers.errors import CorruptError, DeniedError, NotFoundError, StoreError
+from ...providers.errors import CorruptError, DeniedError, NotFoundError, NotSupportedError, StoreError
 from ...providers.stores.base import BlobStore
 from ...providers.stores.url import scheme_of
 from .format.keys import probe_key
@@ -77,7 +77,10 @@ class StoreProbe:
 
     def create(self) -> bool:
         """Create the object once more; return whether the store refused, as it must for an existing object."""
-        return not self._store.put_if_absent(self.key, self._data, timeout=self._timeout)
+        try:
+            return not self._store.put_if_absent(self.key, self._data, timeout=self._timeout)
+        except NotSupportedError:
+            return False
 
     def read(self) -> None:
         if self._store.get(self.key, timeout=self._timeout) != self._data:

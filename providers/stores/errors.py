@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
 import requests
 import urllib3
-from urllib3.util.ssl_match_hostname import CertificateError
 
 from ..errors import (
     CorruptError,
     DeniedError,
     FullError,
+    MisconfiguredError,
     NotFoundError,
+    NotSupportedError,
+    SpotguardError,
     StoreError,
     ThrottledError,
     UnavailableError,
 )
+from .tls import mistake
+from .url import shown
 
 _LEAVES: dict[int, type[StoreError]] = {
     HTTPStatus.UNAUTHORIZED: DeniedError,
     HTTPStatus.FORBIDDEN: DeniedError,
     HTTPStatus.NOT_FOUND: NotFoundError,
+    HTTPStatus.METHOD_NOT_ALLOWED: NotSupportedError,
+    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: MisconfiguredError,
     HTTPStatus.REQUEST_TIMEOUT: UnavailableError,
     # Another writer of the same key at the same time: S3's ConditionalRequestConflict, Azure's lease and copy states.
     HTTPStatus.CONFLICT: UnavailableError,
     HTTPStatus.GONE: NotFoundError,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: CorruptError,
     HTTPStatus.TOO_MANY_REQUESTS: ThrottledError,
+    # An answer, not an outage: no retry teaches a service a request.
+    HTTPStatus.NOT_IMPLEMENTED: NotSupportedError,
     # "SlowDown", "ServerBusy": all three clouds use 503 to ask clients to come back later.
     HTTPStatus.SERVICE_UNAVAILABLE: ThrottledError,
     HTTPStatus.INSUFFICIENT_STORAGE: FullError,
@@ -53,37 +60,61 @@ def network(doing: str) -> Iterator[None]:
     """Translate failures below HTTP into `UnavailableError`: a retry may work.
 
     Raises:
-        DeniedError: the server's certificate is not trusted, and a retry will not change that.
+        MisconfiguredError: the endpoint or the certificates are set wrongly, and a retry will not change that.
     """
     try:
         yield
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        if (advice := mistake(error)) is not None:
+            raise MisconfiguredError(f"{doing}: {advice}") from error
         inner = _inner(error)
-        if untrusted(error):
-            raise DeniedError(
-                f"{doing}: {inner}; the option ca=FILE in the store's URL names a certificate to trust [SG306]"
-            ) from error
         raise UnavailableError(f"{doing}: {type(inner).__name__}: {inner}") from error
 
 
-def untrusted(error: BaseException) -> bool:
-    """Return whether the cause is a certificate.
+@contextmanager
+def contained(doing: str) -> Iterator[None]:
+    """Let no exception of an SDK out, whatever a hostile answer made of it; enter it outside of all other translation."""
+    try:
+        yield
+    except SpotguardError:
+        raise
+    except Exception as error:
+        raise foreign(
+            doing, f"the answer cannot be read ({type(error).__name__}: {line(str(error))})"
+        ) from error
 
-    The outermost type tells nothing. Over TLS a broken connection is an `ssl.SSLError` as well, and urllib3, `requests` and
-    botocore wrap each of them in a type of their own.
+
+def foreign(doing: str, answer: str) -> UnavailableError:
+    """Return the error for an answer that is not the store's own, such as a page of a captive portal.
+
+    It is transient: a proxy may let the next request through.
     """
-    met: list[BaseException] = []
-    waiting = [error]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, (ssl.SSLCertVerificationError, CertificateError)):
-            return True
-        met.append(each)
-        behind = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
-        waiting += [
-            one for one in behind if isinstance(one, BaseException) and all(one is not old for old in met)
-        ]
-    return False
+    return UnavailableError(
+        f"{doing}: {answer}, so another server answers in the store's place: look at the endpoint, and at proxies and "
+        "captive portals before it [SG316]"
+    )
+
+
+def redirect(doing: str, status: int, place: str) -> StoreError:
+    """Return the error for a redirect, which spotguard never follows: requests are signed for one host.
+
+    Args:
+        doing: the request, for the message.
+        status: one of 300 to 399.
+        place: where the answer sends the client; "" if it does not say.
+    """
+    settled = status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.PERMANENT_REDIRECT)
+    # A query may hold a token.
+    return (MisconfiguredError if settled else UnavailableError)(
+        f"{doing}: the answer ({status}) sends spotguard to {line(shown(place.partition('?')[0])) or 'no place'}, and spotguard "
+        "follows no redirect: if that is the store, write it as the endpoint; if not, a proxy or captive portal is in "
+        "between [SG316]"
+    )
+
+
+def line(text: str) -> str:
+    """Return a text of a server's in one line, cut, for a message."""
+    return " ".join(text.split())[:300]
 
 
 def _inner(error: BaseException) -> BaseException:

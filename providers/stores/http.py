@@ -20,22 +20,25 @@ import http.client
 import io
 import os
 import socket
+import ssl
 import struct
 import termios
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import BaseAdapter, HTTPAdapter
-from requests.utils import get_environ_proxies
+from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util.wait import wait_for_read
 
 from ..clock import Clock, SystemClock
 from .base import StoreMovement
+from .tls import causes, check_certificates, check_handshake, check_plain
 
 #: Seconds to connect; seconds within which some bytes must move, in either direction.
 CONNECT, STALL = 2.0, 10.0
@@ -52,6 +55,9 @@ _RECORDS = 128 * 2**10
 #: time. With a check at each read, TLS cost a tenth more.
 _RECORD, _LOOK = 2**14, 8
 
+#: What plain HTTP may meet at a port that speaks TLS, besides a 400.
+_NO_HTTP = (http.client.BadStatusLine, ConnectionResetError, BrokenPipeError)
+
 Sent = Callable[[int], None]
 #: Called with the headers of an answer.
 Heard = Callable[[Mapping[str, str]], None]
@@ -64,6 +70,17 @@ class _Request(threading.local):
     sent: Sent | None = None
     clock: Clock = SystemClock()
     heard: Heard | None = None
+    #: The exception by which `sent` ended the request.
+    ended: BaseException | None = None
+
+    def tell(self, count: int) -> None:
+        if self.sent is None:
+            return
+        try:
+            self.sent(count)
+        except BaseException as error:
+            self.ended = error
+            raise
 
     def left(self) -> float:
         """Return the seconds within which some bytes must move.
@@ -154,8 +171,8 @@ class _Sending(HTTPConnection):
         for at in range(0, len(view), PIECE):
             piece = view[at : at + PIECE]
             self._push(piece)
-            if _now.sent is not None and len(view) > PIECE // 256:
-                _now.sent(len(piece))
+            if len(view) > PIECE // 256:
+                _now.tell(len(piece))
 
     def _push(self, piece: Any) -> None:
         """Hand the whole piece to the kernel. Not by sendall, whose single timeout covers all of it."""
@@ -182,6 +199,13 @@ class _Sending(HTTPConnection):
 
 class _SendingTLS(_Sending, HTTPSConnection):
     at_once = _RECORDS
+
+    def connect(self) -> None:
+        try:
+            super().connect()
+        except ssl.SSLError as error:
+            check_handshake(self.host, self.port, error)
+            raise
 
 
 class _StorePool(HTTPConnectionPool):
@@ -218,6 +242,9 @@ class Transport(BaseAdapter):
         self._proxied = proxied
         self._ca = ca or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
         self._local = threading.local()
+        self._ca_checked = False
+        #: Whether a server has answered plain HTTP as a store or a proxy does.
+        self._answered = False
 
     def send(
         self,
@@ -235,14 +262,31 @@ class Transport(BaseAdapter):
             TimeoutError: the time of `within` ran out while the body was sent.
         """
         trusted = self._ca if self._ca and verify is not False else verify
-        response = self._mine().send(
-            request,
-            stream=stream,
-            timeout=(min(CONNECT, _now.left()), _now.left()),
-            verify=trusted,
-            cert=cert,
-            proxies=proxies if self._proxied else {},
-        )
+        proxies = (proxies or {}) if self._proxied else {}
+        url = str(request.url)
+        if url.startswith("https:") and isinstance(trusted, str) and not self._ca_checked:
+            check_certificates(trusted)
+            self._ca_checked = True
+        unsure = url.startswith("http:") and not self._answered and select_proxy(url, proxies) is None
+        try:
+            response = self._mine().send(
+                request,
+                stream=stream,
+                timeout=(min(CONNECT, _now.left()), _now.left()),
+                verify=trusted,
+                cert=cert,
+                proxies=proxies,
+            )
+        except OSError as error:
+            if unsure and any(isinstance(each, _NO_HTTP) for each in causes(error)):
+                _check_plain(url)
+            raise
+        # Stores explain a 400 in XML or JSON, and a port that speaks TLS does not.
+        kind = response.headers.get("Content-Type", "")
+        plain = response.status_code != 400 or "xml" in kind or "json" in kind
+        if unsure and not plain:
+            _check_plain(url)
+        self._answered |= plain
         if _now.heard is not None:
             _now.heard(response.headers)
         return response
@@ -267,6 +311,11 @@ class Transport(BaseAdapter):
         return adapter
 
 
+def _check_plain(url: str) -> None:
+    parts = urlsplit(url)
+    check_plain(parts.hostname or "", parts.port or 80, min(CONNECT, _now.left()))
+
+
 @contextmanager
 def within(timeout: float | None, sent: Sent | None = None, clock: Clock | None = None) -> Iterator[None]:
     """Limit every request that the calling thread sends inside to `timeout` seconds in total.
@@ -274,17 +323,24 @@ def within(timeout: float | None, sent: Sent | None = None, clock: Clock | None 
     Args:
         timeout: seconds for all requests together; None: no limit.
         sent: called with the bytes of each piece of a large body that was handed to the network. An exception from it
-            ends the request, and closes its connection.
+            ends the request, closes its connection, and leaves here unchanged, whatever an SDK made of it.
         clock: the clock for `timeout`.
     """
     clock = clock or SystemClock()
-    outer = (_now.until, _now.sent, _now.clock)
+    outer = (_now.until, _now.sent, _now.clock, _now.ended)
     _now.until = None if timeout is None else clock.monotonic() + timeout
-    _now.sent, _now.clock = sent, clock
+    _now.sent, _now.clock, _now.ended = sent, clock, None
+    ended: BaseException | None = None
     try:
         yield
+    except Exception as error:
+        ended = _now.ended
+        if ended is None or ended is error:
+            raise
     finally:
-        _now.until, _now.sent, _now.clock = outer
+        _now.until, _now.sent, _now.clock, _now.ended = outer
+    if ended is not None:
+        raise ended
 
 
 @contextmanager

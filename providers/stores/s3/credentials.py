@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import boto3
 import botocore.session
@@ -21,10 +21,11 @@ from botocore.exceptions import BotoCoreError, ClientError, UnknownCredentialErr
 from botocore.httpsession import URLLib3Session
 
 from ...clock import Clock, SystemClock
-from ...errors import DeniedError
+from ...errors import DeniedError, MisconfiguredError, StoreError
 from ..base import Credentials
 from ..token import AHEAD, RenewalTurn
 from ..url import Location
+from .errors import identified
 
 log = logging.getLogger("spotguard")
 
@@ -54,9 +55,6 @@ _KINDS = {
     "login": "aws login",
 }
 
-#: Errors by which no credentials are available now: no answer, or (STS) a refusal.
-_NONE_NOW = (BotoCoreError, ClientError, DeniedError, OSError)
-
 
 class S3Session:
     """Makes clients whose requests go through `carry`."""
@@ -71,6 +69,9 @@ class S3Session:
         self._client: Any = None
         self._found: Any = None
         self._frozen: Any = None
+        #: How often the chain was asked after a refusal, and the client for which the log says that it gave nothing.
+        self._asked = 0
+        self._told: object = None
 
     def client(self) -> Any:
         """Return the current client.
@@ -99,21 +100,29 @@ class S3Session:
             return
         try:
             self._take(self._found)
-        except _NONE_NOW as error:
+        except StoreError as error:
             log.warning("AWS credentials end soon, and new ones cannot be had now: %s [SG305]", error)
         finally:
             self._lock.release()
 
     def renew(self, refused: object) -> bool:
         """Renew the credentials of the client `refused`; return whether there is a client with other credentials."""
+        asked = self._asked
         with self._lock:
             if self._client is not refused:
                 return True
+            if self._asked != asked:
+                return False  # another thread has asked meanwhile
+            self._asked += 1
             before = self._frozen
             try:
                 self._make()
-            except _NONE_NOW as error:
-                log.warning("AWS credentials are refused, and new ones cannot be had now: %s [SG305]", error)
+            except StoreError as error:
+                if self._told is not refused:
+                    self._told = refused
+                    log.warning(
+                        "AWS credentials are refused, and new ones cannot be had now: %s [SG305]", error
+                    )
                 return False
             return bool(self._frozen != before)
 
@@ -131,10 +140,13 @@ class S3Session:
 
     def _make(self) -> None:
         """Ask the whole chain again, files and variables included."""
-        core = botocore.session.Session()
-        session = boto3.session.Session(profile_name=self._at.options.get("profile"), botocore_session=core)
-        _ask_the_machine_directly(core)
-        credentials = session.get_credentials()
+        with identified(self._at.url):
+            core = botocore.session.Session()
+            session = boto3.session.Session(
+                profile_name=self._at.options.get("profile"), botocore_session=core
+            )
+            _ask_the_machine_directly(core)
+            credentials = session.get_credentials()
         if credentials is None:
             raise DeniedError(
                 f"{self._at.url}: no AWS credentials are to be found; give the machine an instance role, or set "
@@ -145,32 +157,51 @@ class S3Session:
 
     def _take(self, found: Any) -> None:
         """Freeze the credentials in `found`; botocore asks for newer ones if they end within a quarter of an hour."""
-        try:
-            frozen = found.get_frozen_credentials()
-        except RuntimeError as error:  # botocore raises it if the newer ones are out of date as well
-            raise DeniedError(
-                f"{self._at.url}: the AWS credentials to be found have expired ({error}); renew them, or correct this "
-                "machine's clock [SG305]"
-            ) from error
+        with identified(self._at.url):
+            try:
+                frozen = found.get_frozen_credentials()
+            except RuntimeError as error:
+                if type(error) is not RuntimeError:
+                    raise
+                # botocore raises it if the newer ones are out of date as well
+                raise DeniedError(
+                    f"{self._at.url}: the AWS credentials to be found have expired ({error}); renew them, or correct "
+                    "this machine's clock [SG305]"
+                ) from error
         self._found = found
         if self._client is not None and frozen == self._frozen:
             return
         options = self._at.options
-        client = self._boto.client(
-            "s3",
-            # botocore reads AWS_DEFAULT_REGION, else the profile's region. It does not know AWS_REGION, which other SDKs read.
-            region_name=options.get("region")
-            or self._boto.region_name
-            or os.environ.get("AWS_REGION")
-            or _USUAL,
-            endpoint_url=options.get("endpoint"),
-            aws_access_key_id=frozen.access_key,
-            aws_secret_access_key=frozen.secret_key,
-            aws_session_token=frozen.token,
-            config=_CONFIG,
-        )
+        try:
+            client = self._boto.client(
+                "s3",
+                # botocore reads AWS_DEFAULT_REGION, else the profile's region. It does not know AWS_REGION, which other
+                # SDKs read.
+                region_name=options.get("region")
+                or self._boto.region_name
+                or os.environ.get("AWS_REGION")
+                or _USUAL,
+                endpoint_url=options.get("endpoint"),
+                aws_access_key_id=frozen.access_key,
+                aws_secret_access_key=frozen.secret_key,
+                aws_session_token=frozen.token,
+                config=_CONFIG,
+            )
+        except (BotoCoreError, ValueError) as error:  # an endpoint or a region that is none
+            raise MisconfiguredError(
+                f"{self._at.url}: {error}; correct AWS's settings on this machine, or the store's URL [SG308]"
+            ) from error
         client.meta.events.register("before-send.s3", self._carry)
+        client.head_bucket = _no_region
         self._frozen, self._client = frozen, client
+
+
+def _no_region(**arguments: object) -> NoReturn:
+    """Stand in for HeadBucket, by which botocore asks for the region if a redirect names none.
+
+    The answer to that is a redirect as well, so botocore would ask until Python's stack ends. S3 names the region.
+    """
+    raise ClientError({"ResponseMetadata": {"HTTPHeaders": {}}}, "HeadBucket")  # type: ignore[typeddict-item]
 
 
 def _ask_the_machine_directly(core: botocore.session.Session) -> None:

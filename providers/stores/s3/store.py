@@ -6,81 +6,27 @@ Permissions: s3:PutObject, s3:GetObject, s3:DeleteObject on the prefix, s3:ListB
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    HTTPClientError,
-    IncompleteReadError,
-    PartialCredentialsError,
-)
-from botocore.exceptions import ConnectionError as NoConnectionError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import ClientError
 
-from ...errors import (
-    CorruptError,
-    DeniedError,
-    FullError,
-    NotFoundError,
-    StoreError,
-    ThrottledError,
-    UnavailableError,
-    UsageError,
-)
+from ...errors import CorruptError, NotFoundError, UsageError
 from ..base import Credentials, ObjectInfo, Sent, check_key, check_prefix
-from ..errors import FULL, leaf, network, untrusted
+from ..errors import foreign
 from ..http import CONNECTIONS, Transport, fill, remaining, within
 from ..url import Location
 from .credentials import S3Session
+from .errors import STALE, answered, code, own, refused, status, without_batch
 
-T = TypeVar("T")
+log = logging.getLogger("spotguard.providers")
 
 #: S3's limits: keys in one DeleteObjects, and in one page of a listing.
 _BATCH = 1000
-
-#: Codes that tell more than the status. (AWS: "Error responses", Amazon S3 API Reference.)
-_CODES: dict[str, type[StoreError]] = {
-    "BadDigest": CorruptError,
-    "InvalidDigest": CorruptError,
-    "XAmzContentChecksumMismatch": CorruptError,
-    "XAmzContentSHA256Mismatch": CorruptError,
-    "IncompleteBody": UnavailableError,
-    "RequestTimeout": UnavailableError,  # a 400: the body stalled
-    "ConditionalRequestConflict": UnavailableError,
-    "OperationAborted": UnavailableError,
-    "SlowDown": ThrottledError,
-    "Throttling": ThrottledError,
-    "ThrottlingException": ThrottledError,
-    "RequestLimitExceeded": ThrottledError,
-    "QuotaExceeded": FullError,  # not AWS's: Ceph's, and other services' with quotas
-    "XMinioAdminBucketQuotaExceeded": FullError,
-    "XMinioStorageFull": FullError,
-    "ServiceQuotaExceeded": FullError,
-    "ExpiredToken": DeniedError,
-    "InvalidToken": DeniedError,
-    "TokenRefreshRequired": DeniedError,
-    "RequestExpired": DeniedError,
-}
-#: Codes of refused credentials that newer ones may replace.
-_STALE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "RequestExpired"}
-
-_ADVICE = {
-    "RequestTimeTooSkewed": "; this machine's clock is wrong: set it (chrony, timedatectl set-ntp true) [SG304]",
-    "AuthorizationHeaderMalformed": "; the bucket may be in another region: add it, as in s3://bucket/prefix?region=eu-west-1",
-    "PermanentRedirect": "; the bucket is in another region: add it, as in s3://bucket/prefix?region=eu-west-1",
-    "NoSuchBucket": "; there is no such bucket: make it, or correct the URL [SG303]",
-    "AccessDenied": "; allow s3:PutObject, s3:GetObject and s3:DeleteObject on the prefix and s3:ListBucket on the bucket [SG302]",
-}
-
-
-_PROXY = "a proxy may be in between"
 
 
 class _S3Body:
@@ -123,18 +69,30 @@ class S3Store:
             raise UsageError(f"store {self.url!r}: requester-pays={pays} is neither true nor false")
         if pays == "true":
             self._all_options["RequestPayer"] = "requester"
+        #: Whether to send DeleteObjects; False after the service has refused it and done single deletes.
+        self._batches = True
+        #: Whether the service tells an object's CRC32; None before the first look.
+        self._checksums: bool | None = None
 
     def warm(self, *, timeout: float | None = None) -> None:
         """Fetch lasting credentials, and open this thread's connection with a request for an object that does not exist."""
-        with within(timeout), _mapped(f"reach {self.url}"):
+        doing, name = f"reach {self.url}", self._at.key("spotguard-warm")
+        with within(timeout), answered(doing):
             self._session.freshen()
             try:
                 # Not a HEAD: its answer has no body, and so does not tell why the credentials are refused.
-                self._ask("get_object", Key=self._at.key("spotguard-warm"))["Body"].close()
+                answer = self._object(doing, name)
+            except NotFoundError:
+                return
             except ClientError as error:
                 # Without the permission to list, S3 answers "denied" for a missing object.
-                if _code(error) not in ("NoSuchKey", "AccessDenied"):
+                if code(error) not in ("NoSuchKey", "AccessDenied"):
                     raise
+                return
+            answer["Body"].close()
+            raise foreign(
+                doing, f"an object that does not exist is there ({_meta(answer)['HTTPStatusCode']})"
+            )
 
     def put(
         self,
@@ -150,37 +108,27 @@ class S3Store:
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
         """Upload as `put` does, unless the key exists; S3 checks If-None-Match at the end of the upload."""
-        try:
-            self._put(key, data, timeout, None, None, IfNoneMatch="*")
-        except _Precondition:
-            return False
-        return True
+        return self._put(key, data, timeout, None, None, IfNoneMatch="*")
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
         """Return the whole object."""
         doing = f"get {self._named(check_key(key))}"
-        with within(timeout), _mapped(doing):
-            answer = self._ask("get_object", Key=self._at.key(key))
-            if (length := answer.get("ContentLength")) is None:
-                answer["Body"].close()
-                raise UnavailableError(f"{doing}: the answer has no length: {_PROXY}")
-            data = bytearray(length)
-            if fill(answer["Body"], memoryview(data)) < len(data):
-                raise CorruptError(f"{doing}: fewer bytes came than were announced")
-            return bytes(data)
+        with within(timeout), answered(doing):
+            return self._whole(doing, self._at.key(key))
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
         """Fill `buffer` from the object's byte `start` on, in one request."""
         doing, view = f"read {self._named(check_key(key))}", buffer.cast("B")
-        with within(timeout), _mapped(doing):
+        name = self._at.key(key)
+        with within(timeout), answered(doing):
             if not view:
-                self._ask("head_object", Key=self._at.key(key))
+                if name not in self._sizes(doing, name):
+                    raise NotFoundError(f"{doing}: it is not listed")
                 return
-            wanted = f"bytes={start}-{start + len(view) - 1}"
-            answer = self._ask("get_object", Key=self._at.key(key), Range=wanted)
+            answer = self._object(doing, name, start, start + len(view))
             if not answer.get("ContentRange", "").startswith(f"bytes {start}-"):
                 answer["Body"].close()  # or the rest of it would be read as the next answer
-                raise UnavailableError(f"{doing}: a range was asked for, and another came: {_PROXY}")
+                raise foreign(doing, "a range was asked for, and another came")
             got = fill(answer["Body"], view)
             if got < len(view):
                 raise CorruptError(
@@ -190,37 +138,29 @@ class S3Store:
     def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
         """Yield every object whose key starts with `prefix`, in order of keys, page by page."""
         doing, remains = f"list {self._named(check_prefix(prefix))}", remaining(timeout)
-        more: dict[str, Any] = {}
+        more = ""
         while True:
-            with within(remains()), _mapped(doing):
-                page = self._ask("list_objects_v2", Prefix=self._at.key(prefix), **more)
-                objects = [
-                    (
-                        each["Key"],
-                        each["Size"],
-                        each["LastModified"].timestamp() if "LastModified" in each else 0.0,
-                    )
-                    for each in page.get("Contents", ())
-                ]
-                # Every real listing tells whether there is more. A proxy's page does not, and would look like an empty listing.
-                more = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else {}
-            for name, size, modified in objects:
-                yield ObjectInfo(name.removeprefix(self._at.prefix), size, modified)
+            with within(remains()), answered(doing):
+                objects, more = self._page(doing, self._at.key(prefix), more)
+            for info in objects:
+                yield ObjectInfo(info.key.removeprefix(self._at.prefix), info.size, info.modified)
             if not more:
                 return
 
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
-        """Delete objects, a thousand with one request."""
+        """Delete objects, a thousand with one request if the service knows batches."""
         named, remains = [self._at.key(check_key(key)) for key in keys], remaining(timeout)
+        doing = f"delete {self.url}"
         for at in range(0, len(named), _BATCH):
-            batch, doing = named[at : at + _BATCH], f"delete {self.url}"
-            with within(remains()), _mapped(doing):
-                request = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
-                answer = self._ask("delete_objects", Delete=request)
-                failures = [(failed["Key"], failed["Code"]) for failed in answer.get("Errors", ())]
-            for key, code in failures:
-                if code != "NoSuchKey":
-                    raise _CODES.get(code, _by_word(code))(f"delete {key}: {code}{_ADVICE.get(code, '')}")
+            names = named[at : at + _BATCH]
+            with within(remains()), answered(doing):
+                unsure = self._delete(doing, names) if self._batches else self._delete_singly(names)
+                # The answer to a single delete says nothing, and a portal's page names no key.
+                prefix = os.path.commonprefix(names)  # noqa: RUF071 - S3's prefixes are of characters
+                if unsure and (left := unsure & self._sizes(doing, prefix).keys()):
+                    raise foreign(
+                        doing, f"{len(left)} objects are listed after their deletion ({min(left)} …)"
+                    )
 
     def credentials(self) -> Credentials | None:
         """Return the credentials in use, for people."""
@@ -236,18 +176,163 @@ class S3Store:
         crc32: int | None,
         sent: Sent | None,
         **options: str,
-    ) -> None:
+    ) -> bool:
+        """Upload an object; return whether its bytes are there now, which a condition may have prevented."""
         doing, view = f"put {self._named(check_key(key))}", data.cast("B")
         checksum = zlib.crc32(view) if crc32 is None else crc32
-        with within(timeout, sent), _mapped(doing):
-            self._ask(
-                "put_object",
-                Key=self._at.key(key),
-                Body=_S3Body(view),
-                ChecksumCRC32=base64.b64encode(checksum.to_bytes(4, "big")).decode(),
-                **self._put_options,
-                **options,
+        encoded = base64.b64encode(checksum.to_bytes(4, "big")).decode()
+        name = self._at.key(key)
+        with within(timeout, sent), answered(doing):
+            try:
+                answer = self._ask(
+                    "put_object",
+                    Key=name,
+                    Body=_S3Body(view),
+                    ChecksumCRC32=encoded,
+                    **self._put_options,
+                    **options,
+                )
+            except ClientError as error:
+                if status(error) != 412 or not options:
+                    raise
+                if own(error):
+                    return False
+                what = "the answer (412) has no error of S3's in it"
+            else:
+                meta = _meta(answer)
+                if (
+                    meta["HTTPStatusCode"] == 200
+                    and answer.get("ETag")
+                    and meta["HTTPHeaders"].get("content-length", "0") == "0"
+                ):
+                    return True
+                what = f"the answer ({meta['HTTPStatusCode']}) is not one to an upload"
+            try:
+                if options:  # another writer's object may have the same size
+                    return self._whole(doing, name) == view
+                self._confirm(doing, name, len(view), encoded)
+            except NotFoundError as error:
+                raise foreign(doing, f"{what}, and no object is there") from error
+        return True
+
+    def _confirm(self, doing: str, name: str, size: int, checksum: str) -> None:
+        """Look at an object whose put had a doubtful answer: services that leave headers out exist, and so do portals.
+
+        Raises:
+            NotFoundError: the object is not there.
+            UnavailableError: it has another size or checksum, or another server answers.
+        """
+        kept = None
+        if self._checksums is not False:
+            try:
+                kept = self._ask("head_object", Key=name, ChecksumMode="ENABLED").get("ChecksumCRC32")
+            except ClientError as error:
+                if status(error) != 404:
+                    raise
+                raise NotFoundError(f"{doing}: it is not there") from error
+            if kept not in (None, checksum):
+                raise foreign(doing, "an object with another checksum is there")
+        # A HEAD without a checksum may be a page's. No other server makes up a listing.
+        found = self._sizes(doing, name).get(name)
+        if found is None:
+            raise NotFoundError(f"{doing}: it is not listed")
+        if found != size:
+            raise foreign(doing, f"an object of {found} bytes in place of {size} is there")
+        if self._checksums is None:
+            log.info("%s answers uploads without an ETag: spotguard looks at each object after it", self.url)
+            self._checksums = kept is not None
+
+    def _whole(self, doing: str, name: str) -> bytes:
+        """Return all bytes of an object; the listing decides whether a doubtful answer has them."""
+        answer = self._object(doing, name)
+        if (length := answer.get("ContentLength")) is None:
+            answer["Body"].close()
+            raise foreign(doing, "the answer has no length")
+        data = bytearray(length)
+        if fill(answer["Body"], memoryview(data)) < len(data):
+            raise CorruptError(f"{doing}: fewer bytes came than were announced")
+        page = answer.get("ContentType", "").startswith("text/html")
+        if _meta(answer)["HTTPStatusCode"] != 200 or not answer.get("ETag") or page:
+            found = self._sizes(doing, name).get(name)
+            if found != length:
+                raise foreign(doing, f"{length} bytes came, and {found} are listed")
+        return bytes(data)
+
+    def _object(
+        self, doing: str, name: str, start: int | None = None, stop: int | None = None
+    ) -> Mapping[str, Any]:
+        """Get an object, or a range of it; the listing decides what an answer without an error of S3's means."""
+        wanted = {} if start is None or stop is None else {"Range": f"bytes={start}-{stop - 1}"}
+        try:
+            return self._ask("get_object", Key=name, **wanted)
+        except ClientError as error:
+            if own(error) or status(error) not in (404, 410, 416):
+                raise
+            found = self._sizes(doing, name).get(name)
+            if found is None:
+                raise NotFoundError(f"{doing}: no such object ({status(error)})") from error
+            if status(error) == 416 and found < (stop or 0):
+                raise CorruptError(f"{doing}: {found} bytes are there, {stop} were expected") from error
+            raise
+
+    def _sizes(self, doing: str, prefix: str) -> dict[str, int]:
+        """Return the sizes of all objects whose whole names begin with `prefix`."""
+        sizes: dict[str, int] = {}
+        more = ""
+        while True:
+            objects, more = self._page(doing, prefix, more)
+            sizes.update((info.key, info.size) for info in objects)
+            if not more:
+                return sizes
+
+    def _page(self, doing: str, prefix: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
+        """Return a page of a listing, with whole names, and the token of the next page, "" for none."""
+        more = {"ContinuationToken": token} if token else {}
+        page = self._ask("list_objects_v2", Prefix=prefix, **more)
+        # Every real listing tells whether there is more. A proxy's page does not, and would look like an empty listing.
+        if "IsTruncated" not in page:
+            raise foreign(doing, f"the answer ({_meta(page)['HTTPStatusCode']}) is no listing")
+        objects = [
+            ObjectInfo(
+                each["Key"],
+                each["Size"],
+                each["LastModified"].timestamp() if "LastModified" in each else 0.0,
             )
+            for each in page.get("Contents", ())
+        ]
+        after = page["NextContinuationToken"] if page["IsTruncated"] else ""
+        # A cache that ignores queries answers with another listing, or for ever with the same page.
+        if not all(info.key.startswith(prefix) for info in objects) or (after and after == token):
+            raise foreign(doing, "another listing came than was asked for")
+        return objects, after
+
+    def _delete(self, doing: str, names: Sequence[str]) -> set[str]:
+        """Delete a batch, and return the names of which the answer says nothing."""
+        try:
+            answer = self._ask("delete_objects", Delete={"Objects": [{"Key": name} for name in names]})
+        except ClientError as error:
+            if not without_batch(error):
+                raise
+            unsure = self._delete_singly(names)
+            log.info("%s refuses DeleteObjects (%s): objects are deleted one by one", self.url, status(error))
+            self._batches = False
+            return unsure
+        failures = [(each["Key"], each["Code"], each.get("Message", "")) for each in answer.get("Errors", ())]
+        for name, failure, words in failures:
+            if failure != "NoSuchKey":
+                raise refused(f"delete {name}", failure, words)
+        return (
+            set(names) - {name for name, *_ in failures} - {each["Key"] for each in answer.get("Deleted", ())}
+        )
+
+    def _delete_singly(self, names: Sequence[str]) -> set[str]:
+        for name in names:
+            try:
+                self._ask("delete_object", Key=name)
+            except ClientError as error:
+                if status(error) != 404 or code(error) == "NoSuchBucket":
+                    raise
+        return set(names)
 
     def _ask(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """Send one request; send it again if the credentials were out of date and there are other ones now."""
@@ -256,7 +341,7 @@ class S3Store:
         try:
             return call(Bucket=self._at.bucket, **arguments, **self._all_options)
         except ClientError as error:
-            if _code(error) not in _STALE or not self._session.renew(client):
+            if code(error) not in STALE or not self._session.renew(client):
                 raise
         call = getattr(self._session.client(), operation)
         return call(Bucket=self._at.bucket, **arguments, **self._all_options)
@@ -277,60 +362,6 @@ class S3Store:
         return f"s3://{self._at.bucket}/{self._at.key(key)}"
 
 
-class _Precondition(StoreError):
-    """The key exists already."""
-
-
-@contextmanager
-def _mapped(doing: str) -> Iterator[None]:
-    """Translate every exception of an SDK into the error that its code means, so that none leaves this module."""
-    try:
-        with network(doing), _identified(doing):
-            yield
-    except ClientError as error:
-        code, status = _code(error), _status(error)
-        if status == 412:
-            raise _Precondition(f"{doing}: {code} (412)") from error
-        kind = _CODES.get(code) or leaf(status)
-        advice = _ADVICE.get(code) or (FULL if kind is FullError else "")
-        raise kind(f"{doing}: {code} ({status}){advice}") from error
-    except (ResponseParserError, KeyError) as error:
-        # Not S3's answer, or cut off. (Newer botocore treats a 200 that is not XML as a 500 for S3's operations; older does not.)
-        raise UnavailableError(
-            f"{doing}: the answer cannot be read ({type(error).__name__}: {error}): {_PROXY}"
-        ) from error
-    except (HTTPClientError, IncompleteReadError) as error:
-        raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
-    except (CredentialRetrievalError, PartialCredentialsError) as error:
-        raise DeniedError(f"{doing}: {type(error).__name__}: {error}") from error
-    except BotoCoreError as error:
-        raise StoreError(f"{doing}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _identified(doing: str) -> Iterator[None]:
-    """Translate failures to get credentials: botocore's own HTTP asks for them, for example from STS.
-
-    (Some of its errors are an OSError as well.)
-    """
-    try:
-        yield
-    except NoConnectionError as error:
-        if untrusted(error):
-            raise DeniedError(
-                f"{doing}: {error}; name a certificate to trust in AWS_CA_BUNDLE [SG306]"
-            ) from error
-        raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
-
-
-def _code(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _by_word(code: str) -> type[StoreError]:
-    """Return the error for one key in a batch, which has a code but no status of its own."""
-    return {"AccessDenied": DeniedError, "NoSuchBucket": NotFoundError}.get(code, UnavailableError)
+def _meta(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = answer["ResponseMetadata"]
+    return found

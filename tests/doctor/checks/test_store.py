@@ -54,7 +54,7 @@ CLOUDS = {
             "put": lambda asked: asked.method == "PUT",
             "get": lambda asked: asked.method == "GET" and "list-type" not in asked.path,
             "list": lambda asked: asked.method == "GET" and "list-type" in asked.path,
-            "delete": lambda asked: asked.method == "POST",
+            "delete": lambda asked: asked.method in ("POST", "DELETE"),
         },
         {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"},
         error_body("AccessDenied"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 
 from spotguard.providers.stores.base import BlobStore
@@ -35,3 +38,27 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
         return open_store(f"az://container/prefix{options}")
 
     return at
+
+
+#: Opens a store at an address, `ca` trusted or not.
+Opening = Callable[[str, Path | None], BlobStore]
+
+
+@pytest.fixture(params=["s3", "gcs", "azure"])
+def opening(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Opening]:
+    for each in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(each, raising=False)
+    if request.param == "s3":
+        request.getfixturevalue("somebody_to_aws")
+        yield lambda url, ca: open_store(f"s3://bucket/prefix?endpoint={url}{f'&ca={ca}' if ca else ''}")
+    elif request.param == "gcs":
+        pytest.importorskip("google.cloud.storage")
+        # An emulator is sent no credentials.
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+        yield lambda url, ca: open_store(f"gs://bucket/prefix?endpoint={url}{f'&ca={ca}' if ca else ''}")
+    else:
+        pytest.importorskip("azure.storage.blob")
+        opened: Opened = request.getfixturevalue("opened")
+        yield lambda url, ca: opened(url, f"?ca={ca}" if ca else "")

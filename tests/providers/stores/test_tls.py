@@ -5,47 +5,21 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from spotguard.providers.errors import DeniedError, UnavailableError
-from spotguard.providers.stores.base import BlobStore
-from spotguard.providers.stores.errors import network, untrusted
-from spotguard.providers.stores.factory import open_store
+from spotguard.providers.errors import MisconfiguredError, UnavailableError
+from spotguard.providers.stores.errors import network
+from spotguard.providers.stores.tls import mistake
 from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
-from tests.providers.stores.azure.opened import Opened
+from tests.providers.stores.conftest import Opening
 
 #: SO_LINGER on, for 0 seconds: close() then resets the connection (socket(7)).
 RESET = struct.pack("ii", 1, 0)
 #: More than any socket's buffers hold.
 LARGE = 32 * 2**20
-
-#: Opens a store at an address, `ca` trusted or not.
-Opening = Callable[[str, Path | None], BlobStore]
-
-
-@pytest.fixture(params=["s3", "gcs", "azure"])
-def opening(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Opening]:
-    for each in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        monkeypatch.delenv(each, raising=False)
-    if request.param == "s3":
-        request.getfixturevalue("somebody_to_aws")
-        yield lambda url, ca: open_store(f"s3://bucket/prefix?endpoint={url}{f'&ca={ca}' if ca else ''}")
-    elif request.param == "gcs":
-        pytest.importorskip("google.cloud.storage")
-        # An emulator is sent no credentials.
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-        yield lambda url, ca: open_store(f"gs://bucket/prefix?endpoint={url}{f'&ca={ca}' if ca else ''}")
-    else:
-        pytest.importorskip("azure.storage.blob")
-        opened: Opened = request.getfixturevalue("opened")
-        yield lambda url, ca: opened(url, f"?ca={ca}" if ca else "")
 
 
 def end(connection: socket.socket, how: str) -> None:
@@ -105,7 +79,7 @@ def test_a_certificate_that_nobody_trusts_is_for_good(opening: Opening, certific
         with suppress(ssl.SSLError), certificate.server.wrap_socket(connection, server_side=True) as wire:
             wire.recv(1)
 
-    with RawServer(serve) as server, pytest.raises(DeniedError, match="ca=FILE"):
+    with RawServer(serve) as server, pytest.raises(MisconfiguredError, match="ca=FILE"):
         opening(https(server), None).put("a", memoryview(b"x"), timeout=100)
 
 
@@ -113,8 +87,8 @@ def test_errors_that_go_round_in_a_circle_are_looked_at_once() -> None:
     """A cause that names its own consequence: Python allows it."""
     one, other = ssl.SSLError(1, "broken"), OSError("again")
     one.__context__, other.__cause__ = other, one
-    assert not untrusted(one)
+    assert mistake(one) is None
     with pytest.raises(UnavailableError, match="SSLError"), network("get a"):
         raise one
     other.args = (ssl.SSLCertVerificationError(1, "of nobody"),)
-    assert untrusted(one)
+    assert mistake(one) is not None

@@ -10,6 +10,9 @@ from tests.fakes.answering import Answer, AnsweringServer, Asked
 
 DATA = bytes(range(256)) * 40
 
+#: S3's answer to an upload.
+STORED = Answer(200, {"ETag": '"5f3c"'})
+
 VERBS: dict[str, Callable[[BlobStore], object]] = {
     "put": lambda store: store.put("run/a", memoryview(DATA)),
     "put_if_absent": lambda store: store.put_if_absent("run/a", memoryview(DATA)),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.errors import DeniedError, NotFoundError, UnavailableError
+from spotguard.providers.errors import DeniedError, MisconfiguredError, NotFoundError, UnavailableError
 from spotguard.providers.stores.base import BlobStore, Identified
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.certificate import Certificate
-from tests.providers.stores.s3.asked import DATA, VERBS, at, key_of, refusal
+from tests.providers.stores.s3.asked import DATA, STORED, VERBS, at, key_of, refusal
 
 pytestmark = pytest.mark.usefixtures("somebody_to_aws")
 
@@ -42,10 +42,10 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 def test_credentials_that_end_are_asked_for_once_more(code: str, shared: Callable[[str], None]) -> None:
     """In the middle of a save: the put succeeds with what is to be found now, and so does the next, at once."""
     shared("OLD")
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         store = at(server)
         store.put("run/a", memoryview(DATA))
-        server.answer = lambda asked: refusal(400, code) if key_of(asked) == "OLD" else Answer()
+        server.answer = lambda asked: refusal(400, code) if key_of(asked) == "OLD" else STORED
         shared("NEW")
         store.put("run/b", memoryview(DATA))
         store.put("run/c", memoryview(DATA))
@@ -94,11 +94,11 @@ def test_many_threads_ask_once(shared: Callable[[str], None]) -> None:
 
     def answer(asked: Asked) -> Answer:
         if key_of(asked) == "NEW":
-            return Answer()
+            return STORED
         met.wait(100)
         return refusal(400, "ExpiredToken")
 
-    with AnsweringServer(lambda asked: Answer()) as server, ThreadPoolExecutor(8) as pool:
+    with AnsweringServer(lambda asked: STORED) as server, ThreadPoolExecutor(8) as pool:
         store = at(server)
         store.put("run/first", memoryview(DATA))
         server.answer = answer
@@ -115,7 +115,7 @@ def test_without_credentials_the_message_says_where_they_come_from(monkeypatch: 
     """Nothing is sent."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         for verb in (*VERBS.values(), warmed):
             with pytest.raises(DeniedError, match=r"no AWS credentials are to be found; give the machine"):
                 verb(at(server))
@@ -153,7 +153,7 @@ def test_credentials_are_renewed_ahead(role: Callable[[str, float], None], tmp_p
     with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
         store = at(server)
         store.warm()
-        server.answer = lambda asked: Answer()
+        server.answer = lambda asked: STORED
         role("NEW", 3600)
         before = asked_for(tmp_path)
         store.put("run/a", memoryview(DATA))
@@ -185,7 +185,7 @@ def test_credentials_that_hold_are_used_while_nobody_gives_new_ones(
         (tmp_path / "role.json").unlink()
         for _ in range(3):
             store.warm()
-        server.answer = lambda asked: Answer()
+        server.answer = lambda asked: STORED
         before = asked_for(tmp_path)
         store.put("run/a", memoryview(DATA))
         assert asked_for(tmp_path) == before
@@ -199,7 +199,7 @@ def test_credentials_that_have_ended_when_they_come_are_none(role: Callable[[str
     """Or the machine's clock is wrong, which looks the same."""
     role("OLD", -60)
     with (
-        AnsweringServer(lambda asked: Answer()) as server,
+        AnsweringServer(lambda asked: STORED) as server,
         pytest.raises(DeniedError, match=r"have expired .* clock"),
     ):
         at(server).put("run/a", memoryview(DATA))
@@ -250,7 +250,7 @@ def test_credentials_that_hold_are_used_when_sts_gives_no_others(
             store.get("run/a")
         sts.answer = lambda asked: REFUSED_BY_STS
         store.warm()
-        server.answer = lambda asked: Answer()
+        server.answer = lambda asked: STORED
         store.put("run/a", memoryview(DATA))
         assert key_of(server.asked[-1]) == "ROLE"
         # And where S3 refuses them, what it said is the error.
@@ -266,7 +266,7 @@ def test_sts_that_is_away_may_be_back_soon(sts: AnsweringServer, monkeypatch: py
     """So the job's first question is asked again; that its certificate is not trusted is said at once."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{port}")
         with pytest.raises(UnavailableError, match="EndpointConnectionError"):
             at(server).put("run/a", memoryview(DATA))
@@ -277,9 +277,9 @@ def test_sts_with_a_certificate_of_nobody_is_refused(
     sts: AnsweringServer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For good, and with the way out: the store's own option is not for STS."""
-    with AnsweringServer(lambda asked: Answer(), certificate.server) as server:
+    with AnsweringServer(lambda asked: STORED, certificate.server) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.url)
-        with pytest.raises(DeniedError, match="AWS_CA_BUNDLE"):
+        with pytest.raises(MisconfiguredError, match="AWS_CA_BUNDLE"):
             at(server).put("run/a", memoryview(DATA))
         assert server.asked == []
 
@@ -300,8 +300,8 @@ def test_the_metadata_service_is_never_asked_by_a_proxy(monkeypatch: pytest.Monk
     said = {"token": b"t", "": b"job", "job": role.encode()}
     with (
         AnsweringServer(lambda asked: Answer(200, {}, said[asked.path.rpartition("/")[2]])) as machine,
-        AnsweringServer(lambda asked: Answer()) as proxy,
-        AnsweringServer(lambda asked: Answer()) as server,
+        AnsweringServer(lambda asked: STORED) as proxy,
+        AnsweringServer(lambda asked: STORED) as server,
     ):
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)

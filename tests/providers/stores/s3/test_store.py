@@ -15,6 +15,7 @@ from spotguard.providers.errors import (
     DeniedError,
     FullError,
     NotFoundError,
+    NotSupportedError,
     StoreError,
     ThrottledError,
     UnavailableError,
@@ -24,7 +25,7 @@ from spotguard.providers.stores.factory import open_store
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
-from tests.providers.stores.s3.asked import DATA, VERBS, at, error_body, refusal
+from tests.providers.stores.s3.asked import DATA, STORED, VERBS, at, error_body, refusal
 from tests.servers.faultplan import Fault
 from tests.servers.faults import FaultProxy
 from tests.servers.moto import Moto
@@ -66,8 +67,8 @@ ANSWERS: list[tuple[int, str, type[StoreError]]] = [
     (400, "XMinioAdminBucketQuotaExceeded", FullError),
     (507, "XMinioStorageFull", FullError),
     (400, "InvalidRequest", StoreError),
-    (405, "MethodNotAllowed", StoreError),
-    (501, "NotImplemented", UnavailableError),
+    (405, "MethodNotAllowed", NotSupportedError),
+    (501, "NotImplemented", NotSupportedError),
 ]
 
 
@@ -76,15 +77,17 @@ def test_a_code_is_a_leaf(status: int, code: str, leaf: type[StoreError]) -> Non
     """Of every verb, and asked once: whoever has a deadline asks again. (Twice where credentials are asked for anew.)"""
     with AnsweringServer(lambda asked: refusal(status, code)) as server:
         store = at(server)
-        for verb in VERBS.values():
+        for name, verb in VERBS.items():
             server.asked.clear()
             with pytest.raises(StoreError) as raised:
                 verb(store)
             assert type(raised.value) is leaf
             assert code in str(raised.value)
+            assert not code or "says S3" in str(raised.value)
             assert "\n" not in str(raised.value)
             assert raised.value.__cause__ is not None
-            assert len(server.asked) == 1
+            # A batch that is refused is tried one by one.
+            assert len(server.asked) <= 1 + (name == "delete")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +341,7 @@ def test_threads_have_a_connection_each() -> None:
     def answer(asked: Asked) -> Answer:
         if "range" in asked.headers:
             return Answer(206, {"Content-Range": "bytes 0-4/5"}, b"12345")
-        return Answer(body=b"12345") if asked.method == "GET" else Answer()
+        return Answer(200, STORED.headers, b"12345") if asked.method == "GET" else STORED
 
     with AnsweringServer(answer) as server:
         store, met = at(server), threading.Barrier(3)

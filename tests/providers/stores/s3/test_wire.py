@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.errors import DeniedError, NotFoundError, UsageError
+from spotguard.providers.errors import DeniedError, MisconfiguredError, NotFoundError, UsageError
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.certificate import Certificate
-from tests.providers.stores.s3.asked import DATA, at, error_body, refusal, region_of
+from tests.providers.stores.s3.asked import DATA, STORED, at, error_body, refusal, region_of
 
 pytestmark = pytest.mark.usefixtures("somebody_to_aws")
 
 
 def test_options_are_on_the_wire() -> None:
     """Encryption where something is put, who pays everywhere."""
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         store = at(server, "&kms-key-id=alias/job&requester-pays=true")
         store.put("run/a", memoryview(DATA))
         assert store.get("run/a") == b""
@@ -34,7 +34,7 @@ def test_options_are_on_the_wire() -> None:
 
 def test_the_requester_pays_header_follows_the_option() -> None:
     """`false` is no."""
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         at(server, "&requester-pays=false").put("run/a", memoryview(DATA))
         assert "x-amz-request-payer" not in server.asked[0].headers
         with pytest.raises(UsageError, match="requester-pays=yes is neither true nor false"):
@@ -43,7 +43,7 @@ def test_the_requester_pays_header_follows_the_option() -> None:
 
 def test_a_put_is_one_request_with_its_checksum() -> None:
     """Signed without hashing the body once more, and without asking first whether it may come."""
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         at(server).put("run/a", memoryview(DATA))
         asked = server.asked[0]
         assert (asked.method, asked.path, asked.body) == ("PUT", "/bucket/prefix/run/a", DATA)
@@ -57,7 +57,7 @@ def test_a_put_is_one_request_with_its_checksum() -> None:
 
 def test_the_callers_checksum_is_sent() -> None:
     """It is of the bytes as they were read: S3 refuses what changed in memory since."""
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         at(server).put("run/a", memoryview(DATA), crc32=0x01020304)
         assert server.asked[0].headers["x-amz-checksum-crc32"] == "AQIDBA=="
 
@@ -77,7 +77,7 @@ def test_the_region_is_found(
     """The URL's, else the one of botocore's variable or file, else that of every other SDK's variable."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         at(server, option).put("run/a", memoryview(DATA))
         assert region_of(server.asked[0]) == region
 
@@ -88,7 +88,7 @@ def test_the_profiles_region_goes_before_that_of_other_sdks(
     (tmp_path / "config").write_text("[default]\nregion = eu-west-2\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    with AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as server:
         at(server).put("run/a", memoryview(DATA))
         assert region_of(server.asked[0]) == "eu-west-2"
 
@@ -100,7 +100,7 @@ def test_a_bucket_elsewhere_is_found(status: int) -> None:
 
     def answer(asked: Asked) -> Answer:
         if region_of(asked) == "eu-west-3":
-            return Answer()
+            return STORED
         assert asked.body in (b"", DATA)
         return Answer(status, {}, error_body(code, "<Region>eu-west-3</Region>"))
 
@@ -118,8 +118,8 @@ def test_a_store_with_a_certificate_of_its_own(
     by: str, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Named in the URL, or by the AWS CLI's own variable; else the message says how."""
-    with AnsweringServer(lambda asked: Answer(), certificate.server) as server:
-        with pytest.raises(DeniedError, match="the option ca=FILE in the store's URL"):
+    with AnsweringServer(lambda asked: STORED, certificate.server) as server:
+        with pytest.raises(MisconfiguredError, match="the option ca=FILE in the store's URL"):
             at(server).put("run/a", memoryview(DATA))
         assert server.asked == []
         if by == "variable":
@@ -132,7 +132,7 @@ def test_a_store_with_a_certificate_of_its_own(
 
 def test_the_environments_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a store it holds, as for any program."""
-    with AnsweringServer(lambda asked: Answer()) as proxy, AnsweringServer(lambda asked: Answer()) as server:
+    with AnsweringServer(lambda asked: STORED) as proxy, AnsweringServer(lambda asked: STORED) as server:
         monkeypatch.setenv("http_proxy", proxy.url)
         at(server).put("run/a", memoryview(DATA))
         assert [asked.path for asked in proxy.asked] == ["/bucket/prefix/run/a"]
