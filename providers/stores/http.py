@@ -38,7 +38,7 @@ from urllib3.util.wait import wait_for_read
 
 from ..clock import Clock, SystemClock
 from .base import StoreMovement
-from .tls import causes, check_certificates, check_handshake, check_plain
+from .tls import SettingMistake, causes, check_certificates, check_handshake, check_plain
 
 #: Seconds to connect; seconds within which some bytes must move, in either direction.
 CONNECT, STALL = 2.0, 10.0
@@ -285,7 +285,11 @@ class Transport(BaseAdapter):
         kind = response.headers.get("Content-Type", "")
         plain = response.status_code != 400 or "xml" in kind or "json" in kind
         if unsure and not plain:
-            _check_plain(url)
+            try:
+                _check_plain(url)
+            except SettingMistake:
+                response.close()
+                raise
         self._answered |= plain
         if _now.heard is not None:
             _now.heard(response.headers)

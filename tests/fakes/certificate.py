@@ -17,14 +17,20 @@ class Certificate:
     server: ssl.SSLContext
 
     @classmethod
-    def made(cls, folder: Path) -> Self:
-        """By a key on a curve: an RSA key takes a tenth of a second. Needs `cryptography`, which comes with Google's SDK."""
+    def made(cls, folder: Path, address: str = "127.0.0.1", days: int = 1) -> Self:
+        """By a key on a curve: an RSA key takes a tenth of a second. Needs `cryptography`, which comes with Google's SDK.
+
+        Args:
+            folder: for its files.
+            address: whose certificate it is.
+            days: until it ends; it began two days ago.
+        """
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, address)])
         now = datetime.datetime.now(datetime.UTC)
         made = (
             x509.CertificateBuilder()
@@ -32,11 +38,11 @@ class Certificate:
             .issuer_name(name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - datetime.timedelta(days=2))
+            .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]),
                 critical=False,
             )
             .sign(key, hashes.SHA256())

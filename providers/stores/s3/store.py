@@ -222,18 +222,20 @@ class S3Store:
             NotFoundError: the object is not there.
             UnavailableError: it has another size or checksum, or another server answers.
         """
-        kept = None
+        kept = found = None
         if self._checksums is not False:
             try:
-                kept = self._ask("head_object", Key=name, ChecksumMode="ENABLED").get("ChecksumCRC32")
+                head = self._ask("head_object", Key=name, ChecksumMode="ENABLED")
             except ClientError as error:
                 if status(error) != 404:
                     raise
                 raise NotFoundError(f"{doing}: it is not there") from error
+            kept, found = head.get("ChecksumCRC32"), head.get("ContentLength")
             if kept not in (None, checksum):
                 raise foreign(doing, "an object with another checksum is there")
-        # A HEAD without a checksum may be a page's. No other server makes up a listing.
-        found = self._sizes(doing, name).get(name)
+        if kept is None:
+            # A HEAD without a checksum may be a page's. No other server makes up a listing.
+            found = self._sizes(doing, name).get(name)
         if found is None:
             raise NotFoundError(f"{doing}: it is not listed")
         if found != size:

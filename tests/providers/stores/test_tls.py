@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from spotguard.providers.errors import MisconfiguredError, UnavailableError
+from spotguard.providers.errors import MisconfiguredError, UnavailableError, UsageError
 from spotguard.providers.stores.errors import network
 from spotguard.providers.stores.tls import mistake
 from tests.fakes.certificate import Certificate
@@ -81,6 +83,96 @@ def test_a_certificate_that_nobody_trusts_is_for_good(opening: Opening, certific
 
     with RawServer(serve) as server, pytest.raises(MisconfiguredError, match="ca=FILE"):
         opening(https(server), None).put("a", memoryview(b"x"), timeout=100)
+
+
+def answer_over_tls(certificate: Certificate, greeting: bytes) -> Callable[[socket.socket, int], None]:
+    """A port that speaks TLS, and to plain HTTP says `greeting`: nothing, an alert, a page."""
+
+    def serve(connection: socket.socket, number: int) -> None:
+        if connection.recv(1, socket.MSG_PEEK) == b"\x16":
+            with suppress(ssl.SSLError), certificate.server.wrap_socket(connection, server_side=True) as wire:
+                wire.recv(1)
+        elif connection.recv(65536):
+            connection.sendall(greeting)
+
+    return serve
+
+
+GREETINGS = {
+    "nothing": b"",
+    "an alert": b"\x15\x03\x01\x00\x02\x02\x46",
+    "a 400": b"HTTP/1.0 400 Bad Request\r\n\r\nan HTTP request to an HTTPS server",
+    "a page": b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+}
+
+
+@pytest.mark.parametrize("greeting", GREETINGS.values(), ids=GREETINGS)
+def test_plain_http_to_a_port_of_tls_is_a_setting(
+    opening: Opening, certificate: Certificate, greeting: bytes
+) -> None:
+    with (
+        RawServer(answer_over_tls(certificate, greeting)) as server,
+        pytest.raises(MisconfiguredError, match=r"speaks TLS: write https:// in place of http://"),
+    ):
+        opening(server.url, None).put("a", memoryview(b"x"), timeout=100)
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_a_plain_port_that_leaves_without_an_answer_is_away(opening: Opening, end: str) -> None:
+    """It speaks no TLS either: nothing is known of it."""
+
+    def serve(connection: socket.socket, number: int) -> None:
+        connection.recv(65536)
+        if end == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+    with RawServer(serve) as server, pytest.raises(UnavailableError):
+        opening(server.url, None).put("a", memoryview(b"x"), timeout=100)
+
+
+def test_tls_to_a_plain_port_is_a_setting(opening: Opening, certificate: Certificate) -> None:
+    """A server of HTTP explains that it understood nothing, and the client of TLS does not understand that."""
+
+    def serve(connection: socket.socket, number: int) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with (
+        RawServer(serve) as server,
+        pytest.raises(MisconfiguredError, match=r"speaks no TLS: write http:// in place of https://"),
+    ):
+        opening(https(server), certificate.ca).put("a", memoryview(b"x"), timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("address", "days", "advice"), [("127.0.0.2", 1, "for another name"), ("127.0.0.1", -1, "at this time")]
+)
+def test_a_certificate_that_does_not_fit_is_a_setting(
+    opening: Opening, tmp_path: Path, address: str, days: int, advice: str
+) -> None:
+    """Trusted it is, and of another host, or of last year."""
+    other = Certificate.made(tmp_path, address, days)
+
+    def serve(connection: socket.socket, number: int) -> None:
+        with suppress(ssl.SSLError), other.server.wrap_socket(connection, server_side=True) as wire:
+            wire.recv(1)
+
+    with RawServer(serve) as server, pytest.raises(MisconfiguredError, match=advice):
+        opening(https(server), other.ca).put("a", memoryview(b"x"), timeout=100)
+
+
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_certificates_that_cannot_be_read_are_a_setting(
+    opening: Opening, tmp_path: Path, content: str | None
+) -> None:
+    """A missing file, an empty one, another one: no connection is made."""
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with RawServer(lambda connection, number: None) as server:
+        with pytest.raises((MisconfiguredError, UsageError), match=str(path)):
+            opening(https(server), path).put("a", memoryview(b"x"), timeout=100)
+        assert server.connections == 0
 
 
 def test_errors_that_go_round_in_a_circle_are_looked_at_once() -> None:
