@@ -278,7 +278,7 @@ class Transport(BaseAdapter):
                 proxies=proxies,
             )
         except OSError as error:
-            if unsure and any(isinstance(each, _NO_HTTP) for each in causes(error)):
+            if unsure and _now.ended is None and any(isinstance(each, _NO_HTTP) for each in causes(error)):
                 _check_plain(url)
             raise
         # Stores explain a 400 in XML or JSON, and a port that speaks TLS does not.

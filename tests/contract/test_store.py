@@ -131,12 +131,15 @@ def test_a_put_tells_how_far_it_is(store: BlobStore) -> None:
     assert sum(told) == len(data)
     assert store.get("run/a") == data
 
-    def enough(count: int) -> None:
-        raise Enough
+    for error in (Enough(), KeyboardInterrupt()):
 
-    with pytest.raises(Enough):
-        store.put("run/b", data, sent=enough)
-    assert keys(store) == ["run/a"]
+        def enough(count: int, error: BaseException = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)) as raised:
+            store.put("run/b", data, sent=enough)
+        assert raised.value is error
+        assert keys(store) == ["run/a"]
 
 
 def test_a_warm_store_is_as_it_was(store: BlobStore) -> None:

@@ -201,7 +201,7 @@ def _no_region(**arguments: object) -> NoReturn:
 
     The answer to that is a redirect as well, so botocore would ask until Python's stack ends. S3 names the region.
     """
-    raise ClientError({"ResponseMetadata": {"HTTPHeaders": {}}}, "HeadBucket")  # type: ignore[typeddict-item]
+    raise ClientError({"ResponseMetadata": {"HTTPHeaders": {}}}, "HeadBucket")
 
 
 def _ask_the_machine_directly(core: botocore.session.Session) -> None:

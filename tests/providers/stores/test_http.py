@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import requests
 
+from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.base import StoreMovement
 from spotguard.providers.stores.http import PIECE, Transport, fill, within
+from tests.cases import cases
 from tests.fakes.answering import Answer, AnsweringServer
 from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
@@ -137,3 +139,38 @@ def test_a_certificate_is_trusted_where_it_is_named(
             monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
             assert get(Transport(str(certificate.ca)), server.url) == b""
         assert len(server.asked) == 1
+
+
+@cases("error", [TimeoutError("a caller's"), UnavailableError("a caller's"), KeyError("a caller's")])
+def test_an_exception_of_sent_leaves_unchanged(error: Exception) -> None:
+    """Whatever an SDK makes of it on its way; a failure in the next request is that request's own."""
+
+    def enough(count: int) -> None:
+        raise error
+
+    def sdk(link: Transport, url: str) -> None:
+        try:
+            put(link, url, bytes(2 * PIECE))
+        except Exception as inner:
+            raise RuntimeError("an SDK's") from inner
+
+    with AnsweringServer(echo) as server:
+        link = Transport()
+        with pytest.raises(type(error)) as raised, within(100.0, enough):
+            sdk(link, server.url)
+        assert raised.value is error
+        with pytest.raises(RuntimeError), within(100.0):
+            raise RuntimeError("an SDK's")
+        assert server.asked == []
+
+
+def test_an_exception_of_sent_is_no_mistake_of_settings() -> None:
+    """A store that is asked for the first time, and a caller whose error looks like a broken connection."""
+
+    def enough(count: int) -> None:
+        raise ConnectionResetError
+
+    with AnsweringServer(echo) as server:
+        with pytest.raises(ConnectionResetError), within(100.0, enough):
+            put(Transport(), server.url, bytes(2 * PIECE))
+        assert len(server.connections) == 1

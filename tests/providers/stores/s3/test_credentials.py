@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import json
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from spotguard.providers.errors import DeniedError, MisconfiguredError, NotFoundError, UnavailableError
+from spotguard.providers.errors import DeniedError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, Identified
 from tests.fakes.answering import Answer, AnsweringServer, Asked
-from tests.fakes.certificate import Certificate
 from tests.providers.stores.s3.asked import DATA, STORED, VERBS, at, key_of, refusal
 
 pytestmark = pytest.mark.usefixtures("somebody_to_aws")
@@ -205,112 +202,31 @@ def test_credentials_that_have_ended_when_they_come_are_none(role: Callable[[str
         at(server).put("run/a", memoryview(DATA))
 
 
-@pytest.fixture
-def sts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringServer]:
-    """A role by a workload's own token, as Kubernetes gives one: STS is asked for it."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    (tmp_path / "token").write_text("a workload's")
-    with AnsweringServer(lambda asked: assumed("ROLE", 5 * 60)) as server:
-        for name, value in {
-            "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/job",
-            "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
-            "AWS_ENDPOINT_URL_STS": server.url,
-            "AWS_REGION": "us-east-1",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_MAX_ATTEMPTS": "1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
-def assumed(key: str, seconds: float) -> Answer:
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
-    words = f"""<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>
-        <AccessKeyId>{key}</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>
-        <Expiration>{end.strftime("%Y-%m-%dT%H:%M:%SZ")}</Expiration>
-        </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"""
-    return Answer(200, {"Content-Type": "text/xml"}, words.encode())
-
-
-REFUSED_BY_STS = Answer(
-    403,
-    {"Content-Type": "text/xml"},
-    b"<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>",
-)
-
-
-def test_credentials_that_hold_are_used_when_sts_gives_no_others(
-    sts: AnsweringServer, caplog: pytest.LogCaptureFixture
+def test_many_threads_are_told_once_that_nothing_is_to_be_had(
+    role: Callable[[str, float], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It answers, and says no: a warning, and every put goes."""
-    with AnsweringServer(lambda asked: refusal(404, "NoSuchKey")) as server:
+    """Eight puts are refused at the same moment, and eight more."""
+    role("OLD", 3600)
+    met = threading.Barrier(8)
+
+    def answer(asked: Asked) -> Answer:
+        met.wait(100)
+        return refusal(400, "ExpiredToken")
+
+    with AnsweringServer(lambda asked: STORED) as server, ThreadPoolExecutor(8) as pool:
         store = at(server)
-        with pytest.raises(NotFoundError):
-            store.get("run/a")
-        sts.answer = lambda asked: REFUSED_BY_STS
-        store.warm()
-        server.answer = lambda asked: STORED
-        store.put("run/a", memoryview(DATA))
-        assert key_of(server.asked[-1]) == "ROLE"
-        # And where S3 refuses them, what it said is the error.
-        server.answer = lambda asked: refusal(400, "ExpiredToken")
-        with pytest.raises(DeniedError, match="ExpiredToken"):
-            store.put("run/a", memoryview(DATA))
-    assert len(sts.asked) == 3
-    assert "AWS credentials end soon, and new ones cannot be had now" in caplog.text
-    assert "AWS credentials are refused, and new ones cannot be had now" in caplog.text
+        store.put("run/first", memoryview(DATA))
+        (tmp_path / "role.json").unlink()
+        server.answer = answer
 
+        def put(number: int) -> None:
+            with pytest.raises(DeniedError, match="ExpiredToken"):
+                store.put(f"run/{number}", memoryview(DATA))
 
-def test_sts_that_is_away_may_be_back_soon(sts: AnsweringServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the job's first question is asked again; that its certificate is not trusted is said at once."""
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    with AnsweringServer(lambda asked: STORED) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{port}")
-        with pytest.raises(UnavailableError, match="EndpointConnectionError"):
-            at(server).put("run/a", memoryview(DATA))
-        assert server.asked == []
-
-
-def test_sts_with_a_certificate_of_nobody_is_refused(
-    sts: AnsweringServer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For good, and with the way out: the store's own option is not for STS."""
-    with AnsweringServer(lambda asked: STORED, certificate.server) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.url)
-        with pytest.raises(MisconfiguredError, match="AWS_CA_BUNDLE"):
-            at(server).put("run/a", memoryview(DATA))
-        assert server.asked == []
-
-
-def test_the_metadata_service_is_never_asked_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy sees the put, and who signed it, and no question for the role."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=6)
-    role = json.dumps(
-        {
-            "AccessKeyId": "ROLE",
-            "SecretAccessKey": "s",
-            "Token": "t",
-            "Expiration": end.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-    )
-    said = {"token": b"t", "": b"job", "job": role.encode()}
-    with (
-        AnsweringServer(lambda asked: Answer(200, {}, said[asked.path.rpartition("/")[2]])) as machine,
-        AnsweringServer(lambda asked: STORED) as proxy,
-        AnsweringServer(lambda asked: STORED) as server,
-    ):
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)
-        monkeypatch.setenv("HTTP_PROXY", proxy.url)
-        monkeypatch.setenv("http_proxy", proxy.url)
-        at(server).put("run/a", memoryview(DATA))
-        assert [asked.path for asked in proxy.asked] == ["/bucket/prefix/run/a"]
-        assert key_of(proxy.asked[0]) == "ROLE"
-        assert len(machine.asked) == 3
+        list(pool.map(put, range(16)))
+    said = [record.message for record in caplog.records if record.name == "spotguard"]
+    assert len(said) == 1
+    assert said[0].startswith("AWS credentials are refused, and new ones cannot be had now")
 
 
 def test_a_role_says_when_it_ends_and_that_it_is_renewed(role: Callable[[str, float], None]) -> None:
