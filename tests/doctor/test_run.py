@@ -115,7 +115,8 @@ def test_a_probe_that_could_not_be_removed_stops_the_large_ones(
 ) -> None:
     """Gigabytes would stay."""
     url = f"{moto.fresh()}/prefix"
-    faults_before(moto).inject(WireFault("answer", status=403, matching=lambda asked: asked.method == "POST"))
+    refused = WireFault("answer", status=403, matching=lambda asked: asked.method in ("POST", "DELETE"))
+    faults_before(moto).inject(refused)
     found = visited(patient(tmp_path, store=url))
     rate = next(each for each in found if each.check == "rate")
     assert (rate.state, rate.facts["rate"]) == ("warning", None)

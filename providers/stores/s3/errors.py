@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ from ...errors import (
     UnavailableError,
 )
 from ..errors import FULL, contained, foreign, leaf, line, network, redirect
-from ..tls import mistake
+from ..tls import SettingMistake, check_certificates, mistake
 
 #: Codes that tell more than the status. (AWS: "Error responses", Amazon S3 API Reference.)
 _CODES: dict[str, type[StoreError]] = {
@@ -100,11 +101,9 @@ def identified(url: str) -> Iterator[None]:
     with contained(doing):
         try:
             yield
-        except NoConnectionError as error:
-            if (advice := mistake(error, _TRUSTING)) is not None:
+        except (NoConnectionError, HTTPClientError) as error:
+            if (advice := mistake(error, _TRUSTING) or _unreadable()) is not None:
                 raise MisconfiguredError(f"{doing}: {advice}") from error
-            raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
-        except HTTPClientError as error:
             raise UnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
         except ClientError as error:
             refusal = _refusal(doing, error)
@@ -119,6 +118,16 @@ def identified(url: str) -> Iterator[None]:
             raise MisconfiguredError(f"{doing}: {error}; correct profile= or AWS_PROFILE [SG301]") from error
         except BotoCoreError as error:
             raise DeniedError(f"{doing}: {type(error).__name__}: {error} [SG301]") from error
+
+
+def _unreadable() -> str | None:
+    """Return what is wrong with botocore's own certificates; it says of them that there was an unhandled exception."""
+    try:
+        if path := os.environ.get("AWS_CA_BUNDLE"):
+            check_certificates(path)
+    except SettingMistake as error:
+        return str(error)
+    return None
 
 
 def code(error: ClientError) -> str:

@@ -197,7 +197,7 @@ class S3Store:
                     raise
                 if own(error):
                     return False
-                what = "the answer (412) has no error of S3's in it"
+                doubting = f"{doing}: the answer (412) has no error of S3's in it"
             else:
                 meta = _meta(answer)
                 if (
@@ -206,13 +206,15 @@ class S3Store:
                     and meta["HTTPHeaders"].get("content-length", "0") == "0"
                 ):
                     return True
-                what = f"the answer ({meta['HTTPStatusCode']}) is not one to an upload"
+                doubting = f"{doing}: the answer ({meta['HTTPStatusCode']}) is not one to an upload"
             try:
                 if options:  # another writer's object may have the same size
-                    return self._whole(doing, name) == view
-                self._confirm(doing, name, len(view), encoded)
-            except NotFoundError as error:
-                raise foreign(doing, f"{what}, and no object is there") from error
+                    return self._whole(doubting, name) == view
+                self._confirm(doubting, name, len(view), encoded)
+            except (NotFoundError, ClientError) as error:
+                if isinstance(error, ClientError) and code(error) != "NoSuchKey":
+                    raise
+                raise foreign(doubting, "no object is there") from error
         return True
 
     def _confirm(self, doing: str, name: str, size: int, checksum: str) -> None:

@@ -194,3 +194,15 @@ def test_the_metadata_service_is_never_asked_by_a_proxy(monkeypatch: pytest.Monk
         assert [asked.path for asked in proxy.asked] == ["/bucket/prefix/run/a"]
         assert key_of(proxy.asked[0]) == "ROLE"
         assert len(machine.asked) == 3
+
+
+def test_certificates_that_cannot_be_read_are_a_setting_for_sts(
+    sts: AnsweringServer, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable's, although the store has others."""
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with AnsweringServer(lambda asked: STORED, certificate.server) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.url)
+        with pytest.raises(MisconfiguredError, match=r"cannot be read from .*none.pem"):
+            at(server, f"&ca={certificate.ca}").put("run/a", memoryview(DATA))
+        assert server.asked == []
