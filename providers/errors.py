@@ -28,10 +28,19 @@ class CheckpointError(SpotguardError):
 
 
 class StoreError(SpotguardError):
-    """A blob store did not carry out a request. The leaves tell whether a retry can help."""
+    """A blob store did not carry out a request. The leaves and the code tell what a retry needs.
+
+    Args:
+        text: the message.
+        code: the service's own code; the HTTP status as text if the answer has none, the name of an errno for a directory.
+    """
 
     #: Whether the same request may succeed when it is sent again.
     transient = False
+
+    def __init__(self, text: str = "", code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class NotFoundError(StoreError):

@@ -108,7 +108,8 @@ def redirect(doing: str, status: int, place: str) -> StoreError:
     return (MisconfiguredError if settled else UnavailableError)(
         f"{doing}: the answer ({status}) sends spotguard to {line(shown(place.partition('?')[0])) or 'no place'}, and spotguard "
         "follows no redirect: if that is the store, write it as the endpoint; if not, a proxy or captive portal is in "
-        "between [SG316]"
+        "between [SG316]",
+        str(int(status)),
     )
 
 

@@ -157,7 +157,7 @@ def refused(doing: str, code: str, words: str) -> StoreError:
     kind = _CODES.get(code) or {"AccessDenied": DeniedError, "NoSuchBucket": NotFoundError}.get(
         code, UnavailableError
     )
-    return kind(f"{doing}: {code}{f': {line(words)}' if words else ''}{_ADVICE.get(code, '')}")
+    return kind(f"{doing}: {code}{f': {line(words)}' if words else ''}{_ADVICE.get(code, '')}", code)
 
 
 def _refusal(doing: str, error: ClientError) -> StoreError:
@@ -165,13 +165,13 @@ def _refusal(doing: str, error: ClientError) -> StoreError:
     if 300 <= number < 400:
         place = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("location")
         moved = redirect(doing, number, str(place or _error(error).get("Endpoint") or ""))
-        return type(moved)(f"{moved}{_ADVICE.get(known, '')}")
+        return type(moved)(f"{moved}{_ADVICE.get(known, '')}", known or moved.code)
     kind = _CODES.get(known) or leaf(number)
     if known == "" and issubclass(kind, (NotFoundError, CorruptError)):
         # Only the service itself can say this of an object.
         return foreign(doing, f"the answer ({number}) has no error of S3's in it")
     advice = _ADVICE.get(known) or (FULL if kind is FullError else "" if known else _STRANGER)
-    return kind(f"{doing}: {_said(error)}{advice}")
+    return kind(f"{doing}: {_said(error)}{advice}", known or str(number))
 
 
 def _said(error: ClientError) -> str:

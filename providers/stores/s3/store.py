@@ -166,6 +166,11 @@ class S3Store:
         """Return the credentials in use, for people."""
         return self._session.credentials()
 
+    def renew_credentials(self, *, timeout: float | None = None) -> None:
+        """Ask AWS's chain anew, files and variables included."""
+        with within(timeout), answered(f"reach {self.url}"):
+            self._session.renew(self._session.client())
+
     # --- inside ---
 
     def _put(

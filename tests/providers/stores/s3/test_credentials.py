@@ -12,6 +12,7 @@ import pytest
 
 from spotguard.providers.errors import DeniedError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, Identified
+from spotguard.providers.stores.s3.store import S3Store
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.providers.stores.s3.asked import DATA, STORED, VERBS, at, key_of, refusal
 
@@ -53,6 +54,19 @@ def test_credentials_that_end_are_asked_for_once_more(code: str, shared: Callabl
             ("NEW", "c"),
         ]
         assert server.asked[2].body == DATA
+
+
+def test_credentials_of_a_file_are_found_anew(shared: Callable[[str], None]) -> None:
+    """The store has refused the old ones by a code that tells nothing of them."""
+    shared("OLD")
+    with AnsweringServer(lambda asked: STORED) as server:
+        store = at(server)
+        store.put("run/a", memoryview(DATA))
+        shared("NEW")
+        assert isinstance(store, S3Store)
+        store.renew_credentials(timeout=5.0)
+        store.put("run/b", memoryview(DATA))
+        assert [key_of(asked) for asked in server.asked] == ["OLD", "NEW"]
 
 
 def test_new_credentials_that_are_refused_too_are_the_end(shared: Callable[[str], None]) -> None:

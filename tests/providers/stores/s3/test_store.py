@@ -82,6 +82,7 @@ def test_a_code_is_a_leaf(status: int, code: str, leaf: type[StoreError]) -> Non
             with pytest.raises(StoreError) as raised:
                 verb(store)
             assert type(raised.value) is leaf
+            assert raised.value.code == (code or str(status))
             assert code in str(raised.value)
             assert not code or "says S3" in str(raised.value)
             assert "\n" not in str(raised.value)
