@@ -153,7 +153,7 @@ def _remove(store: BlobStore, steps: StoreProbe) -> None:
         log.warning(
             "spotguard cannot delete objects in the store, so old checkpoints pile up and cost money: %s%s [SG311]",
             error,
-            _right(store, "delete") if isinstance(error, DeniedError) else "",
+            _right(store, "delete", error),
         )
 
 
@@ -164,11 +164,16 @@ def _needs(store: BlobStore, right: str) -> Iterator[None]:
     except DeniedError as error:
         raise DeniedError(
             "training was not started, because it could never be saved and restored: "
-            f"{error}{_right(store, right)}"
+            f"{error}{_right(store, right, error)}"
         ) from error
 
 
-def _right(store: BlobStore, right: str) -> str:
-    """Return the end of a message that names the missing right, in the cloud's own word if it has one."""
+def _right(store: BlobStore, right: str, error: StoreError) -> str:
+    """Return the end of a message that names the missing right, in the cloud's own word if it has one.
+
+    A refusal whose code is a mere status is no word of the store's: a proxy refuses.
+    """
+    if not isinstance(error, DeniedError) or error.code.isdigit():
+        return ""
     name = right_to(store.url, right)
     return f"; the permission to {right} is missing{(f': {name}' if name else '')}"

@@ -215,3 +215,18 @@ def test_moto_is_probed(moto: Moto, caplog: pytest.LogCaptureFixture) -> None:
 def test_swift_is_probed(swift: Swift, caplog: pytest.LogCaptureFixture) -> None:
     """Its conditional create is check-then-write: of one writer at a time it is right."""
     _probed(open_store(f"{swift.fresh()}/some/prefix"), caplog)
+
+
+def test_a_refusal_by_a_proxy_names_no_right(caplog: pytest.LogCaptureFixture) -> None:
+    """Its code is a mere status: the store has not answered, and no right of the store's would help."""
+    for verb in ("put", "get", "list"):
+        store = FakeStore("s3://bucket")
+        store.faults = [Fault(0, (verb,), error=lambda: DeniedError("no code (401)", "401"))]
+        with pytest.raises(DeniedError, match=r"could never be saved and restored: no code \(401\)$"):
+            probe(store, "run")
+        assert store.objects == {}
+    store = FakeStore("s3://bucket")
+    store.faults = [Fault(0, ("delete",), error=lambda: DeniedError("no code (401)", "401"))]
+    probe(store, "run")
+    assert "old checkpoints pile up" in caplog.text
+    assert "missing" not in caplog.text
