@@ -8,11 +8,13 @@ the only witness.
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ...providers.errors import CheckpointError, NotFoundError, StoreError
+from ...providers.clock import Clock, SystemClock
+from ...providers.errors import CheckpointError, NotFoundError, NotSupportedError, StoreError
 from ...providers.stores.base import BlobStore
 from .format.codec import decode_attempt, encode_attempt
 from .format.keys import (
@@ -29,6 +31,8 @@ from .format.manifest import AttemptRecord
 _STARTS = 20
 #: Simultaneous starts beyond this number mean that the store gives false answers.
 _MAX_RIVALS = 1000
+#: Seconds between a claim by `put` and the look whether it stands, in a store without a conditional create.
+_SETTLE = 2.0
 
 
 def claim_attempt(
@@ -40,6 +44,7 @@ def claim_attempt(
     world: int = 1,
     created: float = 0.0,
     timeout: float | None = None,
+    clock: Clock | None = None,
 ) -> int:
     """Claim a number for this start of the job, above all others and unique, and return it.
 
@@ -47,8 +52,12 @@ def claim_attempt(
     newest checkpoint of that moment. A prune that begins after the claim sees it and deletes nothing.
 
     The record is read back, because a store's conditional create may not be atomic (Swift checks first and puts
-    then). If two starts both got a yes, the start whose record was overwritten goes on to the next number. This
-    proves nothing, since another start may overwrite the record later still. The six verbs of a store allow no proof.
+    then), or the store may have none. If two starts both got a yes, the start whose record was overwritten goes on to
+    the next number. This proves nothing, since another start may overwrite the record later still. The six verbs of a
+    store allow no proof.
+
+    Args:
+        clock: the clock for the pause of a claim in a store without a conditional create.
 
     Raises:
         StoreError: 1000 attempts in a row were taken by others, or the store failed.
@@ -59,12 +68,41 @@ def claim_attempt(
         record = AttemptRecord(run_id, attempt, incarnation, world, dict(info), created)
         data = memoryview(encode_attempt(record))
         key = attempt_key(run_id, attempt)
-        if store.put_if_absent(key, data, timeout=timeout) and _reads(store, key, data, timeout):
+        if create_once(store, key, data, timeout=timeout, clock=clock) and _reads(store, key, data, timeout):
             return attempt
     raise StoreError(
         f"{store.url}: other starts claimed {_MAX_RIVALS} attempts of run {run_id} while this one tried "
         "to; check what else writes there"
     )
+
+
+def create_once(
+    store: BlobStore,
+    key: str,
+    data: memoryview,
+    *,
+    timeout: float | None = None,
+    clock: Clock | None = None,
+) -> bool:
+    """Create the object unless another one has its key; return whether these bytes stand.
+
+    A store without a conditional create gets a look, a put, a pause and another look. The pause is for rivals that looked
+    before this put was visible: theirs arrives, and the last one holds. If a rival's put takes longer than the pause,
+    both hold the claim (docs/reference/stores.md).
+    """
+    try:
+        return store.put_if_absent(key, data, timeout=timeout)
+    except NotSupportedError:
+        pass
+    try:
+        if store.get(key, timeout=timeout) != data:
+            return False
+    except NotFoundError:
+        store.put(key, data, timeout=timeout)
+    # Also if the bytes were there, from a try whose answer was lost or from another rank of this side, a moment ago.
+    pause = _SETTLE if timeout is None else min(_SETTLE, timeout / 4)
+    (clock or SystemClock()).wait(threading.Event(), pause)
+    return _reads(store, key, data, timeout)
 
 
 def _reads(store: BlobStore, key: str, data: memoryview, timeout: float | None) -> bool:
@@ -82,6 +120,7 @@ def claim_step(
     incarnation: str,
     side: int,
     timeout: float | None = None,
+    clock: Clock | None = None,
 ) -> bool:
     """Claim a step for a save that lacks ranks, and return whether this side of the job has it.
 
@@ -91,15 +130,14 @@ def claim_step(
 
     Args:
         side: the store in which this side agrees: 0 for the job's own, 1 for the second one.
+        clock: as for `claim_attempt`.
 
     Raises:
         StoreError: the store failed.
     """
     key = side_key(run_id, name.attempt, name.step)
-    data = json.dumps({"incarnation": incarnation, "side": side}).encode()
-    return store.put_if_absent(key, memoryview(data), timeout=timeout) or _reads(
-        store, key, memoryview(data), timeout
-    )
+    data = memoryview(json.dumps({"incarnation": incarnation, "side": side}).encode())
+    return create_once(store, key, data, timeout=timeout, clock=clock) or _reads(store, key, data, timeout)
 
 
 def attempt_starts(store: BlobStore, run_id: str, *, timeout: float | None = None) -> dict[int, float]:

@@ -140,7 +140,9 @@ class Startup:
         world = 1 if self._channel is None else self._channel.world
 
         def claim() -> int:
-            return claim_attempt(store, self._run_id, info, world=world, created=self._clock.time())
+            return claim_attempt(
+                store, self._run_id, info, world=world, created=self._clock.time(), clock=self._clock
+            )
 
         attempt = self._ask(claim)
         if self.stage is not None:

@@ -204,6 +204,7 @@ class Committer:
                 incarnation=self._incarnation,
                 side=save.agreed.side,
                 timeout=left,
+                clock=self._clock,
             ):
                 raise CheckpointError(
                     f"{save.agreed.why}; {named(sorted(save.agreed.roles.absent))} cannot be reached, and may live: "

@@ -22,7 +22,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..clock import Clock, SystemClock
-from ..errors import CorruptError, DeniedError, FullError, NotFoundError, StoreError, UnavailableError
+from ..errors import (
+    CorruptError,
+    DeniedError,
+    FullError,
+    NotFoundError,
+    NotSupportedError,
+    StoreError,
+    UnavailableError,
+)
 from .base import ObjectInfo, Sent, StoreMovement, check_key, check_prefix, is_segment
 
 #: Bytes of one write(2), which releases the GIL. The store checks the deadline between two writes.
@@ -327,7 +335,7 @@ def _link(temporary: str, path: str) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        raise StoreError(
+        raise NotSupportedError(
             f"put {path}: this file system has no hard links, which create an object exactly once; use a directory on another [SG315]"
         ) from error
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,10 +19,11 @@ from spotguard.hooks.checkpoint.format.keys import (
     side_key,
 )
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
-from spotguard.providers.errors import CheckpointError, UnavailableError
+from spotguard.providers.errors import CheckpointError, NotSupportedError, UnavailableError
 from spotguard.providers.stores.base import ObjectInfo
 from tests.fakes.called import CalledStore
 from tests.fakes.checkpoint import Save
+from tests.fakes.clock import Impatient
 from tests.fakes.commit import mark_alone, put_manifest
 from tests.fakes.store import FakeStore, Fault
 
@@ -212,3 +214,66 @@ def test_one_of_two_sides_that_claim_a_step_has_it() -> None:
     assert claim_step(store, "run", CheckpointName(2, 41, 6), incarnation="n", side=1 - has)
     assert set(store.objects) == {side_key("run", 2, 40), side_key("run", 2, 41)}
     assert newest_attempt(store, "run") == 0  # a claim is no attempt
+
+
+class Unconditional(FakeStore):
+    """A store that answers 501 to a conditional create."""
+
+    def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
+        raise NotSupportedError("put: NotImplemented (501)")
+
+
+class Overtaken(Impatient):
+    """A clock in whose first pause another process's put arrives."""
+
+    def __init__(self, store: FakeStore, key: str, data: bytes) -> None:
+        super().__init__()
+        self._store, self._key, self._data = store, key, data
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        if not self.waits:
+            self._store.objects[self._key] = self._data
+        return super().wait(event, timeout)
+
+
+def test_attempts_are_claimed_by_put_without_a_conditional_create() -> None:
+    """A taken number is passed over and its record stands; each claim settles before it is read back."""
+
+    class Stale(Unconditional):
+        def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+            return iter([])
+
+    store, clock = Stale(), Impatient()
+    store.put(attempt_key("run", 1), memoryview(b"another's"))
+    assert [claim_attempt(store, "run", {}, clock=clock) for _ in range(2)] == [2, 3]
+    assert store.objects[attempt_key("run", 1)] == b"another's"
+    assert len(clock.waits) == 2
+    assert claim_attempt(store, "run", {}, clock=clock, timeout=0.4) == 4
+    assert clock.waits[-1] < 0.4
+
+
+def test_a_start_whose_put_was_overtaken_takes_the_next_number() -> None:
+    """It never puts over the record that stands."""
+    store, key = Unconditional(), attempt_key("run", 1)
+    assert claim_attempt(store, "run", {}, clock=Overtaken(store, key, b"theirs")) == 2
+    assert store.objects[key] == b"theirs"
+
+
+def test_a_side_holds_a_claim_by_put_only_if_its_own_bytes_stand() -> None:
+    """The later put stands, and the other side lets the step go."""
+    store, name, key = Unconditional(), CheckpointName(2, 40, 6), side_key("run", 2, 40)
+    theirs = json.dumps({"incarnation": "n", "side": 1}).encode()
+    overtaken = Overtaken(store, key, theirs)
+    assert not claim_step(store, "run", name, incarnation="n", side=0, clock=overtaken)
+    assert claim_step(store, "run", name, incarnation="n", side=1, clock=Impatient())
+    assert store.objects == {key: theirs}
+
+
+def test_a_side_claims_by_put_again_and_again() -> None:
+    """Each time after a pause, because the other side's put may be on its way; the bytes are put once."""
+    store, clock, name = Unconditional(), Impatient(), CheckpointName(2, 40, 6)
+    for _ in range(3):
+        assert claim_step(store, "run", name, incarnation="n", side=0, clock=clock)
+        assert not claim_step(store, "run", name, incarnation="n", side=1, clock=clock)
+    assert len(clock.waits) == 3
+    assert [verb for verb, _ in store.calls].count("put") == 1

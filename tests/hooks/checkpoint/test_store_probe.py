@@ -17,6 +17,7 @@ from spotguard.providers.errors import (
     DeniedError,
     FullError,
     NotFoundError,
+    NotSupportedError,
     StoreError,
     UnavailableError,
 )
@@ -114,6 +115,21 @@ def test_a_leftover_probe_is_ignored_by_all_readers() -> None:
     assert plan_pruning(store, "run", keep=1).departing == ()
     store.objects = {key: data for key, data in store.objects.items() if "/probes/" in key}
     assert claim_attempt(store, "run", {}) == 1
+
+
+def test_a_store_without_a_conditional_create_is_told_once_and_training_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A 501 is an answer, which nobody waits out: the claim goes by put."""
+    store, clock = FakeStore(), Impatient()
+    refused = lambda: NotSupportedError("put: NotImplemented (501)")  # noqa: E731
+    store.faults = [Fault(at, ("put_if_absent",), error=refused) for at in range(9)]
+    patient = RetryingStore(store, clock, "Training was not started")
+    probe(patient, "run")
+    assert clock.waits == []
+    assert claim_attempt(patient, "run", {}, clock=clock) == 1
+    assert caplog.text.count("SG314") == 1
+    assert len(store.objects) == 1
 
 
 @pytest.mark.parametrize("verb", ["put", "put_if_absent", "get", "list", "delete"])

@@ -114,7 +114,7 @@ def job_of(facts: Mapping[str, Any], now: float) -> StoreJob:
 
 def main() -> int:
     """Write the record that stdin has."""
-    from ...hooks.checkpoint.attempts import newest_claim
+    from ...hooks.checkpoint.attempts import create_once, newest_claim
     from ...hooks.checkpoint.format.keys import check_run_id, failure_key
     from ...providers.errors import SpotguardError
     from ...providers.stores.factory import open_store
@@ -129,7 +129,7 @@ def main() -> int:
         key = failure_key(run_id, attempt, facts.get("rank") or 0)
         record = record_of(facts, given["ended"])
         # A rank that wrote a record by itself knows more, except of a kill by the kernel.
-        if not store.put_if_absent(key, _data(record), timeout=PATIENCE) and record["kind"] == _MEMORY:
+        if not create_once(store, key, _data(record), timeout=PATIENCE) and record["kind"] == _MEMORY:
             own = with_kill(store.get(key, timeout=PATIENCE), record)
             if own is not None:
                 store.put(key, _data(own), timeout=PATIENCE)
