@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 from ..clock import Clock
 
@@ -26,6 +27,7 @@ class RenewalTurn:
         self._clock = clock
         self._lock = threading.Lock()
         self._not_before = -math.inf
+        self._failed = False
 
     def take(self, left: float) -> bool:
         """Return whether the caller renews now.
@@ -39,3 +41,50 @@ class RenewalTurn:
                 return False
             self._not_before = now + AGAIN
             return True
+
+    def fails(self) -> bool:
+        """Note that the renewal failed; return whether that is news, since a log needs one line for a lost identity."""
+        with self._lock:
+            before, self._failed = self._failed, True
+            return not before
+
+    def succeeds(self) -> None:
+        """Note that there are newer credentials."""
+        with self._lock:
+            self._failed = False
+
+
+class SharedAttempt:
+    """Lets one thread ask for credentials. Threads that wait for it meanwhile share its outcome, a failure too.
+
+    Otherwise twelve threads of a save would ask a lost identity one after another, each for as long as its client retries.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Attempts that are over.
+        self._attempts = 0
+        self._error: Exception | None = None
+
+    def make(self, needed: Callable[[], bool], ask: Callable[[], None]) -> None:
+        """Ask if that is still needed when this thread's turn comes, and no other thread has failed since the call.
+
+        Raises:
+            Exception: what `ask` raised, in this thread or in the one that it waited for.
+        """
+        before = self._attempts
+        if not needed():
+            return
+        with self._lock:
+            if not needed():
+                return
+            if self._attempts != before and self._error is not None:
+                raise self._error
+            self._error = None
+            try:
+                ask()
+            except Exception as error:
+                self._error = error
+                raise
+            finally:
+                self._attempts += 1

@@ -9,7 +9,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -51,12 +51,15 @@ class FakeGoogle:
 
     def __init__(self, folder: Path, *, tls: bool = False) -> None:
         self._folder = folder
-        self._server = RawServer(self._serve)
+        self._server, self._tokens = (
+            RawServer(self._serve),
+            RawServer(lambda connection, _: self._talk(connection)),
+        )
         self._certificate = Certificate.made(folder) if tls else None
         self.url = self._server.url.replace("http:", "https:") if tls else self._server.url
         #: Of the metadata service, for GCE_METADATA_HOST.
-        self.host = self._server.url.removeprefix("http://")
-        #: What the API says next; when there is nothing more, 200, and of an upload its metadata.
+        self.host = self._tokens.url.removeprefix("http://")
+        #: What the API says next; else what an empty bucket says.
         self.says: deque[Say] = deque()
         #: What the token service says next; else a new token for an hour.
         self.token_says: deque[Say] = deque()
@@ -71,7 +74,7 @@ class FakeGoogle:
             "private_key_id": "1",
             "private_key": _key(),
             "client_email": f"job@{PROJECT}.iam.gserviceaccount.com",
-            "token_uri": f"{self._server.url}/token",
+            "token_uri": f"{self._tokens.url}/token",
         }
         path = self._folder / "key.json"
         path.write_text(json.dumps(account))
@@ -89,28 +92,29 @@ class FakeGoogle:
 
     def __enter__(self) -> Self:
         self._server.__enter__()
+        self._tokens.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.__exit__(kind, error, trace)
+        self._tokens.__exit__(kind, error, trace)
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         first = connection.recv(1, socket.MSG_PEEK)
-        if (
-            first == b"\x16" and self._certificate is not None
-        ):  # a TLS handshake: tokens are asked for in the open
+        if self._certificate is None or first != b"\x16":  # the first byte of a TLS handshake
+            self._talk(connection)
+        else:
             # A copy, so that the server can still end the connection by its own.
             copy = socket.socket(fileno=os.dup(connection.fileno()))
             with copy, self._certificate.server.wrap_socket(copy, server_side=True) as wrapped:
                 self._talk(wrapped)
-        else:
-            self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
         with connection.makefile("rb") as stream:
-            while line := stream.readline():
+            # A TLS hello has no line: this port speaks none.
+            while (line := stream.readline()).endswith(b"HTTP/1.1\r\n"):
                 method, target, _ = line.decode().split()
                 headers = {}
                 while (line := stream.readline().strip()) != b"":
@@ -143,11 +147,22 @@ class FakeGoogle:
 
     def _answer(self, asked: Asked) -> Say:
         self.asked.append(asked)
-        if self.says:
-            return self.says.popleft()
-        if asked.path.startswith("/upload/"):  # the metadata as they were sent, in the first of two parts
-            return Say(body=asked.body.split(b"\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0])
-        return Say()
+        say = self.says.popleft() if self.says else _usual(asked)
+        return replace(say, headers={"X-GUploader-UploadID": "of-this-answer", **say.headers})
+
+
+def _usual(asked: Asked) -> Say:
+    """What a bucket answers that takes everything and has nothing."""
+    if asked.path.startswith("/upload/"):  # the metadata as they were sent, in the first of two parts
+        metadata, rest = asked.body.split(b"\r\n\r\n", 1)[1].split(b"\r\n--", 1)
+        size = len(rest.split(b"\r\n\r\n", 1)[1].rpartition(b"\r\n--")[0])
+        made = {**json.loads(metadata), "size": str(size), "generation": "1"}
+        return Say(body=json.dumps(made).encode())
+    if asked.path.startswith("/storage/") and asked.method == "GET":
+        if asked.path.endswith("/o"):
+            return Say(body=json.dumps({"kind": "storage#objects"}).encode())
+        return Say.error(404, "notFound")
+    return Say()
 
 
 def _metadata(path: str) -> Say:

@@ -38,7 +38,9 @@ def answers(response: requests.Response, asked: Sequence[str]) -> Iterator[reque
     if not isinstance(parts, list):
         raise ValueError("it has no parts")
     for target, part in zip(asked, parts, strict=True):
-        yield _alone(target, part)
+        one = _alone(target, part)
+        one.headers.update(response.headers)  # whoever gave the whole gave each part
+        yield one
 
 
 def _alone(target: str, part: Message | str) -> requests.Response:

@@ -18,14 +18,14 @@ import google.auth
 import requests
 from google.auth.credentials import AnonymousCredentials
 from google.auth.credentials import Credentials as GoogleCredentials
-from google.auth.exceptions import GoogleAuthError
+from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud import storage
 
 from ...clock import Clock, SystemClock
 from ..base import Credentials
 from ..http import Transport
-from ..token import RenewalTurn
+from ..token import RenewalTurn, SharedAttempt
 from ..url import Location
 
 log = logging.getLogger("spotguard")
@@ -52,7 +52,7 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._source = source
         self._clock = clock
-        self._lock = threading.Lock()
+        self._attempt = SharedAttempt()
         self._used = threading.local()
         self._turn = RenewalTurn(clock)
 
@@ -82,9 +82,8 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
 
     def refresh(self, request: Any) -> None:
         """Fetch another token after a 401, unless a thread has fetched one since this thread's request was sent."""
-        with self._lock:
-            if self._source.token == getattr(self._used, "token", None):
-                self._source.refresh(request)
+        used = getattr(self._used, "token", None)
+        self._attempt.make(lambda: self._source.token == used, lambda: self._fetch(request))
 
     def freshen(self, request: Any) -> None:
         """Fetch another token if the end is near. If that fails, keep a valid one.
@@ -95,20 +94,41 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
         left = self.left()
         if left < _LAST:
             self._renew(request)
-        elif self._turn.take(left) and self._lock.acquire(blocking=False):
+        elif self._turn.take(left):
             try:
-                self._source.refresh(request)
+                self._attempt.make(lambda: self.left() <= left, lambda: self._fetch(request))
             except (GoogleAuthError, OSError) as error:
-                log.warning("Google's token ends in %.0f s, and a new one cannot be had now: %s", left, error)
-            finally:
-                self._lock.release()
+                if self._turn.fails():
+                    log.warning(
+                        "Google's token ends in %.0f s, and a new one cannot be had now: %s", left, error
+                    )
 
     def _renew(self, request: Any) -> None:
         """Fetch a token if none is valid. One thread fetches it, and the others wait for it."""
-        if self.left() < _LAST:
-            with self._lock:
-                if self.left() < _LAST:
-                    self._source.refresh(request)
+        self._attempt.make(lambda: self.left() < _LAST, lambda: self._fetch(request))
+
+    def _fetch(self, request: Any) -> None:
+        """Fetch a token, and keep the one before if the answer holds none.
+
+        Raises:
+            GoogleAuthError, OSError: no token came.
+        """
+        before, ends = self._source.token, self._source.expiry
+        try:
+            self._source.refresh(request)
+            why = "" if self._source.token and isinstance(self._source.token, str) else "no token in it"
+        except (GoogleAuthError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - google-auth takes apart what it did not expect
+            why = type(error).__name__
+        if not why:
+            self._turn.succeeds()
+        else:
+            self._source.token, self._source.expiry = before, ends
+            raise TransportError(  # type: ignore[no-untyped-call, unused-ignore]
+                f"the answer is none of a token service ({why}): a proxy or captive portal may be in between",
+                retryable=True,
+            )
 
 
 class GCSSession:
@@ -118,7 +138,7 @@ class GCSSession:
         self._at = location
         self._clock = clock or SystemClock()
         self._link = Transport(location.options.get("ca"))
-        self._lock = threading.Lock()
+        self._attempt = SharedAttempt()
         self._client: Any = None
         self._token: Token | None = None
         tokens = requests.Session()
@@ -133,11 +153,8 @@ class GCSSession:
         Raises:
             GoogleAuthError: there are no credentials.
         """
-        client = self._client
-        if client is None:
-            with self._lock:
-                client = self._client = self._client or self._make()
-        return client
+        self._attempt.make(lambda: self._client is None, self._make)
+        return self._client
 
     def http(self) -> requests.Session:
         """Return the session below the client, for bodies that the SDK would copy."""
@@ -158,7 +175,11 @@ class GCSSession:
         """Return the credentials in use, after the first `client`; None for anonymous requests."""
         return None if self._token is None else self._token.described()
 
-    def _make(self) -> Any:
+    def _make(self) -> None:
+        # google-auth warns of each try of a lost metadata service. Without logging set up, that goes to stderr.
+        words = logging.getLogger("google")
+        if not words.handlers:
+            words.addHandler(logging.NullHandler())
         options = self._at.options
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         endpoint = options.get("endpoint") or emulator
@@ -173,12 +194,12 @@ class GCSSession:
             credentials = self._token = Token(credential, self._clock)
         # One renewal after a 401, then the request again: a caller's retry loop would not do that.
         session: requests.Session = AuthorizedSession(  # type: ignore[no-untyped-call, unused-ignore]
-            credentials, max_refresh_attempts=1, auth_request=self._request
+            credentials, max_refresh_attempts=0 if self._token is None else 1, auth_request=self._request
         )
         session.mount("https://", self._link)
         session.mount("http://", self._link)
         session.max_redirects = 0
-        return storage.Client(
+        self._client = storage.Client(
             project=options.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT"),
             credentials=credentials,
             _http=session,

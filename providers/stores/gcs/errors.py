@@ -13,12 +13,15 @@ from ...errors import (
     CorruptError,
     DeniedError,
     FullError,
+    MisconfiguredError,
     NotFoundError,
     StoreError,
     ThrottledError,
     UnavailableError,
 )
-from ..errors import FULL, leaf, network
+from ..errors import FULL, contained, foreign, leaf, line, network, redirect
+from ..tls import causes, mistake
+from .evidence import googles
 
 #: Reasons that tell more than the status.
 #: (https://cloud.google.com/storage/docs/json_api/v1/status-codes)
@@ -27,6 +30,9 @@ _REASONS: dict[str, type[StoreError]] = {
     "userRateLimitExceeded": ThrottledError,
     "quotaExceeded": FullError,
 }
+
+#: Statuses that tell something of an object: that it is not there, that it is, that it ends earlier. Only the service may.
+_TELLING = {404, 410, 412, 416}
 
 #: The permissions that a store needs, by their names in IAM. (https://cloud.google.com/storage/docs/access-control/iam-json)
 CREATE, GET, LIST, DELETE = (f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
@@ -40,56 +46,74 @@ def answered(doing: str, permission: str) -> Iterator[None]:
         doing: the operation with the object's whole name, for the message.
         permission: the permission that the request needs, for users who lack it.
     """
+    with contained(doing):
+        try:
+            with network(doing), _directed(doing):
+                yield
+        except GoogleAPICallError as error:
+            raise _refused(doing, permission, error) from error
+        except GoogleAuthError as error:
+            raise _without_token(doing, error) from error
+
+
+@contextmanager
+def _directed(doing: str) -> Iterator[None]:
+    """Translate a redirect of the store, or of a service that gives tokens: the sessions follow none."""
     try:
-        with network(doing):
-            yield
-    except GoogleAPICallError as error:
-        raise _refused(doing, permission, error) from error
-    except DefaultCredentialsError as error:
-        raise DeniedError(
-            f"{doing}: no Google credentials are to be found ({_line(error)}); give the machine a service account, name a key file in "
-            "GOOGLE_APPLICATION_CREDENTIALS, or run gcloud auth application-default login [SG301]"
-        ) from error
-    except GoogleAuthError as error:
-        if error.retryable or _is_networks(error):
-            raise UnavailableError(f"{doing}: no token can be had now: {_line(error)} [SG301]") from error
-        raise DeniedError(
-            f"{doing}: Google gives no token for these credentials: {_line(error)}; look at the service account, and at "
-            "this machine's clock [SG301]"
-        ) from error
+        yield
+    except (requests.RequestException, GoogleAuthError) as error:
+        for each in causes(error):
+            if isinstance(each, requests.TooManyRedirects) and each.response is not None:
+                answer = each.response
+                raise redirect(doing, answer.status_code, answer.headers.get("Location", "")) from error
+        raise
 
 
 def _refused(doing: str, permission: str, error: GoogleAPICallError) -> StoreError:
-    status = int(error.code or 0)
+    status, said = int(error.code or 0), _said(error)
     reasons = [str(each.get("reason", "")) for each in error.errors if isinstance(each, dict)]
     kind = next((_REASONS[reason] for reason in reasons if reason in _REASONS), leaf(status))
-    text = f"{doing}: {' '.join([str(status), *reasons])}"
+    text = f"{doing}: {' '.join([str(status), *reasons])}: {said}"
+    if 300 <= status < 400:
+        return redirect(doing, status, "")
+    if not googles(error.response):
+        stranger = foreign(doing, f"the answer is not Google's ({status}: {said})")
+        return stranger if status in _TELLING else kind(str(stranger))
     if kind is DeniedError and status == 401:
         return DeniedError(
             f"{text}; Google does not take this job's credentials: look at its service account, and at this machine's clock [SG301]"
         )
     if kind is DeniedError:
         return DeniedError(
-            f"{text}: {_line(error.message)}; the job's account needs {permission}: give it roles/storage.objectUser on the bucket [SG302]"
+            f"{text}; the job's account needs {permission}: give it roles/storage.objectUser on the bucket [SG302]"
         )
     if kind is NotFoundError and permission in (CREATE, LIST):
         return NotFoundError(f"{text}; there is no such bucket: make it, or correct the URL [SG303]")
     # A checksum that differs from the bytes gives 400 "invalid". No other part of an upload that spotguard chooses can
     # cause it: object names, and the name of a KMS key, were checked before.
     if status == 400 and permission == CREATE and "invalid" in reasons:
-        return CorruptError(f"{text}: other bytes arrived than were sent: {_line(error.message)}")
-    return kind(f"{text}: {_line(error.message)}{FULL if kind is FullError else ''}")
+        return CorruptError(f"{text}; other bytes arrived than were sent")
+    return kind(f"{text}{FULL if kind is FullError else ''}")
 
 
-def _is_networks(error: BaseException) -> bool:
-    """Return whether a failure of the network is behind the error: google-auth wraps errors (`raise … from`)."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, (requests.RequestException, OSError)):
-            return True
-        cause = cause.__cause__
-    return False
+def _without_token(doing: str, error: GoogleAuthError) -> StoreError:
+    said = line(str(error))
+    if (advice := mistake(error, "REQUESTS_CA_BUNDLE names certificates to trust")) is not None:
+        return MisconfiguredError(f"{doing}: no token can be had: {advice}")
+    if isinstance(error, DefaultCredentialsError):
+        return DeniedError(
+            f"{doing}: no Google credentials are to be found ({said}); give the machine a service account, name a key file in "
+            "GOOGLE_APPLICATION_CREDENTIALS, or run gcloud auth application-default login [SG301]"
+        )
+    if error.retryable or any(isinstance(each, OSError) for each in causes(error)):
+        return UnavailableError(f"{doing}: no token can be had now: {said} [SG301]")
+    return DeniedError(
+        f"{doing}: Google gives no token for these credentials: {said}; look at the service account, and at "
+        "this machine's clock [SG301]"
+    )
 
 
-def _line(text: object) -> str:
-    return " ".join(str(text).split())[:300]
+def _said(error: GoogleAPICallError) -> str:
+    """Return the service's own words, without the method and the URL that the SDK writes before them."""
+    asked = getattr(error.response, "request", None)
+    return line(str(error.message).rpartition(f"{asked.url}: " if asked is not None else "")[2])

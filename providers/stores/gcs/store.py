@@ -12,40 +12,39 @@ bytes, in one multipart upload. A resumable upload would cost one more round tri
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import logging
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, urlencode
 
-import google_crc32c
 import requests
 from google.api_core.exceptions import GoogleAPICallError, from_http_response
 
 from ...dates import parse_iso
-from ...errors import CorruptError, UnavailableError, UsageError
+from ...errors import CorruptError, NotFoundError, UnavailableError, UsageError
 from ..base import Credentials, ObjectInfo, Sent, check_key, check_prefix
+from ..errors import foreign
 from ..http import CONNECTIONS, fill, remaining, within
 from ..url import Location
 from .batch import CONTENT_TYPE, MOST, answers, batch
 from .credentials import GCSSession
 from .errors import CREATE, DELETE, GET, LIST, answered
+from .evidence import IN_METADATA, checksum, checksums, googles, has_bytes, is_of, resource, shown
 
 log = logging.getLogger("spotguard.providers")
-
-#: Bytes copied at a time for google_crc32c, which takes only `bytes`: they stay in the CPU's cache.
-_CRC_PIECE = 256 * 2**10
-
-#: Names of the checksums in an object's metadata, by their names in X-Goog-Hash.
-_IN_METADATA = {"crc32c": "crc32c", "md5": "md5Hash"}
 
 #: Statuses by which a service without batch requests answers one: Google's own storage-testbench sends 501.
 _NO_BATCH = {404, 405, 501}
 
-_PROXY = "a proxy may be in between"
+#: Statuses of a missing object.
+_GONE = {404, 410}
+
+#: What an object's metadata must say for a put, a read or a delete whose own answer is in doubt.
+_WITNESS = "name,size,crc32c,md5Hash"
 
 _KMS_KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
 
@@ -91,6 +90,8 @@ class GCSStore:
         self._page, self._calls = page, calls
         #: Whether to send batches; False after the service has refused one as unknown.
         self._batches = True
+        #: Whether the service keeps checksums of objects: known once the metadata of one has had any.
+        self._keeps_sums = False
         self._session = GCSSession(location)
         options = location.options
         self._all_options: dict[str, str] = {}
@@ -107,13 +108,17 @@ class GCSStore:
 
     def warm(self, *, timeout: float | None = None) -> None:
         """Fetch a lasting token, and open this thread's connection with a request for an object that does not exist."""
-        with within(timeout), answered(f"reach {self.url}", GET):
+        doing = f"reach {self.url}"
+        with within(timeout), answered(doing, GET):
             self._session.freshen()
             try:
-                self._ask("GET", self._object("spotguard-warm"), {"fields": "name"})
+                response = self._ask("GET", self._object("spotguard-warm"), {"fields": "name"})
             except GoogleAPICallError as error:
-                if error.code not in (403, 404):
+                # Without the permission to list, the service answers "forbidden" for a missing object.
+                if error.code not in (403, 404) or not googles(error.response):
                     raise
+            else:
+                raise foreign(doing, f"there is an object that nobody makes ({shown(response)})")
 
     def put(
         self,
@@ -134,13 +139,15 @@ class GCSStore:
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
         """Return the whole object, checked against the service's CRC32C of it."""
         doing = f"get {self._named(check_key(key))}"
-        with within(timeout), answered(doing, GET), self._media(key) as response:
+        with within(timeout), answered(doing, GET), self._media(doing, key) as response:
             data = bytearray(_length(doing, response))
             view = memoryview(data)
             _receive(doing, response, view)
-            name, value = _sum(view)
-            if _sums(response).get(name, value) != value:
+            (name, value), given = checksum(view), checksums(response)
+            if given.get(name, value) != value:
                 raise CorruptError(f"{doing}: these are not the bytes of the {name} that came with them")
+            if not has_bytes(response):
+                self._confirm(doing, f"the answer is not Google's ({shown(response)})", key, view)
             return bytes(data)
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, timeout: float | None = None) -> None:
@@ -148,11 +155,14 @@ class GCSStore:
         doing, view = f"read {self._named(check_key(key))}", buffer.cast("B")
         with within(timeout), answered(doing, GET):
             if not view:
-                self._ask("GET", self._object(key), {"fields": "name"})
+                self._metadata(doing, key)
                 return
-            with self._media(key, f"bytes={start}-{start + len(view) - 1}") as response:
-                if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                    raise UnavailableError(f"{doing}: a range was asked for, and another came: {_PROXY}")
+            with self._media(doing, key, start, len(view)) as response:
+                came = response.headers.get("Content-Range", "")
+                if response.status_code != 206 or not came.startswith(f"bytes {start}-"):
+                    raise foreign(doing, f"a range was asked for, and another came ({shown(response)})")
+                if not has_bytes(response) and came.rpartition("/")[2] != self._metadata(doing, key)["size"]:
+                    raise foreign(doing, f"a range of another object came ({came})")
                 size = min(len(view), _length(doing, response))
                 _receive(doing, response, view[:size])
             if size < len(view):
@@ -166,7 +176,7 @@ class GCSStore:
         asked = {
             "prefix": self._at.key(prefix),
             "maxResults": str(self._page),
-            "fields": "items(name,size,updated),nextPageToken",
+            "fields": "kind,items(name,size,updated),nextPageToken",
         }
         while True:
             with within(remains()), answered(doing, LIST):
@@ -180,14 +190,14 @@ class GCSStore:
     def delete(self, keys: Iterable[str], *, timeout: float | None = None) -> None:
         """Delete objects, a hundred with one request if the service knows batches."""
         doing, remains = f"delete {self.url}", remaining(timeout)
-        paths = [self._object(check_key(key)) for key in keys]
-        for at in range(0, len(paths), self._calls):
+        named = [check_key(key) for key in keys]
+        for at in range(0, len(named), self._calls):
             with within(remains()), answered(doing, DELETE):
-                some = paths[at : at + self._calls]
-                if self._batches:
-                    self._delete(doing, some)
-                else:
-                    self._delete_singly(some)
+                some = named[at : at + self._calls]
+                if not self._batches or not self._delete(doing, some):
+                    for key in some:
+                        self._delete_one(doing, key)
+                    self._batches = False
 
     def credentials(self) -> Credentials | None:
         """Return the credentials in use, for people."""
@@ -200,27 +210,66 @@ class GCSStore:
     ) -> bool:
         doing, view = f"put {self._named(check_key(key))}", data.cast("B")
         with within(timeout, sent), answered(doing, CREATE):
-            name, value = _sum(view)
-            body = _MultipartBody({"name": self._at.key(key), _IN_METADATA[name]: value}, view)
-            asked = {"uploadType": "multipart", "fields": _IN_METADATA[name], **self._put_options, **options}
+            name, value = checksum(view)
+            body = _MultipartBody({"name": self._at.key(key), IN_METADATA[name]: value}, view)
+            asked = {
+                "uploadType": "multipart",
+                "fields": f"name,size,generation,{IN_METADATA[name]}",
+                **self._put_options,
+                **options,
+            }
             try:
                 headers = {"Content-Type": body.content_type}
-                made = self._ask(
+                response = self._ask(
                     "POST", f"/upload/storage/v1/b/{self._at.bucket}/o", asked, body, headers
-                ).json()
+                )
             except GoogleAPICallError as error:
                 # Without this store's condition, a 412 comes from a rule of the organisation, for example that objects use its
                 # own key. It does not mean that the object exists.
-                if error.code == 412 and "ifGenerationMatch" in options:
+                if error.code == 412 and "ifGenerationMatch" in options and googles(error.response):
                     return False
                 raise
-            if not isinstance(made, dict) or made.get(_IN_METADATA[name]) != value:
-                raise UnavailableError(f"{doing}: the answer does not confirm the object: {_PROXY}")
+            made = resource(response)
+            if not made.get("generation") or not is_of(made, self._at.key(key), len(view), {name: value}):
+                self._confirm(doing, f"the answer is not Google's ({shown(response)})", key, view)
         return True
 
-    def _delete(self, doing: str, paths: Sequence[str]) -> None:
+    def _confirm(self, doing: str, why: str, key: str, view: memoryview) -> None:
+        """Compare the object's metadata with its bytes, because another server may have answered for the service.
+
+        Raises:
+            UnavailableError: the object's metadata are not to be had, or are those of other bytes.
+        """
+        try:
+            kept = self._metadata(doing, key)
+        except NotFoundError as error:
+            raise foreign(doing, f"{why}, and there is no such object") from error
+        name, value = checksum(view)
+        self._keeps_sums = self._keeps_sums or bool(kept.get(IN_METADATA[name]))
+        if not is_of(kept, self._at.key(key), len(view), {name: value} if self._keeps_sums else {}):
+            raise foreign(doing, f"{why}, and the object has other bytes")
+
+    def _metadata(self, doing: str, key: str) -> Mapping[str, Any]:
+        """Return the object's metadata.
+
+        Raises:
+            NotFoundError: the service itself says that there is no such object.
+        """
+        try:
+            response = self._ask("GET", self._object(key), {"fields": _WITNESS})
+        except GoogleAPICallError as error:
+            if error.code in _GONE and googles(error.response):
+                raise NotFoundError(f"{doing}: no such object ({error.code})") from error
+            raise
+        kept = resource(response)
+        if kept.get("name") != self._at.key(key) or not str(kept.get("size", "")).isdecimal():
+            raise foreign(doing, f"these are no metadata of an object ({shown(response)})")
+        return kept
+
+    def _delete(self, doing: str, keys: Sequence[str]) -> bool:
+        """Delete with one request; return whether the service knows such requests."""
         query = f"?{urlencode(self._all_options)}" if self._all_options else ""
-        targets = [path + query for path in paths]
+        targets = [self._object(key) + query for key in keys]
         try:
             response = self._ask(
                 "POST", "/batch/storage/v1", {}, batch(targets), {"Content-Type": CONTENT_TYPE}
@@ -229,31 +278,47 @@ class GCSStore:
             if error.code not in _NO_BATCH:
                 raise
             log.info("%s has no batch requests (%s): objects are deleted one by one", self.url, error.code)
-            self._batches = False
-            self._delete_singly(paths)
-            return
+            return False
         try:
             for answer in answers(response, targets):
                 if answer.status_code >= 300 and answer.status_code != 404:
                     raise _failure(answer)
         except ValueError as error:
-            raise UnavailableError(f"{doing}: this is no answer to a batch ({error}): {_PROXY}") from error
+            raise foreign(doing, f"this is no answer to a batch ({error}; {shown(response)})") from error
+        return True
 
-    def _delete_singly(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            try:
-                self._ask("DELETE", path, {}).close()
-            except GoogleAPICallError as error:
-                if error.code != 404:
-                    raise
+    def _delete_one(self, doing: str, key: str) -> None:
+        try:
+            response = self._ask("DELETE", self._object(key), {})
+        except GoogleAPICallError as error:
+            if error.code not in _GONE:
+                raise
+            response = error.response
+        if not googles(response):
+            # The service's answer has no body by which to know it. The object's absence is the proof.
+            with suppress(NotFoundError):
+                self._metadata(doing, key)
+                raise foreign(doing, f"the object is still there ({shown(response)})")
 
-    def _media(self, key: str, wanted: str | None = None) -> requests.Response:
-        """Return the bytes of an object, or a range of them, as a stream."""
+    def _media(self, doing: str, key: str, start: int = 0, size: int | None = None) -> requests.Response:
+        """Return the bytes of an object, or `size` of them, as a stream."""
         # Without this, the service may send an object that was stored compressed either compressed or not.
-        headers = {"Accept-Encoding": "identity", **({"Range": wanted} if wanted else {})}
-        return self._ask(
-            "GET", f"/download{self._object(key)}", {"alt": "media"}, headers=headers, stream=True
-        )
+        headers = {"Accept-Encoding": "identity"}
+        if size is not None:
+            headers["Range"] = f"bytes={start}-{start + size - 1}"
+        path = f"/download{self._object(key)}"
+        try:
+            return self._ask("GET", path, {"alt": "media"}, headers=headers, stream=True)
+        except GoogleAPICallError as error:
+            if googles(error.response) or error.code not in (*_GONE, 416):
+                raise
+            # An emulator's failures of downloads are plain text, like a proxy's.
+            there = int(self._metadata(doing, key)["size"])
+            if error.code == 416 and there <= start:
+                raise CorruptError(
+                    f"{doing}: {there} bytes are there, {start + (size or 0)} were expected"
+                ) from error
+            raise
 
     def _ask(
         self,
@@ -294,46 +359,29 @@ def _failure(response: requests.Response) -> Exception:
     return failure
 
 
-def _sum(view: memoryview) -> tuple[str, str]:
-    """Return the checksum that the service compares with the received bytes: its name in headers, and its value.
-
-    Without machine code, google_crc32c takes a second for a few MB. Then hashlib's MD5 (0.7 GB/s) takes its place.
-    """
-    if google_crc32c.implementation != "c":
-        return "md5", base64.b64encode(hashlib.md5(view, usedforsecurity=False).digest()).decode()
-    crc = 0
-    for at in range(0, len(view), _CRC_PIECE):
-        crc = google_crc32c.extend(crc, bytes(view[at : at + _CRC_PIECE]))  # type: ignore[no-untyped-call, unused-ignore]
-    return "crc32c", base64.b64encode(crc.to_bytes(4, "big")).decode()
-
-
-def _sums(response: requests.Response) -> dict[str, str]:
-    """Return the checksums of a header such as X-Goog-Hash: crc32c=n03x6A==,md5=Ojk9c3dhfxgoKVVHYwFbHQ=="""
-    words = response.headers.get("X-Goog-Hash", "").split(",")
-    return {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in words)}
-
-
 def _page(doing: str, response: requests.Response) -> tuple[list[tuple[str, int, float]], str]:
     """Return the page's names, sizes and dates, and the token of the next page."""
     try:
         page = response.json()
+        if page.get("kind") != "storage#objects":  # `{}` would pass for an empty listing
+            raise ValueError("no listing")
         objects = [
             (str(each["name"]), int(each["size"]), parse_iso(each.get("updated")) or 0.0)
             for each in page.get("items", ())
         ]
         return objects, page.get("nextPageToken", "")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnavailableError(f"{doing}: this is no answer to a listing: {_PROXY}") from error
+        raise foreign(doing, f"this is no answer to a listing ({shown(response)})") from error
 
 
 def _length(doing: str, response: requests.Response) -> int:
     try:
         return int(response.headers["Content-Length"])
     except (KeyError, ValueError) as error:
-        raise UnavailableError(f"{doing}: the answer has no length: {_PROXY}") from error
+        raise foreign(doing, f"the answer has no length ({shown(response)})") from error
 
 
 def _receive(doing: str, response: requests.Response, view: memoryview) -> None:
     """Fill the view with the announced number of bytes. (urllib3 before 2 reports no error if a connection ends early.)"""
     if fill(response.raw, view) < len(view):
-        raise UnavailableError(f"{doing}: the answer ended early: {_PROXY}")
+        raise UnavailableError(f"{doing}: the answer ended early")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from google.auth.exceptions import TransportError
 
-from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
+from spotguard.providers.errors import DeniedError, MisconfiguredError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore, Identified
 from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.gcs.credentials import Token
@@ -55,7 +55,7 @@ def test_a_key_file_gives_one_token_to_all_threads(google: FakeGoogle, store: Bl
 
 def test_a_certificate_that_nobody_named_is_refused(google: FakeGoogle) -> None:
     """Not worth another try, and nothing is sent."""
-    with pytest.raises(DeniedError, match="ca=FILE"):
+    with pytest.raises(MisconfiguredError, match="ca=FILE"):
         open_store(f"gs://bucket/run?endpoint={google.url}").put("a", memoryview(b"x"))
     assert google.asked == []
 
@@ -85,19 +85,38 @@ def test_a_second_refusal_is_the_end(google: FakeGoogle, store: BlobStore) -> No
 @pytest.mark.parametrize(
     ("say", "leaf", "words"),
     [
-        (Say(400, json.dumps({"error": "invalid_grant"}).encode()), DeniedError, "gives no token"),
+        (
+            Say(400, json.dumps({"error": "invalid_grant"}).encode()),
+            DeniedError,
+            "gives no token.*invalid_grant",
+        ),
         (Say(status=0), UnavailableError, "no token can be had now"),
+        (Say(200, b"<html>log in</html>"), UnavailableError, "none of a token service"),
+        (Say(200, b'["log in"]'), UnavailableError, "none of a token service"),
+        (Say(200, b'{"access_token": "", "expires_in": 3600}'), UnavailableError, "none of a token service"),
+        (Say(200, b'{"access_token": {}, "expires_in": 3600}'), UnavailableError, "none of a token service"),
+        (Say(200, b"{}"), DeniedError, "gives no token"),
+        (Say(204, b""), DeniedError, "gives no token"),
+        (Say(401, b"<html>log in</html>"), DeniedError, "gives no token.*log in"),
+        (Say(511, b"<html>log in</html>"), DeniedError, "gives no token.*log in"),
+        (
+            Say(302, headers={"Location": "http://login.example/?x=1"}),
+            UnavailableError,
+            "http://login.example/,",
+        ),
     ],
-    ids=["refused", "away"],
+    ids=lambda value: f"{value.status} {value.body.decode()[:30]}" if isinstance(value, Say) else None,
 )
 def test_no_token_no_request(
     google: FakeGoogle, store: BlobStore, say: Say, leaf: type[StoreError], words: str
 ) -> None:
-    """A key that is revoked is told from a service that does not answer."""
+    """A key that is revoked is told from a service that does not answer, and from a login page in its place."""
     google.token_says.append(say)
     with pytest.raises(leaf, match=words):
         store.put("a", memoryview(b"x"))
     assert google.asked == []
+    store.put("a", memoryview(b"x"))
+    assert [asked.headers["authorization"] for asked in google.asked] == ["Bearer token-1"]
 
 
 def test_nothing_to_be_found_is_said_with_the_way_out(
@@ -127,6 +146,21 @@ def test_a_machine_of_googles_has_an_account(
     done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [asked.headers["authorization"] for asked in google.asked] == ["Bearer token-1"] * 2
+
+
+def test_a_lost_metadata_service_is_one_line() -> None:
+    """google-auth warns of each of its tries, and a program without logging set up would show them all."""
+    program = (
+        "import logging\n"
+        "from spotguard.providers.errors import UnavailableError\n"
+        "from spotguard.providers.stores.factory import open_store\n"
+        "try: open_store('gs://bucket?endpoint=http://127.0.0.1:9').warm(timeout=100)\n"
+        "except UnavailableError as error: print(error)\n"
+        "logging.getLogger('google.auth.compute_engine._metadata').warning('attempt 1 of 5')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
 
 
 def test_no_secret_is_logged_or_said(
@@ -291,3 +325,39 @@ def test_a_store_says_as_whom_it_asks(store: BlobStore) -> None:
     assert (said.kind, said.renewed) == ("a service account's key file", True)
     assert said.left is not None
     assert 0 < said.left <= 3600
+
+
+def test_an_answer_that_google_auth_cannot_read_keeps_the_token_that_holds(
+    token: Token, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine's metadata service, with a login page in its place, has no fields."""
+
+    def refresh(request: object) -> None:
+        source.token, source.expiry = None, None
+        raise TypeError("string indices must be integers")
+
+    token.freshen(None)
+    clock.advance(3000)
+    monkeypatch.setattr(source, "refresh", refresh)
+    token.freshen(None)
+    assert used(token) == "Bearer token-1"
+    assert token.left() == 600
+    clock.advance(595)
+    with pytest.raises(TransportError, match="none of a token service"):
+        used(token)
+
+
+def test_a_lost_identity_is_told_once(
+    token: Token, source: Source, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not once a minute; and again if it was found in between."""
+    for lost in (1, 2):
+        source.away = False
+        clock.advance(3600)
+        token.freshen(None)
+        source.away = True
+        clock.advance(3000)
+        for _ in range(3):
+            token.freshen(None)
+            clock.advance(61)
+        assert caplog.text.count("cannot be had now") == lost
