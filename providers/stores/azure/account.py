@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 
 import requests
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import ClientAuthenticationError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.storage.blob import ContainerClient
 
@@ -19,9 +20,11 @@ from ...dates import parse_iso
 from ...errors import UsageError
 from ...optional_deps import how_to_install
 from ..base import Credentials
+from ..errors import line
 from ..http import Transport
 from ..names import CONNECTION, account_of, check_container, endpoint_of
-from ..url import Location
+from ..url import Location, shown
+from .errors import refuse_foreign
 from .token import HeldToken
 
 _KEY, _SAS = "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"
@@ -51,14 +54,20 @@ def open_container(at: Location, clock: Clock) -> tuple[ContainerClient, HeldTok
         UsageError: no account is given, or a given value cannot be used.
     """
     check_container(at)
+    # The SDK logs a paragraph for an error that spotguard raises in one line. Without logging set up, it goes to stderr.
+    words = logging.getLogger("azure")
+    if not words.handlers:
+        words.addHandler(logging.NullHandler())
     ca = at.options.get("ca")
     if ca is not None and not Path(ca).is_file():
         raise UsageError(f"store {at.url!r}: ca={ca} is no file here; name one of certificates in PEM")
     token: HeldToken | None = None
     try:
         if configured := os.environ.get(CONNECTION):
-            words = _connection(at, configured)
-            return ContainerClient.from_connection_string(words, at.bucket, **_wire(ca)), None
+            client = ContainerClient.from_connection_string(
+                _connection(at, configured), at.bucket, **_wire(ca)
+            )
+            return client, None
         account, endpoint = account_of(at, os.environ)
         credential: AzureNamedKeyCredential | AzureSasCredential | str | HeldToken
         if key := os.environ.get(_KEY):
@@ -115,18 +124,31 @@ def _identity(at: Location) -> Any:
         raise UsageError(
             f"store {at.url!r} needs azure-identity, as no key or SAS is set: {how_to_install('azure')}"
         ) from error
-    # azure-identity logs a paragraph for an error that spotguard raises in one line. Without logging set up, it goes to stderr.
-    words = logging.getLogger("azure")
-    if not words.handlers:
-        words.addHandler(logging.NullHandler())
 
     def make() -> Any:
         session = requests.Session()
         session.mount("https://", Transport())
         session.mount("http://", Transport(proxied=False))
+        session.hooks["response"].append(_refuse_page)
         return DefaultAzureCredential(transport=RequestsTransport(session=session))
 
     return make
+
+
+def _refuse_page(response: requests.Response, *args: Any, **kwargs: Any) -> None:
+    """Refuse a page of a login or a proxy in place of a token; azure-identity would retry it, or trip over its fields.
+
+    Raises:
+        ClientAuthenticationError: the answer is a redirect or a page.
+    """
+    kind = response.headers.get("Content-Type", "").partition(";")[0]
+    place = response.headers.get("Location", "") if response.is_redirect else ""
+    if place or kind == "text/html":
+        response.close()
+        to = f", which sends spotguard to {line(shown(place.partition('?')[0]))}" if place else ""
+        raise ClientAuthenticationError(
+            f"the answer is none of an identity ({response.status_code} {kind}{to}): a proxy or captive portal may be in between"
+        )
 
 
 def _wire(ca: str | None) -> Mapping[str, Any]:
@@ -141,6 +163,7 @@ def _wire(ca: str | None) -> Mapping[str, Any]:
         "transport": RequestsTransport(session=session, session_owner=False, connection_verify=ca or True),
         "retry_total": 0,  # the caller's loop retries, by its deadline
         "permit_redirects": False,
+        "raw_response_hook": refuse_foreign,
         # One request whatever the size: the store sets the range, and reads the body itself.
         "max_single_get_size": 2**40,
     }

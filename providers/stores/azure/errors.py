@@ -14,7 +14,7 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpRes
 from ...clock import Clock
 from ...dates import parse_http_date
 from ...errors import CorruptError, DeniedError, FullError, NotFoundError, StoreError
-from ..errors import FULL, leaf, network
+from ..errors import FULL, contained, foreign, leaf, line, network, redirect
 
 #: Codes that tell more than the status.
 _CODES: dict[str, type[StoreError]] = {
@@ -28,6 +28,9 @@ _CODES: dict[str, type[StoreError]] = {
     "InvalidBlobType": StoreError,
     "SnapshotsPresent": StoreError,
 }
+
+#: Statuses that tell something of an object: that it is not there, that it is, that it ends earlier. Only the service may.
+_TELLING = {404, 409, 410, 412, 416}
 
 #: Codes by which the service refuses credentials that it does not recognize.
 STRANGER = {"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"}
@@ -54,52 +57,92 @@ _STRANGER_ADVICE = (
 _SKEW = 300.0
 
 
+class NotAzures(Exception):
+    """An answer that Azure did not give, though its status is one of success."""
+
+
+def azures(headers: Mapping[str, str]) -> bool:
+    """Return whether Azure gave an answer with these headers, and no proxy or login page in its place.
+
+    Each answer of the service has x-ms-request-id and x-ms-version (REST API reference: response headers).
+    """
+    return any(name.lower().startswith("x-ms-") for name in headers)
+
+
+def refuse_foreign(answer: Any) -> None:
+    """Refuse a success that is not Azure's, before the SDK reads it: an empty page would be an empty listing.
+
+    Raises:
+        NotAzures: the answer has none of Azure's headers.
+    """
+    response = answer.http_response
+    if response.status_code < 300 and not azures(response.headers):
+        kind = response.headers.get("Content-Type", "").partition(";")[0]
+        raise NotAzures(f"{response.status_code} {kind}".strip())
+
+
 @contextmanager
 def answers(doing: str, clock: Clock) -> Iterator[None]:
     """Translate every exception of the SDK into the error that its code means, so that none leaves this room."""
-    try:
-        with network(doing):
-            yield
-    except HttpResponseError as error:
-        response: Any = error.response
-        if response is not None:
-            raise refusal(doing, response.status_code, code(error), response.headers, clock) from error
-        if isinstance(error, ClientAuthenticationError):
-            raise DeniedError(
-                f"{doing}: no token is to be had ({type(error).__name__}); give this machine an identity (a managed "
-                "identity, az login), or set AZURE_STORAGE_CONNECTION_STRING [SG301]"
-            ) from error
-        with network(doing):
-            raise _below(error) from error
-    except AzureError as error:
-        with network(doing):
-            raise _below(error) from error
+    with contained(doing):
+        try:
+            with network(doing):
+                yield
+        except NotAzures as error:
+            raise foreign(doing, f"the answer is not Azure's ({error})") from error
+        except HttpResponseError as error:
+            response: Any = error.response
+            if response is not None:
+                headers, said = response.headers, _said(error)
+                raise refusal(doing, response.status_code, code(error), headers, clock, said) from error
+            if isinstance(error, ClientAuthenticationError):
+                raise DeniedError(
+                    f"{doing}: no token is to be had ({_attempts(error)}); give this machine an "
+                    "identity (a managed identity, az login), or set AZURE_STORAGE_CONNECTION_STRING [SG301]"
+                ) from error
+            with network(doing):
+                raise _below(error) from error
+        except AzureError as error:
+            with network(doing):
+                raise _below(error) from error
 
 
-@contextmanager
-def readable(doing: str) -> Iterator[None]:
-    """Translate errors from parsing an answer: the SDK meets a foreign answer, such as a proxy's page, with any exception."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"{doing}: the answer is none of Azure's ({type(error).__name__}): look at the endpoint, and at proxies before it"
-        ) from error
+def refusal(
+    doing: str, status: int, code: str, headers: Mapping[str, str], clock: Clock, said: str = ""
+) -> StoreError:
+    """Return the error that a failed answer means.
 
-
-def refusal(doing: str, status: int, code: str, headers: Mapping[str, str], clock: Clock) -> StoreError:
-    """Return the error that a failed answer means."""
+    Args:
+        said: the service's own words.
+    """
+    text = f"{code or 'no code'} ({status}){said and f': {said}'}"
+    if 300 <= status < 400:
+        return redirect(doing, status, headers.get("Location", ""))
     kind = _CODES.get(code) or leaf(status)
+    if not azures(headers):
+        stranger = foreign(doing, f"the answer is not Azure's ({text})")
+        return stranger if status < 300 or status in _TELLING else kind(str(stranger))
     advice = _ADVICE.get(code) or (FULL if kind is FullError else "")
     if not advice and (code in STRANGER or status == 401):
         advice = _skew(headers, clock) or _STRANGER_ADVICE
-    return kind(f"{doing}: {code or 'no code'} ({status}){advice}")
+    return kind(f"{doing}: {text}{advice}")
 
 
 def code(error: HttpResponseError) -> str:
     """Return the service's own error code; "" if it sent none, as in a proxy's 503."""
     value = getattr(error, "error_code", None)
     return str(getattr(value, "value", value) or "")
+
+
+def _attempts(error: ClientAuthenticationError) -> str:
+    """Return what each credential of azure-identity's chain met, without the heading and the link around it."""
+    said = str(error.message).partition("Attempted credentials:")
+    return line((said[2] or said[0]).partition("To mitigate this issue")[0]) or type(error).__name__
+
+
+def _said(error: HttpResponseError) -> str:
+    """Return the first line of the service's own words. The other ones repeat the request, and may quote its signature."""
+    return line(str(error.message).lstrip().partition("\n")[0])
 
 
 def _below(error: AzureError) -> BaseException:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from azure.core.credentials import AccessToken
-from azure.core.exceptions import AzureError
+from azure.core.exceptions import AzureError, ClientAuthenticationError
 
 from ...clock import Clock
 from ..token import RenewalTurn
@@ -97,11 +97,12 @@ class HeldToken:
         except (AzureError, TimeoutError) as error:
             if remains <= 0:
                 raise
-            log.warning(
-                "the token for Azure ends in %.0f s, and a new one cannot be had now (%s): look at the machine's identity",
-                remains,
-                type(error).__name__,
-            )
+            if self._turn.fails():
+                log.warning(
+                    "the token for Azure ends in %.0f s, and a new one cannot be had now (%s): look at the machine's identity",
+                    remains,
+                    type(error).__name__,
+                )
 
     def renew(self) -> bool:
         """Renew the token after a refusal, and return whether there is another token now."""
@@ -145,13 +146,20 @@ class HeldToken:
         try:
             with closing(self._make()) as credential:
                 token = credential.get_token(SCOPE, **options)
+            if not token.token or not isinstance(token.token, str):
+                raise ClientAuthenticationError("the identity's answer holds no token")
             with self._lock:
                 self._got = self._clock.monotonic()
                 # Wall seconds become monotonic once, on receipt.
                 self._ends = self._got + token.expires_on - self._clock.time()
                 self._token = token.token
-        except Exception as error:  # noqa: BLE001 - of any kind: the waiting threads raise it
+            self._turn.succeeds()
+        except AzureError as error:
             asking.error = error
+        except Exception as error:  # noqa: BLE001 - azure-identity takes apart what it did not expect
+            asking.error = ClientAuthenticationError(
+                f"the identity's answer cannot be read ({type(error).__name__}): a proxy or captive portal may be in between"
+            )
         finally:
             with self._lock:
                 self._asking = None

@@ -44,7 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 Opening = Callable[[str, Path | None], BlobStore]
 
 
-@pytest.fixture(params=["s3", "gcs", "azure"])
+@pytest.fixture(params=["s3", "google", "azure"])
 def opening(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Opening]:
@@ -53,7 +53,7 @@ def opening(
     if request.param == "s3":
         request.getfixturevalue("somebody_to_aws")
         yield lambda url, ca: open_store(f"s3://bucket/prefix?endpoint={url}{f'&ca={ca}' if ca else ''}")
-    elif request.param == "gcs":
+    elif request.param == "google":
         pytest.importorskip("google.cloud.storage")
         # An emulator is sent no credentials.
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Callable
 
@@ -10,9 +12,10 @@ import pytest
 pytest.importorskip("google.cloud.storage")
 pytest.importorskip("azure.storage.blob")
 
-
 from spotguard.providers.errors import (
+    CorruptError,
     DeniedError,
+    NotFoundError,
     NotSupportedError,
     UnavailableError,
 )
@@ -23,20 +26,20 @@ from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.providers.stores.azure.opened import Opened
 
 #: Opens a store of one cloud whose service is at this address.
-Opening = Callable[[str], BlobStore]
+Reaching = Callable[[str], BlobStore]
 
 PAGE = b"<html><body>log in</body></html>"
 HTML = {"Content-Type": "text/html"}
 
 
-@pytest.fixture(params=["gcs", "azure"])
+@pytest.fixture(params=["google", "azure"])
 def cloud(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def opening(cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Opening:
-    if cloud == "gcs":
+def reaching(cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reaching:
+    if cloud == "google":
         monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
         return lambda url: open_store(f"gs://bucket/prefix?endpoint={url}")
     opened: Opened = request.getfixturevalue("opened")
@@ -49,7 +52,6 @@ VERBS: dict[str, Callable[[BlobStore], object]] = {
     "put_if_absent": lambda store: store.put_if_absent("run/a", memoryview(PAGE), timeout=100),
     "get": lambda store: store.get("run/a", timeout=100),
     "list": lambda store: list(store.list("run/", timeout=100)),
-    "delete": lambda store: store.delete(["run/a", "run/b"], timeout=100),
     "warm": lambda store: store.warm(timeout=100),
 }
 
@@ -74,8 +76,9 @@ class Kept:
         damage: Callable[[bytes], bytes | None] = lambda data: data,
         sums: bool = True,
     ) -> None:
-        self._answer = self._gcs if cloud == "gcs" else self._azure
-        self._put, self._damage, self._sums = to_put, damage, sums
+        self._answer = self._gcs if cloud == "google" else self._azure
+        self._put, self._damage = to_put, damage
+        self.sums = sums
         self._bytes: bytes | None = None
         self.server = AnsweringServer(self._answer)
 
@@ -88,7 +91,7 @@ class Kept:
             error = {"error": {"code": 404, "message": "none", "errors": [{"reason": "notFound"}]}}
             return Answer(404, {"Content-Type": "application/json"}, json.dumps(error).encode())
         kept = {"name": "prefix/run/a", "size": str(len(self._bytes))}
-        if self._sums:
+        if self.sums:
             kept["crc32c"] = checksum(memoryview(self._bytes))[1]
         return Answer(200, {"Content-Type": "application/json"}, json.dumps(kept).encode())
 
@@ -99,11 +102,8 @@ class Kept:
             return self._put
         if self._bytes is None:
             return Answer(404, {**own, "x-ms-error-code": "BlobNotFound"})
-        import base64
-        import hashlib
-
         kept = {**own, "ETag": '"1"', "x-ms-blob-type": "BlockBlob", "Content-Length": str(len(self._bytes))}
-        if self._sums:
+        if self.sums:
             kept["Content-MD5"] = base64.b64encode(hashlib.md5(self._bytes).digest()).decode()
         return Answer(200, kept)
 
@@ -128,13 +128,13 @@ def doubtful(request: pytest.FixtureRequest) -> Answer:
 @pytest.mark.parametrize("verb", ["put", "put nothing", "put_if_absent"])
 @pytest.mark.parametrize("sums", [True, False])
 def test_a_doubted_put_counts_if_the_store_has_its_bytes(
-    cloud: str, opening: Opening, doubtful: Answer, verb: str, sums: bool
+    cloud: str, reaching: Reaching, doubtful: Answer, verb: str, sums: bool
 ) -> None:
     """One more request asks for the size, and for the checksum where the store keeps one."""
     kept = Kept(cloud, doubtful, sums=sums)
     with kept.server as server:
-        assert VERBS[verb](opening(server.url)) in (None, True)
-        assert [asked.method for asked in server.asked][1:] == ["GET" if cloud == "gcs" else "HEAD"]
+        assert VERBS[verb](reaching(server.url)) in (None, True)
+        assert [asked.method for asked in server.asked][1:] == ["GET" if cloud == "google" else "HEAD"]
 
 
 @pytest.mark.parametrize(
@@ -143,38 +143,58 @@ def test_a_doubted_put_counts_if_the_store_has_its_bytes(
     ids=["not there", "shorter", "other bytes"],
 )
 def test_a_doubted_put_fails_if_the_store_has_other_bytes(
-    cloud: str, opening: Opening, doubtful: Answer, damage: Callable[[bytes], bytes | None]
+    cloud: str, reaching: Reaching, doubtful: Answer, damage: Callable[[bytes], bytes | None]
 ) -> None:
     kept = Kept(cloud, doubtful, damage)
     with kept.server as server, pytest.raises(UnavailableError, match=r"no such|other bytes"):
-        VERBS["put_if_absent"](opening(server.url))
+        VERBS["put_if_absent"](reaching(server.url))
 
 
-def test_a_store_that_gave_a_checksum_once_gives_it_again(cloud: str, opening: Opening) -> None:
+def test_a_store_that_gave_a_checksum_once_gives_it_again(cloud: str, reaching: Reaching) -> None:
     """Properties without it are of another server from then on."""
     kept = Kept(cloud, Answer(204))
     with kept.server as server:
-        store = opening(server.url)
+        store = reaching(server.url)
         VERBS["put"](store)
-        kept._sums = False
+        kept.sums = False
         with pytest.raises(UnavailableError, match="other bytes"):
             VERBS["put"](store)
+
+
+def test_metadata_settle_a_download_that_an_emulator_refuses_in_plain_text() -> None:
+    """Google's own failures of downloads are known by a header, and cost no second request."""
+    missing = {"error": {"code": 404, "message": "none", "errors": [{"reason": "notFound"}]}}
+    kept = json.dumps({"name": "prefix/run/a", "size": "4"}).encode()
+    there = {404: Answer(404, {}, json.dumps(missing).encode()), 416: Answer(200, {}, kept)}
+    for status, leaf in ((404, NotFoundError), (416, CorruptError)):
+        refused = Answer(status, HTML, b"plain words")
+        with AnsweringServer(
+            lambda asked, refused=refused: refused if "download" in asked.path else there[refused.status]  # type: ignore[misc]
+        ) as server:
+            store = open_store(f"gs://bucket/prefix?endpoint={server.url}")
+            with pytest.raises(leaf):
+                store.read_into("run/a", 4, memoryview(bytearray(2)), timeout=100)
+            assert len(server.asked) == 2
+            server.answer = lambda asked, status=status: Answer(status, {"X-GUploader-UploadID": "1"})  # type: ignore[misc]
+            with pytest.raises(leaf):
+                store.read_into("run/a", 4, memoryview(bytearray(2)), timeout=100)
+            assert len(server.asked) == 3
 
 
 # --- answers that are the service's own ---
 
 
 @pytest.mark.parametrize("status", [405, 501])
-def test_a_refused_conditional_create_is_an_answer(cloud: str, opening: Opening, status: int) -> None:
+def test_a_refused_conditional_create_is_an_answer(cloud: str, reaching: Reaching, status: int) -> None:
     """No outage that is waited for."""
     with AnsweringServer(lambda asked: Answer(status)) as server:
         with pytest.raises(NotSupportedError) as raised:
-            VERBS["put_if_absent"](opening(server.url))
+            VERBS["put_if_absent"](reaching(server.url))
         assert len(server.asked) == 1
     assert not raised.value.transient
 
 
-def test_warm_takes_an_object_that_nobody_makes_for_another_server(cloud: str, opening: Opening) -> None:
+def test_warm_takes_an_object_that_nobody_makes_for_another_server(cloud: str, reaching: Reaching) -> None:
     """With every sign of the service: a server that has any object."""
     body = json.dumps({"name": "prefix/spotguard-warm"}).encode()
     headers = {"X-GUploader-UploadID": "1", "x-ms-request-id": "1", "ETag": '"1"'}
@@ -182,14 +202,14 @@ def test_warm_takes_an_object_that_nobody_makes_for_another_server(cloud: str, o
         AnsweringServer(lambda asked: Answer(200, headers, body)) as server,
         pytest.raises(UnavailableError, match="nobody makes"),
     ):
-        VERBS["warm"](opening(server.url))
+        VERBS["warm"](reaching(server.url))
 
 
-def test_the_words_of_the_service_are_in_the_message(cloud: str, opening: Opening) -> None:
+def test_the_words_of_the_service_are_in_the_message(cloud: str, reaching: Reaching) -> None:
     google = {"error": {"code": 403, "message": "its own words", "errors": [{"reason": "forbidden"}]}}
     xml = b"<?xml version='1.0'?><Error><Code>Odd</Code><Message>its own words\nRequestId:1</Message></Error>"
     answers = {
-        "gcs": Answer(403, {"Content-Type": "application/json"}, json.dumps(google).encode()),
+        "google": Answer(403, {"Content-Type": "application/json"}, json.dumps(google).encode()),
         "azure": Answer(
             403, {"Content-Type": "application/xml", "x-ms-error-code": "Odd", "x-ms-request-id": "1"}, xml
         ),
@@ -197,7 +217,7 @@ def test_the_words_of_the_service_are_in_the_message(cloud: str, opening: Openin
     with AnsweringServer(lambda asked: answers[cloud]) as server:
         for verb in ("put", "put_if_absent", "get", "list"):
             with pytest.raises(DeniedError, match="its own words") as raised:
-                VERBS[verb](opening(server.url))
+                VERBS[verb](reaching(server.url))
             assert "RequestId" not in str(raised.value)
 
 
@@ -215,7 +235,7 @@ class Late(OSError, ValueError):
 
 @pytest.mark.parametrize("raised", [Enough, SecondPut, Late])
 def test_an_exception_of_the_caller_leaves_a_put_unchanged(
-    opening: Opening, raised: type[BaseException]
+    reaching: Reaching, raised: type[BaseException]
 ) -> None:
     """Raised while bytes are sent, whatever the SDK makes of it."""
     own = raised()
@@ -224,5 +244,5 @@ def test_an_exception_of_the_caller_leaves_a_put_unchanged(
         raise own
 
     with AnsweringServer(lambda asked: Answer(204)) as server, pytest.raises(raised) as caught:
-        opening(server.url).put("run/a", memoryview(bytes(2**20)), timeout=100, sent=sent)
+        reaching(server.url).put("run/a", memoryview(bytes(2**20)), timeout=100, sent=sent)
     assert caught.value is own

@@ -14,6 +14,7 @@ from spotguard.providers.stores.base import Identified
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.certificate import Certificate
+from tests.providers.stores.azure.opened import CREATED, azure
 from tests.servers.moto import Moto
 
 
@@ -71,7 +72,7 @@ def test_aks_workload_identity(
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate.ca))
     with (
         _entra(certificate) as entra,
-        AnsweringServer(lambda asked: Answer(201), certificate.server) as blobs,
+        azure(lambda asked: CREATED, certificate.server) as blobs,
     ):
         monkeypatch.setenv("AZURE_AUTHORITY_HOST", entra.url)
         monkeypatch.setenv("AZURE_TENANT_ID", "tenant")

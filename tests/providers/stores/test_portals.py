@@ -35,7 +35,7 @@ VERBS: dict[str, Callable[[BlobStore], object]] = {
     "delete": lambda store: store.delete(["run/a", "run/b"], timeout=100),
 }
 
-STORES = ["s3"]
+STORES = ["s3", "google", "azure"]
 
 
 def raised(store: BlobStore, verb: str) -> StoreError | None:

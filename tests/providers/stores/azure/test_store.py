@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -22,15 +23,15 @@ from spotguard.providers.errors import (
     UnavailableError,
 )
 from spotguard.providers.stores.base import ObjectInfo
-from tests.fakes.answering import Answer, AnsweringServer, Asked
-from tests.providers.stores.azure.opened import ACCOUNT, CREATED, KEY, Opened, part, refused
+from tests.fakes.answering import Answer, Asked
+from tests.providers.stores.azure.opened import ACCOUNT, CREATED, KEY, Opened, azure, part, refused
 
 # --- what is sent ---
 
 
 def test_an_object_is_one_request(opened: Opened) -> None:
     """Signed with its length and, if it is small, its MD5; the encryption scope is the URL's."""
-    with AnsweringServer(lambda asked: CREATED) as server:
+    with azure(lambda asked: CREATED) as server:
         opened(server.url, "?encryption-scope=ours").put("run/a", memoryview(b"some bytes"))
         (asked,) = server.asked
     assert (asked.method, asked.path) == ("PUT", f"/{ACCOUNT}/container/prefix/run/a")
@@ -46,7 +47,7 @@ def test_a_large_object_is_one_request_too(opened: Opened) -> None:
     """Whatever its size, without an MD5, and every byte told once."""
     data = memoryview(bytes(range(256)) * (65 * 2**20 // 256))
     told: list[int] = []
-    with AnsweringServer(lambda asked: CREATED) as server:
+    with azure(lambda asked: CREATED) as server:
         opened(server.url).put("a", data, crc32=zlib.crc32(data), sent=told.append)
         (asked,) = server.asked
     assert asked.body == data
@@ -56,7 +57,7 @@ def test_a_large_object_is_one_request_too(opened: Opened) -> None:
 
 def test_a_warm_thread_has_its_connection(opened: Opened) -> None:
     """What comes after `warm` opens no other."""
-    with AnsweringServer(lambda asked: refused(404) if asked.method == "HEAD" else CREATED) as server:
+    with azure(lambda asked: refused(404) if asked.method == "HEAD" else CREATED) as server:
         store = opened(server.url)
         for _ in range(2):
             store.warm(timeout=100)
@@ -76,7 +77,7 @@ def test_a_range_is_one_request(opened: Opened) -> None:
         first, last = map(int, asked.headers["x-ms-range"].removeprefix("bytes=").split("-"))
         return part(data[first : last + 1], first, len(data))
 
-    with AnsweringServer(answer) as server:
+    with azure(answer) as server:
         store, buffer = opened(server.url), bytearray(36 * 2**20)
         store.read_into("a", 5, memoryview(buffer))
         assert len(server.asked) == 1
@@ -105,7 +106,7 @@ def test_a_listing_goes_on_to_its_end(opened: Opened) -> None:
         "": page(["prefix/a", "prefix/a/z.bin"], "more"),
         "more": page(["prefix/a/zz.bin", "prefix/a-b.bin"]),
     }
-    with AnsweringServer(lambda asked: pages[asked.query.get("marker", "")]) as server:
+    with azure(lambda asked: pages[asked.query.get("marker", "")]) as server:
         found = list(opened(server.url).list("a"))
         assert [asked.query["prefix"] for asked in server.asked] == ["prefix/a"] * 2
     assert found == [
@@ -118,7 +119,7 @@ def test_a_listing_goes_on_to_its_end(opened: Opened) -> None:
 def test_a_listing_that_breaks_off_is_none(opened: Opened) -> None:
     """Half of what is there is never taken for all of it."""
     with (
-        AnsweringServer(
+        azure(
             lambda asked: (
                 refused(503, "ServerBusy") if "marker" in asked.query else page(["prefix/a.bin"], "more")
             )
@@ -141,7 +142,7 @@ def multipart(*parts: tuple[int, str]) -> Answer:
 def test_each_answer_of_a_batch_is_checked(opened: Opened) -> None:
     """Gone already is gone; a refusal names its key."""
     answer = multipart((202, ""), (404, "BlobNotFound"), (403, "AuthorizationPermissionMismatch"))
-    with AnsweringServer(lambda asked: answer) as server:
+    with azure(lambda asked: answer) as server:
         with pytest.raises(DeniedError, match="az://container/prefix/c: AuthorizationPermissionMismatch"):
             opened(server.url).delete(["a", "b", "c"])
         (asked,) = server.asked
@@ -160,7 +161,7 @@ def test_each_answer_of_a_batch_is_checked(opened: Opened) -> None:
 )
 def test_without_batches_each_is_deleted_by_itself(opened: Opened, answer: Answer) -> None:
     """And nothing is tried twice: the next delete goes the way that works."""
-    with AnsweringServer(lambda asked: answer if asked.method == "POST" else Answer(202)) as server:
+    with azure(lambda asked: answer if asked.method == "POST" else Answer(202)) as server:
         store = opened(server.url)
         store.delete(["a", "b"])
         store.delete(["c"])
@@ -198,7 +199,7 @@ def test_without_batches_each_is_deleted_by_itself(opened: Opened, answer: Answe
         (refused(412, "LeaseIdMissing"), StoreError),
         (refused(409, "InvalidBlobType"), StoreError),
         (refused(400, "InvalidHeaderValue"), StoreError),
-        (Answer(307, {"Location": "http://elsewhere.example/"}), StoreError),
+        (Answer(307, {"Location": "http://elsewhere.example/"}), UnavailableError),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value.status),
 )
@@ -206,7 +207,7 @@ def test_an_answer_is_one_leaf_and_asked_for_once(
     opened: Opened, answer: Answer, leaf: type[StoreError]
 ) -> None:
     """Whatever asks; the message has the code, the place and no key, and the SDK retries nothing."""
-    with AnsweringServer(lambda asked: answer) as server:
+    with azure(lambda asked: answer) as server:
         store = opened(server.url)
         for attempt in (
             lambda: store.put("run/a", memoryview(b"x")),
@@ -231,7 +232,7 @@ def test_an_answer_is_one_leaf_and_asked_for_once(
 @pytest.mark.parametrize("answer", [refused(409, "BlobAlreadyExists"), refused(412, "ConditionNotMet")])
 def test_only_what_is_there_is_no(opened: Opened, answer: Answer) -> None:
     """The two words of Azure for "exists"; a blind `put` takes neither for an answer."""
-    with AnsweringServer(lambda asked: answer) as server:
+    with azure(lambda asked: answer) as server:
         store = opened(server.url)
         assert store.put_if_absent("a", memoryview(b"x")) is False
         assert server.asked[0].headers["if-none-match"] == "*"
@@ -241,7 +242,7 @@ def test_only_what_is_there_is_no(opened: Opened, answer: Answer) -> None:
 
 def test_a_container_that_is_not_there_is_named(opened: Opened) -> None:
     with (
-        AnsweringServer(lambda asked: refused(404, "ContainerNotFound")) as server,
+        azure(lambda asked: refused(404, "ContainerNotFound")) as server,
         pytest.raises(NotFoundError, match="there is no such container in this account"),
     ):
         opened(server.url).put("a", memoryview(b"x"))
@@ -253,15 +254,29 @@ def test_a_container_that_is_not_there_is_named(opened: Opened) -> None:
     ids=["fewer bytes", "no such range"],
 )
 def test_a_short_object_is_corrupt(opened: Opened, answer: Answer) -> None:
-    with AnsweringServer(lambda asked: answer) as server, pytest.raises(CorruptError):
+    with azure(lambda asked: answer) as server, pytest.raises(CorruptError):
         opened(server.url).read_into("a", 3, memoryview(bytearray(4)))
+
+
+def test_a_whole_object_is_compared_with_its_size_and_its_md5(opened: Opened) -> None:
+    """What came is not what the service keeps; the manifests of a checkpoint are such objects."""
+    md5 = base64.b64encode(hashlib.md5(b"right").digest()).decode()
+    says = [part(b"right", 0, 5), part(b"wrong", 0, 5), part(b"right", 0, 6)]
+    answers = iter([replace(each, headers={**each.headers, "x-ms-blob-content-md5": md5}) for each in says])
+    with azure(lambda asked: next(answers)) as server:
+        store = opened(server.url)
+        assert store.get("a") == b"right"
+        with pytest.raises(CorruptError, match="MD5"):
+            store.get("a")
+        with pytest.raises(UnavailableError, match="bytes 0-4/6"):
+            store.get("a")
 
 
 def test_an_answer_that_is_no_range_is_not_read(opened: Opened) -> None:
     """What knows no ranges gives the object's beginning for its middle."""
-    with AnsweringServer(lambda asked: Answer(200, {}, b"from the beginning")) as server:
+    with azure(lambda asked: Answer(200, {}, b"from the beginning")) as server:
         buffer = bytearray(b"....")
-        with pytest.raises(StoreError, match="none of Azure's"):
+        with pytest.raises(StoreError, match="not Azure's"):
             opened(server.url).read_into("a", 3, memoryview(buffer))
     assert buffer == b"...."
 
@@ -269,7 +284,7 @@ def test_an_answer_that_is_no_range_is_not_read(opened: Opened) -> None:
 @pytest.mark.parametrize(("ahead", "said"), [(3600, "3600 s ahead of"), (-1200, "1200 s behind")])
 def test_a_wrong_clock_is_named(opened: Opened, ahead: int, said: str) -> None:
     """Azure says AuthenticationFailed of a request whose date is not of now."""
-    with AnsweringServer(lambda asked: refused(403, "AuthenticationFailed")) as server:
+    with azure(lambda asked: refused(403, "AuthenticationFailed")) as server:
         server.date = time.time() - ahead
         with pytest.raises(DeniedError, match="this machine's clock is") as raised:
             opened(server.url).warm()
@@ -283,7 +298,7 @@ def test_a_wrong_clock_is_named(opened: Opened, ahead: int, said: str) -> None:
     [refused(404), refused(404, "ContainerNotFound"), refused(403, "AuthorizationPermissionMismatch")],
 )
 def test_warm_wants_a_connection_and_no_permission(opened: Opened, answer: Answer) -> None:
-    with AnsweringServer(lambda asked: answer) as server:
+    with azure(lambda asked: answer) as server:
         opened(server.url).warm(timeout=100)
         assert [asked.method for asked in server.asked] == ["HEAD"]
 
@@ -292,5 +307,5 @@ def test_warm_wants_a_connection_and_no_permission(opened: Opened, answer: Answe
     "answer", [refused(403, "AuthenticationFailed"), refused(403, "AuthorizationFailure"), refused(503)]
 )
 def test_warm_fails_where_everything_would(opened: Opened, answer: Answer) -> None:
-    with AnsweringServer(lambda asked: answer) as server, pytest.raises(StoreError):
+    with azure(lambda asked: answer) as server, pytest.raises(StoreError):
         opened(server.url).warm(timeout=100)

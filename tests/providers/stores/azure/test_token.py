@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -26,6 +26,7 @@ from spotguard.providers.stores.url import locate
 from tests.fakes.answering import Answer, AnsweringServer, Asked
 from tests.fakes.certificate import Certificate
 from tests.fakes.clock import ManualClock
+from tests.providers.stores.azure.opened import CREATED, azure
 
 HOUR = 3600.0
 
@@ -232,6 +233,45 @@ def tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield given
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(200, {"Content-Type": "text/html"}, b"<html>log in</html>"),
+        Answer(200, {"Content-Type": "application/json"}, b"{}"),
+        Answer(200, {"Content-Type": "application/json"}, b'["log in"]'),
+        Answer(200, {"Content-Type": "application/json"}, b'{"access_token": "", "expires_in": "60"}'),
+        Answer(200, {"Content-Type": "application/json"}, b'{"access_token": "x", "expires_on": "soon"}'),
+        Answer(204),
+        Answer(302, {"Location": "http://login.example/"}),
+        Answer(401, {"Content-Type": "text/html"}, b"<html>log in</html>"),
+        Answer(511, {"Content-Type": "text/html"}, b"<html>log in</html>"),
+    ],
+    ids=lambda answer: f"{answer.status} {answer.body.decode()[:30]}",
+)
+def test_an_answer_that_is_no_identity_s_is_no_token(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    """One line for the store's user, and nothing is sent to the store."""
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+    with (
+        AnsweringServer(lambda asked: answer) as login,
+        azure(lambda asked: CREATED, certificate.server) as server,
+    ):
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{login.url}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "header")
+        store = open_store(f"az://container?endpoint={server.url}&ca={certificate.ca}")
+        attempts: list[Callable[[], None]] = [store.warm, lambda: store.put("a", memoryview(b"x"))]
+        for attempt in attempts:
+            with pytest.raises(
+                DeniedError, match=r"no token is to be had .*ManagedIdentityCredential: "
+            ) as raised:
+                attempt()
+            assert "\n" not in str(raised.value)
+            assert answer.headers.get("Location", "") in str(raised.value)
+        assert server.asked == []
+
+
 CHALLENGE = "Bearer authorization_uri=https://login.microsoftonline.com/1-2/oauth2/authorize resource_id=https://storage.azure.com"
 
 
@@ -245,10 +285,10 @@ def test_a_token_that_is_refused_is_renewed_once(
 
     def answer(asked: Asked) -> Answer:
         if asked.headers["authorization"] in accepted:
-            return Answer(201)
+            return CREATED
         return Answer(401, {"x-ms-error-code": "InvalidAuthenticationInfo", **challenge})
 
-    with AnsweringServer(answer, certificate.server) as server:
+    with azure(answer, certificate.server) as server:
         store = AzureBlobStore(locate(f"az://container?endpoint={server.url}&ca={certificate.ca}"), clock)
         with pytest.raises(DeniedError):
             store.warm(timeout=100)
@@ -279,7 +319,7 @@ def test_an_identity_is_never_asked_by_a_proxy(
         monkeypatch.delenv("IDENTITY_HEADER")
     with (
         AnsweringServer(lambda asked: Answer(407)) as proxy,
-        AnsweringServer(lambda asked: Answer(201), certificate.server) as server,
+        azure(lambda asked: CREATED, certificate.server) as server,
     ):
         for name in ("HTTP_PROXY", "http_proxy"):
             monkeypatch.setenv(name, proxy.url)
