@@ -73,7 +73,8 @@ def _mapped(doing: str) -> Iterator[None]:
     except OSError as error:
         leaf = _LEAVES.get(error.errno or 0, UnavailableError)
         advice = _NO_FOLDER if error.errno == errno.ENOTDIR else _ADVICE.get(leaf, "")
-        raise leaf(f"{doing}: {error.strerror or error}{advice}") from error
+        code = errno.errorcode.get(error.errno or 0, "")
+        raise leaf(f"{doing}: {error.strerror or error}{advice}", code) from error
 
 
 class FileStore:

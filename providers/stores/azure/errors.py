@@ -121,11 +121,11 @@ def refusal(
     kind = _CODES.get(code) or leaf(status)
     if not azures(headers):
         stranger = foreign(doing, f"the answer is not Azure's ({text})")
-        return stranger if status < 300 or status in _TELLING else kind(str(stranger))
+        return stranger if status < 300 or status in _TELLING else kind(str(stranger), code or str(status))
     advice = _ADVICE.get(code) or (FULL if kind is FullError else "")
     if not advice and (code in STRANGER or status == 401):
         advice = _skew(headers, clock) or _STRANGER_ADVICE
-    return kind(f"{doing}: {text}{advice}")
+    return kind(f"{doing}: {text}{advice}", code or str(status))
 
 
 def code(error: HttpResponseError) -> str:

@@ -160,6 +160,12 @@ class AzureBlobStore:
         """Return the credentials in use, for people."""
         return described(self._token, self._clock)
 
+    def renew_credentials(self, *, timeout: float | None = None) -> None:
+        """Fetch another token. A key and a SAS come from the environment, which does not change."""
+        with self._doing(f"reach {self.url}", timeout):
+            if self._token is not None:
+                self._token.renew()
+
     # --- inside ---
 
     @contextmanager

@@ -28,6 +28,8 @@ SCOPE = "https://storage.azure.com/.default"
 _NEW = 30.0
 #: Seconds that a request without a timeout of its own waits for a token; seconds that `keep` waits for a newer one.
 _PATIENCE, _WHILE = 60.0, 5.0
+#: Seconds that a refused request waits for a newer token: a save without a deadline must end within a minute.
+_AFTER_REFUSAL = 20.0
 
 
 class _Asking:
@@ -105,11 +107,20 @@ class HeldToken:
                 )
 
     def renew(self) -> bool:
-        """Renew the token after a refusal, and return whether there is another token now."""
+        """Renew the token after a refusal, and return whether there is another token now.
+
+        A failure to renew is none of the store's: the refusal stays the answer.
+        """
         if self._new():
             return False
         before = self._token
-        self._ask({}, _PATIENCE)
+        try:
+            self._ask({}, _AFTER_REFUSAL)
+        except (AzureError, TimeoutError) as error:
+            log.debug(
+                "the token for Azure is refused, and a new one cannot be had now: %s", type(error).__name__
+            )
+            return False
         return self._token != before
 
     def _left(self) -> float:

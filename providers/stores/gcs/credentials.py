@@ -81,9 +81,19 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
         self._source.apply(headers)
 
     def refresh(self, request: Any) -> None:
-        """Fetch another token after a 401, unless a thread has fetched one since this thread's request was sent."""
+        """Fetch another token after a 401, unless a thread has fetched one since this thread's request was sent.
+
+        If that fails, the old one stays, so that the refusal is the answer, and no failure of the network.
+        """
         used = getattr(self._used, "token", None)
-        self._attempt.make(lambda: self._source.token == used, lambda: self._fetch(request))
+        try:
+            self._attempt.make(lambda: self._source.token == used, lambda: self._fetch(request))
+        except (GoogleAuthError, OSError) as error:
+            log.debug("Google's token is refused, and a new one cannot be had now: %s", error)
+
+    def renew(self, request: Any) -> None:
+        """Fetch another token, although the present one may be valid."""
+        self._attempt.make(lambda: True, lambda: self._fetch(request))
 
     def freshen(self, request: Any) -> None:
         """Fetch another token if the end is near. If that fails, keep a valid one.
@@ -170,6 +180,16 @@ class GCSSession:
         self.client()
         if self._token is not None:
             self._token.freshen(self._request)
+
+    def renew(self) -> None:
+        """Fetch another token.
+
+        Raises:
+            GoogleAuthError, OSError: no token is available.
+        """
+        self.client()
+        if self._token is not None:
+            self._token.renew(self._request)
 
     def credentials(self) -> Credentials | None:
         """Return the credentials in use, after the first `client`; None for anonymous requests."""

@@ -51,7 +51,9 @@ def answered(doing: str, permission: str) -> Iterator[None]:
             with network(doing), _directed(doing):
                 yield
         except GoogleAPICallError as error:
-            raise _refused(doing, permission, error) from error
+            refusal = _refused(doing, permission, error)
+            refusal.code = next(filter(None, _reasons(error)), str(int(error.code or 0)))
+            raise refusal from error
         except GoogleAuthError as error:
             raise _without_token(doing, error) from error
 
@@ -71,7 +73,7 @@ def _directed(doing: str) -> Iterator[None]:
 
 def _refused(doing: str, permission: str, error: GoogleAPICallError) -> StoreError:
     status, said = int(error.code or 0), _said(error)
-    reasons = [str(each.get("reason", "")) for each in error.errors if isinstance(each, dict)]
+    reasons = _reasons(error)
     kind = next((_REASONS[reason] for reason in reasons if reason in _REASONS), leaf(status))
     text = f"{doing}: {' '.join([str(status), *reasons])}: {said}"
     if 300 <= status < 400:
@@ -94,6 +96,10 @@ def _refused(doing: str, permission: str, error: GoogleAPICallError) -> StoreErr
     if status == 400 and permission == CREATE and "invalid" in reasons:
         return CorruptError(f"{text}; other bytes arrived than were sent")
     return kind(f"{text}{FULL if kind is FullError else ''}")
+
+
+def _reasons(error: GoogleAPICallError) -> list[str]:
+    return [str(each.get("reason", "")) for each in error.errors if isinstance(each, dict)]
 
 
 def _without_token(doing: str, error: GoogleAuthError) -> StoreError:

@@ -203,6 +203,11 @@ class GCSStore:
         """Return the credentials in use, for people."""
         return self._session.credentials()
 
+    def renew_credentials(self, *, timeout: float | None = None) -> None:
+        """Fetch another token."""
+        with within(timeout), answered(f"reach {self.url}", GET):
+            self._session.renew()
+
     # --- inside ---
 
     def _put(

@@ -242,6 +242,7 @@ def test_an_errno_becomes_one_of_ours(number: int, leaf: type[StoreError]) -> No
     with pytest.raises(leaf) as caught, _mapped("put file:///x/run/a"):
         raise OSError(number, os.strerror(number))
     assert type(caught.value) is leaf
+    assert caught.value.code == errno.errorcode[number]
     assert isinstance(caught.value.__cause__, OSError)
     assert str(caught.value).startswith("put file:///x/run/a: ")
 

@@ -220,6 +220,7 @@ def test_an_answer_is_one_leaf_and_asked_for_once(
             with pytest.raises(StoreError) as raised:
                 attempt()
             assert type(raised.value) is leaf
+            assert raised.value.code == answer.headers.get("x-ms-error-code", str(answer.status))
             assert raised.value.__cause__ is not None
             said = str(raised.value)
             assert answer.headers.get("x-ms-error-code", "") in said

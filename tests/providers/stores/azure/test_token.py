@@ -304,6 +304,24 @@ def test_a_token_that_is_refused_is_renewed_once(
         assert tokens == ["token-1", "token-2", "token-3"]
         assert len(server.asked) == 4
         assert "token-" not in str(raised.value)
+        accepted.add("Bearer token-4")
+        store.renew_credentials(timeout=5.0)
+        assert tokens[-1] == "token-3", "it is new: the token is not the reason"
+        clock.advance(60)
+        store.renew_credentials(timeout=5.0)
+        store.put("a", memoryview(b"x"))
+        assert tokens[-1] == "token-4"
+
+
+def test_a_refusal_stays_the_answer_while_no_other_token_can_be_had(
+    held: HeldToken, identity: Identity, clock: ManualClock
+) -> None:
+    """The identity is away. Else a save without a deadline would ask for ever."""
+    held.keep()
+    clock.advance(60)
+    identity.away = True
+    assert held.renew() is False
+    assert held.get_token(SCOPE).token == "token 1"
 
 
 @pytest.mark.parametrize("where", ["app service", "machine"])

@@ -19,6 +19,7 @@ from spotguard.providers.errors import DeniedError, MisconfiguredError, StoreErr
 from spotguard.providers.stores.base import BlobStore, Identified
 from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.gcs.credentials import Token
+from spotguard.providers.stores.gcs.store import GCSStore
 from tests.fakes.clock import ManualClock
 from tests.fakes.google import FakeGoogle, Say
 
@@ -80,6 +81,27 @@ def test_a_second_refusal_is_the_end(google: FakeGoogle, store: BlobStore) -> No
     with pytest.raises(DeniedError, match="Google does not take"):
         store.put("a", memoryview(b"x"))
     assert len(google.asked) == google.tokens == 2
+
+
+def test_a_refusal_stays_the_answer_while_no_other_token_can_be_had(
+    google: FakeGoogle, store: BlobStore
+) -> None:
+    """The token service is away. Else a save without a deadline would ask for ever."""
+    store.warm()
+    google.says.extend([REFUSED] * 2)
+    google.token_says.append(Say(status=0))
+    with pytest.raises(DeniedError, match="Google does not take") as raised:
+        store.put("a", memoryview(b"x"))
+    assert raised.value.code == "authError"
+
+
+def test_a_token_is_fetched_anew(google: FakeGoogle, store: BlobStore) -> None:
+    """The store has refused it, but not as a token."""
+    store.put("a", memoryview(b"x"))
+    assert isinstance(store, GCSStore)
+    store.renew_credentials(timeout=5.0)
+    store.put("b", memoryview(b"x"))
+    assert [asked.headers["authorization"] for asked in google.asked] == ["Bearer token-1", "Bearer token-2"]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def test_an_answer_becomes_the_leaf_that_its_status_and_reason_say(
     with pytest.raises(StoreError) as caught:
         store.put("a", memoryview(b"x" * 10_000), timeout=10)
     assert type(caught.value) is leaf
+    assert caught.value.code in say.body.decode() + str(say.status)
+    assert caught.value.code or say.status == 0
     assert caught.value.transient is (leaf in (ThrottledError, UnavailableError))
     assert "gs://bucket/run/a" in str(caught.value)
     assert len(google.asked) == 1
