@@ -151,10 +151,10 @@ class AzureBlobStore:
             with self._doing(f"delete {self.url}", remains()):
                 if self._batches and self._delete_batch(batch):
                     continue
-            self._batches = False
             for name in batch:
                 with self._doing(f"delete {self._whole(name)}", remains()):
                     self._delete_one(name)
+            self._batches = False  # only now: what refused the batch may have been another server
 
     def credentials(self) -> Credentials | None:
         """Return the credentials in use, for people."""

@@ -181,6 +181,19 @@ def test_metadata_settle_a_download_that_an_emulator_refuses_in_plain_text() -> 
             assert len(server.asked) == 3
 
 
+def test_a_portal_does_not_end_the_use_of_batches(cloud: str, reaching: Reaching) -> None:
+    """Its 404 to a batch is no word of the service, which is asked for one again."""
+    portal = Answer(404, HTML, PAGE)
+    with AnsweringServer(lambda asked: portal) as server:
+        store = reaching(server.url)
+        with pytest.raises(UnavailableError):
+            store.delete(["run/a"], timeout=100)
+        server.asked.clear()
+        with pytest.raises(UnavailableError):
+            store.delete(["run/a"], timeout=100)
+        assert server.asked[0].method == "POST"
+
+
 # --- answers that are the service's own ---
 
 
