@@ -83,6 +83,7 @@ class Checkpointer:
         )
         self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans)
         self._copies = LocalCopies(stage, self._writer, self._committer, clock, suspicion, ahead=copies)
+        #: The numbers of the attempt's saves, in a job of one process. In a job of ranks their agreements are the one counter.
         self._count = itertools.count()
         #: The write plan of the last save, or of the rehearsal after it.
         self._write_plan: WritePlan | None = None
@@ -220,9 +221,10 @@ class Checkpointer:
         collected = state.collect()
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
         numbers = iter(agreed.numbers) if agreed.epoch else self._count
+        names = map(partial(CheckpointName, self.attempt, agreed.step), numbers)
         if kind != "emergency":
             self._agreed.forget()
-        save = SaveContext(state, collected, agreed, numbers, kind, scope, progress, in_place=True)
+        save = SaveContext(state, collected, agreed, names, kind, scope, progress, in_place=True)
         try:
             with self._history.saving(drill=drill):
                 if kind == "emergency":
@@ -394,7 +396,7 @@ class Checkpointer:
         self, save: SaveContext, heard: Callable[[StoreError], None] = lambda error: None
     ) -> CheckpointName:
         """Return the name of the save's next checkpoint. If it is an emergency save, one of its ranks announces it."""
-        name = CheckpointName(self.attempt, save.step, next(save.numbers))
+        name = next(save.names)
         if save.kind == "emergency" and (self._world == 1 or save.agreed.speaks):
             until = min(save.scope.deadline, save.agreed.departing_until)
             if until < math.inf:

@@ -42,8 +42,9 @@ class SaveContext:
     state: State | DeviceBoundary
     collected: CollectedState
     agreed: SaveSpec
-    #: The numbers of its checkpoints within the attempt: an emergency save may need a second one, for its lower level.
-    numbers: Iterator[int]
+    #: The names of its checkpoints, all of the attempt in which it began: an emergency save may need a second one, for its lower
+    #: level.
+    names: Iterator[CheckpointName]
     kind: Kind
     scope: CancelScope
     progress: Progress | None

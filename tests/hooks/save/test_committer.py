@@ -37,7 +37,14 @@ def test_a_rank_that_goes_says_who_can_still_commit(others: frozenset[int]) -> N
     state.at_boundary()
     agreed = SaveSpec(40, 3, RankRoles(others | {1}))
     save = SaveContext(
-        state, state.collect(), agreed, iter([6]), "emergency", CancelScope(clock, 5.0), None, in_place=True
+        state,
+        state.collect(),
+        agreed,
+        iter([NAME]),
+        "emergency",
+        CancelScope(clock, 5.0),
+        None,
+        in_place=True,
     )
     committer = Committer("run", clock, rank=1, world=3, incarnation="nonce")
     with closing(ShardWriter(store, "run", 1, 3)) as writer:
@@ -83,7 +90,7 @@ def test_a_checkpoint_without_moments_and_extras_is_of_the_lower_level(lacks: st
     agreed = SaveSpec(40, 3, RankRoles(absent=frozenset({1})), speaks=True)
     collected = replace(state.collect(), lacks=lacks)
     save = SaveContext(
-        state, collected, agreed, iter([6]), "emergency", CancelScope(Hurried(), None), None, in_place=True
+        state, collected, agreed, iter([NAME]), "emergency", CancelScope(Hurried(), None), None, in_place=True
     )
     committer = Committer("run", Hurried(), rank=0, world=2, incarnation="nonce")
     with closing(ShardWriter(store, "run", 0, 2)) as writer:
@@ -108,7 +115,7 @@ def test_a_step_that_the_other_side_saves_is_not_saved_here() -> None:
         state,
         state.collect(),
         agreed,
-        iter([6]),
+        iter([NAME]),
         "emergency",
         CancelScope(Hurried(), None),
         None,
