@@ -8,7 +8,7 @@ zero point beside their bytes, so they are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ....providers.errors import StateError
@@ -46,6 +46,8 @@ ITEMSIZE: dict[str, int] = {
 }
 
 QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
+#: All dtypes as values: a quantized one may stand in a dict, although no tensor of it is saved.
+DTYPES = QUANTIZED | ITEMSIZE.keys()
 
 _SAFETENSORS = {
     "float64": "F64",
@@ -93,15 +95,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
-def torch_dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str, known: Collection[str] = ITEMSIZE) -> torch.dtype:
     """Return the torch dtype of this name.
+
+    Args:
+        name: the name, without "torch.".
+        known: the names that are looked up: by default those of tensors.
 
     Raises:
         StateError: this torch has no dtype of that name.
     """
     import torch
 
-    dtype = getattr(torch, name, None) if name in ITEMSIZE else None
+    dtype = getattr(torch, name, None) if name in known else None
     if not isinstance(dtype, torch.dtype):
         raise StateError(
             f"dtype {name!r} is not in torch {torch.__version__}; restore with the torch that saved it"

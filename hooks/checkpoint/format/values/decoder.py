@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....providers.errors import CheckpointError, StateError
 from .encoder import FACTORIES, MAX_DEPTH
-from .foreign import FOREIGN_READERS, Malformed, exactly, int64, unbase64
+from .foreign_readers import FOREIGN_READERS, Malformed, TensorOutline, exactly, int64, unbase64
 
 if TYPE_CHECKING:
     import torch
@@ -36,19 +36,42 @@ def decode(raw: Any, give_tensor: GiveTensor) -> Any:
 
     Raises:
         CheckpointError: `encode` writes no such JSON.
-        StateError: the value needs a library that is not installed.
+        StateError: the value needs a library, or a part of it, that is not here.
     """
+    return _read(Decoder(give_tensor), raw)
+
+
+def outline(raw: Any, give_tensor: Callable[[str], TensorOutline]) -> Any:
+    """Return the value with outlines in place of what is numpy's or torch's; neither is imported.
+
+    It is read exactly if `decode` reads it, where the libraries are.
+
+    Raises:
+        CheckpointError: `encode` writes no such JSON.
+    """
+    return _read(Decoder(give_tensor, outlines=True), raw)
+
+
+def _read(decoder: Decoder, raw: Any) -> Any:
     try:
-        return Decoder(give_tensor).decode(raw, 0)
+        return decoder.decode(raw, 0)
     except Malformed as error:
         raise CheckpointError(f"the saved state cannot be read: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError("the saved state cannot be read: it is nested too deep") from error
 
 
 class Decoder:
-    """One pass through JSON, with access to the tensors."""
+    """One pass through JSON, with access to the tensors.
 
-    def __init__(self, give_tensor: GiveTensor) -> None:
+    Args:
+        give_tensor: returns the tensor, or the outline, of a name.
+        outlines: whether values of numpy and torch become outlines.
+    """
+
+    def __init__(self, give_tensor: Callable[[str], Any], *, outlines: bool = False) -> None:
         self.give_tensor = give_tensor
+        self._outlines = outlines
 
     def decode(self, raw: Any, depth: int) -> Any:
         kind = type(raw)
@@ -73,11 +96,14 @@ class Decoder:
     def _typed(self, raw: dict[str, Any], depth: int) -> Any:
         word = raw["$"]
         read = _READERS.get(word) if type(word) is str else None
-        if read is None:
-            read = FOREIGN_READERS.get(word) if type(word) is str else None
-        if read is None:
+        foreign = FOREIGN_READERS.get(word) if read is None and type(word) is str else None
+        if read is None and foreign is None:
             raise Malformed(f"type {str(word)[:40]!r} is unknown to this version")
         try:
+            if foreign is not None:
+                fields = foreign.parse(self, raw, depth)
+                return (foreign.outline if self._outlines else foreign.make)(*fields)
+            assert read is not None
             return read(self, raw, depth)
         except ImportError as error:
             # The checkpoint is not damaged, so falling back to an older one would not help.
