@@ -28,6 +28,8 @@ from .format.keys import (
     parse_manifest_name,
 )
 from .format.manifest import Level, RankManifest, most_bytes, referred, suspicion
+from .format.safetensors_header import check_headers
+from .format.values.state_check import StateCheck
 from .index import decode_index
 
 log = logging.getLogger("spotguard")
@@ -105,6 +107,19 @@ class WholeCheckpoint:
         """Return why some rank's losses make it suspect; "" if none do."""
         return suspicion(self.manifests)
 
+    def prove(self) -> None:
+        """Prove, beyond `examine`, that a restore finds nothing wrong with it before it reads the tensors' bytes.
+
+        A restore makes the same checks for the ranks and the objects that it reads.
+
+        Raises:
+            CheckpointError: an object's header is not that of its tensors, or a rank's state cannot be read.
+        """
+        state = StateCheck(self.manifests)
+        for manifest in self.manifests:
+            state.check(manifest)
+            check_headers(manifest)
+
 
 def scan(store: ReadableStore, run_id: str, *, timeout: float | None = None) -> list[CheckpointFolder]:
     """Return all checkpoints of a run, newest first, from one listing."""
@@ -175,6 +190,20 @@ def examine(
     _belongs(merged, folder)
     _check_objects(merged, folder, folders)
     return WholeCheckpoint(folder.run_id, folder.name, merged.manifests, merged.tensors)
+
+
+def check_index(
+    store: ReadableStore, folder: CheckpointFolder, whole: WholeCheckpoint, *, timeout: float | None = None
+) -> None:
+    """Check that the index, which a restore reads in place of the manifests, says the same as they do.
+
+    Raises:
+        CheckpointError: it says something else. (A damaged index is none: a restore then reads the manifests.)
+    """
+    names = [manifest_name(manifest.rank, manifest.world) for manifest in whole.manifests]
+    indexed = _indexed(store, folder, names, timeout)
+    if indexed is not None and tuple(indexed) != whole.manifests:
+        raise CheckpointError(f"{folder.prefix}{INDEX} differs from the manifests of its checkpoint")
 
 
 def check_size(folder: CheckpointFolder, name: str, world: int) -> None:

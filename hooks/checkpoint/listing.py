@@ -54,7 +54,7 @@ def list_checkpoints(store: BlobStore, run_id: str, *, deep: bool = False) -> li
     Args:
         store: the store that holds them.
         run_id: the run.
-        deep: whether to read all manifests even if the marker and the listing agree.
+        deep: whether to read all manifests, and the state in them, even if the marker and the listing agree.
     """
     folders = scan(store, run_id)
     checkpoints = side_by_side(lambda folder: _describe(store, folder, folders, deep), folders)
@@ -100,6 +100,8 @@ def _describe(
                     marker.world, marker.level, marker.kind, marker.created, marker.missing, marker.suspect,
                 )  # fmt: skip
         whole = examine(store, folder, folders)
+        if deep:
+            whole.prove()
         first = whole.manifests[0]
         return Checkpoint(
             folder.run_id, folder.name, "complete", "", whole.nbytes, marked,

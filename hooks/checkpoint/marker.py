@@ -23,14 +23,13 @@ def encoded_manifest(manifest: RankManifest, most: Callable[[int], int] = most_b
     Raises:
         CheckpointError: the manifest is too large to be read back.
     """
-    prefix = checkpoint_prefix(manifest.run_id, manifest.checkpoint)
     data = encode_manifest(manifest)
     if len(data) > (limit := most(manifest.world)):
         raise CheckpointError(
             f"the manifest of rank {manifest.rank} has {len(data)} bytes, but a restore reads at most "
             f"{limit}; register large lists as tensors"
         )
-    return prefix + manifest_name(manifest.rank, manifest.world), data
+    return manifest.key, data
 
 
 def encoded_marker(manifests: Iterable[RankManifest], created: float) -> tuple[str, bytes]:

@@ -65,8 +65,8 @@ class Pruning:
     """Decision about which checkpoints to keep and which to delete, made before the first deletion."""
 
     kept: tuple[CheckpointName, ...]
-    #: The newest full checkpoint that stays and is not suspect (the newest of all, if the run has none): merged from its manifests, and held
-    #: against the listing. A marker or an index proves nothing here. If it is None, nothing is deleted.
+    #: The newest full checkpoint that stays and is not suspect (the newest of all, if the run has none): merged from its manifests, held
+    #: against the listing, and its state can be read. A marker or an index proves nothing here. If it is None, nothing is deleted.
     checked: CheckpointName | None
     #: Checkpoints to delete, the oldest first.
     departing: tuple[CheckpointFolder, ...]
@@ -104,7 +104,7 @@ def deletions(
 
 @dataclass(frozen=True, slots=True)
 class CheckedCheckpoint:
-    """A complete checkpoint: it was merged from its manifests and held against the listing."""
+    """A complete checkpoint: it was merged from its manifests, held against the listing, and its state can be read."""
 
     name: CheckpointName
     level: Level
@@ -135,12 +135,13 @@ class CheckedCheckpoints:
         """Check one checkpoint.
 
         Raises:
-            CheckpointError: as in `examine`.
+            CheckpointError: as in `examine` and `WholeCheckpoint.prove`.
         """
         listing = sha256(repr(sorted(folder.files.items())).encode()).digest()
         known = self._known.get(folder.name)
         if known is None or known.listing != listing or not _are_listed(known.refers, folders):
             whole = examine(store, folder, folders, timeout=timeout)
+            whole.prove()
             known = CheckedCheckpoint(
                 whole.name, whole.level, bool(whole.suspect), listing, referred(whole.manifests)
             )

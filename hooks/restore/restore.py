@@ -33,7 +33,8 @@ from ..checkpoint.format.codec import UnsupportedFormatError
 from ..checkpoint.format.coverage import Coverage
 from ..checkpoint.format.keys import MARKER, CheckpointName
 from ..checkpoint.format.manifest import LEVELS, lacks
-from ..checkpoint.format.safetensors_header import check_headers, check_names
+from ..checkpoint.format.safetensors_header import check_headers
+from ..checkpoint.format.values.state_check import StateCheck
 from ..checkpoint.local_stage import Stage, StagedCheckpoint, newest_first
 from ..checkpoint.ranking import EXTRAS_WORTH, worth_it
 from ..state.collected import differences
@@ -346,7 +347,7 @@ def fit(whole: WholeCheckpoint, state: State, rank: int = 0) -> RestorePlan:
         StateError: the checkpoint does not fit.
         CheckpointError: the checkpoint is not one that this version writes.
     """
-    check_names(whole.manifests[rank % len(whole.manifests)])
+    StateCheck(whole.manifests).check(whole.manifests[rank % len(whole.manifests)])
     states = [manifest.state for manifest in whole.manifests]
     try:
         return state.targets(states, whole.tensors, whole.stand_ins)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,18 +15,22 @@ from typing import Any
 import pytest
 
 from spotguard.cli.commands.checkpoints.verify import verdicts_of
+from spotguard.cli.main import main
 from spotguard.cli.select_checkpoint import Target
 from spotguard.hooks.checkpoint.catalog import examine
-from spotguard.hooks.checkpoint.format.codec import encode_manifest
+from spotguard.hooks.checkpoint.format.codec import encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.keys import manifest_name
-from spotguard.hooks.checkpoint.format.manifest import Chunk, TensorEntry
+from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry
+from spotguard.hooks.checkpoint.index import IndexBuilder
+from spotguard.hooks.checkpoint.marker import put_index, put_manifest
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError
+from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import FOREIGN, Save
 from tests.fakes.clock import Impatient
 from tests.fakes.reads import PATIENCE, Reads
-from tests.fakes.store import Fault
+from tests.fakes.store import FakeStore, Fault
 
 
 def filled() -> Reads:
@@ -99,6 +106,83 @@ def test_all_that_is_damaged_is_said_and_nothing_else() -> None:
     assert [line.partition(": ")[0] for line in newest["damage"]] == [keys[0], keys[2]]
     assert "header" in newest["damage"][0]
     assert "tensor" in newest["damage"][1]
+
+
+#: Values of every kind that needs numpy or torch.
+FOREIGN_VALUES: dict[str, Any] = {
+    "array": {"$": "numpy.ndarray", "dtype": "<f8", "shape": [1], "order": "C", "base64": "AAAAAAAAAAA="},
+    "scalar": {"$": "numpy.scalar", "dtype": "<M8[ns]", "base64": "AAAAAAAAAAA="},
+    "text": [{"$": "numpy.str_", "value": "a"}, {"$": "numpy.bytes_", "base64": "AA=="}],
+    "dtypes": [{"$": "numpy.dtype", "name": "<U3"}, {"$": "torch.dtype", "name": "float64"}],
+    "shape": {"$": "torch.Size", "items": [2]},
+    "device": {"$": "torch.device", "name": "cuda:1"},
+    "weights": [
+        {"$": "parameter", "name": "notes#1", "requires_grad": True},
+        {"$": "tensor", "name": "notes#1"},
+    ],
+}
+
+
+def saved_with(store: BlobStore, step: int, notes: dict[str, Any]) -> RankManifest:
+    """A whole checkpoint whose state has these notes, encoded, and a tensor of theirs."""
+    tensors = {"notes#1": ("float32", (4,))}
+    (manifest,) = Save(step=step, save=step, world=1, tensors=tensors).write(store, marker=False)
+    state = {key: tree for key, tree in manifest.state.items() if key != "notes#1"}
+    manifest = replace(manifest, state={**state, "notes": notes})
+    put_manifest(store, manifest)
+    return manifest
+
+
+def test_a_state_that_no_restore_decodes_is_damage_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All checksums agree. The manifest is named, and what is wrong with it; prune does not rely on it."""
+    store = FileStore(tmp_path)
+    saved_with(store, 10, FOREIGN_VALUES)
+    bad = saved_with(store, 20, {**FOREIGN_VALUES, "scheduler": {"$": "Fraction", "of": [1, 2]}})
+    assert main(["verify", store.url]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert bad.key in said[0]
+    assert "state of 'notes': " in said[0]
+    assert "type 'Fraction' is unknown to this version" in said[0]
+    assert said[1].startswith("complete run run, step 10 ")
+    assert main(["prune", store.url, "--keep", "1", "--json"]) == 0
+    (done,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (done["checked"], done["deleted"]) == ("000000010-0001-0010", [])
+
+
+def test_neither_torch_nor_numpy_is_loaded_to_judge_a_state_of_their_values(tmp_path: Path) -> None:
+    """Neither command needs them, where a checkpoint is full of their values."""
+    store = FileStore(tmp_path)
+    for step in (10, 20):
+        saved_with(store, step, FOREIGN_VALUES)
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "from spotguard.cli.main import main\n"
+        f"sys.exit(main(['verify', {store.url!r}, '--all']) or main(['prune', {store.url!r}, '--keep', '1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "deleted 1 checkpoint" in done.stdout
+
+
+def test_an_index_that_differs_from_the_manifests_is_damage() -> None:
+    """A restore reads it in their place. One that is damaged itself is none: the restore reads the manifests then."""
+    store, save = FakeStore(), Save(step=20, save=2)
+    manifests = save.write(store)
+    files = [(each, encode_manifest(each)) for each in manifests]
+    for spoilt, status in ((False, "complete"), (True, "damaged")):
+        builder = IndexBuilder()
+        for manifest, data in files:
+            told = replace(manifest, state={}) if spoilt and manifest.rank == 1 else manifest
+            builder.add(open_file(encode_manifest(told), "", "manifest"), len(data))
+        put_index(store, "run", save.name, builder)
+        said = verdicts_of(Target(store, "run"), everything=False, say=None, clock=Impatient())
+        assert [each["status"] for each in said] == [status]
+    assert said[0]["damage"] == [f"{save.prefix}INDEX.json differs from the manifests of its checkpoint"]
+    store.corrupt(f"{save.prefix}INDEX.json", 40)
+    said = verdicts_of(Target(store, "run"), everything=False, say=None, clock=Impatient())
+    assert [each["status"] for each in said] == ["complete"]
 
 
 def test_a_bit_that_flips_on_its_way_is_no_damage() -> None:

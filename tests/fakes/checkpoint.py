@@ -152,7 +152,10 @@ class Save:
         return RankManifest(
             run_id=self.run_id, step=self.step, attempt=self.attempt, save=self.save, rank=rank, world=self.world,
             objects=tuple(objects), tensors=tuple(entries),
-            state={"scheduler": {"last_epoch": self.step}, "seed": {"$": "tensor", "name": own.name}},
+            state={
+                "scheduler": {"last_epoch": self.step}, "rng": {"torch": {"$": "tensor", "name": own.name}},
+                **{name: {"$": "tensor", "name": name} for name in self.tensors},
+            },
             environment={"torch": "2.13.0"}, level=self.level, kind=self.kind, incarnation="nonce", created=1.0,
             missing=self.missing, suspect=self.suspect.get(rank, "")
         )  # fmt: skip

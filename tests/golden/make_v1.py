@@ -102,9 +102,10 @@ def write(
     ]
     tensors.append(TensorEntry(own.name, "uint8", (16,), tuple(chunks[own.name])))
     state = {key: encode(value, lambda tensor: "", key) for key, value in STATE.items()}
+    state |= {each: {"$": "tensor", "name": each} for each in TENSORS}
     return RankManifest(
         run_id=RUN, step=name.step, attempt=name.attempt, save=name.save, rank=rank, world=2, objects=tuple(objects),
-        tensors=tuple(tensors), state={**state, "rng": {"$": "tensor", "name": own.name}}, environment={"torch": "2.13.0", "threads": 2},
+        tensors=tuple(tensors), state={**state, "rng": {"torch": {"$": "tensor", "name": own.name}}}, environment={"torch": "2.13.0", "threads": 2},
         kind="emergency", incarnation=f"nonce-{name.attempt}", created=1_790_000_000.5,
     )  # fmt: skip
 

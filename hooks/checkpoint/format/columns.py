@@ -192,6 +192,14 @@ class TensorRun:
             ),
         )
 
+    def equals(self, other: TensorRun) -> bool:
+        """Return whether all columns have the same numbers, and those of the same tensors."""
+        mine, theirs = self.layout, other.layout
+        return (mine.forms, mine.first) == (theirs.forms, theirs.first) and all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("offsets", "sizes", "objects", "starts", "crc32s")
+        )
+
     def tensor(self, index: int) -> TensorEntry:
         """Return one tensor, by its index in the run."""
         forms, first = self.layout.forms, self.layout.first
@@ -290,6 +298,8 @@ class TensorColumns(Sequence[TensorEntry]):
         return self.runs[run].tensor(at - self.starts[run])
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, TensorColumns) and all(map(TensorRun.equals, self.runs, other.runs)):
+            return len(self.runs) == len(other.runs)  # most often: no item was made
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:

@@ -92,7 +92,8 @@ def check_shape(name: str, shape: Any, itemsize: int) -> None:
     for size in shape:
         if type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise InvalidField(f"tensor {name!r} has a dimension of {str(size)[:40]}")
-    if len(shape) > _MAX_DIMS or prod(shape) * itemsize > MAX_SIZE:
+    # A size of 0 hides no others: torch computes the strides of all of them.
+    if len(shape) > _MAX_DIMS or prod([size or 1 for size in shape]) * itemsize > MAX_SIZE:
         raise InvalidField(f"tensor {name!r} is too large to exist")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from .dtypes import ITEMSIZE
-from .keys import CheckpointName, checkpoint_prefix
+from .keys import CheckpointName, checkpoint_prefix, manifest_name
 
 #: The number of the format, and its key, which is the first of every file. Increase the number when a file changes meaning: a reader
 #: refuses every other number by name, and a file without one, because versions before 0.1.0 numbered theirs under another key.
@@ -142,6 +142,11 @@ class RankManifest:
     def checkpoint(self) -> CheckpointName:
         """Return the checkpoint that it is a part of."""
         return CheckpointName(self.attempt, self.step, self.save)
+
+    @property
+    def key(self) -> str:
+        """Return its own key in the store."""
+        return checkpoint_prefix(self.run_id, self.checkpoint) + manifest_name(self.rank, self.world)
 
     @property
     def nbytes(self) -> int:

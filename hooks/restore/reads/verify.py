@@ -1,4 +1,4 @@
-"""Verification: read every byte of a checkpoint again and report damage. Nothing is loaded."""
+"""Verification: read every byte of a checkpoint again, and its state as a restore does; report damage. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ....providers.errors import CheckpointError, NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.catalog import WholeCheckpoint
 from ...checkpoint.format.manifest import Chunk, RankManifest
-from ...checkpoint.format.safetensors_header import check_headers
+from ...checkpoint.format.safetensors_header import WRONG_HEADER, wrong_headers
+from ...checkpoint.format.values.state_check import StateCheck
 from ...save.upload.workers import PlainBuffer
 from .fetch import BufferSpan, Fetch, Progress
 from .ranges import ReadBatch, WantedChunk, plan
@@ -19,10 +20,10 @@ from .ranges import ReadBatch, WantedChunk, plan
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that differ from the ones that were written."""
+    """Bytes that differ from the ones that were written, or a manifest whose state no restore can read."""
 
     key: str
-    #: Name of the tensor; "" for the object's header.
+    #: Name of the tensor; "" for the object's header, and in a manifest.
     tensor: str
     #: Offsets of the chunk in the tensor.
     offsets: tuple[int, ...]
@@ -31,8 +32,13 @@ class Damage:
     gone: bool = False
 
     def __str__(self) -> str:
-        what = f"tensor {self.tensor!r} at {list(self.offsets)}" if self.tensor else "header"
-        return f"{self.key}: {what}: {self.reason}"
+        if self.tensor:
+            return f"{self.key}: tensor {self.tensor!r} at {list(self.offsets)}: {self.reason}"
+        return (
+            f"{self.key}: {self.reason}"
+            if self.key.endswith(".json")
+            else f"{self.key}: header: {self.reason}"
+        )
 
 
 class _DamageReport:
@@ -68,13 +74,10 @@ class _DamageReport:
         with self._lock:
             self._lost.setdefault(key, Damage(key, "", (), str(error), isinstance(error, NotFoundError)))
 
-    def held(self, manifest: RankManifest, index: int) -> None:
-        """Note damage if an object's header is not the one that its manifest gives."""
-        try:
-            check_headers(manifest, [index])
-        except CheckpointError as error:
-            key = manifest.object_key(index)
-            self._found[key, -2] = Damage(key, "", (), str(error).removeprefix(f"{key} "))
+    def headers(self, manifest: RankManifest) -> None:
+        """Note damage in each object whose header is not the one that its manifest gives."""
+        for key in wrong_headers(manifest):
+            self._found[key, -2] = Damage(key, "", (), WRONG_HEADER)
 
     def damages(self, keys: Sequence[str]) -> list[Damage]:
         """Return the damage in the order of the objects and their bytes. A missing or short object counts once."""
@@ -91,7 +94,7 @@ def verify(
     clock: Clock | None = None,
     rate: float | None = None,
 ) -> list[Damage]:
-    """Return all damage in a checkpoint and in the objects that it refers to; empty if each CRC agrees.
+    """Return all damage in a checkpoint and in the objects that it refers to; empty if each CRC agrees and its state can be read.
 
     Args:
         store: the store with the checkpoint.
@@ -107,9 +110,9 @@ def verify(
     wanted = _everything(whole)
     clock = clock or SystemClock()
     report = _DamageReport(clock, rate)
+    unreadable = _unreadable(whole)
     for manifest in whole.manifests:
-        for index in range(len(manifest.objects)):
-            report.held(manifest, index)
+        report.headers(manifest)
     Fetch(
         store,
         plan(wanted),
@@ -119,7 +122,18 @@ def verify(
         clock=clock,
         readers=None if rate is None else 1,
     ).run()
-    return report.damages(list(dict.fromkeys(each.key for each in wanted)))
+    return unreadable + report.damages(list(dict.fromkeys(each.key for each in wanted)))
+
+
+def _unreadable(whole: WholeCheckpoint) -> list[Damage]:
+    """Return each manifest whose state no restore can read."""
+    state, found = StateCheck(whole.manifests), []
+    for manifest in whole.manifests:
+        try:
+            state.check(manifest)
+        except CheckpointError as error:
+            found.append(Damage(manifest.key, "", (), str(error)))
+    return found
 
 
 def _everything(whole: WholeCheckpoint) -> list[WantedChunk]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ....providers.errors import StateError
+from ...checkpoint.format.values.state_check import RNG
 from ..inner_tensors import outlined
 from ..sharding.dtensor import RankOf
 from .loaders import ResumableLoader
@@ -35,9 +36,6 @@ from .wrappers import can_be_hooked, check_says_state, is_like_optimizer, unwrap
 
 #: Types of plain values: objects that a restore cannot put a state back into.
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
-
-#: The name of the part that every state has.
-RNG = "rng"
 
 
 @dataclass(frozen=True, slots=True)

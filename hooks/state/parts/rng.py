@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ....providers.errors import CheckpointError, StateError
+from ...checkpoint.format.values.state_check import check_generators
 from ..device.events import accelerator
 from ..state_tensor import StateTensor
 from .values import REFUSALS, error_text
@@ -115,12 +116,12 @@ class RngPart:
 
         `put_back` leaves out the generators that this process lacks, and the restore warns.
         """
-        if not isinstance(tree, dict):
-            raise CheckpointError(
-                f"{self.name}: the generators' states are a {type(tree).__name__}, not a dict"
-            )
         try:
-            _try_on(tree, self._others)
+            check_generators(tree)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.name}: {error}") from error
+        try:
+            _try_on(tree)
         except REFUSALS as error:
             raise CheckpointError(
                 f"{self.name}: a generator's state is invalid ({error_text(error)})"
@@ -136,25 +137,10 @@ class RngPart:
             ) from error
 
 
-def _try_on(states: dict[str, Any], others: Generators | None) -> None:
-    """Load the states into temporary generators. Tensors have no values yet, so only their type and shape are checked."""
-    if "python" in states:
-        random.Random().setstate(states["python"])
-    numpy, state = sys.modules.get("numpy"), states.get("numpy", {})
-    if not isinstance(state, (tuple, dict)):
-        raise TypeError(f"numpy's state is a {type(state).__name__}")
+def _try_on(states: dict[str, Any]) -> None:
+    """Load numpy's state into a temporary generator; `check_generators` knows the others'."""
+    numpy, state = sys.modules.get("numpy"), states.get("numpy")
     if numpy is not None and isinstance(
         state, tuple
     ):  # a dict belongs to another bit generator than the default
         numpy.random.RandomState().set_state(state)
-    names = ("cuda", *(others or ())[:1])
-    devices = {name: states[name] for name in names if name in states}
-    for name, device_states in devices.items():
-        if not isinstance(device_states, (list, tuple)):
-            raise TypeError(f"{name}'s states are a {type(device_states).__name__}")
-    for name, state in (
-        ("torch", states.get("torch", torch.get_rng_state())),
-        *((name, each) for name, device_states in devices.items() for each in device_states),
-    ):
-        if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.dim() != 1:
-            raise TypeError(f"{name}'s state is not a tensor of bytes")

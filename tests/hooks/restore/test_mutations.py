@@ -2,10 +2,13 @@
 
 A restore gives the newest checkpoint's bits, or the older one's with a line that names the damage. A changed plain value
 (a learning rate, a counter) is another valid checkpoint, and comes back as it stands: but no tensor with it.
+
+What a restore calls damaged, `verify` and `prune` call damaged, and nothing else.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import logging
@@ -22,10 +25,16 @@ import numpy as np
 import pytest
 import torch
 
+from spotguard.cli.commands.checkpoints.verify import verdicts_of
+from spotguard.cli.select_checkpoint import Target
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.keys import manifest_name
+from spotguard.hooks.checkpoint.format.packing import PackedCache, pack_numbers
+from spotguard.hooks.checkpoint.listing import list_checkpoints
+from spotguard.hooks.checkpoint.retention import plan_pruning
 from spotguard.providers.errors import StateError
+from tests.fakes.clock import Impatient
 from tests.fakes.store import FakeStore
 from tests.fakes.training import Job, different, guarded, saved_each_step, seed, small
 from tests.tiers import few_fast
@@ -137,6 +146,53 @@ def _changed(manifest: Any, path: Path, other: Any) -> Any:
     return made
 
 
+#: Type code of each column of numbers (`packing.columns_in`).
+_NUMBERS_OF = {"counts": "I", "offsets": "q", "sizes": "q", "objects": "I", "starts": "q", "crc32": "I"}
+
+
+def unpacked(manifest: Any) -> Any:
+    """The manifest with its trees, and with its columns as lists."""
+    cache = PackedCache()
+    runs = [
+        {"forms": cache.value(run["forms"])}
+        | {name: cache.numbers(run[name], code).tolist() for name, code in _NUMBERS_OF.items()}
+        for run in manifest["tensors"]
+    ]
+    state = {name: cache.value(packed) for name, packed in manifest["state"].items()}
+    return {**manifest, "tensors": runs, "state": state}
+
+
+def packed(manifest: Any) -> Any:
+    """The reverse, of any JSON."""
+
+    def column(code: str, numbers: Any) -> str:
+        try:
+            return pack_numbers(code, numbers)
+        except (TypeError, ValueError, OverflowError):
+            return _packed(numbers)
+
+    made = dict(manifest)
+    if isinstance(state := manifest.get("state"), dict):
+        made["state"] = {name: _packed(tree) for name, tree in state.items()}
+    if isinstance(runs := manifest.get("tensors"), list):
+        made["tensors"] = [
+            {
+                name: column(_NUMBERS_OF[name], each) if name in _NUMBERS_OF else _packed(each)
+                for name, each in run.items()
+            }
+            if isinstance(run, dict)
+            else run
+            for run in runs
+        ]
+    return made
+
+
+def _packed(value: Any) -> str:
+    """As `pack`, which refuses what is not a number."""
+    text = json.dumps(value, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
+
+
 def sealed(manifest: Any) -> bytes:
     """As a writer would have put it."""
     body = json.dumps(manifest, separators=(",", ":")).encode()
@@ -155,6 +211,9 @@ _REGISTRATION: tuple[Callable[[Path], bool], ...] = (
     lambda path: path[:2] == ("state", "model") and len(path) == 3,
 )
 
+#: Parts of which only the registered object knows what their trees may hold.
+_OBJECTS = (("optimizer",), ("loader",), ("scheduler",))
+
 
 class Trial:
     """One store with two checkpoints; the manifest of the newest is what a case makes of it."""
@@ -169,15 +228,18 @@ class Trial:
         self.key = f"run/checkpoints/{whole.name}/{manifest_name(0, 1)}"
         self.manifest = json.loads(self.objects[self.key])["manifest"]
         assert sealed(self.manifest) == self.objects[self.key]
+        self.inside = unpacked(self.manifest)
+        assert packed(self.inside) == self.manifest
         #: The paths of `bits` at which tensors stand.
         self.tensors = {path for path in self.states[TOTAL] if path.startswith("model.")}
         self.tensors |= {path for path in self.states[TOTAL] if "exp_avg" in path or path.endswith(".step")}
 
-    def case(self, path: Path, other: Any, caplog: pytest.LogCaptureFixture) -> str:
-        """One case. Returns newest, older, value or refused, by what the restore did."""
+    def case(self, path: Path, other: Any, caplog: pytest.LogCaptureFixture, *, inside: bool) -> str:
+        """One case, in the manifest or inside its packed texts. Returns newest, older, value or refused, by what the restore did."""
         caplog.clear()
         store = FakeStore()
-        store.objects = {**self.objects, self.key: sealed(_changed(self.manifest, path, other))}
+        changed = _changed(self.inside if inside else self.manifest, path, other)
+        store.objects = {**self.objects, self.key: sealed(packed(changed) if inside else changed)}
         here = job()
         seed(99)
         with guarded(store, here.values) as guard:
@@ -192,6 +254,8 @@ class Trial:
                 done = 0
             after = here.bits()
         assert not refusal
+        if path[0] != "store_format":
+            self.judged(store, damaged=done == TOTAL - 1, by_object=path[1:2] in _OBJECTS)
         if not done:
             assert different(after, before) == [], "a refusal changes nothing"
             return "refused"
@@ -208,6 +272,27 @@ class Trial:
         assert all(each.startswith(str(path[1])) for each in changed), changed
         assert not changed & self.tensors, changed
         return "value"
+
+    def judged(self, store: FakeStore, *, damaged: bool, by_object: bool) -> None:
+        """Assert that the commands say of the newest checkpoint what the restore said.
+
+        Args:
+            damaged: the restore called it damaged.
+            by_object: a registered object of its own may have done so.
+        """
+        meant = Target(store, "run")
+        said = verdicts_of(meant, everything=False, say=None, clock=Impatient())[0]
+        damaged = damaged and not (by_object and said["status"] == "complete")
+        assert said["status"] == ("damaged" if damaged else "complete"), said
+        assert bool(said["damage"]) == damaged
+        if any("CRC32 differs" in each for each in said["damage"]):
+            return  # of all these, only `verify` reads the tensors' bytes
+        line = list_checkpoints(store, "run", deep=True)[0]
+        assert (line.status == "damaged") == damaged, line
+        pruning = plan_pruning(store, "run", keep=1)
+        assert (self.whole.name in pruning.damaged) == damaged
+        assert (self.whole.name in pruning.kept) != damaged
+        assert not damaged or not pruning.departing, "what a restore falls back to stays"
 
 
 @pytest.fixture(scope="module")
@@ -243,22 +328,23 @@ def _little_memory() -> Iterator[None]:
 def test_one_thing_changed_in_a_manifest(
     number: int, cases: int, trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each seed draws its own changes, half of them in the lists of tensors and objects."""
+    """Each seed draws its own changes, half of them in the state."""
     chance = random.Random(number)
-    places = [*_places(trial.manifest)]
-    state = [path for path in places if path[0] == "state"]
-    rest = [path for path in places if path[0] != "state"]
+    within = [*_places(trial.inside)]
+    state = [path for path in within if path[0] == "state"]
+    columns = [path for path in within if path[0] == "tensors"]
+    rest = [*_places(trial.manifest)]
     found: Counter[str] = Counter()
     with _little_memory():
         for at in range(cases):
-            path = chance.choice(state if at % 2 else rest)
-            value = trial.manifest
+            path = chance.choice((state, columns, state, rest)[at % 4])
+            value = trial.manifest if at % 4 == 3 else trial.inside
             for key in path:
                 value = value[key]
             other = chance.choice(_others(value))
             name = {id(_GONE): "gone", id(_TWICE): "twice"}.get(id(other), repr(other))
             try:
-                found[trial.case(path, other, caplog)] += 1
+                found[trial.case(path, other, caplog, inside=at % 4 != 3)] += 1
             except Exception as error:
                 error.add_note(f"seed {number}, case {at}: {path} becomes {name}")
                 raise

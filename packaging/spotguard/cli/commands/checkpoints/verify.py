@@ -1,4 +1,4 @@
-"""`spotguard verify URL`: read every byte of a checkpoint again and compare its CRC."""
+"""`spotguard verify URL`: read every byte of a checkpoint again, compare its CRC, and read the state as a restore does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from spotguard.hooks.checkpoint.catalog import (
     CheckpointFolder,
     CheckpointGone,
     PartialCheckpoint,
+    check_index,
     examine,
     scan,
 )
@@ -29,8 +30,8 @@ from ...output import add_json, print_json
 from ...select_checkpoint import Target, add_target, target
 
 DESCRIPTION = """\
-Read every byte of the newest complete checkpoint, and compare the checksums of the save. Exit code 1
-means that something is damaged, or that nothing is complete."""
+Read every byte of the newest complete checkpoint, compare the checksums of the save, and decode the
+state as a restore does. Exit code 1 means that something is damaged, or that nothing is complete."""
 
 EXAMPLES = """\
 examples:
@@ -116,6 +117,7 @@ def _verdict(
         whole = examine(store, folder, folders)
         with ReadProgress(f"verifying step {folder.name.step}") as meter:
             damages = verify(store, whole, progress=meter.show, rate=rate)
+        check_index(store, folder, whole)
     except CheckpointGone:
         return {**base, **_REMOVED}
     except PartialCheckpoint as error:
