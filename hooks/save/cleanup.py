@@ -9,14 +9,16 @@ Each small request has a few seconds and uses an open connection. No save waits 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError, StoreError
+from ...providers.stores.base import ObjectInfo
 from ..checkpoint.attempts import attempt_starts
+from ..checkpoint.catalog import folders_of
 from ..checkpoint.format.keys import SAVING, CheckpointName, checkpoint_prefix
 from ..checkpoint.marker import has_all_manifests
-from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, plan_pruning
+from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, deletions, plan_pruning
 from ..checkpoint.save_announcement import put_saving
 from .cancel_scope import Abandoned, CancelScope
 from .plan.plan_cache import WritePlanCache
@@ -112,35 +114,44 @@ class Cleanup:
                     why,
                     self._store.url,
                 )
-            for keys in results[0].steps():
-                for start in range(0, len(keys), _AT_ONCE):
-                    self._delete(keys[start : start + _AT_ONCE], scope)
+            self._delete(results[0].steps(), scope)
         except Abandoned:
             log.debug("a notice came before old checkpoints were deleted; the next save continues with it")
         except (StoreError, CheckpointError) as error:
             log.warning("spotguard could not delete old checkpoints, and leaves them: %s", error)
 
     def discard(self, name: CheckpointName, scope: CancelScope) -> None:
-        """Remove the objects of a save that will never have a manifest: they may be what fills the disk.
+        """Remove the objects of a save that has failed: they may be what fills the disk.
+
+        Its manifest may have arrived although the store's answer did not. So the order is that of every removal: a death between
+        two deletions leaves a partial checkpoint, and no damaged one.
 
         Do not call this when time is short. The next `prune` finds the objects too.
         """
-        results: list[str] = []
+        results: list[ObjectInfo] = []
 
         def look(left: float | None) -> None:
             prefix = checkpoint_prefix(self._run_id, name)
-            results.extend(info.key for info in self._store.list(prefix, timeout=left))
+            results.extend(self._store.list(prefix, timeout=left))
 
         try:
             scope.check()
             self._uploads.ask(look, scope, again=False)
-            self._delete(results, scope)
+            self._delete(deletions(folders_of(self._run_id, results)), scope)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("the objects of %s stay for now: %s", name, error)
 
-    def _delete(self, keys: list[str], scope: CancelScope) -> None:
-        scope.check()
-        self._uploads.ask(lambda left: self._store.delete(keys, timeout=left), scope, again=False)
+    def _delete(self, groups: Iterable[list[str]], scope: CancelScope) -> None:
+        """Remove the keys, a few with each request; none of a group before all of the groups before it."""
+        for keys in groups:
+            for start in range(0, len(keys), _AT_ONCE):
+                few = keys[start : start + _AT_ONCE]
+                scope.check()
+                self._uploads.ask(
+                    lambda left, few=few: self._store.delete(few, timeout=left),  # type: ignore[misc]
+                    scope,
+                    again=False,
+                )
 
 
 # --- small requests ---

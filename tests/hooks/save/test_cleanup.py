@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
+from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.noticed import notice, trained
@@ -96,6 +100,33 @@ def test_one_that_fails_under_a_notice_is_not_tidied_up() -> None:
         store.let_go()
         assert heard.wait(protocol.Committed).id == "n1"
         assert {verb for verb, _ in store.calls} == {"put"}
+
+
+def test_failed_save_whose_manifest_arrived_is_removed_manifest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request has no order inside. So a death between two requests leaves a partial checkpoint, and no damaged one."""
+    store = WatchedStore()
+    requests: list[list[str]] = []
+
+    def delete(keys: Iterable[str], *, timeout: float | None = None) -> None:
+        requests.append([*keys])
+        WatchedStore.delete(store, requests[-1], timeout=timeout)
+        assert {left.status for left in list_checkpoints(store, "run")} <= {"partial"}
+
+    def put(key: str, data: memoryview, **kwargs: Any) -> None:
+        WatchedStore.put(store, key, data, **kwargs)
+        if is_manifest(key):
+            raise FullError("no room")
+
+    with trained(store) as (guard, _, _):
+        monkeypatch.setattr(store, "put", put)
+        monkeypatch.setattr(store, "delete", delete)
+        with pytest.raises(FullError):
+            guard.save()
+    kinds = [{is_manifest(key) for key in keys} for keys in requests]
+    assert kinds == [{True}, {False}]
+    assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
 
 
 def test_an_attempt_that_is_overtaken_says_so_once_and_ends_its_background_checkpoints(
