@@ -168,7 +168,9 @@ def _upload(
             rate=link.rate(now),
             background=rest if chosen.choice is BudgetChoice.PROMOTE else None,
         )
-        before, chosen = chosen, replan(chosen, here, _landed(sent, at.sizes.a, lower))
+        before = chosen
+        if not lower:  # a save whose weights are committed goes on, and plans no more
+            chosen = replan(chosen, here, _landed(sent, at.sizes.a))
         if chosen.choice is not before.choice and before.choice is BudgetChoice.PROMOTE:
             sent, whole = 0.0, job.nbytes  # the state of now, from its first byte
             link.begin(now)
@@ -177,9 +179,9 @@ def _upload(
     return last
 
 
-def _landed(sent: float, a: int, lower: bool) -> StoredBytes:
+def _landed(sent: float, a: int) -> StoredBytes:
     gone = round(sent)
-    return StoredBytes(a=min(a, gone), b=max(0, gone - a), b_begun=gone > a, committed=lower)
+    return StoredBytes(a=min(a, gone), b=max(0, gone - a), b_begun=gone > a)
 
 
 def _tell(link: StoreLink, upload: _Upload, rate: float, until: float) -> None:

@@ -130,8 +130,6 @@ class StoredBytes:
     b: int = 0
     #: Whether tier B was begun. From then on its rounding does not change.
     b_begun: bool = False
-    #: Whether the lower level is committed.
-    committed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +287,7 @@ def _lower(at: BudgetInputs, stored: StoredBytes, missed: str) -> BudgetPlan:
 
 
 def _keep(at: BudgetInputs, why: str) -> BudgetPlan:
-    stays = "and nothing was committed before"
+    stays = "and no sound checkpoint is known before this one"
     if at.last is not None:
         stays = f"step {at.last.step} stays, {at.last.age:.0f} s of training before this one"
     return BudgetPlan(BudgetChoice.KEEP, f"nothing is saved: {why}; {stays}")
@@ -306,14 +304,13 @@ def _timed(
 ) -> BudgetPlan:
     """Return the plan with its end, and with the time at which to fall back to the lower level."""
     full = choice in (BudgetChoice.FULL, BudgetChoice.FULL_LOSSY)
-    way_out = full and at.sizes.b > 0 and not lower_first and not stored.committed
+    way_out = full and at.sizes.b > 0 and not lower_first
     fall_back_at = at.deadline - max(_FALL_BACK * at.commit, _FALL_BACK_LEAST) if way_out else math.inf
     if at.rate is None:
         return BudgetPlan(choice, reason, lower_first=lower_first, fall_back_at=fall_back_at)
     moments = _bytes(choice, at) - at.sizes.a - stored.b
     soon = way_out and at.lower_counts and early(moments, at.rate.expected)
-    twice = full and lower_first and not stored.committed
-    end = at.now + rest / at.rate.expected + at.commit * (2 if twice else 1)
+    end = at.now + rest / at.rate.expected + at.commit * (2 if full and lower_first else 1)
     return BudgetPlan(choice, reason, end, at.deadline - end, lower_first, fall_back_at, soon)
 
 

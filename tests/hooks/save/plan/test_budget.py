@@ -95,7 +95,7 @@ def test_without_a_commit_an_unlikely_save_is_tried() -> None:
     assert (alone.choice, alone.lower_first) == (BudgetChoice.FULL, False)
     late = plan(replace(stood_still, deadline=1000.1))
     assert late.choice is BudgetChoice.KEEP
-    assert late.reason.endswith("and nothing was committed before")
+    assert late.reason.endswith("and no sound checkpoint is known before this one")
 
 
 def test_a_background_checkpoint_whose_rest_fits_comes_before_a_lower_level() -> None:

@@ -96,8 +96,8 @@ def played(at: BudgetInputs, turns: list[int], chunk: int) -> tuple[list[BudgetC
             rate = rate or LinkRate.exactly(sum(turns[: number + 1]) / (number + 1))
         stored = sent if sent == whole else sent // chunk * chunk
         a, b = min(stored, at.sizes.a), max(0, stored - at.sizes.a)
-        tiers = StoredBytes(a, b, committed=bool(committed))
-        current = replan(current, replace(at, now=now + 1, rate=rate), tiers)
+        if not committed:
+            current = replan(current, replace(at, now=now + 1, rate=rate), StoredBytes(a, b))
         held.append(current.choice)
     return held, committed
 
