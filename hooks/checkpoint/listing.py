@@ -94,9 +94,11 @@ def _describe(
     try:
         if marked and not deep and (marker := _said(store, folder)) is not None:
             names = [manifest_name(rank, marker.world) for rank in range(marker.world)]
-            if (marker.objects, marker.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names):
+            own = (marker.objects, marker.nbytes) == (objects, nbytes) and folder.files.keys() >= set(names)
+            # Only the manifests name the objects that it refers to, and those may be gone.
+            if own and not marker.elsewhere:
                 return Checkpoint(
-                    folder.run_id, folder.name, "complete", "", nbytes + marker.elsewhere, True,
+                    folder.run_id, folder.name, "complete", "", nbytes, True,
                     marker.world, marker.level, marker.kind, marker.created, marker.missing, marker.suspect,
                 )  # fmt: skip
         whole = examine(store, folder, folders)

@@ -70,6 +70,18 @@ def test_ls_tells_partial_from_damaged() -> None:
     assert lines[1].reason == "1 of 2 manifests are missing (00001-of-00002.json is the first)"
 
 
+def test_checkpoint_that_refers_to_a_lost_object_is_damaged_although_it_is_marked() -> None:
+    """Everything in its own directory is as its marker says."""
+    store, base = FakeStore(), Save(step=10)
+    manifests = base.write(store)
+    Save(step=20, save=1, base=manifests).write(store)
+    assert [line.status for line in list_checkpoints(store, "run")] == ["complete", "complete"]
+    del store.objects[manifests[0].object_key(0)]
+    newest, first = list_checkpoints(store, "run")
+    assert (newest.marked, newest.status, first.status) == (True, "damaged", "damaged")
+    assert f"object {base.name}/" in newest.reason
+
+
 def test_a_run_that_has_only_begun_is_a_run() -> None:
     """It has claimed an attempt and saved nothing yet."""
     store = FakeStore()
