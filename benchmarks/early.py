@@ -16,7 +16,7 @@ from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.plan.write_plan import WEIGHTS
-from spotguard.hooks.save.request import SaveSpec
+from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.base import ObjectInfo, Sent
@@ -50,8 +50,8 @@ def _pairs(mib: int, link: int, times: int) -> Iterator[Row]:
         step += 1
         state.at_boundary()
         store.puts, store.manifests = 0, []
-        checkpointer.complete = -1 if early else step - 1
         began = clock.monotonic()
+        checkpointer._with_moments = None if early else SavedCheckpoint(step - 1, "", 0, 0.0, began)
         saved = checkpointer.save(state, SaveSpec(step), "emergency", CancelScope(clock, began + _WINDOW))
         assert saved is not None
         assert (saved.level, len(store.manifests)) == ("full", 1 + early)

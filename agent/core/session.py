@@ -13,6 +13,7 @@ from typing import Any
 from ...hooks.ipc.protocol import (
     METRIC_NAME,
     MOST_METRICS,
+    CheckpointDamaged,
     Committed,
     Delivered,
     Failed,
@@ -29,6 +30,8 @@ from ..outcome import SessionOutcome
 _SPAN = 2.0
 #: Seconds of progress below which a save has no overall rate: two messages are too few.
 _LEAST = 0.2
+#: Damaged checkpoints of which the agent knows that it has logged them: every rank of a run tells of them.
+_DAMAGED = 64
 
 
 @dataclass(slots=True)
@@ -121,6 +124,11 @@ class Session:
             now,
         )
 
+    def lost(self, step: int) -> None:
+        """Note that the checkpoint of this step is damaged. A newer one stays what it is, until the process tells more."""
+        if self.position is not None and self.position.checkpoint_step == step:
+            self.position = replace(self.position, checkpoint_step=-1, checkpoint_age=0.0)
+
     @property
     def metrics(self) -> dict[str, float]:
         """The newest metrics of the script's own. A process may send any names and texts: only proper ones count."""
@@ -182,6 +190,8 @@ class Sessions:
         self.open: dict[int, Session] = {}
         #: Processes that live and have lost their socket: each may come back under another number.
         self.lost: dict[int, Session] = {}
+        #: The last damaged checkpoints, each with its user and run. Bounded, because a process may send any names.
+        self._damaged: deque[tuple[tuple[int, str], str]] = deque(maxlen=_DAMAGED)
         #: Connections of `spotguard run`s that follow this agent's feed. The agent does not know which processes they guard.
         self.watching: set[int] = set()
 
@@ -195,6 +205,16 @@ class Sessions:
         self.open[session.number] = session
         self.lost = {number: lost for number, lost in self.lost.items() if not lost.same_client(session)}
         return session
+
+    def damaged(self, run: tuple[int, str], damage: CheckpointDamaged) -> bool:
+        """Note for all ranks of a run that a checkpoint is damaged. Return whether this is news."""
+        for each in self.every():
+            if each.run == run:
+                each.lost(damage.step)
+        if (known := (run, damage.checkpoint)) in self._damaged:
+            return False
+        self._damaged.append(known)
+        return True
 
     def close(self, event: Closed) -> None:
         """Take out a closed connection. A process that lives on stays among `lost`."""

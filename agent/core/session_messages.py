@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from ...hooks.ipc import protocol
@@ -21,6 +22,7 @@ from .command import CommandGroup
 from .delivery import Delivery
 from .failures.errors import FailureLog, cause_of
 from .failures.stall import StallWatch
+from .failures.verification import damage_line
 from .notices import NoticeTracker
 from .peers import Peers
 from .preemption import Preemption
@@ -220,6 +222,8 @@ class Answers:
                 self._failures.told(session, message)
             else:  # a service sees no command fail
                 self._turn.do(ReportEvent("failure", cause_of(session, message).facts()))
+        elif isinstance(message, protocol.CheckpointDamaged):
+            self._damaged(session, message)
         elif isinstance(message, protocol.WatchMachines):
             machines = _machines(message)
             self._stalls.follow(session.run)
@@ -257,6 +261,13 @@ class Answers:
         self._failures.heard(session, message)
         if line := self._stalls.hear(session, message, self._turn.now):
             self._turn.log(line)
+
+    def _damaged(self, session: Session, message: protocol.CheckpointDamaged) -> None:
+        damage = replace(
+            message, checkpoint=clip(message.checkpoint, NAME), reason=clip(message.reason, TEXT)
+        )
+        if self._sessions.damaged(session.run, damage):
+            self._turn.log(damage_line(session.run_id, session.store, damage), logging.ERROR)
 
     def _about_a_notice(
         self,

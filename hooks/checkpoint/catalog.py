@@ -84,6 +84,12 @@ class WholeCheckpoint:
     stand_ins: Mapping[int, int] = field(default_factory=dict)
 
     @property
+    def oldest(self) -> CheckpointName:
+        """Return the oldest checkpoint whose objects it refers to; its own name if it refers to none."""
+        places = {entry.checkpoint for manifest in self.manifests for entry in manifest.objects}
+        return min(filter(None, map(CheckpointName.parse, places)), default=self.name)
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of its objects, and of those in earlier checkpoints' directories that it refers to."""
         return self.written + sum(referred(self.manifests).values())

@@ -51,8 +51,6 @@ class BackgroundEvent:
     why: str = ""
     #: Number of events that the sender had received before. The channel fills it in.
     heard: int | None = None
-    #: The checkpoint refers to no object of an earlier one, because one of those is damaged.
-    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,14 @@ class FailedEvent:
     #: 0: of no call. This rank's values may be wrong, so no rank saves them at an error that follows from this one's.
     epoch: int
     rank: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedEvent:
+    """A checkpoint of this run cannot be restored. No rank counts on it any more."""
+
+    checkpoint: str
     why: str = ""
 
 
@@ -115,6 +121,7 @@ LogEvent = (
     | ManualEvent
     | BoundaryEvent
     | FailedEvent
+    | DamagedEvent
     | CarriedEvent
     | RevoteEvent
     | UnknownEvent
@@ -128,6 +135,7 @@ _KINDS: dict[str, type[LogEvent]] = {
     "manual": ManualEvent,
     "at-boundary": BoundaryEvent,
     "failed": FailedEvent,
+    "damaged": DamagedEvent,
     "carried": CarriedEvent,
     "revote": RevoteEvent,
 }

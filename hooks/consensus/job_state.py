@@ -20,6 +20,7 @@ from .events import (
     BackgroundEvent,
     BoundaryEvent,
     CarriedEvent,
+    DamagedEvent,
     FailedEvent,
     LogEvent,
     ManualEvent,
@@ -108,7 +109,7 @@ class JobState:
                 return replace(on, wanted=replace(on.wanted, epoch=on.epoch))
             case CarriedEvent():
                 return on._with(call)
-            case FailedEvent() | UnknownEvent():
+            case FailedEvent() | DamagedEvent() | UnknownEvent():
                 return on
 
     def includes(self, call: LogEvent) -> bool:

@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
+from ..checkpoint.format.keys import CheckpointName
 from ..ipc import interpreter_lock, protocol
 from ..ipc.client import SocketClient
 from ..ipc.notice import PreemptionNotice
+from ..save.plan.damage import FoundDamage
 from ..save.plan.schedule import CheckpointSchedule
 from .ranks.coordinator import Coordinator
 from .report import Report
@@ -154,7 +156,7 @@ class AgentMessages:
         report: confirms to the agent that a notice was delivered.
         clock: the clock.
         leave: ends training with an exit code.
-        renew: has the next save refer to no object of an earlier one.
+        damage: the damaged checkpoints.
         coordinator: the other ranks of this job, which get each notice too; None for a job of one process.
     """
 
@@ -165,10 +167,10 @@ class AgentMessages:
         report: Report,
         clock: Clock,
         leave: Callable[[int], None],
-        renew: Callable[[], None],
+        damage: FoundDamage,
         coordinator: Coordinator | None = None,
     ) -> None:
-        self._renew = renew
+        self._damage = damage
         self._saver = saver
         self._schedule = schedule
         self._report = report
@@ -191,11 +193,10 @@ class AgentMessages:
                     self._coordinator.notice(message)
                 else:
                     self._saver.emergency(PreemptionNotice.received(message, now))
-            case protocol.CheckpointNow(reason=reason, going=going, anew=anew):
-                if anew:
-                    self._renew()
-                    if self._coordinator is not None:
-                        self._coordinator.renew()
+            case protocol.CheckpointDamaged(checkpoint=checkpoint, reason=reason):
+                if (name := CheckpointName.parse(checkpoint)) is not None:
+                    self._damage.add(name, reason)
+            case protocol.CheckpointNow(reason=reason, going=going):
                 if self._schedule.ask(going=going):
                     # The first rank calls at its own boundary.
                     if self._coordinator is not None and not self._coordinator.first:

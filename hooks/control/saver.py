@@ -155,6 +155,8 @@ class Saver(SaveRequests):
 
     def _ended(self, job: SaveRequest, error: SpotguardError) -> None:
         """Record the error of a save that failed, and any checkpoint that still answers the request."""
+        if job.saved is not None and self._checkpointer.damage_of(job.saved):
+            job.saved = None  # it was this step's checkpoint when the save began, and was found damaged since
         if not isinstance(error, Abandoned):
             self._say_failed(job, str(error))
         job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error

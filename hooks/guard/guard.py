@@ -328,7 +328,7 @@ class Guard:
             UsageError: called in the middle of a step, before `restore`, after `close`, or in a forked child.
             StoreError: the store failed; the last committed checkpoint is untouched.
             CheckpointError: another thread changed the state while the saver read it. Or a rank of the job is dead, has no state
-                yet, or does not come. Nothing is saved.
+                yet, or does not come. Nothing is saved. Or the store has lost a part of the checkpoint meanwhile.
             Preempted: a notice came meanwhile, and its own save is committed.
 
         Example:

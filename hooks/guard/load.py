@@ -27,7 +27,7 @@ def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool) -> Re
             attempt = parts.startup.claim()
             parts.report.record_end("left")
             parts.checkpointer.begin_attempt(attempt)
-        done = parts.startup.load(state, step=step, run_id=run_id)
+        done = parts.startup.load(state, step=step, run_id=run_id, report=parts.damage.add)
         state.at_boundary()
     except BaseException:
         unchanged = done is None and not state.poisoned

@@ -5,6 +5,7 @@ No part knows the guard. A part that has news for it calls one of `GuardCallback
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from typing import Any
 
 from ...providers.clock import Clock
 from ...providers.stores.base import BlobStore, StoreMovement
+from ...providers.text import TEXT, clip
 from ..arguments import for_one_process, kept, stage_folder, yes
+from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..consensus.channel import Channel
@@ -34,9 +37,12 @@ from ..ipc.notice import PreemptionNotice
 from ..restore.collective import cannot_begin
 from ..restore.startup import Startup, StartupMessages
 from ..save.checkpointer import Checkpointer
+from ..save.plan.damage import FoundDamage
 from ..save.plan.schedule import CheckpointSchedule
 from ..save.request import SavedCheckpoint
 from ..state.state import State
+
+log = logging.getLogger("spotguard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class GuardParts:
         self.gate = gate = Gate(together=channel is not None)
         self.losses = LossWatch(self.rank, self.world, f"spotguard ls {store.url} --run-id {run_id}")
         self.metrics = ScriptMetrics()
+        self.damage = FoundDamage(self._found_damage)
         try:
             # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
             self.schedule = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
@@ -153,6 +160,7 @@ class GuardParts:
             stage=self.stage,
             history=self.history,
             suspicion=self.losses.why,
+            damage=self.damage,
         )
         self.checkpointer.nbytes = self.nbytes
         self._make_savers()
@@ -188,7 +196,7 @@ class GuardParts:
             self.report,
             self.clock,
             self._callbacks.leave,
-            self.checkpointer.renew,
+            self.damage,
             self.coordinator,
         )
         self.shutdown = ProcessShutdown(self.saver, self.agent, self.coordinator, self._callbacks.leave)
@@ -229,6 +237,23 @@ class GuardParts:
 
     def _outcome_reported(self, preemption: PreemptionNotice) -> None:
         self.shutdown.outcome_reported(preemption)
+
+    def _found_damage(self, name: CheckpointName, why: str, heard: bool) -> None:
+        """Tell the agent and the other ranks that a checkpoint is damaged, and have another one made. Any thread calls it.
+
+        Whatever was made on the checkpoint asks `damage` itself, so nothing has to be dropped here.
+        """
+        # The position has what this process counts on now. It follows in any case, so the agent is not waited for.
+        self.agent.send(protocol.CheckpointDamaged(str(name), name.step, clip(why, TEXT)), droppable=True)
+        self.agent.tell_position()
+        if not heard:
+            if self.coordinator is not None:
+                self.coordinator.damaged(name, why)
+            self.checkpointer.report_last()
+        if self.rank == 0 and self.schedule.damaged(self.clock.monotonic()):
+            log.info(
+                "spotguard makes a background checkpoint at the next step: checkpoint %s is damaged", name
+            )
 
     # --- the end ---
 

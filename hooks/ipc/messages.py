@@ -352,8 +352,23 @@ class CheckpointNow(Message):
     #: Whether the machine goes at a near deadline. The process then saves even if background checkpoints are
     #: switched off.
     going: bool = False
-    #: Whether the checkpoint is to refer to no object of an earlier one, because one of those is damaged.
-    anew: bool = False
+
+
+@_on_the_wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDamaged(Message):
+    """Report that a checkpoint of the run cannot be restored. The side that finds it tells the other one.
+
+    From then on neither side counts on the checkpoint. The process makes another one beside training, soon.
+    """
+
+    type: ClassVar[str] = "damaged"
+    #: Name of the checkpoint in the store.
+    checkpoint: str
+    #: Completed steps of the checkpoint.
+    step: int
+    #: The damage.
+    reason: str = ""
 
 
 @_on_the_wire

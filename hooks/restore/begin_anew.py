@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...providers.errors import AllDamagedError, NotFoundError
@@ -15,22 +15,34 @@ from .reads.verify import verify
 
 log = logging.getLogger("spotguard")
 
+#: Takes the name of a damaged checkpoint, and the damage.
+ReportDamage = Callable[[CheckpointName, str], object]
+
+
+def unreported(name: CheckpointName, why: str) -> None:
+    """Report damage to nobody: the checkpoint belongs to another run, or another rank reports it."""
+
 
 class DamagedCheckpoints:
     """The checkpoints of one run that a restore has found damaged.
 
     Args:
         allowed: `--begin-anew` was passed.
+        report: called with each of them and the damage, unless `--begin-anew` has given it up before.
     """
 
-    def __init__(self, store: BlobStore, run_id: str, *, allowed: bool) -> None:
+    def __init__(
+        self, store: BlobStore, run_id: str, *, allowed: bool, report: ReportDamage = unreported
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._allowed = allowed
+        self._report = report
         self.found: dict[CheckpointName, str] = {}
 
     def add(self, name: CheckpointName, why: str) -> None:
         self.found[name] = why
+        self._report(name, why)
 
     def sound(self, found: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
         """Yield those of the given checkpoints that are not known to be damaged.
@@ -42,7 +54,7 @@ class DamagedCheckpoints:
         for whole in found:
             recorded, asked = recorded if asked else self._recorded(), True
             if recorded is not None and whole.name <= recorded:
-                self.add(whole.name, "--begin-anew has already given it up")
+                self.found[whole.name] = "--begin-anew has already given it up"
             elif self._allowed and recorded is None and (damages := verify(self._store, whole)):
                 self.add(whole.name, str(damages[0]))
                 log.error(

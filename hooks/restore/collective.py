@@ -36,7 +36,7 @@ from ..consensus.collective_results import (
 )
 from ..consensus.stores.connection import StoreSilent
 from ..state.state import State
-from .begin_anew import DamagedCheckpoints
+from .begin_anew import DamagedCheckpoints, ReportDamage, unreported
 from .manifest_cache import ManifestCache, own_folder
 from .restore import (
     LOOKS,
@@ -102,6 +102,7 @@ def restore_together(
     *,
     must: bool,
     anew: bool = False,
+    report: ReportDamage = unreported,
 ) -> Restored:
     """Load one checkpoint on all ranks at once, by the rules of `restore.restore`. If one rank raises, all of them do.
 
@@ -111,7 +112,8 @@ def restore_together(
         CheckpointError: as in `restore`.
         StoreError: as in `restore`, on any rank; or not all ranks came.
     """
-    failed, refused, damages = "", "", DamagedCheckpoints(store, run_id, allowed=anew)
+    failed, refused = "", ""
+    damages = DamagedCheckpoints(store, run_id, allowed=anew, report=report)
     with _shelf(channel, store) as shelf:
         pick = _Pick(shelf, run_id, choice, damages)
         while True:

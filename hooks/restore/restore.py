@@ -41,7 +41,7 @@ from ..state.collected import differences
 from ..state.parts.values import error_text
 from ..state.restore_plan import RestorePlan
 from ..state.state import State
-from .begin_anew import DamagedCheckpoints
+from .begin_anew import DamagedCheckpoints, ReportDamage, unreported
 from .progress import ReadProgress
 from .reads.resharding import read
 from .saves_in_flight import SavesInFlight
@@ -107,6 +107,7 @@ def restore(
     must: bool = False,
     stage: Stage | None = None,
     anew: bool = False,
+    report: ReportDamage = unreported,
 ) -> Restored:
     """Load the first good one of the chosen checkpoints of a run.
 
@@ -118,6 +119,7 @@ def restore(
         must: whether a run without a checkpoint is an error instead of a fresh start.
         stage: this run's stage on this machine, if it has one.
         anew: whether `--begin-anew` was passed.
+        report: called with each damaged checkpoint, and the damage.
 
     Raises:
         UnsupportedFormatError: this version cannot read the newest checkpoint, which may be good.
@@ -127,7 +129,7 @@ def restore(
         CheckpointError: `step` or `must` asks for a checkpoint and there is none, or every checkpoint is damaged.
         StoreError: the store failed. This is no damage, so no older checkpoint is taken instead.
     """
-    failed, damages = "", DamagedCheckpoints(store, run_id, allowed=anew)
+    failed, damages = "", DamagedCheckpoints(store, run_id, allowed=anew, report=report)
     refused: RefusedError | None = None
     tried: set[tuple[type[WholeCheckpoint], CheckpointName]] = set()
     for look in range(1, LOOKS + 1):

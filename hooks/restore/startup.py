@@ -39,6 +39,7 @@ from ..ipc.failure_classes import (
     rules_of_text,
 )
 from ..state.state import State
+from .begin_anew import ReportDamage, unreported
 from .collective import restore_together, see_the_same
 from .restore import CheckpointChoice, Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
@@ -149,10 +150,18 @@ class Startup:
             self.stage.begin(store, attempt)
         return attempt
 
-    def load(self, state: State, *, step: int | None, run_id: str) -> Restored:
-        """Load a checkpoint of this run, or of another run, by the rules of `restore.restore`. Another run must have one."""
+    def load(
+        self, state: State, *, step: int | None, run_id: str, report: ReportDamage = unreported
+    ) -> Restored:
+        """Load a checkpoint of this run, or of another run, by the rules of `restore.restore`. Another run must have one.
+
+        Args:
+            report: called with each damaged checkpoint of this run, and the damage. Of several ranks the first one reports.
+        """
         store = self._patient("Nothing older was restored, and training was not started")
         other = run_id != self._run_id
+        if other or (self._channel is not None and self._channel.rank):
+            report = unreported
         if other:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
         choice = CheckpointChoice(
@@ -162,10 +171,11 @@ class Startup:
             good_first=self.skip_until > 0,
         )
         if self._channel is not None:
-            return restore_together(self._channel, store, run_id, state, choice, must=other, anew=self._anew)
-        return restore(
-            store, run_id, state, choice, must=other, stage=None if other else self.stage, anew=self._anew
-        )
+            return restore_together(
+                self._channel, store, run_id, state, choice, must=other, anew=self._anew, report=report
+            )
+        stage = None if other else self.stage
+        return restore(store, run_id, state, choice, must=other, stage=stage, anew=self._anew, report=report)
 
     def _ask(self, what: Callable[[], _T]) -> _T:
         return what() if self._channel is None else result_of_first_rank(self._channel, what)

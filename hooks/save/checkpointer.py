@@ -31,6 +31,7 @@ from .emergency.emergency_save import EmergencySave
 from .emergency.save_budget import BackgroundUpload, SaveBudget
 from .local_copy.local_copies import LocalCopies
 from .plan.budget import EarlierCheckpoint
+from .plan.damage import FoundDamage
 from .plan.partitioner import RankRoles
 from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
 from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
@@ -60,6 +61,7 @@ class Checkpointer:
         stage: Stage | None = None,
         history: AttemptHistory | None = None,
         suspicion: Callable[[int, bool], str] = lambda step, still: "",
+        damage: FoundDamage | None = None,
     ) -> None:
         self._store = store
         self._lossy = lossy
@@ -68,7 +70,10 @@ class Checkpointer:
         self._clock = clock
         self._keep = keep
         self._world = world
+        #: The checkpoints of this run that are damaged. Anybody who finds or hears of one adds it.
+        self.damage = damage or FoundDamage()
         self._writer = ShardWriter(store, run_id, rank, world)
+        self._writer.plans.damage = self.damage
         #: Small requests over the writer's connections.
         self.requests = SmallRequests(self._writer.uploads, run_id, clock)
         self._history = history or AttemptHistory()
@@ -81,7 +86,7 @@ class Checkpointer:
             history=self._history,
             suspicion=suspicion,
         )
-        self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans)
+        self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans, self.damage)
         self._copies = LocalCopies(stage, self._writer, self._committer, clock, suspicion, ahead=copies)
         #: The numbers of the attempt's saves, in a job of one process. In a job of ranks their agreements are the one counter.
         self._count = itertools.count()
@@ -89,24 +94,39 @@ class Checkpointer:
         self._write_plan: WritePlan | None = None
         #: The background save whose bytes are on their way.
         self._upload: BackgroundUpload | None = None
-        #: The newest committed checkpoint: of this attempt, or the one that training was restored from.
-        self.last: SavedCheckpoint | None = None
-        #: The step of the newest committed checkpoint that has its moments. -1: there is none.
-        self.complete = -1
+        #: The newest committed checkpoint, damaged or not, and the newest that has its moments.
+        self._last: SavedCheckpoint | None = None
+        self._with_moments: SavedCheckpoint | None = None
         #: The reason why the last save was thrown away: the state that moved during the read. "" if it was not thrown away.
         self.spoiled = ""
         #: The reason why the registered state itself lacks moments; "" if it lacks none.
         self._lacks = ""
         #: The traces in the store of saves for which the ranks have called.
         self._agreed = AgreedSaves()
-        #: The next save refers to no object of an earlier one.
-        self._renews = False
         #: Bytes of a full save; 0 before it is known.
         self.nbytes = 0
 
-    def renew(self) -> None:
-        """Have the next save refer to no object of an earlier one, because one of those is damaged. Any thread may call it."""
-        self._renews = True
+    @property
+    def last(self) -> SavedCheckpoint | None:
+        """The newest committed checkpoint: of this attempt, or the one that training was restored from. None if it is damaged."""
+        saved = self._last
+        return None if saved is None or self.damage_of(saved) else saved
+
+    @property
+    def complete(self) -> int:
+        """The step of the newest committed checkpoint that has its moments. -1: there is none, or it is damaged."""
+        saved = self._with_moments
+        return -1 if saved is None or self.damage_of(saved) else saved.step
+
+    def report_last(self) -> None:
+        """Add the newest checkpoint to the damaged ones if it shares objects with one: other ranks cannot know that it does."""
+        saved = self._last
+        if saved is not None and saved.span is not None and (why := self.damage_of(saved)):
+            self.damage.add(saved.span[1], why)
+
+    def damage_of(self, saved: SavedCheckpoint) -> str:
+        """Return why a committed checkpoint may not be restored, as far as anybody has found; "" if nobody has."""
+        return "" if saved.span is None else self.damage.of(*saved.span)
 
     def warm(self) -> None:
         """Prepare everything that a save needs but the bytes. The saving thread calls this before its first save."""
@@ -177,17 +197,18 @@ class Checkpointer:
 
     def restored(self, whole: WholeCheckpoint | None) -> None:
         """Note that training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
-        self.last, self.complete = None, -1
+        self._last = self._with_moments = None
         if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
             saved_at = self._clock.monotonic() - age
-            self._note(SavedCheckpoint(whole.name.step, url, whole.written, 0.0, saved_at, whole.level))
+            saved = SavedCheckpoint(whole.name.step, url, whole.written, 0.0, saved_at, whole.level)
+            self._note(replace(saved, span=(whole.oldest, whole.name)))
 
     def _note(self, saved: SavedCheckpoint) -> None:
-        self.last = saved
+        self._last = saved
         if saved.level != "weights":
-            self.complete = saved.step
+            self._with_moments = saved
 
     def save(
         self,
@@ -214,9 +235,6 @@ class Checkpointer:
             CheckpointError: the host's memory cannot hold the copy.
         """
         self.spoiled = ""
-        if self._renews:
-            self._renews = False
-            self._forget_objects()
         started = self._clock.monotonic()
         collected = state.collect()
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
@@ -257,7 +275,7 @@ class Checkpointer:
             self._make_ready(write_progress.write_plan)
             if self._committer.marked:
                 self._prune(save.scope, name, name.attempt)
-        return saved
+        return self._sound(saved)
 
     def _upload_all(self, save: SaveContext, name: CheckpointName, started: float) -> WriteProgress:
         staged, state_tensors = save.held, save.collected.state_tensors
@@ -330,9 +348,10 @@ class Checkpointer:
 
         publish(queue, queue_manifest(queue, make, ALL), scope, self._clock)
         self._lacks = ""
-        self._note(self._saved(name, write_progress, started, manifest.level))
+        saved = self._saved(name, write_progress, started, manifest.level)
+        self._note(saved)
         self._prune(scope, name, attempt)
-        return self.last
+        return self._sound(saved)
 
     def _emergency(self, save: SaveContext, started: float) -> SavedCheckpoint:
         """Save as much as fits; if the ranks have agreed on a save, this rank's part of it."""
@@ -418,10 +437,21 @@ class Checkpointer:
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
         suspect = self._committer.suspect(name)
         saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
-        saved = saved.lacking(self._lacks)
+        oldest = min([name, *(stored.at for stored in [*write_progress.stored.values()])])
+        saved = replace(saved.lacking(self._lacks), span=(oldest, name))
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self._note(saved)
+        return saved
+
+    def _sound(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Return the checkpoint of a save without a deadline, unless it was found damaged meanwhile, as by the prune after it.
+
+        Raises:
+            CheckpointError: it was.
+        """
+        if why := self.damage_of(saved):
+            raise CheckpointError(f"step {saved.step} was committed, and cannot be restored: {why}")
         return saved
 
     def _prune(self, scope: CancelScope, name: CheckpointName, attempt: int) -> None:

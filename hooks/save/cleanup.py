@@ -21,6 +21,7 @@ from ..checkpoint.marker import has_all_manifests
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, deletions, plan_pruning
 from ..checkpoint.save_announcement import put_saving
 from .cancel_scope import Abandoned, CancelScope
+from .plan.damage import FoundDamage
 from .plan.plan_cache import WritePlanCache
 from .upload.uploader import Uploader
 from .upload.workers import B
@@ -34,11 +35,12 @@ _AT_ONCE = 32
 class Cleanup:
     """Removes old checkpoints of one run from one store. The saving thread uses it; the writer's threads ask the store."""
 
-    def __init__(self, run_id: str, uploads: Uploader[B], plans: WritePlanCache) -> None:
+    def __init__(self, run_id: str, uploads: Uploader[B], plans: WritePlanCache, damage: FoundDamage) -> None:
         self._store = uploads.store
         self._run_id = run_id
         self._uploads = uploads
         self._plans = plans
+        self._damage = damage
         self._checked = CheckedCheckpoints()
         #: The attempts that a newer attempt has overtaken.
         self._overtaken: set[int] = set()
@@ -48,10 +50,10 @@ class Cleanup:
         return attempt in self._overtaken
 
     def see_referred(self, scope: CancelScope) -> None:
-        """Forget the objects that the next save would refer to, if the store has lost one of them.
+        """Report the checkpoints of which the store has lost an object that the next save would refer to.
 
-        Among several ranks only the rank that prunes sees damaged checkpoints. So each rank lists its own objects, with one
-        listing for each checkpoint that it refers to.
+        Among several ranks only the rank that prunes examines checkpoints, and only after a commit. So each rank lists its own
+        objects before it refers to them, with one listing for each checkpoint.
 
         Raises:
             Abandoned, StoreError: as `Uploader.ask`.
@@ -67,12 +69,11 @@ class Cleanup:
                 there.update(info.key.removeprefix(prefix) for info in self._store.list(own, timeout=left))
 
             self._uploads.ask(look, scope, again=False)
-            if not objects <= there:
+            if gone := sorted(objects - there):
                 log.error(
                     "objects of frozen tensors in checkpoint %s are gone: spotguard uploads them again", name
                 )
-                self._plans.forget()
-                return
+                self._damage.add(name, f"object {gone[0]} is missing, and frozen tensors are in it")
 
     def prune(self, keep: Keep, attempt: int, scope: CancelScope) -> None:
         """Remove all checkpoints but those that `keep` names and those that must stay, a few objects at a time."""
@@ -103,10 +104,9 @@ class Cleanup:
                     self._run_id,
                     attempt,
                 )
-            if damaged := [*results[0].damaged.items()]:
+            if news := [each for each in results[0].damaged.items() if self._damage.add(*each)]:
                 # Most likely somebody else deleted objects that it refers to. All later checkpoints would refer to them too.
-                self._plans.forget()
-                name, why = damaged[0]
+                name, why = news[0]
                 log.error(
                     "step %d cannot be restored, so spotguard writes the next checkpoint in full: %s; "
                     "make sure that nothing else deletes objects below %s",

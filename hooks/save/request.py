@@ -251,6 +251,8 @@ class SavedCheckpoint:
     blocked: float = 0.0
     #: Why this rank's losses make it suspect; "" if they do not.
     suspect: str = ""
+    #: The oldest checkpoint whose objects it refers to, and its own name. Only spotguard uses them.
+    span: tuple[CheckpointName, CheckpointName] | None = field(default=None, repr=False, compare=False)
 
     def lacking(self, why: str) -> SavedCheckpoint:
         """Return this checkpoint as one of the lower level if its state lacks moments, and log that at each save.

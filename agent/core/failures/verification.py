@@ -105,17 +105,12 @@ class VerificationSchedule:
         }
 
     def _found_damage(self, event: Verified, running: Verify) -> None:
-        name = event.checkpoint or f"of step {running.step}"
-        self._turn.log(
-            f"checkpoint {name} of run {running.run_id} in {running.store} is DAMAGED: {event.detail}; the next background "
-            "checkpoint is written in full, and a restore takes an older one until then. Keep the damaged one to look into "
-            "the store [SG508]",
-            logging.ERROR,
-        )
-        reason = f"checkpoint {name} is damaged"
+        damage = protocol.CheckpointDamaged(event.checkpoint, running.step, clip(event.detail, TEXT))
+        self._turn.log(damage_line(running.run_id, running.store, damage), logging.ERROR)
         for session in self._ranks(running.run_id):
+            self._sessions.damaged(session.run, damage)
             if session.checkpoints and not session.left:
-                self._turn.do(Send(session.number, protocol.CheckpointNow(clip(reason, TEXT), anew=True)))
+                self._turn.do(Send(session.number, damage))
 
     def _end(self, again: float | None) -> None:
         assert self._every is not None
@@ -129,6 +124,16 @@ class VerificationSchedule:
 
     def _ranks(self, run_id: str) -> Iterator[Session]:
         return (each for each in self._sessions.open.values() if each.run_id == run_id and each.store)
+
+
+def damage_line(run_id: str, store: str, damage: protocol.CheckpointDamaged) -> str:
+    """Return the log line about a damaged checkpoint of a run."""
+    name = damage.checkpoint or f"of step {damage.step}"
+    return (
+        f"checkpoint {name} of run {run_id} in {store} is DAMAGED: {damage.reason}; the next background "
+        "checkpoint is written in full, and a restore takes an older one until then. Keep the damaged one to look into "
+        "the store [SG508]"
+    )
 
 
 def _newest(session: Session) -> int:

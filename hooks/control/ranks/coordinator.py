@@ -14,12 +14,15 @@ from functools import partial
 
 from ....providers.clock import Clock
 from ....providers.errors import SpotguardError
+from ....providers.text import TEXT, clip
+from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.ranking import counts
 from ...consensus.channel import Channel
 from ...consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
     CarriedEvent,
+    DamagedEvent,
     FailedEvent,
     LogEvent,
     ManualEvent,
@@ -74,7 +77,9 @@ class Coordinator:
         self.notices = JobNotices(channel, clock, send)
         self.failed_ranks = FailedRanks(channel)
         self._lock = threading.Lock()  # guards `_asking`
-        self._asking = self._anew = False
+        self._asking = False
+        #: This rank's own reports of damage. Ranks that have left the first store have not read those that were made there.
+        self._damages: list[DamagedEvent] = []
         #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
         self.speaks = self.first
 
@@ -160,9 +165,20 @@ class Coordinator:
             # The call is void, or was made before this process began: the agent's message came late.
             self._saver.release(id, why)
 
-    def renew(self) -> None:
-        """Have the next background checkpoint that this rank calls for refer to no object of an earlier one, on all ranks."""
-        self._anew = True
+    def damaged(self, name: CheckpointName, why: str) -> None:
+        """Tell all ranks that a checkpoint cannot be restored. Returns at once."""
+        call = DamagedEvent(str(name), clip(why, TEXT))
+        self._damages.append(call)
+        self._report_damage(call)
+
+    def _report_damage(self, call: DamagedEvent) -> None:
+        self._call(
+            call,
+            _PATIENCE,
+            lambda error: log.warning(
+                "no other rank learned that checkpoint %s is damaged: %s", call.checkpoint, error
+            ),
+        )
 
     def background(self, why: str) -> bool:
         """Call for a checkpoint beside training. Returns at once; False if this rank cannot call, or has called already."""
@@ -177,7 +193,7 @@ class Coordinator:
             self._asking = False
             log.warning("spotguard makes no background checkpoint: %s [SG507]", why)
 
-        self._call(BackgroundEvent(why, anew=self._anew), _PATIENCE, unheard)
+        self._call(BackgroundEvent(why), _PATIENCE, unheard)
         return True
 
     def again(self, job: SaveRequest, why: str) -> None:
@@ -275,12 +291,12 @@ class Coordinator:
                 self._wanted(epoch, standing)
             case BackgroundEvent() | BoundaryEvent():
                 self._asking = False
-                if isinstance(call, BackgroundEvent) and call.anew:
-                    self._anew = False
-                    self._checkpointer.renew()
                 self._wanted(epoch, standing, call.why)
             case FailedEvent():
                 self.failed_ranks.heard(call)
+            case DamagedEvent(checkpoint=checkpoint, why=why):
+                if (name := CheckpointName.parse(checkpoint)) is not None:
+                    self._checkpointer.damage.add(name, why, heard=True)
             case ManualEvent(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
@@ -302,6 +318,8 @@ class Coordinator:
         if before.carried is None:  # these ranks' reports may be in the first store alone
             for report in self.failed_ranks.reported:
                 self._report_failed(report)
+            for damage in [*self._damages]:
+                self._report_damage(damage)
 
     def _let_go(self, id: str) -> None:
         here = self.notices.void(id)

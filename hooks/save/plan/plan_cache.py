@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ...checkpoint.format.keys import CheckpointName, object_name
 from ...state.state_tensor import StateTensor, Tier
+from .damage import FoundDamage
 from .partitioner import group_of
 from .write_plan import StoredObject, WritePlan, WriteProgress, shapes_of
 
@@ -37,6 +38,8 @@ class WritePlanCache:
         self._apart: WritePlan | None = None
         #: Frozen objects that are in the store, by index in the present plan.
         self._known: dict[int, StoredObject] = {}
+        #: The damaged checkpoints: no save refers to an object that one of them may share.
+        self.damage = FoundDamage()
 
     def of(self, state_tensors: Sequence[StateTensor], *, renew: bool = False) -> WritePlan:
         """Return the plan for these tensors, with moments as they are: the kept plan if it still fits, else a new one.
@@ -90,7 +93,7 @@ class WritePlanCache:
     def referred(self) -> Mapping[CheckpointName, frozenset[str]]:
         """Return the names of the known objects, by the checkpoint whose directory has them."""
         objects_of: dict[CheckpointName, set[str]] = {}
-        for index, stored in self._known.items():
+        for index, stored in self._sound().items():
             objects_of.setdefault(stored.at, set()).add(object_name(self._rank, self._world, index))
         return {name: frozenset(objects) for name, objects in objects_of.items()}
 
@@ -100,14 +103,18 @@ class WritePlanCache:
 
     def known(self, write_plan: WritePlan) -> frozenset[int]:
         """Return the objects that a save of this plan most likely refers to and does not put."""
-        return frozenset(self._known if write_plan is self._held.get(write_plan.rounded) else ())
+        return frozenset(self._sound() if write_plan is self._held.get(write_plan.rounded) else ())
 
     def as_before(self, index: int, stored: StoredObject) -> StoredObject | None:
         """Return the known object with the same bytes as the object that is about to be put; None if there is none."""
         known = self._known.get(index)
         if known is None or known.digest != stored.digest or known.at.attempt != stored.at.attempt:
             return None
-        return known
+        return None if self.damage.since(known.at) else known
+
+    def _sound(self) -> dict[int, StoredObject]:
+        """Return the known objects without those that a damaged checkpoint may share."""
+        return {index: stored for index, stored in self._known.items() if not self.damage.since(stored.at)}
 
     def _size_alone(self, state_tensors: Sequence[StateTensor]) -> int:
         rank = self._rank

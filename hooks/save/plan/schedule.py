@@ -113,7 +113,8 @@ class CheckpointSchedule:
     """The schedule of background checkpoints: from when each save ended and what it cost, it computes when the next is due.
 
     It is pure: it reads no clock. The training thread calls `restored` and `begun`, and reads `due`. The saving thread calls
-    `loses_every` and `saved`. The listener calls `ask`.
+    `loses_every` and `saved`. The listener calls `ask`,
+    and any thread `damaged`.
 
     Args:
         every: "auto", "off", or seconds.
@@ -131,6 +132,8 @@ class CheckpointSchedule:
         self._asked = False
         self._mean = PRIOR
         self._costs: deque[float] = deque(maxlen=_COSTS)
+        #: Monotonic seconds of the last request for damage.
+        self._damaged_at = -math.inf
         #: Guards `due` and `_asked`: a save that ends at that moment must not cancel a request.
         self._lock = threading.Lock()
 
@@ -149,6 +152,16 @@ class CheckpointSchedule:
         with self._lock:
             self._asked, self.due = True, -math.inf
         return True
+
+    def damaged(self, now: float) -> bool:
+        """Request a checkpoint now, because one that training counted on is damaged. Return whether the request counts.
+
+        Only one such request counts in an interval: a store that loses all that it accepts would get one upload after the other.
+        """
+        if now - self._damaged_at < self.interval:
+            return False
+        self._damaged_at = now
+        return self.ask(going=False)
 
     def restored(self, now: float) -> None:
         """Count the interval from `now`: training begins, or begins again. An earlier request stays."""

@@ -11,6 +11,7 @@ from spotguard.hooks.consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
     CarriedEvent,
+    DamagedEvent,
     FailedEvent,
     LogEvent,
     ManualEvent,
@@ -34,6 +35,7 @@ NOTICE = NoticeEvent("i-1", "interruption", "aws", 119.5, "m0", 120.0)
         ManualEvent(7),
         BoundaryEvent(3, "a buffer moved"),
         FailedEvent(3, 1, "denied"),
+        DamagedEvent("000000020-0001-0000", "an object is missing"),
         CarriedEvent(
             4, (NOTICE, NoticeEvent("b", "drill", "you", 30.0, "m1", 30.0, was=3)), 2, "notice", True
         ),

@@ -8,6 +8,7 @@ from spotguard.hooks.consensus.events import (
     BackgroundEvent,
     BoundaryEvent,
     CarriedEvent,
+    DamagedEvent,
     FailedEvent,
     LogEvent,
     ManualEvent,
@@ -156,8 +157,9 @@ def test_state_that_moved_under_one_notice_is_saved_at_a_boundary_under_the_next
 
 def test_an_unreadable_event_only_counts() -> None:
     """The numbers of the log stay those of all ranks."""
-    standing = after(notice("a"), UnknownEvent("?"), FailedEvent(1, 0), notice("b", "m1"))
-    assert standing.wanted == WantedSave(4, "notice")
+    told = FailedEvent(1, 0), DamagedEvent("000000020-0001-0000")
+    standing = after(notice("a"), UnknownEvent("?"), *told, notice("b", "m1"))
+    assert standing.wanted == WantedSave(5, "notice")
 
 
 # --- the second store's log, which begins with what a rank has read in the first ---

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.restore.reads.verify import verify
+from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.providers.errors import CheckpointError
 from tests.fakes.training import Job, different, seed
 from tests.hooks.save.narrow_saves import RATE, Saving, saving
 
@@ -89,7 +93,8 @@ def test_objects_lost_from_the_store_are_named_and_put_again(
     gone = max(one.store.objects, key=lambda key: len(one.store.objects[key]))
     del one.store.objects[gone]
     one.train()
-    one.background()
+    with pytest.raises(CheckpointError, match="step 3 was committed, and cannot be restored"):
+        one.background()
     assert one.newest() is None
     (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "step 3 cannot be restored" in said.message
@@ -100,6 +105,59 @@ def test_objects_lost_from_the_store_are_named_and_put_again(
     assert references(one.newest()).keys() == {""}
     assert not caplog.records
     assert_adapted(one)
+
+
+def test_objects_that_a_rank_finds_lost_before_it_refers_to_them_make_the_newest_checkpoint_count_no_more(
+    saving: Callable[..., Saving],
+) -> None:
+    """The newest one has not lost an object of its own: it refers to the one that has."""
+    one = saving(job=adapted())
+    one.background()
+    first = CheckpointName(1, one.done, 0)
+    one.train()
+    one.background()
+    assert one.checkpointer.complete == one.done
+    assert one.writer.plans.referred().keys() == {first}
+    gone = max(one.store.objects, key=lambda key: len(one.store.objects[key]))
+    assert str(first) in gone
+    del one.store.objects[gone]
+    one.checkpointer.cleanup.see_referred(CancelScope(one.clock))
+    assert one.checkpointer.damage.of(first, first)
+    assert (one.checkpointer.last, one.checkpointer.complete) == (None, -1)
+    assert one.writer.plans.referred() == {}
+    assert one.writer.plans.known(one.writer.plans.of(one.state.collect().state_tensors)) == frozenset()
+    one.train()
+    one.background()
+    assert references(one.newest()).keys() == {""}
+    assert one.checkpointer.complete == one.done
+    assert_adapted(one)
+
+
+def test_save_under_way_that_refers_to_objects_found_damaged_meanwhile_has_failed(
+    saving: Callable[..., Saving],
+) -> None:
+    """Its references were made before: the checkpoint is there, and nothing counts on it."""
+    one = saving(job=adapted())
+    one.background()
+    first = CheckpointName(1, one.done, 0)
+    one.train()
+    publish = one.checkpointer._committer.commit
+
+    def commit(*args: Any) -> None:
+        publish(*args)
+        one.checkpointer.damage.add(first, "CRC32 differs", heard=True)
+
+    one.checkpointer._committer.commit = commit  # type: ignore[method-assign, assignment]
+    with pytest.raises(
+        CheckpointError, match="cannot be restored: checkpoint 000000002-0001-0000 is damaged"
+    ):
+        one.background()
+    assert one.checkpointer.last is None
+    one.checkpointer._committer.commit = publish  # type: ignore[method-assign]
+    one.train()
+    one.background()
+    assert references(one.newest()).keys() == {""}
+    assert one.checkpointer.complete == one.done
 
 
 def test_a_new_attempt_begins_with_a_full_one(saving: Callable[..., Saving]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.agent.actions import Log, PauseVerification, StopVerification, Verify
 from spotguard.agent.events import Verified
-from spotguard.hooks.ipc.protocol import CheckpointNow, Position, Preempt
+from spotguard.hooks.ipc.protocol import CheckpointDamaged, Position, Preempt
 from tests.fakes.story import Story
 
 HOUR = 3600.0
@@ -33,6 +33,12 @@ class Run:
         self.story.now += seconds
         self.stands(**stands)  # type: ignore[arg-type]
         return self.story.all(Verify)
+
+    def checkpoints(self) -> list[int]:
+        """The step of each rank's newest checkpoint, as the agent knows it."""
+        return [
+            each.status(self.story.now)["checkpoint_step"] for each in self.story.machine._sessions.every()
+        ]
 
     def ends(self, status: str, **facts: str) -> None:
         begun = self.story.all(Verify)[-1]
@@ -76,7 +82,7 @@ def test_a_notice_ends_it_at_once_and_it_begins_again_when_training_goes_on() ->
     assert run.after(5.0) == run.story.all(Verify)[:1], "none while it is active"
     run.ends("damaged", detail="it came too late")
     run.story.gone()
-    assert run.story.sent(CheckpointNow) == []
+    assert run.story.sent(CheckpointDamaged) == []
     assert len(run.after(HOUR)) == 2
 
 
@@ -95,10 +101,12 @@ def test_damage_is_an_error_with_its_name_and_the_next_checkpoint_is_written_in_
     (error,) = [each for each in run.story.all(Log) if each.level == logging.ERROR]
     assert "checkpoint 000000020-0001-0000 of run run in file:///s is DAMAGED" in error.text
     assert "a.safetensors: CRC32 differs" in error.text
-    sent = run.story.sent(CheckpointNow)
-    assert [(number, message.anew, message.going) for number, message in sent] == [
-        (number, True, False) for number in run.numbers
-    ]
+    damage = CheckpointDamaged("000000020-0001-0000", 20, "a.safetensors: CRC32 differs")
+    assert run.story.sent(CheckpointDamaged) == [(number, damage) for number in run.numbers]
+    assert run.checkpoints() == [-1, -1], "the agent does not count on it either"
+    for number in run.numbers:
+        run.story.says(number, damage)  # each rank tells of it in turn
+    assert len([each for each in run.story.all(Log) if each.level == logging.ERROR]) == 1
     status = run.story.machine.verification.status(run.story.now + 60)
     assert status is not None
     assert (status["status"], status["step"], status["age"]) == ("damaged", 20, 60.0)
@@ -115,7 +123,7 @@ def test_a_checkpoint_without_an_object_is_damaged_unless_a_newer_one_replaced_i
     found = run.story.machine.verification.status(run.story.now)
     assert found is not None
     assert found["status"] == status
-    assert bool(run.story.sent(CheckpointNow)) == (status == "damaged")
+    assert bool(run.story.sent(CheckpointDamaged)) == (status == "damaged")
 
 
 def test_an_unknown_verdict_is_a_warning_and_is_tried_again_soon() -> None:
@@ -123,5 +131,26 @@ def test_an_unknown_verdict_is_a_warning_and_is_tried_again_soon() -> None:
     run.after(2 * HOUR)
     run.ends("unknown", detail="the store does not answer")
     assert any("the store does not answer" in each.text for each in run.story.all(Log))
-    assert run.story.sent(CheckpointNow) == []
+    assert run.story.sent(CheckpointDamaged) == []
     assert len(run.after(601)) == 2
+
+
+def test_damage_that_a_process_finds_is_an_error_once_and_its_run_has_no_such_checkpoint() -> None:
+    """By its prune, say. Another run, and a newer checkpoint, stay what they are."""
+    run = Run(ranks=(0, 1), every=None)
+    other = run.story.opens(200, run="other")
+    run.stands(20)
+    run.story.says(run.numbers[1], Position(30, 40, 5.0))
+    run.story.says(other, Position(30, 20, 5.0))
+    damage = CheckpointDamaged("000000020-0001-0000", 20, "an object is missing")
+    for number in run.numbers:
+        run.story.says(number, damage)
+    (error,) = [each for each in run.story.all(Log) if each.level == logging.ERROR]
+    assert (
+        "checkpoint 000000020-0001-0000 of run run in file:///s is DAMAGED: an object is missing"
+        in error.text
+    )
+    assert run.checkpoints() == [-1, 40, 20]
+    assert run.story.sent(CheckpointDamaged) == [], "the ranks tell each other"
+    run.story.says(other, damage)
+    assert run.checkpoints() == [-1, 40, -1]

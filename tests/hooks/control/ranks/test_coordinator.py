@@ -15,6 +15,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.checkpoint.catalog import find_whole
+from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus.channel import Channel
@@ -214,17 +215,14 @@ def _nobody(message: Message, *, droppable: bool = False) -> bool:
     return False
 
 
-def test_one_rank_has_all_ranks_refer_to_no_earlier_object() -> None:
-    with two(SystemClock()) as (first, second):
-        known: list[int] = []
-        first.writer.renew = lambda: known.append(0)  # type: ignore[method-assign]
-        second.writer.renew = lambda: known.append(1)  # type: ignore[method-assign]
-        for end in (first, second):
-            end.saver.ready = True
-        second.ranks.renew()
-        assert second.ranks.background("a checkpoint is damaged")
-        until(lambda: sorted(known) == [0, 1])
-        assert not second.ranks._anew, "once"
+def test_damage_that_one_rank_reports_is_known_on_all() -> None:
+    name = CheckpointName(1, 5, 4)
+    with two(SystemClock()) as ends:
+        ends[1].ranks.damaged(name, "an object is missing")
+        until(lambda: all("an object is missing" in end.writer.damage.of(name, name) for end in ends))
+        assert not any(
+            end.writer.damage.of(each, each) for end in ends for each in (CheckpointName(1, 6, 0),)
+        )
 
 
 def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> None:

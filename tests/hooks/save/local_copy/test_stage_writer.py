@@ -184,7 +184,7 @@ def test_frozen_tensors_are_written_again_after_damage_is_reported() -> None:
         for number in range(3):
             step_on(guard, job, number)
             if number == 2:
-                guard._parts.messages.hear(protocol.CheckpointNow("a test", anew=True))
+                guard._parts.messages.hear(protocol.CheckpointDamaged("000000001-0001-0000", 1, "a test"))
             guard._saver.background()
             assert heard.wait(protocol.Committed, number + 1).step == number + 1
     large = [key for key, data in objects(store).items() if len(data) > 64 * 64 * 4]

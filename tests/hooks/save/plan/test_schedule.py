@@ -123,3 +123,18 @@ def test_an_invalid_interval_is_named(every: str) -> None:
     """With what would be one."""
     with pytest.raises(UsageError, match="seconds above 0"):
         CheckpointSchedule(every, 0.0)
+
+
+def test_damage_asks_for_a_checkpoint_at_once_and_once_an_interval() -> None:
+    """A store that loses all that it accepts gets no upload after the other."""
+    schedule = CheckpointSchedule("300", 0.0)
+    assert schedule.damaged(10.0)
+    assert schedule.due == -math.inf
+    schedule.saved(11.0, 1.0)
+    assert schedule.due == -math.inf, "what was committed meanwhile is older than the request"
+    schedule.begun(12.0)
+    assert not schedule.damaged(20.0)
+    assert schedule.due == 312.0
+    assert schedule.damaged(311.0)
+    assert schedule.due == -math.inf
+    assert not CheckpointSchedule("off", 0.0).damaged(10.0)
