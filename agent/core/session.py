@@ -58,6 +58,8 @@ class Session:
     attempt: int = -1
     #: It sent `Bye`: its training has ended by itself.
     left: bool = False
+    #: The damaged checkpoint since which it has committed no other; "" if there is none.
+    damaged: str = ""
 
     @classmethod
     def of(cls, number: int, pid: int, uid: int, register: Register, now: float) -> Session:
@@ -108,6 +110,8 @@ class Session:
         if self.attempt < 0:
             self.attempt = position.attempt
         self.position, self.heard_at = position, now
+        if position.checkpoint_step >= 0:
+            self.damaged = ""
 
     def saved(self, committed: Committed, now: float) -> None:
         """Note a committed checkpoint. It is newer than the one in the last `Position`, and its step may be newer too."""
@@ -124,9 +128,10 @@ class Session:
             now,
         )
 
-    def lost(self, step: int) -> None:
-        """Note that the checkpoint of this step is damaged. A newer one stays what it is, until the process tells more."""
-        if self.position is not None and self.position.checkpoint_step == step:
+    def lost(self, damage: CheckpointDamaged) -> None:
+        """Note that a checkpoint is damaged. A newer one stays what it is, until the process tells more."""
+        self.damaged = damage.checkpoint
+        if self.position is not None and self.position.checkpoint_step == damage.step:
             self.position = replace(self.position, checkpoint_step=-1, checkpoint_age=0.0)
 
     @property
@@ -155,6 +160,7 @@ class Session:
             "checkpoint_step": at.checkpoint_step,
             "checkpoint_age": None if age is None else round(age, 1),
             "checkpoint_level": clip(at.checkpoint_level, NAME) if age is not None else None,
+            "damaged_checkpoint": self.damaged or None if age is None else None,
             "interval": at.interval or None,
             "save_seconds": round(at.save_seconds, 3) if at.save_seconds >= 0 else None,
             "rate": round(at.rate, 1) or None,
@@ -210,7 +216,7 @@ class Sessions:
         """Note for all ranks of a run that a checkpoint is damaged. Return whether this is news."""
         for each in self.every():
             if each.run == run:
-                each.lost(damage.step)
+                each.lost(damage)
         if (known := (run, damage.checkpoint)) in self._damaged:
             return False
         self._damaged.append(known)

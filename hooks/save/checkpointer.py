@@ -140,7 +140,7 @@ class Checkpointer:
 
     def promotes(self, step: int, deadline: float) -> str:
         """Return why the save that is `uploading` is worth more, by `deadline`, than a new save of `step`; "" if it is not."""
-        if (upload := self._upload) is None:
+        if (upload := self._upload) is None or self.damage.of(*_span(upload.name, upload._draft)):
             return ""
         if (why := upload.promotes(step, deadline, self._known())) and not upload.announced:
             upload.announced = True
@@ -437,8 +437,7 @@ class Checkpointer:
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
         suspect = self._committer.suspect(name)
         saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
-        oldest = min([name, *(stored.at for stored in [*write_progress.stored.values()])])
-        saved = replace(saved.lacking(self._lacks), span=(oldest, name))
+        saved = replace(saved.lacking(self._lacks), span=_span(name, write_progress))
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self._note(saved)
@@ -460,3 +459,8 @@ class Checkpointer:
         # If the prune was abandoned, a restore may be reading the stage.
         if self._copies.stager is not None and not scope.abandoned:
             self._copies.stager.in_the_store(name, self.nbytes, scope)
+
+
+def _span(name: CheckpointName, write_progress: WriteProgress) -> tuple[CheckpointName, CheckpointName]:
+    """Return the oldest checkpoint whose objects a save refers to so far, and its own name."""
+    return min([name, *(stored.at for stored in [*write_progress.stored.values()])]), name

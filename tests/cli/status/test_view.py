@@ -98,6 +98,12 @@ def test_a_checkpoint_that_lacks_something_says_so() -> None:
     assert "  checkpoint    step 5000 (partial-extras), 12 s ago" in shown(body)
 
 
+def test_damaged_checkpoint_is_none_and_is_named() -> None:
+    damaged = {"checkpoint_age": None, "damaged_checkpoint": "000005000-0001-0003"}
+    body = a_body(sessions=[a_session(checkpoint_step=-1, **damaged)])
+    assert "  checkpoint    none: 000005000-0001-0003 is damaged" in shown(body)
+
+
 def test_a_run_on_which_all_is_well() -> None:
     assert shown(a_body()) == [
         "run gpt-small-7 (pid 26810), command pid 26954, for 16 s, watching",

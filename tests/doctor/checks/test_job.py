@@ -111,6 +111,9 @@ def test_none_yet_is_a_warning_when_it_should_be_there() -> None:
     nothing: dict[str, Any] = {"checkpoint_step": -1, "checkpoint_age": None}
     late = looked(a_rank(**nothing, for_seconds=130.0))["checkpoint"]
     assert (late.state, late.found) == ("warning", "run gpt-small-7: none yet; one is made every 60 s")
+    nothing["damaged_checkpoint"] = "000005000-0001-0003"
+    found = looked(a_rank(**nothing, for_seconds=130.0))["checkpoint"].found
+    assert found == "run gpt-small-7: none: 000005000-0001-0003 is damaged; one is made every 60 s"
     assert looked(a_rank(**nothing, for_seconds=30.0))["checkpoint"].state == "ok"
 
 

@@ -18,8 +18,9 @@ from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.store import FakeStore
 from tests.fakes.training import step_on
 from tests.fakes.two_guards import on_all, two_guards
-from tests.fakes.watched_store import is_marker, is_object
+from tests.fakes.watched_store import PATIENCE, WatchedStore, is_manifest, is_marker, is_object
 from tests.hooks.ranks.gang import until
+from tests.hooks.save.local_copy.stages import adapter
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -193,7 +194,7 @@ def test_damage_in_another_run_is_no_damage_of_this_one() -> None:
         assert guard._position().checkpoint_step == 2
 
 
-@pytest.mark.parametrize("finder", ["the prune", "an agent of the second machine"])
+@pytest.mark.parametrize("finder", ["the prune", "an agent of the second machine", "a restore"])
 def test_every_rank_learns_of_damage_that_one_of_them_finds(finder: str) -> None:
     """And its agent. A notice at that very step is answered by another checkpoint on both."""
     below = FakeStore()
@@ -209,9 +210,17 @@ def test_every_rank_learns_of_damage_that_one_of_them_finds(finder: str) -> None
             except CheckpointError as error:
                 return str(error)
 
+        def refused(rank: int) -> bool:
+            with pytest.raises(CheckpointError):
+                trainers[rank].guard.restore(step=1)
+            return True
+
         results = on_all(save)
         if finder == "the prune":
             assert any("cannot be restored" in each for each in results)
+        elif finder == "a restore":
+            del below.objects[next(key for key in below.objects if is_object(key))]
+            assert on_all(refused) == [True, True]
         else:
             (name,) = {each.rstrip("/").rpartition("/")[2] for each in results}
             damaged(below, CheckpointName(1, 1, int(name.rpartition("-")[2])))
@@ -229,3 +238,26 @@ def test_every_rank_learns_of_damage_that_one_of_them_finds(finder: str) -> None
         assert whole is not None
         assert whole.name.step == 1
         assert [len(each) for each in names] == [1, 1], "once"
+
+
+def test_upload_that_refers_to_damaged_objects_does_not_finish_for_a_notice() -> None:
+    """Its rest is smaller than a new save, and worth nothing."""
+    store = WatchedStore()
+    with trained(store, make=adapter) as (guard, job, heard):
+        guard.save()
+        step_on(guard, job, 2)
+        store.hold(is_manifest)
+        guard._saver.background()
+        assert store.reached.wait(PATIENCE)
+        assert guard._checkpointer.promotes(3, guard._clock.monotonic() + 60.0)
+        guard._agent.hear(protocol.CheckpointDamaged(str(FIRST), 2, "CRC32 differs"))
+        assert guard._checkpointer.promotes(3, guard._clock.monotonic() + 60.0) == ""
+        guard._agent.hear(notice(seconds=20.0))
+        store.let_go()
+        until(lambda: any(each.id == "n1" for each in heard.of(protocol.Committed)))
+        (committed,) = [each for each in heard.of(protocol.Committed) if each.id == "n1"]
+        assert committed.step == 3
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert str(whole.name) in committed.url
+    assert whole.oldest == whole.name, "it refers to no other"

@@ -157,7 +157,8 @@ def step_of(session: dict[str, Any]) -> str:
 
 def checkpoint_of(session: dict[str, Any]) -> str:
     if session["checkpoint_age"] is None:
-        return "none yet"
+        damaged = session["damaged_checkpoint"]
+        return f"none: {damaged} is damaged" if damaged else "none yet"
     level = session["checkpoint_level"]
     less = "" if level == "full" else f" ({level})"
     return f"step {session['checkpoint_step']}{less}, {ago(session['checkpoint_age'])} ago"

@@ -163,7 +163,8 @@ def _checkpoint(run_id: str, ranks: Sequence[Session]) -> Finding:
     every = "none are made by themselves" if interval is None else f"one is made every {ago(interval)}"
     facts: dict[str, Any] = {"run_id": run_id, "age_seconds": age, "interval_seconds": interval}
     if age is None:
-        words = f"run {run_id}: none yet; {every}"
+        damaged = newest["damaged_checkpoint"]
+        words = f"run {run_id}: none{f': {damaged} is damaged' if damaged else ' yet'}; {every}"
     else:
         words = f"run {run_id}: of step {newest['checkpoint_step']}, {ago(age)} old; {every}"
     if interval is None:

@@ -104,9 +104,13 @@ def test_damage_is_an_error_with_its_name_and_the_next_checkpoint_is_written_in_
     damage = CheckpointDamaged("000000020-0001-0000", 20, "a.safetensors: CRC32 differs")
     assert run.story.sent(CheckpointDamaged) == [(number, damage) for number in run.numbers]
     assert run.checkpoints() == [-1, -1], "the agent does not count on it either"
+    (session, _) = run.story.machine._sessions.every()
+    assert session.status(run.story.now)["damaged_checkpoint"] == "000000020-0001-0000"
     for number in run.numbers:
         run.story.says(number, damage)  # each rank tells of it in turn
     assert len([each for each in run.story.all(Log) if each.level == logging.ERROR]) == 1
+    run.stands(40)
+    assert session.status(run.story.now)["damaged_checkpoint"] is None
     status = run.story.machine.verification.status(run.story.now + 60)
     assert status is not None
     assert (status["status"], status["step"], status["age"]) == ("damaged", 20, 60.0)
