@@ -196,8 +196,8 @@ class Sessions:
         self.open: dict[int, Session] = {}
         #: Processes that live and have lost their socket: each may come back under another number.
         self.lost: dict[int, Session] = {}
-        #: The last damaged checkpoints, each with its user and run. Bounded, because a process may send any names.
-        self._damaged: deque[tuple[tuple[int, str], str]] = deque(maxlen=_DAMAGED)
+        #: The last damaged checkpoints, each with its run and store. Bounded, because a process may send any names.
+        self._damaged: deque[tuple[tuple[int, str], str, str]] = deque(maxlen=_DAMAGED)
         #: Connections of `spotguard run`s that follow this agent's feed. The agent does not know which processes they guard.
         self.watching: set[int] = set()
 
@@ -212,12 +212,15 @@ class Sessions:
         self.lost = {number: lost for number, lost in self.lost.items() if not lost.same_client(session)}
         return session
 
-    def damaged(self, run: tuple[int, str], damage: CheckpointDamaged) -> bool:
-        """Note for all ranks of a run that a checkpoint is damaged. Return whether this is news."""
+    def damaged(self, session: Session, damage: CheckpointDamaged) -> bool:
+        """Note for all ranks of a session's run that a checkpoint is damaged. Return whether this is news.
+
+        Another job may have the same run in another store.
+        """
         for each in self.every():
-            if each.run == run:
+            if (each.run, each.store) == (session.run, session.store):
                 each.lost(damage)
-        if (known := (run, damage.checkpoint)) in self._damaged:
+        if (known := (session.run, session.store, damage.checkpoint)) in self._damaged:
             return False
         self._damaged.append(known)
         return True

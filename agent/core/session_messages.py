@@ -266,7 +266,7 @@ class Answers:
         damage = replace(
             message, checkpoint=clip(message.checkpoint, NAME), reason=clip(message.reason, TEXT)
         )
-        if self._sessions.damaged(session.run, damage):
+        if self._sessions.damaged(session, damage):
             self._turn.log(damage_line(session.run_id, session.store, damage), logging.ERROR)
 
     def _about_a_notice(

@@ -108,7 +108,9 @@ class VerificationSchedule:
         damage = protocol.CheckpointDamaged(event.checkpoint, running.step, clip(event.detail, TEXT))
         self._turn.log(damage_line(running.run_id, running.store, damage), logging.ERROR)
         for session in self._ranks(running.run_id):
-            self._sessions.damaged(session.run, damage)
+            if session.store != running.store:
+                continue  # another job that shares the name
+            self._sessions.damaged(session, damage)
             if session.checkpoints and not session.left:
                 self._turn.do(Send(session.number, damage))
 

@@ -140,9 +140,9 @@ def test_an_unknown_verdict_is_a_warning_and_is_tried_again_soon() -> None:
 
 
 def test_damage_that_a_process_finds_is_an_error_once_and_its_run_has_no_such_checkpoint() -> None:
-    """By its prune, say. Another run, and a newer checkpoint, stay what they are."""
+    """By its prune, say. The same run in another store, and a newer checkpoint, stay what they are."""
     run = Run(ranks=(0, 1), every=None)
-    other = run.story.opens(200, run="other")
+    other = run.story.opens(200, store="file:///other")
     run.stands(20)
     run.story.says(run.numbers[1], Position(30, 40, 5.0))
     run.story.says(other, Position(30, 20, 5.0))
