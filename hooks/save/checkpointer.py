@@ -140,7 +140,7 @@ class Checkpointer:
 
     def promotes(self, step: int, deadline: float) -> str:
         """Return why the save that is `uploading` is worth more, by `deadline`, than a new save of `step`; "" if it is not."""
-        if (upload := self._upload) is None or self.damage.of(*_span(upload.name, upload._draft)):
+        if (upload := self._upload) is None or self.damage.of(*_span(upload.name, upload.write_progress)):
             return ""
         if (why := upload.promotes(step, deadline, self._known())) and not upload.announced:
             upload.announced = True

@@ -22,13 +22,13 @@ from spotguard.hooks.checkpoint.format.codec import encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.keys import manifest_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry
 from spotguard.hooks.checkpoint.index import IndexBuilder
-from spotguard.hooks.checkpoint.marker import put_index, put_manifest
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import FOREIGN, Save
 from tests.fakes.clock import Impatient
+from tests.fakes.commit import put_index, put_manifest
 from tests.fakes.reads import PATIENCE, Reads
 from tests.fakes.store import FakeStore, Fault
 

@@ -202,7 +202,7 @@ class BackgroundUpload:
     ) -> None:
         self._writer = writer
         self._clock = clock
-        self._draft = write_progress
+        self.write_progress = write_progress
         self.name = name
         #: Called with a transient failure of the store that a request beside the upload has met.
         self.heard = heard
@@ -241,7 +241,11 @@ class BackgroundUpload:
         return why
 
     def _situation(self, step: int, deadline: float, last: EarlierCheckpoint | None) -> BudgetInputs:
-        write_plan, link, now = self._draft.write_plan, self._writer.uploads.link, self._clock.monotonic()
+        write_plan, link, now = (
+            self.write_progress.write_plan,
+            self._writer.uploads.link,
+            self._clock.monotonic(),
+        )
         return BudgetInputs(
             now=now,
             deadline=deadline,
@@ -255,7 +259,7 @@ class BackgroundUpload:
             commit=link.commit or 0.0,
             commit_at_best=link.commit_at_best or 0.0,
             background=UploadInProgress(
-                self.step, now - self._began, write_plan.nbytes - self._draft.bytes_of(ALL)
+                self.step, now - self._began, write_plan.nbytes - self.write_progress.bytes_of(ALL)
             ),
             last=last,
         )
