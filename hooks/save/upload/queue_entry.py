@@ -46,7 +46,7 @@ class QueueEntry:
     #: Whether it is tried again while it fails transiently.
     again: bool = True
     state: EntryState = EntryState.WAITING
-    error: Exception | None = None
+    error: BaseException | None = None
     #: When the store confirmed it, and the seconds of the answers.
     at: float = 0.0
     seconds: float = 0.0
@@ -68,5 +68,5 @@ class QueueEntry:
         """Whether its failure ends the save."""
         return self.error is not None and not isinstance(self.error, self.tolerated)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         self.state, self.error = EntryState.FAILED, error

@@ -234,7 +234,7 @@ class SaveQueue(Generic[B]):
             failures = work.failures
             put(left)
 
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             if entry.again:
                 entry.seconds += retry(scope, once, work.hear)
@@ -242,15 +242,13 @@ class SaveQueue(Generic[B]):
                 began = scope.now()
                 once(scope.left())
                 entry.seconds += scope.now() - began
-        except Exception as why:  # noqa: BLE001 - handed to the thread that waits
+        except BaseException as why:  # noqa: BLE001 - handed to the thread that waits
             error = why
             if self.scope.left() != 0.0:
                 if isinstance(why, Abandoned) and not self.scope.abandoned:  # its own limit
                     work.hear(UnavailableError(f"{entry.what}: {why}"))
                 elif not entry.again and isinstance(why, StoreError) and why.transient:
                     work.hear(why)
-        except BaseException as why:  # noqa: BLE001
-            work.fail(why)
         work.entry_ended(entry, scope, error, failures)
 
     def _sending(self) -> list[QueueEntry]:

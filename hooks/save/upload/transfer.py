@@ -193,8 +193,8 @@ class Transfer:
             self._missing = self.write_progress.missing(tiers)
             self._queue = deque(self._missing)
             nbytes = sum(objects[index].size for index in self._missing)
-            self._bytes = self._before = self.write_progress.bytes_of(ALL)
-            self._total, self._spared = nbytes + self._bytes, 0
+            self._bytes = self.write_progress.bytes_of(ALL)
+            self._total = nbytes + self._bytes
             return nbytes
 
     def idle(self) -> int:
@@ -210,6 +210,7 @@ class Transfer:
         with self._lock:
             self._shift = Shift(workers)
             self._quiet = now
+            self._before, self._spared = self._bytes, 0  # the link counts the bytes of this shift
         self._link.begin(now)
         return self._shift
 
@@ -297,7 +298,7 @@ class Transfer:
         self.changed.set()
 
     def entry_ended(
-        self, entry: QueueEntry, scope: CancelScope, error: Exception | None, failures: int
+        self, entry: QueueEntry, scope: CancelScope, error: BaseException | None, failures: int
     ) -> None:
         """Note the end of an entry's request.
 
@@ -360,7 +361,9 @@ class Transfer:
                 progress.doubted.clear()
                 self._look_first = False
                 for index in lost:
-                    self._bytes -= progress.write_plan.objects[index].size
+                    nbytes = progress.write_plan.objects[index].size
+                    self._bytes -= nbytes
+                    self._before -= nbytes
                     progress.lose(index)
                 self._missing = [*self._missing, *(index for index in lost if index not in self._missing)]
                 self._queue.extendleft(sorted(lost, reverse=True))

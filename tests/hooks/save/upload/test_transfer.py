@@ -108,3 +108,31 @@ def test_an_object_whose_answer_crossed_an_outage_is_doubted() -> None:
     work.done(crossing)
     assert list(work.doubted()) == [0]
     assert not work.whole()
+
+
+def test_what_an_earlier_shift_put_is_no_rate_of_the_link() -> None:
+    """An object that is lost behind the manifest is put again alone: its bytes and its seconds count, and no others."""
+    clock, name, link = ManualClock(), CheckpointName(1, 5, 1), StoreLink()
+    write_plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
+    work = Transfer(WriteProgress(write_plan), name, CancelScope(clock, 2000.0), None, link)
+    work.begin(ALL)
+
+    def put(index: int) -> None:
+        size = write_plan.objects[index].size
+        flight = work.starts(index, memoryview(bytes(size)), 0, StoredObject([], name))
+        clock.advance(size / 1000.0)
+        work.sent(flight, size)
+        work.done(flight)
+
+    work.staff(1)
+    for index in range(len(write_plan.objects)):
+        put(index)
+    work.rest()
+    work.hear(UnavailableError("it is away"))
+    work.staff(1)
+    assert work.doubted()
+    work.looked(1, [0])
+    put(0)
+    work.rest()
+    assert (rate := link.rate(clock.monotonic())) is not None
+    assert rate.expected == pytest.approx(1000.0, rel=0.01)
