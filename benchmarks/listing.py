@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, cast
 
 from spotguard.cli.commands.checkpoints.ls import lines_of
-from spotguard.hooks.checkpoint.catalog import side_by_side, whole_checkpoints
+from spotguard.hooks.checkpoint.catalog import whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import encode_manifest, encode_marker
 from spotguard.hooks.checkpoint.format.keys import (
     MARKER,
@@ -32,6 +32,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
 )
 from spotguard.hooks.checkpoint.listing import list_runs
 from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, plan_pruning
+from spotguard.hooks.ipc.threads import side_by_side
 from spotguard.providers.errors import NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 

@@ -7,14 +7,13 @@ anyway, and they say more.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.stores.base import BlobStore, ObjectInfo
+from ..ipc.threads import side_by_side
 from .format.codec import UnsupportedFormatError, decode_manifests
 from .format.coverage import Coverage, MergedTensor, coverage
 from .format.keys import (
@@ -33,9 +32,6 @@ from .format.values.state_check import StateCheck
 from .index import decode_index
 
 log = logging.getLogger("spotguard")
-
-#: Threads that fetch manifests in parallel: each manifest is one small request, and requests have latency.
-_FETCHERS = 16
 
 
 class PartialCheckpoint(CheckpointError):
@@ -317,62 +313,6 @@ def _indexed(
     except (CheckpointError, NotFoundError) as error:
         log.debug("reading the manifests one by one: %s", error)
         return None
-
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-#: Has `busy` set on a thread of `side_by_side`.
-_here = threading.local()
-
-
-def side_by_side(get: Callable[[_K], _V], keys: Sequence[_K]) -> list[_V]:
-    """Return what `get` returns for these keys, in order. Several threads call it; the caller is one of them.
-
-    A call inside `get` starts no threads: sixteen requests at once are enough for a store.
-
-    No thread pool: at interpreter exit a pool takes no work, and Python 3.12 starts no thread either
-    (python/cpython#104690). The caller then fetches all objects alone. That matters because the last checkpoint of
-    a job is marked and pruned at exit.
-
-    Raises:
-        Exception: the error of `get` for the first key in order that failed.
-    """
-    waiting = deque(enumerate(keys))
-    got: dict[int, _V] = {}
-    failed: dict[int, Exception] = {}
-
-    inside = getattr(_here, "busy", False)
-
-    def work() -> None:
-        _here.busy = True
-        while not failed:
-            try:
-                at, key = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                got[at] = get(key)
-            except Exception as error:  # noqa: BLE001 - the caller raises it below
-                failed[at] = error
-
-    helpers: list[threading.Thread] = []
-    try:
-        for number in range(1, 1 if inside else min(_FETCHERS, len(keys))):
-            helper = threading.Thread(target=work, name=f"spotguard-manifest-{number}", daemon=True)
-            try:
-                helper.start()
-            except RuntimeError:  # at interpreter exit, or the machine is out of threads
-                break
-            helpers.append(helper)
-        work()
-    finally:
-        _here.busy = inside
-        waiting.clear()  # Ctrl-C: start no further request
-        for helper in helpers:
-            helper.join()
-    if failed:
-        raise failed[min(failed)]
-    return [got[at] for at in range(len(keys))]
 
 
 def _belongs(merged: Coverage, folder: CheckpointFolder) -> None:

@@ -12,7 +12,8 @@ from typing import Literal
 from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.run_id import is_run_id
 from ...providers.stores.base import BlobStore
-from .catalog import CheckpointFolder, PartialCheckpoint, examine, scan, side_by_side
+from ..ipc.threads import side_by_side
+from .catalog import CheckpointFolder, PartialCheckpoint, examine, scan
 from .format.codec import UnsupportedFormatError, decode_marker
 from .format.keys import MARKER, CheckpointName, manifest_name, parse_manifest_name, parse_object_name
 from .format.manifest import CommitMarker, Kind, Level, referred

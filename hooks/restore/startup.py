@@ -21,7 +21,6 @@ from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
 from ..arguments import extras_worth, is_set_up, launchers, skipped_until, yes
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
-from ..checkpoint.catalog import side_by_side
 from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.store_probe import probe
@@ -38,6 +37,7 @@ from ..ipc.failure_classes import (
     larger_counts,
     rules_of_text,
 )
+from ..ipc.threads import side_by_side
 from ..state.state import State
 from .begin_anew import ReportDamage, unreported
 from .collective import restore_together, see_the_same

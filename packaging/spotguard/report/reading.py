@@ -15,7 +15,7 @@ from typing import Any
 from spotguard.agent.core.ending.stall_response import STALL_WINDOW
 from spotguard.hooks.arguments import extras_worth
 from spotguard.hooks.checkpoint.attempts import attempt_record
-from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, side_by_side, whole_checkpoints
+from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_marker
 from spotguard.hooks.checkpoint.format.keys import (
     MARKER,
@@ -28,6 +28,7 @@ from spotguard.hooks.checkpoint.format.keys import (
 from spotguard.hooks.checkpoint.format.manifest import LEVELS, AttemptRecord, CommitMarker, RankManifest
 from spotguard.hooks.checkpoint.ranking import worth_it
 from spotguard.hooks.ipc.failures.phase_times import LEAST
+from spotguard.hooks.ipc.threads import side_by_side
 from spotguard.providers.errors import CheckpointError, NotFoundError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from spotguard.hooks.checkpoint.catalog import side_by_side
+from spotguard.hooks.ipc.threads import side_by_side
 from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 

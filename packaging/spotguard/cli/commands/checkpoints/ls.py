@@ -9,9 +9,10 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.checkpoint.catalog import PartialCheckpoint, side_by_side
+from spotguard.hooks.checkpoint.catalog import PartialCheckpoint
 from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.listing import Checkpoint, list_checkpoints, list_runs
+from spotguard.hooks.ipc.threads import side_by_side
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.stores.base import BlobStore
