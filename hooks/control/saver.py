@@ -23,7 +23,7 @@ from ..ipc import interpreter_lock
 from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
 from ..save.commit.publish import IncompleteError
-from ..save.request import SavedCheckpoint, SaveRequest, SaveSpec
+from ..save.request import UNCHECKED, SavedCheckpoint, SaveRequest, SaveSpec
 from ..state.device.streams import ThreadStreams
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
@@ -276,6 +276,12 @@ class Saver(SaveRequests):
             if agreed.held_by_devices is not None:
                 log.debug("step %d is not saved: %s", step, reason)
                 held = False  # they come to the host's boundary now
+                continue
+            if reason == UNCHECKED:  # the script is not to blame
+                log.warning(
+                    "step %d is not saved: %s. spotguard saves at the next guard.step() instead", step, reason
+                )
+                boundary_only = True
                 continue
             log.warning(
                 "the state changed while spotguard saved step %d: %s. spotguard saves at the next "

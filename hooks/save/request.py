@@ -34,6 +34,9 @@ from .plan.write_plan import WriteProgress, WrittenState
 from .upload.transfer import Progress
 from .upload.uploader import Fill, StateChanged
 
+#: Why a copy of the state is not kept if no checksums were taken at its boundary. It may equal the boundary: nothing tells.
+UNCHECKED = "no checksums were taken at its boundary"
+
 
 @dataclass(frozen=True, slots=True)
 class SaveContext:
@@ -72,7 +75,7 @@ class SaveContext:
         audit = self.state.audit
         self.scope.wait(lambda: audit.wanted < 0, audit.ready)
         if (reference := audit.reference) is None:
-            raise StateChanged("no checksums were taken at its boundary")
+            raise StateChanged(UNCHECKED)
         return reference
 
     def check(self, reference: Reference | None, state_tensors: Sequence[StateTensor]) -> str:

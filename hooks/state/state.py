@@ -121,11 +121,10 @@ class State:
         self.monitor = StepMonitor(values, saved, self._now, self.save_at_boundaries)
 
     def close(self) -> None:
-        """Remove the hooks from the optimizers, and end the audit's threads."""
+        """Remove the hooks from the optimizers."""
         self.monitor.close()
         for handle in self._hooks:
             handle.remove()
-        self.audit.close()
 
     @property
     def evaluates(self) -> bool:

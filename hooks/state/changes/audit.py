@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ import torch
 from ....providers.errors import CheckpointError
 from ...checkpoint.format.crc import combine
 from ...checkpoint.format.manifest import TensorEntry
+from ...ipc.threads import side_by_side
 from ..device.cuda_graphs import capturing
 from ..device.events import Fence
 from ..memory_access import unreadable
@@ -177,7 +177,6 @@ class Audit:
         #: Comparisons on devices. The training thread reads them once the device has computed them.
         self._later: list[tuple[str, torch.Tensor]] = []
         self._fence = Fence()
-        self._threads: ThreadPoolExecutor | None = None
         #: A description of the edit since the last boundary; "" if the audit found none.
         self._edited = ""
         #: The step count at whose boundary the training thread checksums all state, for a save that the ranks agreed
@@ -214,11 +213,6 @@ class Audit:
             self._total, self._boundaries, self._at, self._byte = total, 0, 0, 0
         if self._at >= len(self._sources):
             self._at, self._byte = 0, 0
-
-    def close(self) -> None:
-        """Let the threads end."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
 
     # --- slices ---
 
@@ -340,7 +334,7 @@ class Audit:
         try:
             self.reference = self._whole(stop)
             self.seconds = self._now() - started
-        except Exception as error:  # noqa: BLE001 - no thread or memory: training continues, the save waits for a boundary
+        except Exception as error:  # noqa: BLE001 - no memory, as an example: training continues, the save waits for a boundary
             log.warning("spotguard could not checksum the state at its boundary: %s", error)
         finally:
             self.give_up()
@@ -373,12 +367,8 @@ class Audit:
             if alone or region.source.kind == "sums":
                 read(index)
         if not alone:
-            if self._threads is None:
-                threads = min(_THREADS, cpu_count() or 1)
-                self._threads = ThreadPoolExecutor(threads, "spotguard-audit")
             host = [index for index, region in enumerate(regions) if region.source.kind == "crc32"]
-            for _ in self._threads.map(read, host):
-                pass
+            side_by_side(read, host, min(_THREADS, cpu_count() or 1))
         if stopped.is_set():
             return None
         reached = Fence()

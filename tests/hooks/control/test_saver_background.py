@@ -94,6 +94,24 @@ def test_without_enough_memory_no_copy_begins(caplog: pytest.LogCaptureFixture) 
     assert store.kinds()["objects"] == 0
 
 
+def test_a_state_without_checksums_is_saved_later_and_nobody_is_blamed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host had no memory for them; at the next boundary training waits, and none are needed."""
+    store = WatchedStore()
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError("out of memory")
+
+    with trained(store) as (guard, job, heard):
+        monkeypatch.setattr(guard._state.audit, "_whole", no_memory)
+        guard._saver.background()
+        go_on(guard, job)
+        assert heard.wait(protocol.Committed).step == 3
+    assert "step 2 is not saved: no checksums were taken at its boundary" in caplog.text
+    assert "make every change" not in caplog.text
+
+
 def test_a_failing_save_by_hand_raises_and_the_next_works() -> None:
     """The last checkpoint is untouched, and the gate is open."""
     store = WatchedStore()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spotguard.hooks.ipc import threads
 from spotguard.hooks.state.state_tensor import StateTensor
 from tests.fakes.clock import ManualClock
 
@@ -261,7 +262,26 @@ def test_a_large_reference_is_the_same_by_many_threads(monkeypatch: pytest.Monke
     assert reference.differs(job.state_tensors, no_pause) == ""
     live[4 * MIB + 17] = 0
     assert reference.differs(job.state_tensors, no_pause) != ""
-    job.audit.close()
+
+
+def test_a_large_reference_is_taken_although_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The main thread has ended, and training goes on in another one: every version refuses an executor then."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    live = torch.arange(5 * MIB, dtype=torch.int64)
+    job = Audited(live)
+    with monkeypatch.context() as ending:
+        ending.setattr(threads, "_helpers", threads.ThreadPool("none"))
+        ending.setattr(threading.Thread, "start", refused)
+        reference = job.reference()
+    assert reference.differs(job.state_tensors, no_pause) == ""
+    live[4 * MIB + 17] = 0
+    assert reference.differs(job.state_tensors, no_pause) != ""
+    assert caplog.text == ""
 
 
 def test_a_reference_that_nobody_wants_any_more_is_given_up() -> None:
@@ -354,5 +374,4 @@ def test_a_large_reference_of_a_device_is_launched_by_the_thread_that_trains(
     monkeypatch.setattr(change_detector._Rows, "read", noted)
     job = Audited(torch.zeros(1000), torch.zeros(MIB))
     assert job.reference().differs(job.state_tensors, no_pause) == ""
-    job.audit.close()
     assert threads == {threading.get_ident()}
