@@ -6,15 +6,17 @@ import atexit
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 
 from ...providers.clock import SystemClock
 from ...providers.errors import UsageError
 from ...providers.notice import Notice, NoticeKind
 from ..arguments import default_run_id, name_the_speaker
-from ..ipc import interpreter_lock, protocol
+from ..ipc import protocol
 from ..ipc.client import SocketClient
+from ..ipc.interpreter_lock import Hurry
+from ..ipc.threads import TaskHandle, ThreadPool, join_ended
 from .ending import sigterm
 
 log = logging.getLogger("spotguard")
@@ -33,8 +35,11 @@ class NoticeCallback:
         self._clock = SystemClock()
         #: The answer to each notice; None while the function runs. An agent that lost the connection delivers again.
         self._answers: dict[str, protocol.Message | None] = {}
-        #: The threads that call the function, and the deadlines of their notices.
-        self._calls: list[tuple[threading.Thread, float]] = []
+        #: Made before any notice: one may come at exit.
+        self._threads = ThreadPool("spotguard-on-notice")
+        self._threads.make()
+        #: The calls of the function, and the deadlines of their notices.
+        self._calls: list[tuple[TaskHandle, float]] = []
         self._client = SocketClient(
             socket, hello=self._hello, on_message=self._on_message, position=self._position
         )
@@ -49,8 +54,10 @@ class NoticeCallback:
         answer the agent would report that nothing was saved.
         """
         for call, deadline in self._calls:
-            call.join(max(0.0, deadline - self._clock.monotonic()))
+            self._clock.wait(call.done, max(0.0, deadline - self._clock.monotonic()))
+        self._threads.close()
         self._client.close()
+        join_ended()
 
     def _hello(self) -> protocol.Register:
         run_id = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
@@ -87,27 +94,29 @@ class NoticeCallback:
             message.source,
             message.seconds_left,
         )
-        interpreter_lock.hurry("callback")
-        call = threading.Thread(target=self._call, args=(notice,), name="spotguard-on-notice", daemon=True)
-        self._calls.append((call, notice.deadline))
-        call.start()
+        call = partial(self._call, notice, hurry := Hurry())
+        hurry.begin()
+        try:
+            self._calls.append((self._threads.give(call), notice.deadline))
+        except RuntimeError as error:
+            self._answer(protocol.Failed(notice.id, f"on_notice: {error}"), hurry)
 
-    def _call(self, notice: Notice) -> None:
+    def _call(self, notice: Notice, hurry: Hurry) -> None:
         started = self._clock.monotonic()
         try:
             self._fn(notice)
         except BaseException as error:
             log.exception("the function passed to on_notice failed")
-            self._answer(protocol.Failed(notice.id, f"on_notice: {type(error).__name__}: {error}"))
+            self._answer(protocol.Failed(notice.id, f"on_notice: {type(error).__name__}: {error}"), hurry)
             return
         now = self._clock.monotonic()
         log.info("the function passed to on_notice returned after %.1f s", now - started)
-        self._answer(protocol.Committed(notice.id, -1, 0, now - started, "", now))
+        self._answer(protocol.Committed(notice.id, -1, 0, now - started, "", now), hurry)
 
-    def _answer(self, message: protocol.Failed | protocol.Committed) -> None:
+    def _answer(self, message: protocol.Failed | protocol.Committed, hurry: Hurry) -> None:
         self._answers[message.id] = message
         self._client.send(message)
-        interpreter_lock.relax("callback")
+        hurry.end()
 
 
 def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from ..checkpoint.catalog import WholeCheckpoint
-from ..ipc import interpreter_lock
+from ..ipc.interpreter_lock import Hurry
 from ..ipc.notice import PreemptionNotice
 from ..ipc.protocol import PEER
 from ..save.cancel_scope import Abandoned, CancelScope
@@ -78,6 +78,7 @@ class SaveRequests:
         #: An error ends training: an unfinished step will reach no boundary.
         self.no_more_steps = False
         self._preemption: PreemptionNotice | None = None
+        self._hurry = Hurry()
         #: The ids of the notices that the log has, as `_is_new` compares them.
         self._learned: set[str] = set()
         #: Saves and rehearsals beside training, waiting or under way.
@@ -135,7 +136,7 @@ class SaveRequests:
             if new:
                 preemption.outcome = ""  # its own save is still to come
             self._preemption = preemption
-            interpreter_lock.hurry("notice")
+            self._hurry.begin()
             # The call for a save by hand is void; a training thread that waits for that save parks at the gate.
             self.manual_saves.give_up(Abandoned("a notice came"))
             if (urgent := self._urgent) is not None:
@@ -281,7 +282,7 @@ class SaveRequests:
                 self._urgent.scope.abandon(why)
                 self._urgent = None
             self._open()
-        interpreter_lock.relax("notice")
+        self._hurry.end()
         if preemption.outcome:
             log.debug("training continues: %s", why)
         else:

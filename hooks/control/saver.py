@@ -19,7 +19,6 @@ from ...providers.errors import CheckpointError, SpotguardError
 from ...providers.text import TEXT, clip
 from ..checkpoint.format.manifest import named
 from ..consensus.vote import it_stands
-from ..ipc import interpreter_lock
 from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
 from ..save.commit.publish import IncompleteError
@@ -100,7 +99,7 @@ class Saver(SaveRequests):
         self._gate.wake()  # no boundary comes any more
         self._jobs.put(None)
         self._thread.join(timeout)
-        interpreter_lock.relax("notice")
+        self._hurry.end()
 
     # --- the thread ---
 

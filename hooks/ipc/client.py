@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from ...providers.errors import ProtocolError
 from . import interpreter_lock, peer_credentials, protocol
+from .interpreter_lock import Hurry
 from .protocol import Message, Peer, Refused, Register, Role, Welcome
 
 log = logging.getLogger("spotguard")
@@ -69,6 +70,7 @@ class SocketClient:
         self._socket: socket.socket | None = None
         self._connecting: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._hurry = Hurry()
         self._stop = threading.Event()
         self._joined = threading.Event()
         self._answered = threading.Event()
@@ -208,11 +210,11 @@ class SocketClient:
         while not self._stop.is_set():
             readable = self._readable(POSITION_EVERY, connection.fileno())
             if connection.fileno() in readable:
-                interpreter_lock.hurry("message")
+                self._hurry.begin()
                 try:
                     self._hear(connection, peer)
                 finally:
-                    interpreter_lock.relax("message")
+                    self._hurry.end()
             elif not readable and self._joined.is_set():
                 self.tell_position()  # droppable, so an agent that does not read cannot hold up the lock
 

@@ -30,8 +30,8 @@ _HURRIED = 1e-4
 #: Guards the variables below. The signal handler never takes this lock: the handler may have interrupted the thread
 #: that holds it.
 _lock = threading.Lock()
-_hurried: set[str] = set()
-#: Switch interval before the first `hurry`.
+_hurried: set[Hurry] = set()
+#: Switch interval before the first hurry.
 _usual = 0.0
 
 
@@ -61,23 +61,26 @@ def announce(connection: socket.socket) -> None:
         fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def hurry(why: str) -> None:
-    """Let waiting threads request the lock after the short switch interval, until `relax`."""
-    global _usual
-    with _lock:
-        if not _hurried:
-            _usual = sys.getswitchinterval()
-        _hurried.add(why)
-        sys.setswitchinterval(_HURRIED)
+class Hurry:
+    """One owner's need for the short switch interval, after which waiting threads request the lock.
 
+    It counts once, however often it begins. The usual interval comes back with the end of the last one.
+    """
 
-def relax(why: str) -> None:
-    """Restore the switch interval, unless another caller of `hurry` still needs the short one."""
-    with _lock:
-        if why in _hurried:
-            _hurried.remove(why)
+    def begin(self) -> None:
+        global _usual
+        with _lock:
             if not _hurried:
-                sys.setswitchinterval(_usual)
+                _usual = sys.getswitchinterval()
+            _hurried.add(self)
+            sys.setswitchinterval(_HURRIED)
+
+    def end(self) -> None:
+        with _lock:
+            if self in _hurried:
+                _hurried.remove(self)
+                if not _hurried:
+                    sys.setswitchinterval(_usual)
 
 
 def forget() -> None:
@@ -87,5 +90,5 @@ def forget() -> None:
     """
     global _lock
     _lock = threading.Lock()
-    for why in tuple(_hurried):
-        relax(why)
+    for hurry in tuple(_hurried):
+        hurry.end()

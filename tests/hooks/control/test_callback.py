@@ -67,6 +67,50 @@ def test_a_script_that_ends_while_it_returns_is_saved(path: Path) -> None:
         assert agent.hear(Committed).id == "n1"
 
 
+def test_a_notice_at_exit_is_answered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts no thread then: the function runs on one that was made before."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with FakeAgent(path) as agent:
+        callback = NoticeCallback(lambda notice: None, os.fspath(path))
+        try:
+            agent.welcome()
+            with monkeypatch.context() as ending:
+                ending.setattr(threading.Thread, "start", refused)
+                for id in ("n1", "n2"):
+                    agent.say(Preempt(id, 30.0, 3.0, "terminate", "a test"))
+                    assert agent.hear(Committed).id == id
+        finally:
+            callback.close()
+
+
+def test_a_function_that_hangs_in_one_notice_is_called_for_the_next(path: Path) -> None:
+    """The next one returns; the interpreter's lock stays easy to get for the one that still saves."""
+    usual, saved = sys.getswitchinterval(), threading.Event()
+
+    def save(notice: Notice) -> None:
+        if notice.id == "n1":
+            saved.wait()
+
+    with FakeAgent(path) as agent:
+        callback = NoticeCallback(save, os.fspath(path))
+        try:
+            agent.welcome()
+            for id in ("n1", "n2"):
+                agent.say(Preempt(id, 30.0, 3.0, "terminate", "a test"))
+            assert agent.hear(Committed).id == "n2"
+            callback._calls[1][0].done.wait()
+            assert sys.getswitchinterval() < usual
+            saved.set()
+            assert agent.hear(Committed).id == "n1"
+        finally:
+            saved.set()
+            callback.close()
+    assert sys.getswitchinterval() == usual
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [(ValueError("no"), "ValueError: no"), (SystemExit(3), "SystemExit: 3")],

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.hooks.ipc import interpreter_lock
+from spotguard.hooks.ipc.interpreter_lock import Hurry
 from spotguard.hooks.ipc.protocol import Preempt
 from tests.fakes.agent import FakeAgent
 from tests.fakes.talk import TIMEOUT
@@ -90,18 +91,20 @@ def test_off_the_main_thread_no_handler_is_set() -> None:
     assert signal.getsignal(signal.SIGURG) == signal.SIG_DFL
 
 
-def test_the_last_who_hurries_brings_the_usual_interval_back() -> None:
-    interpreter_lock.hurry("message")
-    interpreter_lock.hurry("notice")
-    interpreter_lock.relax("message")
+def test_the_last_hurry_that_ends_brings_the_usual_interval_back() -> None:
+    """Each counts once, however often it begins and ends: two callbacks run, two guards have a notice."""
+    one, other = Hurry(), Hurry()
+    for hurry in (one, other, one):
+        hurry.begin()
+    one.end()
+    one.end()
     assert sys.getswitchinterval() < 0.005
-    interpreter_lock.relax("notice")
-    interpreter_lock.relax("notice")
+    other.end()
     assert sys.getswitchinterval() == 0.005
 
 
 def test_a_forked_child_is_in_no_hurry() -> None:
-    interpreter_lock.hurry("notice")
+    Hurry().begin()
     with interpreter_lock._lock:  # by a thread that the child has not
         interpreter_lock.forget()
     assert sys.getswitchinterval() == 0.005
