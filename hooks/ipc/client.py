@@ -69,7 +69,8 @@ class SocketClient:
         self._lock = threading.Lock()  # guards _socket against senders on other threads
         self._socket: socket.socket | None = None
         self._connecting: socket.socket | None = None
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        #: The thread waits for the first one, which `close` wakes by the second one. Each closes its own.
+        self._wake, self._waker = socket.socketpair()
         self._hurry = Hurry()
         self._stop = threading.Event()
         self._joined = threading.Event()
@@ -133,7 +134,8 @@ class SocketClient:
             return
         self.send(protocol.Bye(reason))
         self._stop.set()
-        os.write(self._wake_write, b"x")
+        self._waker.shutdown(socket.SHUT_RDWR)
+        self._waker.close()
         self._thread.join(timeout=SEND_TIMEOUT)
 
     def forget(self) -> None:
@@ -148,8 +150,8 @@ class SocketClient:
             if inherited is not None and inherited.fileno() >= 0:
                 os.close(inherited.detach())
         self._socket = self._connecting = None
-        for fd in (self._wake_read, self._wake_write):
-            os.close(fd)
+        self._wake.close()
+        self._waker.close()
 
     # --- the thread ---
 
@@ -174,6 +176,7 @@ class SocketClient:
                 self._on_lost()
             if not self._stop.is_set():
                 self._readable(self._reconnect)
+        self._wake.close()
 
     def _unguarded(self, why: str) -> None:
         if self._stop.is_set() or self._warned:
@@ -187,12 +190,12 @@ class SocketClient:
         )
 
     def _readable(self, seconds: float, *others: int) -> set[int]:
-        """Return the readable descriptors among the wake-up pipe and `others`.
+        """Return the readable descriptors among the wake-up socket and `others`.
 
         It uses `poll`, because `select` ends at descriptor 1023.
         """
         poll = select.poll()
-        for fd in (self._wake_read, *others):
+        for fd in (self._wake.fileno(), *others):
             poll.register(fd, select.POLLIN)
         return {fd for fd, _ in poll.poll(seconds * 1000)}
 

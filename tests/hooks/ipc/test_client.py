@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -87,6 +87,26 @@ def test_a_notice_is_heard_and_answered(path: Path) -> None:
             assert it.client.send(Delivered("n1", 1.0))
             assert agent.hear(Delivered).id == "n1"
         agent.hear(Bye)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["agent", "no agent"])
+def test_a_closed_client_leaves_no_descriptor_behind(path: Path, there: bool) -> None:
+    """A sweep makes a guard for every trial, in one process; a fork after that closes nobody else's."""
+    with FakeAgent(path) if there else nullcontext() as agent:
+        before = len(os.listdir("/proc/self/fd"))
+        with listening(path) as it:
+            if agent is not None:
+                agent.welcome()
+                it.client.wait_answered(TIMEOUT)
+        assert not it.client._thread.is_alive()
+        if agent is not None:
+            agent.hear(Bye)
+        with socket.socket() as others:
+            it.client.forget()  # in a child that was forked later
+            assert others.fileno() >= 0
+            assert os.path.lexists(f"/proc/self/fd/{others.fileno()}")
+        assert it.client._wake.fileno() == it.client._waker.fileno() == -1
+        assert there or len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_position_follows_the_welcome_at_once(path: Path) -> None:
