@@ -25,7 +25,7 @@ class ManualSaves:
 
     Args:
         make: returns a new, empty request.
-        lock: the owner's lock. The caller of `called`, `asked` and `give_up` has it.
+        lock: the owner's lock. The caller of `called`, `asked`, `drop` and `give_up` has it.
         clock: the clock.
         coordinator: the other ranks; None for a job of one process.
     """
@@ -65,6 +65,10 @@ class ManualSaves:
         job = self._make()
         self._asked.append((step, job))
         return job
+
+    def drop(self, job: SaveRequest) -> None:
+        """Forget this rank's `save()`, which ended before it was called for: the call may come for the next `save()`."""
+        self._asked = deque(each for each in self._asked if each[1] is not job)
 
     def wait(self, job: SaveRequest, step: int) -> None:
         """Wait until a request is done, which the first rank must call for. The caller is the training thread, at this step.

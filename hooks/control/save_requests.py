@@ -435,6 +435,8 @@ class SaveRequests:
         except BaseException:
             # Ctrl-C, also right after the request was queued: the caller may change the state again, so the save is discarded.
             job.scope.abandon("guard.save() was interrupted")
+            with self._lock:
+                self.manual_saves.drop(job)
             raise
         if job.error is not None:
             raise job.error

@@ -39,6 +39,17 @@ def test_each_save_has_a_call_of_its_own(by_hand: ManualSaves) -> None:
     assert by_hand.asked(5) not in (first, second)
 
 
+def test_a_save_that_was_interrupted_takes_no_call_of_a_later_one(by_hand: ManualSaves) -> None:
+    """Ctrl-C: the first rank has not called for it yet, and the script saves again, at this step or at another."""
+    interrupted = by_hand.asked(5)
+    by_hand.drop(interrupted)
+    again = by_hand.asked(5)
+    assert by_hand.called(5, 7) is again
+    by_hand.drop(again)  # was called for: nothing waits any more
+    other = by_hand.asked(6)
+    assert by_hand.called(6, 8) is other
+
+
 def test_a_call_that_was_for_nobody_here_is_not_taken_for_another(by_hand: ManualSaves) -> None:
     by_hand.called(5, 7)
     asked = by_hand.asked(9)
