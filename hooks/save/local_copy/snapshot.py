@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from ....providers.errors import CheckpointError
+from ...ipc.threads import TaskHandle, ThreadPool
 from ...state.device.host_memory import host_memory
 from ...state.device.streams import CopyStreams
 from ...state.memory_access import available_memory, copyable
@@ -36,15 +37,17 @@ class CopyBlock(NamedTuple):
 class Snapshot:
     """The copy of the state in host memory. The saving thread uses it. It keeps its memory and reuses it.
 
-    A thread of its own takes the memory: the driver may need seconds for it, and a notice must not wait for them.
+    A standing thread takes the memory: the driver may need seconds for it, and a notice must not wait for them.
     """
 
     def __init__(self) -> None:
+        self._threads = ThreadPool("spotguard-memory")
+        self._threads.make()
         self._blocks: list[CopyBlock] = []
         self._streams = CopyStreams()
         self.available = available_memory
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        #: The attempt to take memory that began last. Its error is its own: a later one may find room.
+        self._attempt: TaskHandle | None = None
         #: The driver has pinned all memory so far.
         self._pinned = True
         self._closed = False
@@ -54,7 +57,7 @@ class Snapshot:
 
         The first background checkpoint would take it while training stands still: 1.9 s for 3.6 GB (measured on an H200).
         """
-        if self._thread is not None and self._thread.is_alive():
+        if self._attempt is not None and not self._attempt.done.is_set():
             return
         missing = self._missing(state_tensors)
         if any(each.tensor.is_cuda for each in missing):
@@ -70,10 +73,10 @@ class Snapshot:
         scope.check()
         self._end(scope)
         if missing := self._missing(state_tensors):
-            self._begin(state_tensors, missing)
+            errors = self._begin(state_tensors, missing)
             self._end(scope)
-        if self._error is not None:
-            raise self._error
+            for error in errors:
+                raise error
         copies = {name: copy for block in self._blocks for name, copy in block.copies.items()}
         for each in state_tensors:
             with torch.no_grad(), self._streams.on(each.tensor.device):
@@ -89,21 +92,29 @@ class Snapshot:
         A thread that is in the driver when the interpreter ends would abort the process.
         """
         self._closed = True
-        if self._thread is not None:
-            self._thread.join(_LAST)
+        self._threads.close()
+        if self._attempt is not None:
+            self._attempt.done.wait(_LAST)
 
-    def _begin(self, state_tensors: tuple[StateTensor, ...], missing: list[StateTensor]) -> None:
-        self._thread = threading.Thread(
-            target=self._hold, args=(state_tensors, missing), name="spotguard-memory", daemon=True
-        )
-        self._thread.start()
+    def _begin(
+        self, state_tensors: tuple[StateTensor, ...], missing: list[StateTensor]
+    ) -> Sequence[Exception]:
+        """Begin an attempt to take memory. Return where its error will be, if it fails."""
+        errors: list[Exception] = []
+        try:
+            self._attempt = self._threads.give(partial(self._hold, state_tensors, missing, errors))
+        except RuntimeError as error:
+            raise CheckpointError(f"a background checkpoint needs a thread: {error}") from error
+        return errors
 
     def _end(self, scope: CancelScope) -> None:
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(_POLL)
+        while self._attempt is not None and not self._attempt.done.wait(_POLL):
             scope.check()
+        scope.check()
 
-    def _hold(self, state_tensors: tuple[StateTensor, ...], missing: list[StateTensor]) -> None:
+    def _hold(
+        self, state_tensors: tuple[StateTensor, ...], missing: list[StateTensor], errors: list[Exception]
+    ) -> None:
         """Take the memory for the missing copies, and let go of copies of other tensors. On the thread."""
         try:
             there = {each.name for each in state_tensors} - {each.name for each in missing}
@@ -117,9 +128,8 @@ class Snapshot:
                     raise Abandoned("the guard was closed")
                 self._check_memory(_size(block))
                 self._blocks.append(self._block(block))
-            self._error = None
-        except Exception as error:  # noqa: BLE001 - whoever takes a copy raises it
-            self._error = error
+        except Exception as error:  # noqa: BLE001 - the saving thread raises it
+            errors.append(error)
 
     def _missing(self, state_tensors: tuple[StateTensor, ...]) -> list[StateTensor]:
         """Return the tensors without a copy of their form in a block that is kept."""

@@ -145,7 +145,7 @@ def test_the_memory_for_state_on_the_host_is_taken_by_the_first_copy(monkeypatch
     driver = Driver(monkeypatch)
     snapshot = Snapshot()
     snapshot.prepare(state_tensors())
-    assert (snapshot._thread, driver.asked.empty()) == (None, True)
+    assert (snapshot._attempt, driver.asked.empty()) == (None, True)
 
 
 def test_a_notice_does_not_wait_for_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,8 @@ def test_a_closed_snapshot_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch)
         assert closing.is_alive()
     driver.given.release(2)
     closing.join()
-    assert snapshot._thread is not None
-    assert not snapshot._thread.is_alive()
+    assert snapshot._attempt is not None
+    assert snapshot._attempt.done.is_set()
     assert driver.asked.empty()
 
 
@@ -244,3 +244,33 @@ def test_copies_of_many_shapes_do_not_overlap() -> None:
     assert [copy.tensor.dtype for copy in copies] == [each.tensor.dtype for each in live]
     starts = sorted((copy.tensor.data_ptr(), copy.tensor.nbytes) for copy in copies if copy.tensor.nbytes)
     assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(starts))
+
+
+def test_an_error_of_one_attempt_fails_no_later_one() -> None:
+    """The state grew, and did not fit; it is again what it was, and the host has room, or not."""
+    snapshot, free = Snapshot(), [10 * 2**30]
+
+    def available(meminfo: Path = Path(), cgroups: Path = Path()) -> int:
+        return free[0]
+
+    snapshot.available = available
+    live = state_tensors()
+    grown = (*live, StateTensor("ema", torch.ones(MIB)))
+    first = snapshot.take(live, scope())
+    free[0] = 100 * MIB
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="100 MiB are free"):
+            snapshot.take(grown, scope())
+    again = snapshot.take(live, scope())
+    assert [a.tensor.data_ptr() for a in first] == [b.tensor.data_ptr() for b in again]
+    free[0] = 10 * 2**30
+    assert [each.name for each in snapshot.take(grown, scope())] == [each.name for each in grown]
+
+
+def test_memory_that_did_not_fit_ahead_is_no_error_of_a_copy_that_needs_none(tmp_path: Path) -> None:
+    snapshot = within(tmp_path, 1000, 400)
+    live = state_tensors()
+    snapshot.take(live, scope())
+    (tmp_path / "memory.current").write_text(f"{600 * MIB}\n")
+    snapshot.prepare((*live, *on_gpu(130)))
+    assert snapshot.take(live, scope())[0].still
