@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 from weakref import WeakMethod
+
+from ...ipc.threads import StandingThread, TaskHandle
 
 #: Seconds to wait for a notice that explains a SIGTERM. A group-wide SIGTERM reaches training and agent at once, and the
 #: agent's notice comes a moment later.
@@ -41,8 +44,10 @@ _unnoticed: WeakMethod[Callable[[], bool]] | None = None
 _installed = False
 _held = False
 _through = False
-#: Waits for a notice that explains the SIGTERM that is held.
-_timer: threading.Timer | None = None
+#: Waits for the notice that explains a held SIGTERM. It is made before any SIGTERM: at exit no thread may start.
+_thread: StandingThread | None = None
+#: The wait for the notice that explains the SIGTERM that was held last.
+_explained: TaskHandle | None = None
 
 
 def hold_sigterm(look: Callable[[], SigtermHold], unnoticed: Callable[[], bool] | None = None) -> None:
@@ -53,10 +58,12 @@ def hold_sigterm(look: Callable[[], SigtermHold], unnoticed: Callable[[], bool] 
         unnoticed: a method that is called for a SIGTERM that no notice has explained. Returns whether the handler holds it
             longer, for a save that begins now.
     """
-    global _previous, _look, _unnoticed, _installed
+    global _previous, _look, _unnoticed, _installed, _thread
     if threading.current_thread() is not threading.main_thread():
         return
     _look, _unnoticed = WeakMethod(look), None if unnoticed is None else WeakMethod(unnoticed)
+    if _thread is None or not _thread.alive:  # a forked child inherits one that does not run
+        _thread = StandingThread("spotguard-sigterm")
     if not _installed:
         _previous = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, _on_sigterm)
@@ -85,14 +92,12 @@ def _on_sigterm(signum: int, frame: Any) -> None:
 
 def _holds() -> bool:
     """Hold the SIGTERM if the state of the process asks for that; return whether it is held. A second call does no harm."""
-    global _held, _timer
+    global _held, _explained
     hold = SigtermHold.NOTHING if _through else _state()
     if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
         return False
-    if hold is SigtermHold.GUARDED and not _held:
-        _timer = threading.Timer(_MOMENT, _unless_noticed)
-        _timer.name, _timer.daemon = "spotguard-sigterm", True
-        _timer.start()
+    if hold is SigtermHold.GUARDED and not _held and _thread is not None:
+        _explained = _thread.give(_wait_for_notice)
     _held = True
     return True
 
@@ -102,7 +107,9 @@ def _state() -> SigtermHold:
     return SigtermHold.NOTHING if look is None else look()
 
 
-def _unless_noticed() -> None:
+def _wait_for_notice() -> None:
+    """Redeliver the held SIGTERM unless a notice explains it within a moment."""
+    time.sleep(_MOMENT)
     unnoticed = None if _unnoticed is None else _unnoticed()
     if _state() not in (SigtermHold.SAVING, SigtermHold.LEAVING) and not (unnoticed and unnoticed()):
         redeliver()
@@ -142,8 +149,8 @@ def wait_explained() -> None:
 
     The SIGTERM may be delivered again meanwhile.
     """
-    if _timer is not None:
-        _timer.join(2 * _MOMENT)
+    if _explained is not None:
+        _explained.done.wait(2 * _MOMENT)
 
 
 def redeliver() -> None:
@@ -156,10 +163,11 @@ def redeliver() -> None:
 
 def let_go() -> None:
     """Restore the previous handler, in a forked child: data loaders end their workers by SIGTERM."""
-    global _installed, _held
+    global _installed, _held, _explained
     if _installed and signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, _previous if _previous is not None else signal.SIG_DFL)
     _installed = _held = False
+    _explained = None
 
 
 # --- forked children (a data loader's workers), which are not guarded and drop everything at once ---
