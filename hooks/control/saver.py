@@ -80,9 +80,12 @@ class Saver(SaveRequests):
         self._last: Callable[[], None] = lambda: None
         self._streams = ThreadStreams()
         self._thread = threading.Thread(target=self._run, name="spotguard-saver", daemon=True)
+        self._warmed = threading.Event()
 
     def start(self) -> None:
+        """Start the thread. Return when the threads and buffers of a save are there: at exit no thread may start."""
         self._thread.start()
+        self._warmed.wait()
 
     def close(self, timeout: float, last: Callable[[], None] = lambda: None) -> None:
         """Let the running save end, then join the thread. Training is over: an unfinished step will reach no boundary.
@@ -109,6 +112,8 @@ class Saver(SaveRequests):
             self._checkpointer.warm()
         except Exception as error:  # noqa: BLE001 - a save will report any such error again
             log.warning("spotguard could not allocate the buffers for a save, and will try again: %s", error)
+        finally:
+            self._warmed.set()
         while True:
             try:
                 job = self._jobs.get(timeout=self._patience())

@@ -34,6 +34,7 @@ from ..ipc import protocol
 from ..ipc.failures.phase_times import PhaseTimes
 from ..ipc.failures.progress import TrainingProgress
 from ..ipc.notice import PreemptionNotice
+from ..ipc.threads import join_ended
 from ..restore.collective import cannot_begin
 from ..restore.startup import Startup, StartupMessages
 from ..save.checkpointer import Checkpointer
@@ -273,3 +274,4 @@ class GuardParts:
         if self.coordinator is not None:
             self.coordinator.close()
         self.agent.close()
+        join_ended()

@@ -1,8 +1,7 @@
 """The threads that put objects into the store: a pool of workers, made before a notice and kept.
 
 Each worker has a thread and a buffer that it sends from. The pool makes the workers beforehand because only bytes
-move at the notice (law 8). Besides, Python 3.12 starts no thread once the main thread has ended, so a save that begins then
-has only the existing threads.
+move at the notice. Besides, no thread starts at interpreter exit, so a save that begins then has only the existing workers.
 
 The pool leaves a worker that hangs in a store behind with its buffer, because the thread may still read from the buffer. The
 next `ready` replaces the worker.
@@ -12,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import mmap
-import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
+
+from ...ipc.threads import StandingThread, TaskHandle, at_exit
 
 log = logging.getLogger("spotguard")
 
@@ -62,8 +62,6 @@ Task = Callable[[B], None]
 #: idle for 20 s. That is 360 requests an hour for each thread: docs/reference/stores.md gives their cost.
 IDLE = 10.0
 
-#: Seconds to wait for an idle thread to end.
-_LEAVING = 1.0
 #: Seconds to wait, for all workers together, until those return whose task was called off a moment ago.
 _RETURNING = 0.5
 #: Seconds to wait for workers that check their connections: an answer takes a hundredth of a second, a missing one seconds.
@@ -74,12 +72,15 @@ MAX_BUFFER_BYTES = 448 * 2**20
 
 
 class UploadWorker(Generic[B]):
-    """One thread and its buffer. A forked child has the object and not the thread, so the worker is not `free` there.
+    """A standing thread and the buffer that it sends from.
 
     Args:
         warm: checks the connection.
         idle: idle seconds after which the thread calls `warm`.
         at_once: the worker gets a task at once, so the thread does not call `warm` before it.
+
+    Raises:
+        RuntimeError: no thread can be started.
     """
 
     def __init__(
@@ -87,29 +88,27 @@ class UploadWorker(Generic[B]):
     ) -> None:
         self.buffer = buffer
         self._warm = warm
-        self._every = idle
         self._rested = threading.Event()
         if at_once:
             self._rested.set()
-        self._tasks: queue.SimpleQueue[tuple[Task[B], Callable[[], None]] | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._thread = threading.Thread(target=self._run, name=f"spotguard-writer-{number}", daemon=True)
-        self._thread.start()
+        self._task: TaskHandle | None = None
+        self._thread = StandingThread(
+            f"spotguard-writer-{number}", idle=self._look_after, every=idle, idle_first=not at_once
+        )
 
     @property
     def free(self) -> bool:
         """Whether the worker can take a task, and its buffer can be used."""
-        return self._idle.is_set() and self._thread.is_alive()
+        return self.returns(0.0)
 
     @property
     def gone(self) -> bool:
         """Whether the thread has ended, so that nothing uses the buffer."""
-        return not self._thread.is_alive()
+        return not self._thread.alive
 
     def returns(self, seconds: float) -> bool:
         """Wait up to `seconds` for the worker to be free. Return whether it is."""
-        return self._thread.is_alive() and self._idle.wait(max(0.0, seconds))
+        return self._thread.alive and (self._task is None or self._task.done.wait(max(0.0, seconds)))
 
     def rests(self, seconds: float = 0.0) -> bool:
         """Wait up to `seconds` for the end of the connection check. Return whether it has ended."""
@@ -117,43 +116,14 @@ class UploadWorker(Generic[B]):
 
     def give(self, task: Task[B], ended: Callable[[], None]) -> None:
         """Have the thread run `task` with its buffer, and call `ended` when it is free again. Neither may raise."""
-        self._idle.clear()
-        self._tasks.put((task, ended))
+        self._task = self._thread.give(lambda: task(self.buffer), ended)
 
     def dismiss(self) -> None:
         """Have the thread end after its present task. This does not wait, as the store may hang."""
-        self._tasks.put(None)
-
-    def leave(self) -> None:
-        """Have the thread end after its present task, and wait for it if it is idle.
-
-        A thread that frees its buffer while the interpreter ends takes the process down. It asks for the GIL inside torch
-        and is ended there ("terminate called without an active exception": seen in 1 of 30 exits).
-        """
-        idle = self._idle.is_set()
-        self.dismiss()
-        if idle:
-            self._thread.join(_LEAVING)
-
-    def _run(self) -> None:
-        if not self._rested.is_set():
-            self._look_after()
-        while (given := self._wait()) is not None:
-            task, ended = given
-            task(self.buffer)
-            self._idle.set()
-            ended()
-            del given, task, ended  # they keep the tensors of a save alive
-
-    def _wait(self) -> tuple[Task[B], Callable[[], None]] | None:
-        while True:
-            try:
-                return self._tasks.get(timeout=self._every)
-            except queue.Empty:
-                self._rested.clear()
-                self._look_after()
+        self._thread.end()
 
     def _look_after(self) -> None:
+        self._rested.clear()
         self._warm()
         self._rested.set()
 
@@ -228,6 +198,8 @@ class WorkerPool(Generic[B]):
         return self.workers[:count]
 
     def _made(self, number: int, buffer: B, at_once: bool) -> UploadWorker[B]:
+        if at_exit():
+            raise RuntimeError("the interpreter ends")
         return UploadWorker(number, buffer, self._warm, self._every, at_once=at_once)
 
     def _relieve(self, count: int) -> None:
@@ -243,7 +215,7 @@ class WorkerPool(Generic[B]):
             worker.dismiss()
 
     def dismiss(self) -> None:
-        """End every thread, and wait for the idle ones."""
+        """Have every thread end. `join_ended` waits for the idle ones, of all pools together."""
         for worker in self.workers:
-            worker.leave()
+            worker.dismiss()
         self.workers = []

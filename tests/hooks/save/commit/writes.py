@@ -9,6 +9,7 @@ import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
+from spotguard.hooks.ipc.threads import join_ended
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import Published, publish_together, queue_manifest
 from spotguard.hooks.save.plan.write_plan import WrittenState
@@ -34,6 +35,7 @@ def writer_of(store: BlobStore, object_bytes: int = OBJECT) -> Iterator[ShardWri
         yield writer
     finally:
         writer.close()
+        join_ended()
 
 
 def commit_together(

@@ -176,3 +176,28 @@ def test_a_plan_stays_as_long_as_names_and_shapes_do() -> None:
             )
             assert writer.plans._held.get(False) is not planned
             assert written.tensors[0].shape == tuple(other.shape)
+
+
+def test_at_exit_a_worker_that_hangs_is_left_behind_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is started then may be cut off inside torch. The other workers do the work, and a save without any is told."""
+    go, hung = threading.Event(), threading.Semaphore(0)
+
+    def hang(buffer: HostBuffer) -> None:
+        hung.release()
+        go.wait(PATIENCE)
+
+    made = WorkerPool(HostBuffer)
+    try:
+        first, *rest = made.ready(3, 1000)
+        first.give(hang, lambda: None)
+        assert hung.acquire(timeout=PATIENCE)
+        monkeypatch.setattr("spotguard.hooks.save.upload.workers.at_exit", lambda: True)
+        assert made.ready(3, 1000, left=0.0) == rest
+        for worker in rest:
+            worker.give(hang, lambda: None)
+            assert hung.acquire(timeout=PATIENCE)
+        with pytest.raises(RuntimeError, match="the interpreter ends"):
+            made.ready(3, 1000, left=0.0)
+    finally:
+        go.set()
+        made.dismiss()
