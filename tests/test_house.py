@@ -59,6 +59,17 @@ def test_a_docstring_that_names_a_parameter_of_before_is_refused(planted: Path) 
     assert said == "agent/ipc/client.py: Client documents 'socket', and has no such parameter"
 
 
+def test_a_fifth_file_of_the_hooks_that_starts_threads_is_refused(planted: Path) -> None:
+    (planted / "hooks").mkdir()
+    (planted / "hooks/__init__.py").touch()
+    for number in range(4):
+        (planted / f"hooks/part{number}.py").write_text("threading.Thread(target=run)\nTimer(1.0, run)\n")
+    assert HOUSE.main(planted) == []
+    (planted / "hooks/another.py").write_text("pool = ThreadPoolExecutor(2)\n")
+    (said,) = HOUSE.main(planted)
+    assert said.startswith("hooks: 5 files start threads (hooks/another.py, hooks/part0.py,")
+
+
 def test_a_test_name_that_begins_with_a_clause_is_refused(planted: Path) -> None:
     (planted / "tests").mkdir()
     (planted / "tests/test_it.py").write_text(

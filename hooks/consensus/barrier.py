@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ...providers.clock import Clock
+from ..ipc.threads import StandingThread
 from .protocol import Add, Claim, Drop, Get, Has, Keys, Saying, Set, Wait, Waited
 from .stores.connection import JobStore, StoreConnection, StoreSilent, late, within
 
@@ -237,13 +238,14 @@ class Meetings:
                     log.debug("this rank could not send a sign of life: %s", why)
                 self._clock.wait(done, _BEAT)
 
-        thread = threading.Thread(target=run, name="spotguard-beats", daemon=True)
-        thread.start()
+        thread = StandingThread("spotguard-beats")
+        sending = thread.give(run)
         try:
             yield
         finally:
             done.set()
-            thread.join()
+            thread.end()
+            sending.done.wait()
 
     def _together(self, seconds: float) -> Callable[[], float]:
         """Return the function of `within` for the training thread, which also calls `look`."""

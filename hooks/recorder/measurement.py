@@ -21,6 +21,7 @@ from torch.utils.data import dataloader
 from ...providers.clock import Clock
 from ..ipc.failures.thread_place import phase_now
 from ..ipc.notice import PreemptionNotice
+from ..ipc.threads import StandingThread
 from ..save.request import SavedCheckpoint
 from . import startup
 from .guard import GuardRecorder, RecordedGuard
@@ -248,7 +249,7 @@ class PhaseSampler:
 
     def begin(self, guard: RecordedGuard) -> None:
         self._guard = guard
-        threading.Thread(target=self._run, name="spotguard-phases", daemon=True).start()
+        StandingThread("spotguard-phases").give(self._run)
 
     def take(self) -> dict[str, int]:
         """Return how often each phase was found since the last call. Called at a boundary, on the training thread."""

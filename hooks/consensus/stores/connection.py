@@ -6,7 +6,7 @@ process can do without call it.
 
 from __future__ import annotations
 
-import queue
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -14,7 +14,10 @@ from typing import Generic, Protocol, TypeVar
 
 from ....providers.clock import Clock
 from ....providers.errors import SpotguardError
+from ...ipc.threads import StandingThread
 from ..protocol import Add, Answer, Claim, Drop, Get, Has, LogEntry, Operation, Saying, Set, Wait, Waited
+
+log = logging.getLogger("spotguard")
 
 
 class StoreSilent(SpotguardError):
@@ -122,18 +125,15 @@ _LOOK = 0.25
 T = TypeVar("T")
 
 
-class _Errand(Generic[T]):
-    def __init__(self, job: Callable[[JobStore], T], dropped: threading.Event) -> None:
-        self.job = job
-        self.done = threading.Event()
-        #: Set when no thread waits for the result any more.
-        self.dropped = dropped
-        self.error: Exception | None = None
-        self.result: T
+class _Answered(Generic[T]):
+    """The outcome of an errand that a thread waits for."""
+
+    error: Exception | None = None
+    result: T
 
 
 class StoreConnection:
-    """One connection and its thread, a daemon: the process can end whatever the store does.
+    """One connection and its standing thread: the process can end whatever the store does.
 
     Args:
         name: name of the thread.
@@ -151,9 +151,8 @@ class StoreConnection:
         self._longest = longest
         self._store = store
         self._clock = clock
-        self._requests: queue.SimpleQueue[_Errand[object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._connected: JobStore | None = None
+        self._thread = StandingThread(name)
 
     def say(
         self,
@@ -172,20 +171,30 @@ class StoreConnection:
         Raises:
             StoreSilent: the store is gone, or has not answered in time.
         """
+        #: Set when no thread waits for the result any more.
         dropped = threading.Event()
         asked = waiting or (lambda: Waited.LATE if _spent(left()) else None)
-        errand = self._give(lambda store: self._say(store, saying, asked, dropped), dropped)
+        answered = _Answered[T]()
+
+        def errand() -> None:
+            try:
+                if not dropped.is_set():
+                    answered.result = self._say(self._connect(), saying, asked, dropped)
+            except Exception as error:  # noqa: BLE001 raised again in the thread that waits
+                answered.error = error
+
+        done = self._thread.give(errand).done
         try:
-            while not errand.done.is_set():
+            while not done.is_set():
                 seconds = left()
                 if _spent(seconds):
                     raise StoreSilent("the job's store has not answered in time: its host is gone, or hangs")
-                self._clock.wait(errand.done, _LOOK if seconds is None else min(seconds, _LOOK))
+                self._clock.wait(done, _LOOK if seconds is None else min(seconds, _LOOK))
         finally:
             dropped.set()  # also if `left` raises
-        if errand.error is not None:
-            raise errand.error
-        return errand.result
+        if answered.error is not None:
+            raise answered.error
+        return answered.result
 
     def begin(self, saying: Saying[object], waiting: Callable[[], Waited | None]) -> None:
         """Have the thread run all operations of a generator, after those given before. No thread waits for it.
@@ -202,31 +211,25 @@ class StoreConnection:
         self.give(job)
 
     def give(self, job: Callable[[JobStore], None]) -> None:
-        """Have the thread run a job with the connection. No thread waits for it, and an exception from it is lost."""
-        self._give(job, threading.Event())
+        """Have the thread run a job with the connection. No thread waits for it."""
+
+        def errand() -> None:
+            try:
+                job(self._connect())
+            except StoreSilent as why:
+                log.debug("nobody waits for this call: %s", why)
+
+        self._thread.give(errand)
 
     def close(self, seconds: float) -> bool:
         """Join the thread, and return whether it has ended. It may hang in the store."""
-        self._requests.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        self._thread.end()
+        return self._thread.join(seconds)
 
-    def _give(self, job: Callable[[JobStore], T], dropped: threading.Event) -> _Errand[T]:
-        errand = _Errand(job, dropped)
-        self._requests.put(errand)  # type: ignore[arg-type]
-        return errand
-
-    def _run(self) -> None:
-        store: JobStore | None = None
-        while (errand := self._requests.get()) is not None:
-            try:
-                if not errand.dropped.is_set():
-                    # Connected on this thread, because connecting may take as long as any other call.
-                    store = store or connect(self._store)
-                    errand.result = errand.job(store)
-            except Exception as error:  # noqa: BLE001 raised again in the thread that gave the errand
-                errand.error = error
-            errand.done.set()
+    def _connect(self) -> JobStore:
+        """Return the connection, on its thread: connecting may take as long as any other call."""
+        self._connected = self._connected or connect(self._store)
+        return self._connected
 
     def _say(
         self,

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ....providers.clock import Clock
+from ...ipc.threads import StandingThread
 from ..protocol import Keys
 from .connection import JobStore, StoreSilent, within
 from .store_client import StoreClient, nothing
@@ -97,7 +98,9 @@ def reach(second: SecondStore, place: str, keys: Keys, clock: Clock) -> StoreCli
                 client = None
         found.put(client)
 
-    threading.Thread(target=run, name="spotguard-reach", daemon=True).start()
+    thread = StandingThread("spotguard-reach")
+    thread.give(run)
+    thread.end()
     clock.wait(found.there, left())
     return found.take()
 
