@@ -437,6 +437,10 @@ class SaveRequests:
             job.scope.abandon("guard.save() was interrupted")
             with self._lock:
                 self.manual_saves.drop(job)
+            if self._coordinator is not None and job.epoch and not job.done.is_set():
+                self._coordinator.failed(
+                    job, "guard.save() was interrupted"
+                )  # they would wait for this rank's part
             raise
         if job.error is not None:
             raise job.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,6 +13,11 @@ from spotguard.hooks.control.manual_saves import ManualSaves
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import CheckpointError
+from tests.fakes.called import CalledStore, Request
+from tests.fakes.store import FakeStore
+from tests.fakes.two_guards import PATIENCE, on_all, two_guards
+from tests.fakes.watched_store import is_marker
 
 
 @pytest.fixture
@@ -64,3 +70,36 @@ def test_a_waiting_save_hears_that_no_event_will_come(by_hand: ManualSaves) -> N
     assert (one.done.is_set(), other.done.is_set()) == (False, True)
     by_hand.give_up(Abandoned("a notice came"))
     assert str(one.error) == "a notice came"
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("under_way", [False, True], ids=["before the call", "under way"])
+def test_ranks_save_again_after_one_was_interrupted(under_way: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C on rank 1, whose script catches it. A save under way fails on rank 0 at once, and the next one is made."""
+    store, reached, go = FakeStore(), threading.Event(), threading.Event()
+
+    def put(request: Request) -> None:
+        if request.verb == "put" and "/00001-of-" in request.key:
+            reached.set()
+            assert go.wait(PATIENCE)
+
+    with two_guards([store, CalledStore(store, put)]) as trainers, ThreadPoolExecutor(1) as pool:
+        on_all(lambda rank: trainers[rank].step())
+        first, second = (each.guard for each in trainers)
+
+        def interrupted(job: SaveRequest, step: int) -> None:
+            assert not under_way or reached.wait(PATIENCE)
+            raise KeyboardInterrupt
+
+        saving = pool.submit(first.save) if under_way else None
+        with monkeypatch.context() as patched:
+            patched.setattr(second._saver.manual_saves, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                second.save()
+        if saving is not None:
+            with pytest.raises(CheckpointError, match=r"guard\.save\(\) was interrupted"):
+                saving.result(PATIENCE)
+            assert not any(map(is_marker, store.objects))
+        go.set()
+        assert [saved.step for saved in on_all(lambda rank: (first, second)[rank].save())] == [1, 1]
