@@ -156,6 +156,10 @@ class SocketClient:
     # --- the thread ---
 
     def _run(self) -> None:
+        with self._wake:
+            self._listen()
+
+    def _listen(self) -> None:
         while not self._stop.is_set():
             try:
                 self._talk()
@@ -176,7 +180,6 @@ class SocketClient:
                 self._on_lost()
             if not self._stop.is_set():
                 self._readable(self._reconnect)
-        self._wake.close()
 
     def _unguarded(self, why: str) -> None:
         if self._stop.is_set() or self._warned:
