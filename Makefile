@@ -27,7 +27,9 @@ endif
 
 BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-EXTRAS := s3,gcs,azure,metrics,bootstrap
+comma := ,
+# With torch comes what it needs: the index is asked for torch alone.
+EXTRAS := s3,gcs,azure,metrics,bootstrap$(if $(TORCH_INDEX),$(comma)torch)
 SOURCES = $(shell find agent hooks providers packaging -name '*.py') pyproject.toml setup.py packaging/release.toml MANIFEST.in LICENSE $(wildcard README.md)
 # The tiers: tests/tiers.py says which test is in which.
 FAST := -m "not slow and not soak and not bench"
@@ -105,8 +107,8 @@ wheel: dist/built  ## build the wheel into dist/
 test-wheel: .venv-wheel/ready  ## the whole-path tests of the fast tier against the built wheel
 	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(WHOLE_PATH_JOBS) --dist=worksteal -o pythonpath= tests/e2e
 
-test-pythons:  ## the fast tier without torch, on every other Python >= 3.12 that is here
-	scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
+test-pythons:  ## the fast tier on every other Python >= 3.12 that is here; with torch if TORCH_INDEX names its index
+	TORCH_INDEX='$(TORCH_INDEX)' scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 servers:  ## install the real servers of the integration tests (as root where Debian packages are missing)
 	@scripts/servers $(PYTHON)

@@ -54,14 +54,14 @@ class Clone:
 
 
 def test_torch_alone_comes_from_the_index_that_is_named(tmp_path: Path) -> None:
-    """On any Python, before the rest: which then needs no other torch."""
+    """On any Python, before the rest: which then needs no other torch, and brings what torch needs."""
     said, pip, torch, rest = Clone(tmp_path, "3.13.1").make(f"TORCH_INDEX={INDEX}")
     assert said.startswith("making .venv with Python 3.13.1: pip fetches 0.1 GB")
     assert said.endswith(f"torch's CPU build (0.2 GB) from {INDEX}")
     assert pip.endswith("--constraint constraints.txt pip>=25.1")
     assert torch.endswith(f"--constraint constraints.txt --index-url {INDEX} --no-deps torch")
     assert rest.endswith(
-        "--constraint constraints.txt --group dev --group docs --editable .[s3,gcs,azure,metrics,bootstrap]"
+        "--constraint constraints.txt --group dev --group docs --editable .[s3,gcs,azure,metrics,bootstrap,torch]"
     )
 
 
@@ -78,6 +78,7 @@ def test_without_an_index_it_says_what_pip_may_bring(tmp_path: Path, version: st
     said, _, rest = clone.make()
     assert size in said
     assert "TORCH_INDEX=URL" in said
+    assert rest.endswith("--editable .[s3,gcs,azure,metrics,bootstrap]")
     assert "index-url" not in rest
     assert [line for line in clone.make() if "up to date" not in line] == []
 
