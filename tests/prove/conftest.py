@@ -51,7 +51,6 @@ def prove(job: Path, tmp_path: Path) -> Prove:
         (job / "train.py").write_text(text)
         shutil.rmtree(tmp_path / "tmp", ignore_errors=True)
         (tmp_path / "tmp").mkdir()
-        paths = [*([str(HERE / "light")] if light else []), os.environ["PYTHONPATH"]]
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "spotguard", "prove", "--json", "--timeout", "200", *options),
@@ -60,7 +59,7 @@ def prove(job: Path, tmp_path: Path) -> Prove:
             cwd=job,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
+                **({"LIGHT_TORCH": "1"} if light else {}),
                 "TMPDIR": str(tmp_path / "tmp"),
                 "OMP_NUM_THREADS": "1",
             },
