@@ -5,7 +5,8 @@ A comment right above a block says what becomes of it:
     <!-- file: train.py -->       it is written to the page's folder under this name
     <!-- shared -->               it is what the page's other Python blocks begin with
     <!-- not run: reason -->      it is not run
-    <!-- beside: COMMAND -->      COMMAND trains in the background, from here to the end of the page
+    <!-- beside: COMMAND -->      COMMAND trains in the background, from here to the end of the page, or to a block that is `alone`
+    <!-- alone -->                what trains in the background is ended before it
     <!-- meanwhile: COMMAND -->   COMMAND is typed in another terminal, when the block has said its first line
 
 Any other `python` block is run by itself, and any other `console` block is typed in: lines that begin with "$ " are
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(
     r"(?P<notes>(?:^<!-- [^\n]* -->\n+)*)^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-_NOTE = re.compile(r"<!-- (not run|file|shared|beside|meanwhile)(?:: (.*?))? -->")
+_NOTE = re.compile(r"<!-- (not run|file|shared|beside|alone|meanwhile)(?:: (.*?))? -->")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 

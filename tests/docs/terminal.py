@@ -96,7 +96,7 @@ class Terminal:
                     break
             _end(watching)
 
-    def close(self) -> None:
+    def ends(self) -> None:
         """End what was left running."""
         for running in self._beside:
             _end(running)
@@ -105,6 +105,9 @@ class Terminal:
         for running in self._beside:
             with running:
                 pass  # its pipe is closed
+        self._beside.clear()
+        self._readers.clear()
+        self._trainees = 0
 
     def _start(self, command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -26,7 +26,7 @@ def _typed(page: Path) -> list[Block]:
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     opened = Terminal(tmp_path)
     yield opened
-    opened.close()
+    opened.ends()
 
 
 @pytest.mark.slow
@@ -45,6 +45,8 @@ def test_the_commands_of_a_page_do_as_it_shows(page: Path, terminal: Terminal) -
 
 
 def _type(block: Block, terminal: Terminal) -> None:
+    if "alone" in block.notes:
+        terminal.ends()
     if "beside" in block.notes:
         terminal.trains(block.notes["beside"])
     typed = list(block.typed())
