@@ -2,7 +2,7 @@
 
 The objects that an import of torch makes live to the end, so the garbage collector leaves them out, while torch is imported and at
 the process's end. It sees the script's own objects as ever. With LIGHT_TORCH in the environment, torch has no compiler, which
-`torch.optim` imports only to find that it is not used.
+`torch.optim` imports only to find that it is not used. DistributedDataParallel and FSDP need it.
 """
 
 from __future__ import annotations

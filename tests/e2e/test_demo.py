@@ -44,19 +44,17 @@ def demo(folder: Path, scratch: Path, script: Path, *more: str) -> subprocess.Co
     words = ["demo", "--folder", str(folder), "--steps", str(STEPS), "--link", FAST, *more]
     return subprocess.run(
         [sys.executable, "-m", "spotguard", *words, "--script", str(script)],
-        env={**os.environ, "TMPDIR": str(scratch)},
+        env={**os.environ, "TMPDIR": str(scratch), "LIGHT_TORCH": "1"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
     )
 
 
-#: Less to read, and without what `torch.optim` imports only to say "not here": half of what a start costs.
+#: Less to read.
 CHEAP = """
-import sys, threading, types
+import threading
 data.MODULES = data.MODULES[:5]
-torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
-torch._dynamo.disable, torch._dynamo.graph_break = lambda function, *_, **__: function, lambda: None
 
 
 """

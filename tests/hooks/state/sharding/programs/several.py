@@ -6,6 +6,7 @@ What the hooks do is done where any collective raises. The ranks are forked: tor
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -288,6 +289,7 @@ def main(rank: int, file: str) -> None:
 def fork(file: str) -> int:
     """How the first of them ended that did not end well; else 0. Those that would wait for it are ended."""
     make("alone")  # an optimizer loads the compiler
+    gc.freeze()  # no rank collects and frees what that has made
     pids = set()
     for rank in range(WORLD):
         if (pid := os.fork()) == 0:
