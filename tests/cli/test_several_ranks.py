@@ -60,7 +60,7 @@ def test_private_state_of_each_rank_is_one_line(url: str, capsys: pytest.Capture
     """128 ranks would fill the terminal with their generators."""
     assert main(["inspect", url]) == 0
     said = capsys.readouterr().out
-    (line,) = [line for line in said.splitlines() if "rng" in line]
+    (line,) = [line for line in said.splitlines() if "/rng" in line]
     assert line.split() == ["@…/rng", "uint8", "16", "96", "B", "6"]
     assert "6 ranks, " in said
     assert "written by each rank: " in said

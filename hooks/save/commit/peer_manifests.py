@@ -6,7 +6,7 @@ Each poll is a few requests, for any number of ranks. Only the rank that merges 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -14,7 +14,7 @@ from ....providers.errors import NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format.codec import decode_manifest, encode_manifest, read_manifest
 from ...checkpoint.format.coverage import coverage
-from ...checkpoint.format.keys import checkpoint_prefix, manifest_name
+from ...checkpoint.format.keys import MARKER, checkpoint_prefix, manifest_name
 from ...checkpoint.format.manifest import CommitMarker, RankManifest
 from ...checkpoint.format.packing import PackedCache
 from ...checkpoint.index import INDEXED, IndexBuilder
@@ -55,6 +55,8 @@ class PeerManifests:
     _next: deque[int] = field(default_factory=deque)
     #: Fetched manifests that are not merged yet, by rank.
     _data: dict[int, bytes] = field(default_factory=dict)
+    #: The last listing had the marker.
+    _marked: bool = False
     #: Ranks under whose name there was a manifest of another start of the job.
     _strange: set[int] = field(default_factory=set)
 
@@ -166,11 +168,18 @@ class PeerManifests:
             for folder in sorted(folders)
             for info in self.store.list(folder, timeout=left)
         }
+        self._marked = own + MARKER in sizes
         return {
             rank: key
             for rank, key, size in reversed(named)
             if key not in sizes or (size is not None and sizes[key] != size)
         }
+
+    def over(self, lost: Collection[int]) -> str:
+        """Return why these ranks will not put again what the last listing missed, or ""."""
+        if self._marked:
+            return "another rank has marked the checkpoint and gone on"
+        return next((why for rank in sorted(lost) if (why := self.hopeless(rank))), "")
 
     def _take(self, rank: int) -> bool:
         if (data := self._data.pop(rank, None)) is None:

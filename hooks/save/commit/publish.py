@@ -381,6 +381,8 @@ def _look_at_all(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope)
                 queue.hear(UnavailableError(f"{lost[others.mine.rank]} is not in the store any more"))
                 queue.settle(scope.deadline)
                 continue
+            if why := others.over(lost):
+                raise Abandoned(why)
             if scope.left() is None and scope.now() >= until:
                 raise Abandoned(f"waited for {_PATIENCE:.0f} s")
             scope.pause(_MOST)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together, queue_manifest
 from spotguard.hooks.save.local_copy.stage_writer import StageWriter
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
-from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress
+from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.save_queue import SaveQueue
 from spotguard.hooks.state.device.host_buffer import HostBuffer
@@ -54,8 +55,15 @@ def state_tensors(rank: int, world: int) -> list[StateTensor]:
         StateTensor("model/rows", ROWS[first:last], offsets=(first, 0), shape=(10, 1000)),
         StateTensor("model/mean", torch.full((8,), float(rank)), holders=(0,)),
         StateTensor("optimizer/weight/exp_avg", MOMENT, tier=Tier.MOMENTS, holders=everyone),
-        StateTensor(private_name(rank, "rng"), torch.full((16,), rank)),
+        StateTensor(private_name(rank, "rng"), torch.full((16,), rank, dtype=torch.uint8)),
     ]
+
+
+def places(written: WrittenState) -> dict[str, Any]:
+    """The state of a manifest: a value for each tensor, as a restore wants it."""
+    at = {entry.name: {"$": "tensor", "name": entry.name} for entry in written.tensors}
+    private = [name for name in at if name.startswith("@")]
+    return {"rng": {"torch": at.pop(name) for name in private}, **at}
 
 
 @dataclass
@@ -89,6 +97,7 @@ class Rank:
                     self.world,
                     written.objects,
                     written.tensors,
+                    state=places(written),
                     incarnation="nonce",
                 )
 
@@ -110,7 +119,7 @@ def test_four_ranks_write_one_checkpoint(folder: Path, departing: set[int]) -> N
     assert whole is not None
     assert whole.name == NAME
     assert verify(store, whole) == []
-    state = sum(each.nbytes for each in (WEIGHT, MOMENT, ROWS)) + 8 * 4 + WORLD * 16 * 8
+    state = sum(each.nbytes for each in (WEIGHT, MOMENT, ROWS)) + 8 * 4 + WORLD * 16
     assert state < whole.nbytes < state + 2**15
     puts = [rank.write_progress.put_of(ALL) for rank in ranks if rank.write_progress is not None]
     if departing == {1}:
@@ -179,7 +188,11 @@ def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) 
             assert (write_progress.share() == 0) == (rank == 1)
             written = writer.write(held, NAME, scope, write_progress=write_progress)
             assert (writer.second_look(held, write_progress.write_plan, roles) == 0) == (rank == 1)
-            manifests.append(RankManifest("run", 10, 1, 0, rank, 2, written.objects, written.tensors))
+            manifests.append(
+                RankManifest(
+                    "run", 10, 1, 0, rank, 2, written.objects, written.tensors, state=places(written)
+                )
+            )
     assert manifests[1].objects == ()
     put_manifest(store, manifests[0])
     assert find_whole(store, "run") is None

@@ -346,24 +346,31 @@ def test_rows_that_are_other_while_a_stage_is_written_are_committed_nowhere(
         kept = weight[7].copy()
         checkpointer = guard._checkpointer
         assert checkpointer._copies.stager is not None
-        staged, write = checkpointer._copies.stager.writer, checkpointer._copies.stager.writer.write
+        staged, begin = checkpointer._copies.stager.writer, checkpointer._copies.stager.writer.queue
 
         def edited(*args: Any, **kwargs: Any) -> Any:
             weight[7] = 0.5
-            written = write(*args, **kwargs)
-            if undone:
-                weight[7] = kept
-            return written
+            queue = begin(*args, **kwargs)
+            wait = queue.wait
 
-        monkeypatch.setattr(staged, "write", edited)
+            def written(*more: Any) -> Any:
+                over = wait(*more)
+                if undone:
+                    weight[7] = kept
+                return over
+
+            monkeypatch.setattr(queue, "wait", written)
+            return queue
+
+        monkeypatch.setattr(staged, "queue", edited)
         counted: list[str] = []
-        commit = checkpointer._committer.commit
+        commit = checkpointer._committer.queue
 
-        def counts(save: Any, name: Any, *rest: Any) -> Any:
+        def counts(queue: Any, save: Any, name: Any, *rest: Any, **more: Any) -> Any:
             counted.append(str(name)[:9])
-            return commit(save, name, *rest)
+            return commit(queue, save, name, *rest, **more)
 
-        monkeypatch.setattr(checkpointer._committer, "commit", counts)
+        monkeypatch.setattr(checkpointer._committer, "queue", counts)
         guard._saver.background()
         turns(guard, job, keep, 1, 2)
         store.wait_committed()
