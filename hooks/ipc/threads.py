@@ -102,6 +102,11 @@ class StandingThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def ident(self) -> int | None:
+        """The identifier of the thread, as `threading.get_ident` returns it there."""
+        return self._thread.ident
+
     def give(self, run: Callable[[], object], ended: Callable[[], object] | None = None) -> TaskHandle:
         """Have the thread run a task after those given before. Returns at once."""
         handle = TaskHandle(run, ended)

@@ -1,10 +1,8 @@
-"""The cancel scope of a save, and the retry of a store's requests within it.
+"""The cancel scope of a save.
 
 A cancel scope is a deadline that only moves earlier, and a way to call the save off. Every loop and every wait of a save checks
 its `CancelScope`, so a save cannot hang. It ends by commit, by its own deadline, or because something with a better claim (a
 notice, a withdrawal) abandoned it.
-
-`retry` repeats a request that failed transiently, while the save may go on.
 """
 
 from __future__ import annotations
@@ -38,6 +36,10 @@ class CancelScope:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._reason = ""
+        #: The save itself has a deadline. The limit of a part is none.
+        self.hurried = deadline is not None
+        #: The identity of the save, which all its parts share.
+        self.save = object()
         self._called_off = threading.Event()
         #: Events of the threads that are in `wait`.
         self._waiting: list[threading.Event] = []
@@ -45,6 +47,7 @@ class CancelScope:
 
     def tighten(self, deadline: float) -> None:
         """Move the deadline earlier. A later deadline changes nothing."""
+        self.hurried = True
         with self._lock:
             if self._deadline is not None and self._deadline <= deadline:
                 return
@@ -60,6 +63,7 @@ class CancelScope:
         with self._lock:  # so that a deadline that moves now also reaches the part
             earliest = min(deadline, self.deadline)
             part = CancelScope(self._clock, None if earliest == math.inf else earliest)
+            part.hurried, part.save = self.hurried, self.save
             self._parts.append(part)
             reason = self._reason
         if reason:

@@ -91,10 +91,20 @@ class Credentials:
 
 @runtime_checkable
 class Identified(Protocol):
-    """A store that can describe its credentials. Callers ask after `warm`; the method sends nothing."""
+    """A store that has its credentials from a chain."""
 
     def credentials(self) -> Credentials | None:
-        """Return the credentials in use; None for anonymous requests (an emulator)."""
+        """Return the credentials in use; None for anonymous requests (an emulator).
+
+        Callers ask after `warm`; the method sends nothing.
+        """
+        ...
+
+    def renew_credentials(self, *, timeout: float | None = None) -> None:
+        """Ask the chain for credentials anew, although the present ones may be valid: the store has refused them.
+
+        If there are none, the present ones stay in use.
+        """
         ...
 
 

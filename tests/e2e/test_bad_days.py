@@ -95,6 +95,17 @@ def fails(guard: Guard, heard: Heard, seconds: float = 30) -> str:
     return str(failed.reason)
 
 
+def fails_in_the_end(guard: Guard, heard: Heard, clock: ManualClock, seconds: float = 30) -> str:
+    """A notice whose save goes on to its deadline, and what the agent is told of it."""
+    guard._agent.hear(notice("n1", seconds))
+    passes(clock, heard)
+    failed = heard.wait(protocol.Failed)
+    assert (failed.id, failed.last_step) == ("n1", 1)
+    assert failed.reason.startswith("out of time; the last error of the store: ")
+    assert heard.of(protocol.Committed) == []
+    return str(failed.reason)
+
+
 def commits(guard: Guard, heard: Heard, seconds: float = 30) -> None:
     guard._agent.hear(notice("n1", seconds))
     committed = heard.wait(protocol.Committed)
@@ -213,16 +224,36 @@ def test_credentials_that_expire_in_the_save_are_renewed(
 def test_credentials_that_expire_and_have_no_heirs(
     request: pytest.FixtureRequest, faults_before: FaultsBefore
 ) -> None:
-    """The save ends at once, with S3's own word; nobody asks until the window is over."""
+    """The save asks for them until its deadline, and ends with S3's own word."""
     day = begin_day("s3", request, faults_before)
     expired = replace(day.cloud.denied, matching=puts_large)
     expired.body = expired.body.replace(b"AccessDenied", b"ExpiredToken")
-    with under_way(day, ManualClock()) as (guard, _, heard):
+    clock = ManualClock()
+    with under_way(day, clock) as (guard, _, heard):
         day.network.inject(expired)
-        reason = fails(guard, heard)
+        reason = fails_in_the_end(guard, heard, clock)
     assert "ExpiredToken (403)" in reason
-    assert outcome(day)["reason"] == reason
     is_as_before(day)
+
+
+@pytest.mark.parametrize("scheme", few_fast(CLOUDS))
+def test_a_refusal_of_some_seconds_costs_some_seconds(
+    scheme: str, request: pytest.FixtureRequest, faults_before: FaultsBefore
+) -> None:
+    """A permission comes back in the middle of the window."""
+    day, clock = begin_day(scheme, request, faults_before), ManualClock()
+    with under_way(day, clock) as (guard, _, heard):
+        began = clock.monotonic()
+        day.network.inject(replace(day.cloud.denied, matching=puts))
+        guard._agent.hear(notice("n1", 30))
+        while clock.monotonic() < began + 5:
+            assert not heard.ends(0.01)
+            clock.advance(0.1)
+        day.network.heal()
+        passes(clock, heard)
+        committed = heard.wait(protocol.Committed)
+        assert (committed.step, committed.level) == (2, "full")
+    is_restored(day, 2)
 
 
 # --- what does not -----------------------------------------------------------------------------------------------
@@ -246,31 +277,43 @@ REASONS = {
 
 
 @pytest.mark.parametrize(
-    ("scheme", "why"), [(scheme, why) for why, said in REASONS.items() for scheme in said]
+    ("scheme", "why"), [(scheme, why) for why, said in REASONS.items() if why != "full" for scheme in said]
 )
-def test_an_error_that_waiting_does_not_mend_is_reported_at_once(
+def test_a_refusal_to_the_end_is_reported_with_its_way_out(
     scheme: str, why: str, request: pytest.FixtureRequest, faults_before: FaultsBefore
 ) -> None:
-    """The clock stands still: no time of the window is spent on it. The reason is the store's, with what to do.
+    """The reason is the store's, with what to do.
 
     (To Google a wrong clock is a token that is refused, and an emulator has none: tests/providers/stores.)
     """
+    day, clock = begin_day(scheme, request, faults_before), ManualClock()
+    with under_way(day, clock) as (guard, _, heard):
+        day.network.inject(replace(getattr(day.cloud, why), matching=puts_large))
+        reason = fails_in_the_end(guard, heard, clock)
+    assert REASONS[why][scheme] in reason
+    is_as_before(day)
+
+
+@pytest.mark.parametrize("scheme", REASONS["full"])
+def test_an_error_that_waiting_does_not_mend_is_reported_at_once(
+    scheme: str, request: pytest.FixtureRequest, faults_before: FaultsBefore
+) -> None:
+    """The clock stands still: no time of the window is spent on it. The reason is the store's, with what to do."""
     day = begin_day(scheme, request, faults_before)
     with under_way(day, ManualClock()) as (guard, _, heard):
-        day.network.inject(replace(getattr(day.cloud, why), matching=puts_large))
+        day.network.inject(replace(day.cloud.full, matching=puts_large))
         reason = fails(guard, heard)
-    assert REASONS[why][scheme] in reason
+    assert REASONS["full"][scheme] in reason
     said = outcome(day)
     assert (said["committed"], said["step"], said["reason"]) == (False, 1, reason)
     is_as_before(day)
 
 
-@pytest.mark.parametrize("why", few_fast(["denied", "full"]))
-def test_a_manifest_that_is_refused_is_no_commit(day: Day, why: str) -> None:
+def test_a_manifest_without_room_is_no_commit(day: Day) -> None:
     """All objects are there, and it is as if they were not."""
     with under_way(day, ManualClock()) as (guard, _, heard):
         before = sum(map(puts, day.network.seen))
-        day.network.inject(replace(getattr(day.cloud, why), matching=puts_small, times=1))
+        day.network.inject(replace(day.cloud.full, matching=puts_small, times=1))
         fails(guard, heard)
     assert sum(map(puts, day.network.seen)) - before == 4, "two objects, the manifest, the outcome"
     assert outcome(day)["committed"] is False

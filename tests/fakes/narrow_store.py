@@ -35,13 +35,18 @@ class WatchedClock(ManualClock):
         finally:
             del self._ends[me]
 
-    def waits(self, thread: threading.Thread) -> bool:
-        return thread.ident in self._ends
+    def waits(self, thread: int | None) -> bool:
+        """Whether the thread with this identifier waits."""
+        return thread in self._ends
 
     def all_wait(self) -> bool:
         """Whether somebody waits, and nobody is about to go on."""
         waits = list(self._ends.values())
         return bool(waits) and not any(event.is_set() or self.monotonic() >= end for event, end in waits)
+
+    def waiting(self) -> set[int]:
+        """The threads that wait."""
+        return set(self._ends)
 
 
 class NarrowStore(FakeStore):

@@ -119,8 +119,11 @@ class SaveQueue(Generic[B]):
                         return over()
         except Abandoned as why:
             self.call_off(why)
-            assert self._work.error is not None
-            raise self._work.error from None
+            error = self._work.error
+            assert error is not None
+            if isinstance(error, Abandoned) and self.scope.left() == 0.0 and not self._work.whole():
+                raise Abandoned(f"{error}; {self._work.amount(self.scope.now())}") from None
+            raise error from None
 
     def settle(self, until: float = math.inf, last: QueueEntry | None = None) -> None:
         """Wait until nothing is in doubt, and `last` has ended.
@@ -237,7 +240,7 @@ class SaveQueue(Generic[B]):
         error: BaseException | None = None
         try:
             if entry.again:
-                entry.seconds += retry(scope, once, work.hear)
+                entry.seconds += retry(scope, once, work.hear, self._uploads.refusals)
             else:
                 began = scope.now()
                 once(scope.left())

@@ -10,13 +10,14 @@ again. An entry is put only while nothing that it names is in doubt.
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from ....providers.errors import StoreError, UnavailableError
+from ....providers.errors import CorruptError, StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
 from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned, CancelScope
@@ -102,6 +103,8 @@ class StoreRequest:
 
     def __init__(self, workers: int, scope: CancelScope, heard: Callable[[StoreError], None] | None) -> None:
         self.scope = scope
+        #: The scope of its threads, which ends with the first error too.
+        self.part = scope.part(math.inf)
         self.error: BaseException | None = None
         #: Set when the request is `over`.
         self.changed = threading.Event()
@@ -122,6 +125,7 @@ class StoreRequest:
         with self._lock:
             if self.error is None:
                 self.error = error
+        self.part.abandon(str(error))
 
     def hear(self, error: StoreError) -> None:
         """Note a transient failure of the store."""
@@ -153,6 +157,8 @@ class Transfer:
         self.write_progress = write_progress
         self.name = name
         self.scope = scope
+        #: The scope of the workers, which ends with the first error of the part too.
+        self.part = scope.part(math.inf)
         self.error: BaseException | None = None
         #: Set when the saving thread has something to see to.
         self.changed = threading.Event()
@@ -168,7 +174,7 @@ class Transfer:
         self._missing: Sequence[int] = ()
         self._queue: deque[int] = deque()
         self._begun = False
-        self._bytes = self._before = self._total = 0
+        self._bytes = self._before = self._total = self._put = 0
         #: Bytes of objects that the save refers to: they are in the store, and are never sent.
         self._spared = 0
         #: Whether a worker is checking the doubted objects, and whether it must do so before anything else.
@@ -176,6 +182,10 @@ class Transfer:
         self._flights: list[ObjectInFlight] = []
         #: Since when no object is on its way; None while one is.
         self._quiet: float | None = scope.now()
+        #: Since when the store refuses, so that no byte moves; None if it does not.
+        self._refused: float | None = None
+        #: When the part began.
+        self._start = scope.now()
         #: Bytes and seconds of the put of each object that is in the store.
         self._took: list[tuple[int, float]] = []
         write_progress.leaving = {}
@@ -190,10 +200,11 @@ class Transfer:
         with self._lock:
             objects = self.write_progress.write_plan.objects
             self.error, self._shift, self._tiers = None, Shift(), tiers
+            self.part, self._start = self.scope.part(math.inf), self.scope.now()
             self._missing = self.write_progress.missing(tiers)
             self._queue = deque(self._missing)
             nbytes = sum(objects[index].size for index in self._missing)
-            self._bytes = self.write_progress.bytes_of(ALL)
+            self._bytes, self._put = self.write_progress.bytes_of(ALL), self.write_progress.put_of(ALL)
             self._total = nbytes + self._bytes
             return nbytes
 
@@ -269,6 +280,13 @@ class Transfer:
         """Return an entry whose failure ends the save; None if there is none."""
         return next((each for each in self.entries if each.fatal), None)
 
+    def amount(self, now: float) -> str:
+        """Return how much of the save has left for the store, and how fast, for a person."""
+        left, seconds = self._left(), max(now - self._start, 1e-3)
+        sent = max(0, self.write_progress.put_of(ALL) - self._put + left - self._bytes)
+        mib = 2**20
+        return f"{left / mib:.1f} of {self._total / mib:.1f} MiB at {sent / seconds / mib:.1f} MiB/s"
+
     def call_off(self, why: Abandoned) -> None:
         """Call the transfer off: no thread begins anything more, and the results of running work do not count."""
         self.fail(with_last(why, self._last_error))
@@ -280,13 +298,17 @@ class Transfer:
             if self.error is None:
                 self.error = error
             self._lock.notify_all()
+        self.part.abandon(str(error))
         self.changed.set()
 
     def hear(self, error: StoreError) -> None:
-        """Note a transient failure of the store: everything that it has confirmed is in doubt."""
+        """Note a failure of the store: everything that it has confirmed is in doubt, except after a refusal."""
         progress = self.write_progress
         with self._lock:
             self._last_error = str(error)
+            if not error.transient and not isinstance(error, CorruptError):
+                self._refused = self.scope.now()
+                return
             self.failures += 1
             progress.doubted.update(progress.stored.keys() - progress.spared)
             # A store that is busy was most likely not away: one look before the manifest is enough.
@@ -401,8 +423,15 @@ class Transfer:
         """
         if self._superseded(flight):
             raise Superseded
+        now = self.scope.now()
         with self._lock:
-            flight.sent, flight.moved, flight.failures = 0, self.scope.now(), self.failures
+            if self._refused is not None:
+                # The others resume now too. None of them lags, and the link is as fast as before.
+                self._link.paused(now - self._refused)
+                self._refused = None
+                for each in self._flights:
+                    each.began = each.moved = now
+            flight.sent, flight.began, flight.moved, flight.failures = 0, now, now, self.failures
             self.write_progress.leaving.pop(flight.index, None)
             flight.shift.sending += 1
 
@@ -428,6 +457,8 @@ class Transfer:
                 raise Superseded
             leaving = self.write_progress.leaving
             leaving[flight.index] = max(leaving.get(flight.index, 0), min(flight.sent, len(flight.data)))
+            if self._refused is not None:
+                self._refused = now
             left = self._left()
             self._link.sent(left - self._before - self._spared, now)
             if flight.sent >= len(flight.data):
@@ -446,7 +477,9 @@ class Transfer:
                 if (not hurried and not self._queue) or (self.write_progress.doubted and not self._looking):
                     return None
                 for flight in self._flights:
-                    if hurried and not flight.doubled and flight.lags(now, self._usual(flight)):
+                    if not hurried or self._refused is not None or flight.doubled:
+                        continue
+                    if flight.lags(now, self._usual(flight)):
                         flight.doubled = True
                         return flight
                 self._lock.wait(_LOOK)

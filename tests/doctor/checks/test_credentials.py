@@ -25,6 +25,9 @@ class Known(FakeStore):
     def credentials(self) -> Credentials | None:
         return self._said
 
+    def renew_credentials(self, *, timeout: float | None = None) -> None:
+        """The chain has no others."""
+
 
 def looked(left: float | None, *, renewed: bool = False, temporary: bool = False) -> Finding:
     return identity.look(Known(Credentials("a SAS", left, renewed, temporary)))

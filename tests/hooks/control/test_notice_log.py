@@ -14,7 +14,7 @@ from spotguard.hooks.control.callback import NoticeCallback
 from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.protocol import PEER
-from spotguard.providers.errors import DeniedError
+from spotguard.providers.errors import FullError
 from spotguard.testing import preempt
 from tests.fakes.agent import FakeAgent
 from tests.fakes.noticed import Heard, notice, trained
@@ -81,7 +81,7 @@ def test_why_nothing_is_committed_is_an_error(caplog: pytest.LogCaptureFixture) 
     store = WatchedStore()
     with trained(store) as (guard, _, heard):
         caplog.set_level(logging.INFO, "spotguard")
-        store.faults = [Fault(n, verbs=("put",), error=lambda: DeniedError("no")) for n in range(1, 20)]
+        store.faults = [Fault(n, verbs=("put",), error=lambda: FullError("no")) for n in range(1, 20)]
         store.calls.clear()
         caplog.clear()
         guard._agent.hear(notice())

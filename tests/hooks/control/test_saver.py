@@ -12,7 +12,7 @@ from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
-from spotguard.providers.errors import DeniedError
+from spotguard.providers.errors import FullError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.store import Fault
@@ -244,14 +244,14 @@ def test_a_store_that_is_gone_until_the_deadline_is_named() -> None:
     assert store.kinds() == {"objects": 0, "manifests": 0, "markers": 0}
 
 
-def test_a_store_that_refuses_is_not_asked_again() -> None:
-    """Credentials do not come back: fail now, while something else may still be done. (Another object may be on its way when
+def test_a_store_that_is_full_is_not_asked_again() -> None:
+    """No room comes back: fail now, while something else may still be done. (Another object may be on its way when
     the first is refused.)"""
     store = WatchedStore()
     store.parallel = 1  # the weights come first: if only the moments fail, the weights are committed
     with trained(store) as (guard, _, heard):
         store.calls.clear()
-        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
+        store.faults = [Fault(0, verbs=("put",), error=lambda: FullError("no"))]
         guard._agent.hear(notice())
         assert heard.wait(protocol.Failed).reason == "no"
         asked = [key for verb, key in store.calls if verb == "put" and "/checkpoints/" in key]

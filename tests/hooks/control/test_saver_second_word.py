@@ -13,7 +13,7 @@ from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.save.request import SaveRequest
-from spotguard.providers.errors import DeniedError, SpotguardError
+from spotguard.providers.errors import FullError, SpotguardError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import go_on, notice, trained
 from tests.fakes.store import Fault
@@ -66,7 +66,7 @@ def test_a_notice_that_comes_while_an_outcome_is_reported_hears_its_own_alone(
 
         caplog.handler.addFilter(comes)
         store.calls.clear()
-        store.faults = [Fault(0, verbs=("put",), error=lambda: DeniedError("no"))]
+        store.faults = [Fault(0, verbs=("put",), error=lambda: FullError("no"))]
         guard._agent.hear(notice("n1"))
         heard.wait(protocol.Committed, 2)
         assert "n2" in {message.id for message in heard.of(protocol.Committed)}

@@ -69,7 +69,7 @@ class Saving:
     def quiet(self) -> bool:
         """Whether no request is on its way: each of their threads is free, or pauses before it tries again."""
         return all(
-            worker.free or self.clock.waits(worker._thread)
+            worker.free or self.clock.waits(worker._thread.ident)
             for worker in self.writer.uploads.request_pool.workers
         )
 

@@ -9,7 +9,7 @@ import pytest
 from spotguard.hooks.checkpoint.format.codec import decode_saving
 from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.hooks.ipc import protocol
-from spotguard.providers.errors import DeniedError
+from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.noticed import notice, trained
 from tests.fakes.store import Fault
 from tests.fakes.training import step_on
@@ -103,7 +103,7 @@ def test_a_save_that_fails_takes_its_announcement_back() -> None:
     with trained(store) as (guard, job, heard):
         guard.save()
         step_on(guard, job, 2)
-        store.faults = [Fault(at, verbs=("put",), error=lambda: DeniedError("no more")) for at in range(99)]
+        store.faults = [Fault(at, verbs=("put",), error=lambda: FullError("no more")) for at in range(99)]
         guard._agent.hear(notice())
         heard.wait(protocol.Failed)
         store.wait_for(lambda keys: bool(came) and not store.announcements)

@@ -140,3 +140,13 @@ def test_a_waiter_on_a_part_hears_of_the_whole() -> None:
     scope.abandon("a notice came")
     thread.join(PATIENCE)
     assert ended == ["a notice came"]
+
+
+def test_only_the_deadline_of_the_save_itself_hurries_it() -> None:
+    """The limit of a part does not. A notice gives the save a deadline, and all its parts."""
+    scope = CancelScope(ManualClock())
+    part = scope.part(1001.0)
+    assert (scope.hurried, part.hurried) == (False, False)
+    scope.tighten(1100.0)
+    assert (scope.hurried, part.hurried, scope.part(1001.0).hurried) == (True, True, True)
+    assert part.left() == 1.0

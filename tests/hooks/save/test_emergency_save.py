@@ -18,7 +18,7 @@ from spotguard.hooks.save.plan.write_plan import WEIGHTS as WEIGHT_TIERS
 from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec, Weights
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.errors import DeniedError, StoreError, UnavailableError
+from spotguard.providers.errors import FullError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
@@ -95,7 +95,7 @@ def test_moments_that_are_nearly_there_are_waited_for(saving: Callable[..., Savi
     assert one.manifests() == ["000000002-0001-0000"]
 
 
-@pytest.mark.parametrize("error", [DeniedError, UnavailableError])
+@pytest.mark.parametrize("error", [FullError, UnavailableError])
 def test_an_early_manifest_that_fails_costs_the_full_save_nothing(
     saving: Callable[..., Saving], error: type[StoreError], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,15 +354,15 @@ def test_a_store_that_fails_for_good(saving: Callable[..., Saving], when: str) -
     weights = sum(planned.tier < 2 for planned in write_plan.objects)
     # Behind the weights come a manifest and a marker, where they are committed before the rest.
     at = {"weights": 3, "moments": weights + 3, "before the lower": weights + 1}[when]
-    one.store.faults = [Fault(at, verbs=("put",), error=lambda: DeniedError("the bucket is full"))]
+    one.store.faults = [Fault(at, verbs=("put",), error=lambda: FullError("the bucket is full"))]
     if when == "weights":
-        with pytest.raises(DeniedError):
+        with pytest.raises(FullError):
             one.save(seconds)
         assert one.newest() is None
         assert one.manifests() == []
         return
     if when == "before the lower":  # and again when the moments are tried once more
-        again = Fault(at + 3, verbs=("put",), error=lambda: DeniedError("the bucket is full"))
+        again = Fault(at + 3, verbs=("put",), error=lambda: FullError("the bucket is full"))
         one.store.faults.append(again)
     saved = one.save(seconds)
     assert saved is not None

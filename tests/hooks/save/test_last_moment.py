@@ -231,7 +231,7 @@ def test_leftovers_of_a_dead_attempt_go_with_the_next_commit() -> None:
         guard.save()
         step_on(guard, job, 2)
         store.calls.clear()
-        store.faults = [Fault(2, verbs=("put",), error=lambda: DeniedError("no manifest"))]
+        store.faults = [Fault(2, verbs=("put",), error=lambda: FullError("no manifest"))]
         guard._agent.hear(notice())
         assert heard.wait(protocol.Failed).last_step == 2
         orphans = {key for key in store.objects if "/000000003-0001-" in key}

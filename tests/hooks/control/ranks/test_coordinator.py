@@ -36,7 +36,7 @@ from spotguard.hooks.save.plan.partitioner import RankRoles
 from spotguard.hooks.save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock, SystemClock
-from spotguard.providers.errors import CheckpointError, DeniedError
+from spotguard.providers.errors import CheckpointError, DeniedError, FullError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
@@ -429,7 +429,7 @@ def test_a_second_machines_stall_is_answered_though_the_first_ones_save_is_over(
 
     def refused(request: Request) -> None:
         if request.verb == "put":
-            raise DeniedError(f"put {request.key}: denied")
+            raise FullError(f"put {request.key}: denied")
 
     with two(SystemClock(), store=CalledStore(FakeStore(), refused)) as ends:
         for end in ends:

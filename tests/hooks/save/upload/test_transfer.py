@@ -10,9 +10,13 @@ from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import ALL, StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.save.upload.transfer import ObjectInFlight, Transfer
+from spotguard.hooks.save.upload.uploader import Uploader
+from spotguard.hooks.save.upload.workers import PlainBuffer
 from spotguard.hooks.state.state_tensor import StateTensor
-from spotguard.providers.errors import UnavailableError
+from spotguard.providers.errors import DeniedError, UnavailableError
+from tests.cases import cases
 from tests.fakes.clock import ManualClock
+from tests.fakes.store import FakeStore
 
 pytestmark = pytest.mark.torch
 
@@ -110,7 +114,63 @@ def test_an_object_whose_answer_crossed_an_outage_is_doubted() -> None:
     assert not work.whole()
 
 
-def test_what_an_earlier_shift_put_is_no_rate_of_the_link() -> None:
+def test_a_save_that_is_out_of_time_says_how_fast_its_link_was() -> None:
+    """Of the whole save, and by its own bytes."""
+    clock, name = ManualClock(), CheckpointName(1, 5, 1)
+    plan = WritePlan.of([StateTensor("t", torch.ones(2**20))], 2**23, 0, 1)
+    work = Transfer(WriteProgress(plan), name, CancelScope(clock, clock.monotonic() + 4.0), None, StoreLink())
+    work.begin(ALL)
+    work.sent(work.starts(0, memoryview(bytes(2**22)), 0, StoredObject([], name)), 2**21)
+    clock.advance(4.0)
+    assert work.amount(clock.monotonic()) == "2.0 of 4.0 MiB at 0.5 MiB/s"
+
+
+def test_a_put_that_a_store_has_refused_does_not_lag() -> None:
+    """It waits for the store. When the store accepts requests again, no put is late, and the link is as fast as before."""
+    clock, name = ManualClock(), CheckpointName(1, 5, 1)
+    plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(2)], 2**13, 0, 1)
+    link = StoreLink()
+    work = Transfer(WriteProgress(plan), name, CancelScope(clock, clock.monotonic() + 60.0), None, link)
+    work.begin(ALL)
+    work.staff(2)
+    flights = [work.starts(n, memoryview(bytes(SIZE)), 0, StoredObject([], name)) for n in range(2)]
+    clock.advance(1.0)
+    work.sent(flights[0], SIZE)
+    before = link.rate(clock.monotonic())
+    work.hear(DeniedError("no"))
+    clock.advance(20.0)
+    work.again(flights[0])
+    assert not any(each.lags(clock.monotonic(), 0.1) for each in flights)
+    assert link.rate(clock.monotonic()) == before
+
+
+def test_a_refusal_puts_nothing_in_doubt() -> None:
+    """The store has answered, and has what it confirmed before."""
+    name = CheckpointName(1, 5, 1)
+    progress = WriteProgress(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
+    work = Transfer(progress, name, CancelScope(ManualClock()), None, StoreLink())
+    work.begin(ALL)
+    work.done(work.starts(0, memoryview(bytes(8)), 0, StoredObject([], name)))
+    work.hear(DeniedError("no"))
+    assert work.doubted() == {}
+    assert work.whole()
+
+
+@cases("mib, objects", [(0.01, 1), (1, 2), (4, 4), (30, 8), (100, 8), (300, 10)])
+def test_a_small_state_keeps_all_connections_busy(mib: float, objects: int) -> None:
+    """Eight of them at first. A large state has objects of 32 MiB."""
+    store = FakeStore()
+    store.parallel = 12
+    uploads = Uploader(store, "run", 0, 1, PlainBuffer, lambda: pytest.fail("no save is made"))
+    rows = max(1, int(mib * 2**20) // 4096)
+    size = uploads.object_size(rows * 4096)
+    plan = WritePlan.of([StateTensor("t", torch.empty(rows, 1024))], size, 0, 1)
+    assert objects <= len(plan.objects) <= objects + 1
+    assert uploads.object_size(rows * 4096 + 64) == size
+    uploads.close()
+
+
+def test_an_earlier_shifts_bytes_are_no_rate_of_the_link() -> None:
     """An object that is lost behind the manifest is put again alone: its bytes and its seconds count, and no others."""
     clock, name, link = ManualClock(), CheckpointName(1, 5, 1), StoreLink()
     write_plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
