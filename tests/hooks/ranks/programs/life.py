@@ -49,9 +49,14 @@ def in_order(bucket: Any) -> Any:
     return work.get_future().then(summed)
 
 
+#: The threads of a process, which no guard ends.
+STANDING = ("spotguard-sigterm", "spotguard-helper")
+
+
 def threads() -> list[str]:
-    """Those of ours that run."""
-    return sorted(each.name for each in threading.enumerate() if each.name.startswith("spotguard-"))
+    """Those of ours that run, and belong to a guard."""
+    names = [each.name for each in threading.enumerate()]
+    return sorted(name for name in names if name.startswith("spotguard-") and name not in STANDING)
 
 
 class Life:
