@@ -102,6 +102,7 @@ def test_only_what_is_wanted_is_read() -> None:
 def test_a_large_chunk_comes_in_parts_into_any_layout() -> None:
     """Verified as a whole before the first of them is copied in."""
     store = FakeStore()
+    store.parallel = 1  # so that the state is in large objects
     tensors = {
         "tall": torch.rand(5000, 1100),
         "wide": torch.rand(2, 2, 2**21 + 3),
@@ -216,6 +217,7 @@ def test_a_rounded_moment_comes_back_in_its_own_dtype() -> None:
 def test_a_large_rounded_moment_comes_back_in_parts() -> None:
     """They end between its elements as they are stored."""
     store = FakeStore()
+    store.parallel = 1  # so that the state is in large objects
     exact = torch.rand(5 * 2**20 + 1).to(torch.bfloat16)
     whole = written(store, moment=exact)
     entry = whole.manifests[0].tensors[0]._replace(dtype="float32", stored="bfloat16")
