@@ -258,7 +258,7 @@ def test_a_refusal_of_some_seconds_costs_some_seconds(
 
 # --- what does not -----------------------------------------------------------------------------------------------
 
-REASONS = {
+REASONS: dict[str, dict[str, tuple[str, ...]]] = {
     "denied": {
         "s3": ("AccessDenied (403)", "allow s3:PutObject"),
         "gs": ("said by the test", "the job's account needs storage.objects.create"),

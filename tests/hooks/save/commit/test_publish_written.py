@@ -62,8 +62,8 @@ def state_tensors(rank: int, world: int) -> list[StateTensor]:
 def places(written: WrittenState) -> dict[str, Any]:
     """The state of a manifest: a value for each tensor, as a restore wants it."""
     at = {entry.name: {"$": "tensor", "name": entry.name} for entry in written.tensors}
-    private = next(name for name in at if name.startswith("@"))
-    return {"rng": {"torch": at.pop(private)}, **at}
+    private = next((name for name in at if name.startswith("@")), None)
+    return at if private is None else {"rng": {"torch": at.pop(private)}, **at}
 
 
 @dataclass
