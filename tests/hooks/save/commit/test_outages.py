@@ -194,4 +194,5 @@ def test_an_outage_that_one_of_two_ranks_hears_leaves_no_false_commit(
 def test_an_outage_that_one_of_four_ranks_hears_leaves_no_false_commit(
     kind: Kind, weights: Weights, when: Literal["before", "behind"]
 ) -> None:
-    ranks(4, kind, weights, when, 1)
+    """At each fifth request."""
+    ranks(4, kind, weights, when, 5)
