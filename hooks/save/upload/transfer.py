@@ -15,7 +15,6 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
 from ....providers.errors import CorruptError, StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
@@ -23,71 +22,17 @@ from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.throughput import StoreLink
 from ..plan.write_plan import ALL, StoredObject, WriteProgress, WrittenState
+from .object_in_flight import ObjectInFlight, Shift
 from .queue_entry import EntryState, QueueEntry
 
 #: Called with a phase, the bytes that have left for the store, and the bytes of the complete save. It must not wait.
 Progress = Callable[[str, int, int], None]
 
-#: A put lags if none of its bytes moved for `_STILL` seconds, and for as long as its peers took. It also lags if it takes
-#: `_TIMES` as long as its peers, at a pace at which a second put would overtake it.
-_STILL, _TIMES = 2.0, 2.5
-#: Seconds without a moved byte after which a put lags if the usual time is unknown: one connection of a slow link may need as
-#: many for a MiB.
-_STILL_AT_FIRST = 4.0
 #: Number of peers that give the usual time, and their least size as a share of the object's: a small object tells nothing of a
 #: large one.
 _ENOUGH, _PEER = 3, 0.5
 #: Seconds between two checks for a put that lags.
 _LOOK = 0.1
-
-
-@dataclass(slots=True, eq=False)
-class Shift:
-    """The workers of one part of a transfer."""
-
-    workers: int = 0
-    #: Those that are inside a call of the store.
-    sending: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class ObjectInFlight:
-    """One put of an object that is on its way."""
-
-    index: int
-    data: memoryview
-    crc32: int
-    stored: StoredObject
-    began: float
-    #: When some of its bytes last left.
-    moved: float
-    sent: int = 0
-    #: The shift of its worker.
-    shift: Shift = field(default_factory=Shift)
-    #: How many failures the save had met when its last try began.
-    failures: int = 0
-    #: A second worker sends the object too.
-    doubled: bool = False
-
-    def double(self, data: memoryview, now: float, shift: Shift) -> ObjectInFlight:
-        """Return a second put of the same object, from a copy."""
-        return ObjectInFlight(self.index, data, self.crc32, self.stored, now, now, shift=shift)
-
-    def lags(self, now: float, usual: float | None) -> bool:
-        """Return whether a second put of the object is worth its bytes.
-
-        On a full link connections do not share evenly, so one put is late. A second put would take from the link the bytes that
-        the first waits for (seen: a tenth of a save at 100 Mbit/s).
-
-        Args:
-            now: monotonic seconds.
-            usual: seconds that its peers took; None if unknown.
-        """
-        if now - self.moved > (_STILL_AT_FIRST if usual is None else max(_STILL, usual)):
-            return True
-        if usual is None or now - self.began <= max(1.0, _TIMES * usual):
-            return False
-        return (len(self.data) - self.sent) * (now - self.began) > usual * self.sent
 
 
 class Superseded(Exception):
@@ -96,47 +41,6 @@ class Superseded(Exception):
 
 class Doubted(Exception):
     """The store may have lost objects, which are looked at first."""
-
-
-class StoreRequest:
-    """A request that several workers run for a waiting thread, until it calls the request off."""
-
-    def __init__(self, workers: int, scope: CancelScope, heard: Callable[[StoreError], None] | None) -> None:
-        self.scope = scope
-        #: The scope of its threads, which ends with the first error too.
-        self.part = scope.part(math.inf)
-        self.error: BaseException | None = None
-        #: Set when the request is `over`.
-        self.changed = threading.Event()
-        self._lock = threading.Lock()
-        self._workers = workers
-        self._heard = heard
-        self._last_error = ""
-
-    def over(self) -> bool:
-        """Return whether every worker is free again."""
-        return self._workers == 0
-
-    def call_off(self, why: Abandoned) -> None:
-        """Call the request off: no worker begins anything more, and the results of running work do not count."""
-        self.fail(with_last(why, self._last_error))
-
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            if self.error is None:
-                self.error = error
-        self.part.abandon(str(error))
-
-    def hear(self, error: StoreError) -> None:
-        """Note a transient failure of the store."""
-        self._last_error = str(error)
-        if self._heard is not None:
-            self._heard(error)
-
-    def ended(self) -> None:
-        with self._lock:
-            self._workers -= 1
-        self.changed.set()
 
 
 def with_last(why: Abandoned, last_error: str) -> Abandoned:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic
@@ -25,9 +27,10 @@ from ..plan.bin_packing import PlannedObject
 from ..plan.plan_cache import WritePlanCache
 from ..plan.throughput import StoreLink, UploadWidth
 from ..plan.write_plan import StoredObject
+from .object_in_flight import ObjectInFlight, Shift
 from .refusals import MachineTurn, Refusals
 from .retry import look_again, retry
-from .transfer import ObjectInFlight, Shift, StoreRequest, Superseded, Transfer
+from .transfer import Superseded, Transfer, with_last
 from .workers import B, Task, UploadWorker, WorkerPool
 
 log = logging.getLogger("spotguard")
@@ -43,6 +46,47 @@ Fill = Callable[[int, B], list[int]]
 
 class StateChanged(SpotguardError):
     """The state moved during the read. The message names the part that moved."""
+
+
+class StoreRequest:
+    """A request that several workers run for a waiting thread, until it calls the request off."""
+
+    def __init__(self, workers: int, scope: CancelScope, heard: Callable[[StoreError], None] | None) -> None:
+        self.scope = scope
+        #: The scope of its threads, which ends with the first error too.
+        self.part = scope.part(math.inf)
+        self.error: BaseException | None = None
+        #: Set when the request is `over`.
+        self.changed = threading.Event()
+        self._lock = threading.Lock()
+        self._workers = workers
+        self._heard = heard
+        self._last_error = ""
+
+    def over(self) -> bool:
+        """Return whether every worker is free again."""
+        return self._workers == 0
+
+    def call_off(self, why: Abandoned) -> None:
+        """Call the request off: no worker begins anything more, and the results of running work do not count."""
+        self.fail(with_last(why, self._last_error))
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.error is None:
+                self.error = error
+        self.part.abandon(str(error))
+
+    def hear(self, error: StoreError) -> None:
+        """Note a transient failure of the store."""
+        self._last_error = str(error)
+        if self._heard is not None:
+            self._heard(error)
+
+    def ended(self) -> None:
+        with self._lock:
+            self._workers -= 1
+        self.changed.set()
 
 
 class Uploader(Generic[B]):

@@ -9,7 +9,8 @@ from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.throughput import StoreLink
 from spotguard.hooks.save.plan.write_plan import ALL, StoredObject, WritePlan, WriteProgress
-from spotguard.hooks.save.upload.transfer import ObjectInFlight, Transfer
+from spotguard.hooks.save.upload.object_in_flight import ObjectInFlight
+from spotguard.hooks.save.upload.transfer import Transfer
 from spotguard.hooks.save.upload.uploader import Uploader
 from spotguard.hooks.save.upload.workers import PlainBuffer
 from spotguard.hooks.state.state_tensor import StateTensor
