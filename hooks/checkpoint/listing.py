@@ -102,7 +102,7 @@ def _describe(
                     folder.run_id, folder.name, "complete", "", nbytes, True,
                     marker.world, marker.level, marker.kind, marker.created, marker.missing, marker.suspect,
                 )  # fmt: skip
-        whole = examine(store, folder, folders)
+        whole = examine(store, folder, folders, indexed=not deep)
         if deep:
             whole.prove()
         first = whole.manifests[0]

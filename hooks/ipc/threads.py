@@ -206,6 +206,7 @@ class ThreadPool:
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.end()
+        self._tasks = queue.SimpleQueue()  # one that hangs leaves its end in the old one
 
     def _start(self) -> bool:
         """Start a thread; the caller holds the lock. Return whether it runs."""

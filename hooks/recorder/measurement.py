@@ -249,7 +249,9 @@ class PhaseSampler:
 
     def begin(self, guard: RecordedGuard) -> None:
         self._guard = guard
-        StandingThread("spotguard-phases").give(self._run)
+        thread = StandingThread("spotguard-phases")
+        thread.give(self._run)
+        thread.end()  # after that
 
     def take(self) -> dict[str, int]:
         """Return how often each phase was found since the last call. Called at a boundary, on the training thread."""

@@ -162,7 +162,10 @@ def restore(
                     gone.append(whole.name)
                     log.warning("checkpoint %s disappeared while spotguard read it: %s", whole.name, failed)
                 else:
-                    damages.add(whole.name, failed)
+                    if near:  # the copy on this machine's disk: the store's may be sound
+                        damages.found[whole.name] = failed
+                    else:
+                        damages.add(whole.name, failed)
                     log.error(
                         "checkpoint %s is damaged, trying the next older one: %s [SG604]", whole.name, failed
                     )

@@ -125,7 +125,11 @@ class Committer:
 
     def mark(self, queue: SaveQueue[B], own: OwnManifest) -> QueueEntry:
         """Queue the marker of a lower level behind its manifest, in a job of one process."""
-        return queue_marker(queue, own.entry, lambda: proven_alone(own.manifest, self._clock.time()))
+        encoded = partial(self._marker, own)
+        return queue_marker(queue, own.entry, encoded, tolerated=(SpotguardError,))
+
+    def _marker(self, own: OwnManifest) -> tuple[str, bytes]:
+        return proven_alone(own.manifest, self._clock.time())
 
     def commit(
         self,

@@ -57,6 +57,8 @@ class OwnManifest:
     make: Callable[[], RankManifest]
     #: The objects that it names.
     tiers: Sequence[Tier] = ()
+    #: The ranks whose manifests this rank puts too.
+    absent: Sequence[int] = ()
     entry: QueueEntry = None  # type: ignore[assignment]  # made with it
     _made: RankManifest | None = None
 
@@ -70,7 +72,9 @@ class OwnManifest:
         """Have what failed tried once more, without a limit."""
         for entry in [*self.entry.after, self.entry]:
             entry.limit, entry.tolerated = None, tolerated
-            if entry.state is EntryState.FAILED:
+            if entry.state is EntryState.SENDING and entry.scope is not None:
+                entry.scope.abandon("it is sent again")  # it may hang
+            if entry.state in (EntryState.FAILED, EntryState.SENDING):
                 entry.state, entry.error = EntryState.WAITING, None
 
     def dismiss(self) -> None:
@@ -104,7 +108,7 @@ def queue_manifest(
         limit: seconds for each request.
         tolerated: errors of the requests that the save does without.
     """
-    own, store = OwnManifest(make, tiers), queue.store
+    own, store = OwnManifest(make, tiers, ranks), queue.store
     before: list[QueueEntry] = []
 
     def entry(what: str, put: Callable[[], Put]) -> QueueEntry:
@@ -150,7 +154,10 @@ def publish(queue: SaveQueue[B], own: OwnManifest, scope: CancelScope, clock: Cl
 
 
 def queue_marker(
-    queue: SaveQueue[B], after: QueueEntry, encoded: Callable[[], tuple[str, bytes]]
+    queue: SaveQueue[B],
+    after: QueueEntry,
+    encoded: Callable[[], tuple[str, bytes]],
+    tolerated: tuple[type[Exception], ...] = (Abandoned, StoreError),
 ) -> QueueEntry:
     return queue.add(
         QueueEntry(
@@ -158,7 +165,7 @@ def queue_marker(
             lambda: put_of(queue.store, encoded),
             after=(after,),
             limit=MARKING,
-            tolerated=(Abandoned, StoreError),
+            tolerated=tolerated,
             again=False,
         )
     )
@@ -323,7 +330,7 @@ def _mark(
     published = Published(seconds, marked=False, suspect=suspicion(others.manifests))
     while True:
         met = queue.failures
-        seconds += _look_at_all(queue, others, scope)
+        seconds += _look_at_all(queue, own, others, scope)
         if marks == _MARKS:
             return published
         marks += 1
@@ -356,7 +363,7 @@ def _index_entry(queue: SaveQueue[B], others: PeerManifests, marker: QueueEntry)
     )
 
 
-def _look_at_all(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> float:
+def _look_at_all(queue: SaveQueue[B], own: OwnManifest, others: PeerManifests, scope: CancelScope) -> float:
     """Wait until every object and manifest of the checkpoint is in the store. This rank puts its own again.
 
     Returns:
@@ -377,11 +384,10 @@ def _look_at_all(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope)
             if not lost:
                 return seconds
             key = min(lost.items())[1]
-            if others.mine.rank in lost:
-                queue.hear(UnavailableError(f"{lost[others.mine.rank]} is not in the store any more"))
+            if mine := [rank for rank in lost if rank == others.mine.rank or rank in own.absent]:
+                queue.hear(UnavailableError(f"{lost[mine[0]]} is not in the store any more"))
                 queue.settle(scope.deadline)
-                continue
-            if why := others.over(lost):
+            elif why := others.over(lost):
                 raise Abandoned(why)
             if scope.left() is None and scope.now() >= until:
                 raise Abandoned(f"waited for {_PATIENCE:.0f} s")

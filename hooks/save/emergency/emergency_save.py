@@ -187,6 +187,7 @@ class EmergencySave:
 
     def _commit_less(self, why: Exception) -> bool:
         """Commit the lower level if it is not, as the full one has failed. Return whether it is committed."""
+        progress = self.write_progress
         if self._full is not None:
             self._full.dismiss()
         if self._budget is None:
@@ -196,12 +197,17 @@ class EmergencySave:
             self._queue.wait(self._queue.whole)
         elif self.committed is not None:
             return True
-        elif isinstance(why, Abandoned) or not self._has_weights_alone():
+        elif isinstance(why, Abandoned) or progress.missing(WEIGHTS) or not progress.missing(ALL):
             return False
         else:
             # For example a full bucket, or a device without memory for rounding: a manifest may still fit.
             self._queue.objects(WEIGHTS)
+            self._queue.settle()  # what the store has confirmed may be in doubt
+            if self.committed is not None:
+                return True
         if self._lower is None:
+            if self._full is not None:  # its name is taken
+                self._name = self._begin(self._hear)
             self._queue_lower()
         assert self._lower is not None
         self._lower.retry()

@@ -51,6 +51,8 @@ class QueueEntry:
     at: float = 0.0
     seconds: float = 0.0
     put: Put | None = field(default=None, repr=False)
+    #: Whether its request has begun since it was handed to a thread.
+    sent: bool = False
     #: The part of the save's scope in which it is tried.
     scope: CancelScope | None = field(default=None, repr=False)
 

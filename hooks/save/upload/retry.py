@@ -97,4 +97,4 @@ def look_again(
         log.warning(
             "the store has failed and lost %d objects of this save: spotguard uploads them again", len(lost)
         )
-    work.looked(failures, lost)
+    work.looked(failures, doubted, lost)

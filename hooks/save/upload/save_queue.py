@@ -124,6 +124,10 @@ class SaveQueue(Generic[B]):
             if isinstance(error, Abandoned) and self.scope.left() == 0.0 and not self._work.whole():
                 raise Abandoned(f"{error}; {self._work.amount(self.scope.now())}") from None
             raise error from None
+        except BaseException as why:
+            self._work.fail(why)  # no thread goes on with a save that has failed
+            self._end_shift()
+            raise
 
     def settle(self, until: float = math.inf, last: QueueEntry | None = None) -> None:
         """Wait until nothing is in doubt, and `last` has ended.
@@ -206,24 +210,21 @@ class SaveQueue(Generic[B]):
 
     def _send(self, entry: QueueEntry) -> None:
         """Make the entry if that was not done, and hand it to a thread."""
-        entry.state = EntryState.SENDING
-        limit = math.inf
-        if entry.limit is not None:
-            left = self.scope.left()
-            limit = self.scope.now() + min(entry.limit, _LIMIT * (math.inf if left is None else left))
-        entry.scope = self.scope.part(limit)
         try:
             if entry.put is None:
                 entry.put = entry.make()
+            worker = self._uploads.request_worker(self.scope)
         except Doubted:
-            entry.state = EntryState.WAITING
             return
         except Exception as error:
             entry.fail(error)
             if entry.fatal or isinstance(error, StateChanged):
                 raise
             return
-        worker = self._uploads.request_worker(self.scope)
+        limit, left = math.inf, self.scope.left()
+        if entry.limit is not None:
+            limit = self.scope.now() + min(entry.limit, _LIMIT * (math.inf if left is None else left))
+        entry.scope, entry.sent, entry.state = self.scope.part(limit), False, EntryState.SENDING
         worker.give(partial(self._put, entry), self.wake)
 
     def _put(self, entry: QueueEntry, buffer: B) -> None:
@@ -234,7 +235,9 @@ class SaveQueue(Generic[B]):
 
         def once(left: float | None) -> None:
             nonlocal failures
-            failures = work.failures
+            if entry.tiers and not self.write_progress.has(entry.tiers):
+                raise Doubted  # since its last try: what it names is looked at first
+            failures, entry.sent = work.failures, True
             put(left)
 
         error: BaseException | None = None
@@ -247,7 +250,7 @@ class SaveQueue(Generic[B]):
                 entry.seconds += scope.now() - began
         except BaseException as why:  # noqa: BLE001 - handed to the thread that waits
             error = why
-            if self.scope.left() != 0.0:
+            if self.scope.left() != 0.0 and entry.sent and entry.scope is scope and not entry.ended:
                 if isinstance(why, Abandoned) and not self.scope.abandoned:  # its own limit
                     work.hear(UnavailableError(f"{entry.what}: {why}"))
                 elif not entry.again and isinstance(why, StoreError) and why.transient:
@@ -263,4 +266,5 @@ class SaveQueue(Generic[B]):
             if entry.scope is not None and entry.scope.left() == 0.0:
                 why = Abandoned(f"the store did not answer for the {entry.what} in time")
                 self._work.entry_ended(entry, entry.scope, why, 0)
-                self._work.hear(UnavailableError(str(why)))
+                if entry.sent:
+                    self._work.hear(UnavailableError(str(why)))

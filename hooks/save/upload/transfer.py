@@ -103,7 +103,7 @@ class Transfer:
         """
         with self._lock:
             objects = self.write_progress.write_plan.objects
-            self.error, self._shift, self._tiers = None, Shift(), tiers
+            self.error, self._shift, self._tiers, self._looking = None, Shift(), tiers, False
             self.part, self._start = self.scope.part(math.inf), self.scope.now()
             self._missing = self.write_progress.missing(tiers)
             self._queue = deque(self._missing)
@@ -235,7 +235,9 @@ class Transfer:
         with self._lock:
             if entry.state is not EntryState.SENDING or entry.scope is not scope:
                 return
-            if error is not None:
+            if isinstance(error, Doubted):
+                entry.state = EntryState.WAITING
+            elif error is not None:
                 entry.fail(error)
             else:
                 entry.at = self.scope.now()
@@ -273,31 +275,39 @@ class Transfer:
             self._looking = bool(progress.doubted)
             return {index: progress.stored[index] for index in progress.doubted}
 
-    def looked(self, failures: int, lost: Collection[int]) -> None:
-        """Note that the `doubted` objects were listed, and queue the lost ones again.
+    def looked(self, failures: int, listed: Collection[int], lost: Collection[int]) -> None:
+        """Note that `doubted` objects were listed, and queue the lost ones of this part again.
 
         Args:
             failures: the number of `failures` when the listing began.
+            listed: indices of these objects. Those that became doubted meanwhile stay so.
             lost: indices of the lost objects.
         """
         progress = self.write_progress
         with self._lock:
             self._looking = False
             if self.failures == failures:  # else the store has failed again
-                progress.doubted.clear()
-                self._look_first = False
+                progress.doubted.difference_update(listed)
+                self._look_first &= bool(progress.doubted)
                 for index in lost:
                     nbytes = progress.write_plan.objects[index].size
                     self._bytes -= nbytes
                     self._before -= nbytes
                     progress.lose(index)
-                self._missing = [*self._missing, *(index for index in lost if index not in self._missing)]
-                self._queue.extendleft(sorted(lost, reverse=True))
+                objects = progress.write_plan.objects
+                mine = [index for index in sorted(lost) if objects[index].tier in self._tiers]
+                self._missing = [*self._missing, *(index for index in mine if index not in self._missing)]
+                self._queue.extendleft(reversed(mine))
         self._tell()
 
     def gave_up_looking(self) -> None:
         with self._lock:
             self._looking = False
+
+    def place(self, index: int) -> CheckpointName:
+        """Return the checkpoint whose directory gets an object: the first one, where a manifest may name it already."""
+        lost = self.write_progress.lost.get(index)
+        return self.name if lost is None else lost.at
 
     def filled(self, index: int, crcs: list[int]) -> bool:
         """Return whether these CRCs of an object's pieces are those with which it was put before, if it was."""

@@ -134,7 +134,7 @@ class Uploader(Generic[B]):
         """
         size = self.object_size(nbytes)
         self.workers(-(-nbytes // size) + 1, size)  # one more for headers, and for pieces that leave gaps
-        self.request_pool.ready(1, 1)
+        self.request_pool.ready(2, 1)  # the manifests of both levels may be on their way
         self.aside_pool.ready(1, 1)
 
     def close(self) -> None:
@@ -307,7 +307,7 @@ class Uploader(Generic[B]):
         if not work.filled(index, crcs):
             raise StateChanged(f"object {index} was changed before spotguard could upload it a second time")
         data = buffer.view(0, planned.size)
-        stored = StoredObject(crcs, work.name)
+        stored = StoredObject(crcs, work.place(index))
         if planned.tier is Tier.FROZEN:
             stored.digest = hashlib.sha256(data).digest()
             if (known := self._plans().as_before(index, stored)) is not None:
@@ -329,7 +329,7 @@ class Uploader(Generic[B]):
         return checkpoint_prefix(self._run_id, at) + object_name(self._rank, self._world, index)
 
     def _put(self, work: Transfer, flight: ObjectInFlight, data: memoryview) -> None:
-        key = self._key(flight.index, work.name)
+        key = self._key(flight.index, flight.stored.at)
 
         def put(left: float | None) -> None:
             work.again(flight)

@@ -8,12 +8,12 @@ import torch
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.plan.throughput import StoreLink
-from spotguard.hooks.save.plan.write_plan import ALL, StoredObject, WritePlan, WriteProgress
+from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.save.upload.object_in_flight import ObjectInFlight
 from spotguard.hooks.save.upload.transfer import Transfer
 from spotguard.hooks.save.upload.uploader import Uploader
 from spotguard.hooks.save.upload.workers import PlainBuffer
-from spotguard.hooks.state.state_tensor import StateTensor
+from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.errors import DeniedError, UnavailableError
 from tests.cases import cases
 from tests.fakes.clock import ManualClock
@@ -94,9 +94,9 @@ def test_a_listing_from_before_another_outage_clears_no_doubt() -> None:
     work.hear(UnavailableError("it is away"))
     assert list(work.doubted()) == [0]
     work.hear(UnavailableError("it is away again"))
-    work.looked(1, [])
+    work.looked(1, [0], [])
     assert list(work.doubted()) == [0]
-    work.looked(2, [])
+    work.looked(2, [0], [])
     assert work.doubted() == {}
 
 
@@ -192,8 +192,49 @@ def test_an_earlier_shifts_bytes_are_no_rate_of_the_link() -> None:
     work.hear(UnavailableError("it is away"))
     work.staff(1)
     assert work.doubted()
-    work.looked(1, [0])
+    work.looked(1, range(8), [0])
     put(0)
     work.rest()
     assert (rate := link.rate(clock.monotonic())) is not None
     assert rate.expected == pytest.approx(1000.0, rel=0.01)
+
+
+def transfer_of(*state_tensors: StateTensor) -> Transfer:
+    """A transfer of small objects, one for each tensor."""
+    plan = WritePlan.of(state_tensors, 2**12, 0, 1)
+    name = CheckpointName(1, 5, 1)
+    work = Transfer(WriteProgress(plan), name, CancelScope(ManualClock()), None, StoreLink())
+    work.begin(ALL)
+    work.staff(2)
+    return work
+
+
+def arrives(work: Transfer, index: int) -> None:
+    work.done(work.starts(index, memoryview(bytes(8)), 0, StoredObject([], work.name)))
+
+
+def test_an_object_that_is_doubted_during_a_listing_is_looked_at_too() -> None:
+    """The listing was of others: that one was accepted, and doubted, while it ran."""
+    work = transfer_of(*[StateTensor(f"t{n}", torch.ones(2**10)) for n in range(2)])
+    arrives(work, 0)
+    work.hear(UnavailableError("it is away"))
+    listed = work.doubted()
+    arrives(work, 1)
+    work.hear(UnavailableError("it is away while it is listed"))
+    work.looked(2, listed, [])
+    assert list(work.doubted()) == [1]
+    assert not work.whole()
+
+
+def test_a_lost_moment_is_not_put_again_by_a_part_of_the_weights() -> None:
+    """Their manifest is what is left to save, and the moments had no room."""
+    work = transfer_of(StateTensor("w", torch.ones(8)), StateTensor("m", torch.ones(8), tier=Tier.MOMENTS))
+    arrives(work, 0)
+    arrives(work, 1)
+    work.hear(UnavailableError("it is away"))
+    work.begin(WEIGHTS)
+    work.staff(1)
+    work.looked(1, work.doubted(), [1])
+    assert not work.more()
+    assert work.whole()
+    assert work.write_progress.missing() == [1]
