@@ -123,6 +123,7 @@ def _manifest(run_id: str, name: CheckpointName, rank: int) -> RankManifest:
             )
             for at in entries
         ),
+        state={f"layer.{at}": {"$": "tensor", "name": f"layer.{at}"} for at in entries},
         incarnation="nonce",
     )
 

@@ -46,7 +46,7 @@ from spotguard.hooks.save.commit.publish import publish_together, queue_manifest
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import NotFoundError
-from spotguard.providers.stores.base import BlobStore
+from spotguard.providers.stores.base import BlobStore, ObjectInfo
 
 from .children import child, lines
 from .dcp import WIDTH as _WIDTH
@@ -64,6 +64,8 @@ _MOMENTS = ("", "exp_avg", "exp_avg_sq")
 _WORLDS = ((128, 5, 0.5, 1.0, 1.0), (1024, 3, 2.0, 6.0, 3.0), (4096, 1, 8.0, 24.0, 12.0))
 #: Seconds until the far store answers, and bytes a second of the link to it: 1 Gbit/s.
 _LATENCY, _LINK = 0.03, 125e6
+#: Keys of one answer to a listing, and bytes of each in it.
+_PAGE, _LISTED = 1000, 300
 #: MiB that a commit, or a restore, may take.
 _MEMORY = 256.0
 #: Most ranks for which DCP is measured: of 1,024 it takes two minutes and 6 GB.
@@ -123,10 +125,12 @@ def _committed(files: list[tuple[str, bytes]], world: int) -> tuple[int, float, 
 
     The seconds of its phases are as the store sees them: what is read while others are fetched counts as fetching.
     """
-    last = decode_manifest(files[-1][1], files[-1][0])
+    manifests = [decode_manifest(data, key) for key, data in files]
+    last = manifests[-1]
     prefix = checkpoint_prefix(last.run_id, last.checkpoint)
     store = _FarStore(
-        {prefix + manifest_name(rank, world): data for rank, (_, data) in enumerate(files[:-1])}
+        {prefix + manifest_name(rank, world): data for rank, (_, data) in enumerate(files[:-1])},
+        {each.object_key(at): entry.size for each in manifests for at, entry in enumerate(each.objects)},
     )
     clock = SystemClock()
     with closing(ShardWriter(cast(BlobStore, store), last.run_id, last.rank, world)) as writer:
@@ -156,8 +160,10 @@ class _FarStore:
     url = "far://store"
     parallel = 16
 
-    def __init__(self, objects: dict[str, bytes]) -> None:
+    def __init__(self, objects: dict[str, bytes], sizes: dict[str, int]) -> None:
         self._objects = objects
+        #: Sizes of the tensors' objects, whose bytes nobody asks for.
+        self._sizes = sizes
         self._lock = threading.Lock()
         self._free = 0.0
         self.requests = 0
@@ -181,6 +187,14 @@ class _FarStore:
         self._travel(len(data))
         self._objects[key] = bytes(data)
         self.puts[key] = began, time.monotonic()
+
+    def list(self, prefix: str, *, timeout: float | None = None) -> Iterator[ObjectInfo]:
+        there = self._sizes | {key: len(data) for key, data in self._objects.items()}
+        found = sorted((key, size) for key, size in there.items() if key.startswith(prefix))
+        for at in range(0, max(1, len(found)), _PAGE):
+            page = found[at : at + _PAGE]
+            self._travel(_LISTED * len(page))
+            yield from (ObjectInfo(key, size, 0.0) for key, size in page)
 
     def _travel(self, nbytes: int) -> None:
         now = time.monotonic()

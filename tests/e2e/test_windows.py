@@ -47,7 +47,8 @@ def test_a_window_that_is_too_short_leaves_the_last_checkpoint(trainee: Trainee)
     second.out.until("^doom at")
     assert second.ended() == 75
     outcome = trainee.machine.outcome()
-    assert (outcome["committed"], outcome["why"]) == (None, "out of time")
+    assert outcome["committed"] is None
+    assert outcome["why"].startswith("out of time; ")
     assert trainee.machine.committed() == [(1, 2, 0)]
     assert not list(trainee.machine.store.glob("job/checkpoints/000000003-*/COMMIT.json"))
 

@@ -55,6 +55,8 @@ class PeerManifests:
     _next: deque[int] = field(default_factory=deque)
     #: Fetched manifests that are not merged yet, by rank.
     _data: dict[int, bytes] = field(default_factory=dict)
+    #: This rank's own manifest was not there when it was looked for.
+    own_is_lost: bool = False
     #: The last listing had the marker.
     _marked: bool = False
     #: Ranks under whose name there was a manifest of another start of the job.
@@ -143,6 +145,10 @@ class PeerManifests:
             if why:
                 self.lost = f"rank {rank} of {self.world} will upload no manifest: {why}"
                 return
+
+    def look_at_own(self, left: float | None) -> None:
+        """Poll for this rank's own manifest. Set `own_is_lost`."""
+        self.own_is_lost = not self._is_there(self.mine.rank, left)
 
     def check(self, left: float | None) -> None:
         """Check that the manifests that were read make a complete checkpoint.

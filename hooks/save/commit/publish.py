@@ -194,6 +194,8 @@ _FETCHERS = 16
 #: Seconds that a rank without a deadline waits for a manifest that is not hopeless: longer than the upload of any share
 #: takes beside other shares of its size.
 _PATIENCE = 900.0
+#: Seconds between two looks of a rank that waits for manifests whether its own is still there.
+_OWN = 5.0
 #: Ranks that take turns to merge for a rank that has died; and ranks that merge at once if time is short.
 _TURNS, _HURRIED = 8, 8
 #: Seconds before the deadline from which a full set of manifests counts as complete without a merge.
@@ -270,7 +272,7 @@ def publish_together(
 def _wait(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> bool:
     """Wait until the checkpoint is complete. Return True if all manifests are fetched and this rank must mark it."""
     began = scope.now()
-    until = began + _PATIENCE
+    until, look_at_own = began + _PATIENCE, began + _OWN
     complete: float | None = None
     while True:
         scope.pause(min(max(_FIRST, _PART * (scope.now() - began)), _MOST))
@@ -284,6 +286,13 @@ def _wait(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> boo
             raise IncompleteError(f"waited for {_PATIENCE:.0f} s; {others.whose()}", others.missing)
         if others.missing:
             complete = None
+            if now >= look_at_own:
+                # The store may have lost this rank's part without a failure that this rank met; the others wait for it.
+                look_at_own = now + _OWN
+                queue.ask(others.look_at_own, scope)
+                if others.own_is_lost:
+                    queue.hear(UnavailableError("its manifest is not in the store any more"))
+                    queue.settle(scope.deadline)
             continue
         complete = now if complete is None else complete
         merge = _MERGE + _MERGE_EACH * others.world
