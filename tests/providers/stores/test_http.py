@@ -161,7 +161,7 @@ def test_an_exception_of_sent_leaves_unchanged(error: Exception) -> None:
         assert raised.value is error
         with pytest.raises(RuntimeError), within(100.0):
             raise RuntimeError("an SDK's")
-        assert server.asked == []
+        assert all(len(asked.body) < 2 * PIECE for asked in server.asked), "cut off"
 
 
 def test_an_exception_of_sent_is_no_mistake_of_settings() -> None:

@@ -95,7 +95,8 @@ def test_an_entry_that_hangs_is_sent_again_when_it_is_needed() -> None:
     with writer_of(store) as writer:
         queue = queue_of(writer, CancelScope(ManualClock()))
         entry = queue.add(QueueEntry("manifest", lambda: put_of(store), WEIGHTS, tolerated=(SpotguardError,)))
-        queue.wait(lambda: hangs.is_set() and queue.whole())
+        queue.wait(queue.whole)
+        assert hangs.wait(PATIENCE)
         own = OwnManifest(lambda: pytest.fail("it is made"), WEIGHTS)
         own.entry = entry
         own.retry()
