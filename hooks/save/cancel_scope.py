@@ -19,6 +19,11 @@ class Abandoned(SpotguardError):
     """The save was called off; the message says why. Its objects are orphans without a manifest."""
 
 
+def with_last(why: Abandoned, last_error: str) -> Abandoned:
+    """Return the end of a save with the last error of its store; "" for none."""
+    return Abandoned(f"{why}; the last error of the store: {last_error}") if last_error else why
+
+
 class CancelScope:
     """One save's right to go on.
 

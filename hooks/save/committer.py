@@ -14,7 +14,6 @@ from ..checkpoint.attempts import claim_step
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level, RankManifest, lacks, named, reason_of, suspicion
 from ..checkpoint.history import AttemptHistory
-from ..checkpoint.marker import proven_alone
 from ..state.sharding.fingerprint import drifted
 from .cancel_scope import CancelScope
 from .commit.publish import (
@@ -24,7 +23,7 @@ from .commit.publish import (
     publish,
     publish_together,
     queue_manifest,
-    queue_marker,
+    queue_own_marker,
 )
 from .plan.write_plan import ALL, WEIGHTS, WrittenState
 from .request import SaveContext
@@ -107,9 +106,11 @@ class Committer:
             self._look(save, written, writer)
             return self._manifest(save, name, level, written)
 
-        def empty(manifest: RankManifest) -> list[RankManifest]:
-            lost = replace(manifest, objects=(), tensors=(), state={}, digests={}, history={})
-            return [replace(lost, rank=rank, suspect=reason_of(self._last[1], rank)) for rank in absent]
+        def empty(manifest: RankManifest, rank: int) -> RankManifest:
+            why = reason_of(self._last[1], rank)
+            return replace(
+                manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={}, suspect=why
+            )
 
         return queue_manifest(
             queue,
@@ -125,11 +126,7 @@ class Committer:
 
     def mark(self, queue: SaveQueue[B], own: OwnManifest) -> QueueEntry:
         """Queue the marker of a lower level behind its manifest, in a job of one process."""
-        encoded = partial(self._marker, own)
-        return queue_marker(queue, own.entry, encoded, tolerated=(SpotguardError,))
-
-    def _marker(self, own: OwnManifest) -> tuple[str, bytes]:
-        return proven_alone(own.manifest, self._clock.time())
+        return queue_own_marker(queue, own, self._clock, tolerated=(SpotguardError,))
 
     def commit(
         self,

@@ -93,7 +93,7 @@ def queue_manifest(
     tiers: Sequence[Tier] = (),
     *,
     claim: Callable[[RankManifest], Put] | None = None,
-    absent: Callable[[RankManifest], Sequence[RankManifest]] = lambda manifest: (),
+    absent: Callable[[RankManifest, int], RankManifest] = lambda manifest, rank: manifest,
     ranks: Sequence[int] = (),
     limit: float | None = None,
     tolerated: tuple[type[Exception], ...] = (),
@@ -103,8 +103,8 @@ def queue_manifest(
     Args:
         make: makes the manifest, once all objects of `tiers` are in the store.
         claim: returns the request that claims its step, if this rank speaks for absent ranks.
-        absent: returns the manifests of the absent ranks.
-        ranks: these ranks.
+        absent: returns the manifest of an absent rank.
+        ranks: the absent ranks.
         limit: seconds for each request.
         tolerated: errors of the requests that the save does without.
     """
@@ -116,8 +116,10 @@ def queue_manifest(
 
     if claim is not None:
         before.append(entry("claim", lambda: claim(own.manifest)))
-    for at, rank in enumerate(ranks):
-        theirs = partial(lambda at: put_of(store, partial(encoded_manifest, absent(own.manifest)[at])), at)
+    for rank in ranks:
+        theirs = partial(
+            lambda rank: put_of(store, partial(encoded_manifest, absent(own.manifest, rank))), rank
+        )
         before.append(entry(f"manifest of rank {rank}", theirs))
     own.entry = entry("manifest", lambda: put_of(store, partial(encoded_manifest, own.manifest)))
     return own
@@ -136,7 +138,7 @@ def publish(queue: SaveQueue[B], own: OwnManifest, scope: CancelScope, clock: Cl
         StoreError: the store failed.
         CheckpointError: the manifest is no complete checkpoint.
     """
-    marker = queue_marker(queue, own.entry, lambda: proven_alone(own.manifest, clock.time()))
+    marker = queue_own_marker(queue, own, clock)
     why: Abandoned | None = None
     try:
         queue.settle(scope.deadline, marker)
@@ -169,6 +171,16 @@ def queue_marker(
             again=False,
         )
     )
+
+
+def queue_own_marker(
+    queue: SaveQueue[B],
+    own: OwnManifest,
+    clock: Clock,
+    tolerated: tuple[type[Exception], ...] = (Abandoned, StoreError),
+) -> QueueEntry:
+    """Queue the marker of a manifest that is a checkpoint by itself, in a job of one rank."""
+    return queue_marker(queue, own.entry, lambda: proven_alone(own.manifest, clock.time()), tolerated)
 
 
 def arrives(error: Abandoned, own: OwnManifest) -> Abandoned:

@@ -34,7 +34,7 @@ from ....providers.errors import (
 )
 from ....providers.stores.base import BlobStore, Identified
 from ...checkpoint.store_probe import StoreProbe
-from ..cancel_scope import Abandoned, CancelScope
+from ..cancel_scope import Abandoned, CancelScope, with_last
 
 log = logging.getLogger("spotguard")
 
@@ -193,7 +193,7 @@ class Refusals:
         try:
             alone = self._wait(scope, hear)
         except Abandoned as why:
-            raise Abandoned(f"{why}; the last error of the store: {self._error}") from self._error
+            raise with_last(why, str(self._error)) from self._error
         try:
             yield
             self._unproven = False

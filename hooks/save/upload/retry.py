@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 from ....providers.errors import StoreError
 from ....providers.stores.base import BlobStore
-from ..cancel_scope import Abandoned, CancelScope
+from ..cancel_scope import Abandoned, CancelScope, with_last
 from .refusals import Refusals, RetryPlan, retry_plan
 from .transfer import Transfer
 
@@ -71,8 +71,26 @@ def retry(
                 continue
             scope.pause(pause)
         except Abandoned as why:
-            raise Abandoned(f"{why}; the last error of the store: {last}") from last
+            raise with_last(why, str(last)) from last
         pause = min(2 * pause, _RETRY_MOST)
+
+
+def try_once(
+    scope: CancelScope, ask: Callable[[float | None], object], hear: Callable[[StoreError], None]
+) -> float:
+    """Make a request of a store without a retry. The arguments and the result are those of `retry`.
+
+    Raises:
+        StoreError: the store failed; `hear` was called if another try might help.
+    """
+    began = scope.now()
+    try:
+        ask(scope.left())
+    except StoreError as error:
+        if error.transient:
+            hear(error)
+        raise
+    return scope.now() - began
 
 
 def look_again(

@@ -19,7 +19,7 @@ from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.write_plan import ALL, WriteProgress, WrittenState
 from .queue_entry import EntryState, QueueEntry
-from .retry import retry
+from .retry import retry, try_once
 from .transfer import Doubted, Progress, Transfer
 from .uploader import Fill, StateChanged, Uploader
 from .workers import B
@@ -240,21 +240,21 @@ class SaveQueue(Generic[B]):
             failures, entry.sent = work.failures, True
             put(left)
 
+        def hear(why: StoreError) -> None:
+            # Nobody waits for an entry that was given up, and the save's own end is no failure of the store.
+            if self.scope.left() != 0.0 and entry.sent and entry.scope is scope and not entry.ended:
+                work.hear(why)
+
         error: BaseException | None = None
         try:
             if entry.again:
                 entry.seconds += retry(scope, once, work.hear, self._uploads.refusals)
             else:
-                began = scope.now()
-                once(scope.left())
-                entry.seconds += scope.now() - began
+                entry.seconds += try_once(scope, once, hear)
         except BaseException as why:  # noqa: BLE001 - handed to the thread that waits
             error = why
-            if self.scope.left() != 0.0 and entry.sent and entry.scope is scope and not entry.ended:
-                if isinstance(why, Abandoned) and not self.scope.abandoned:  # its own limit
-                    work.hear(UnavailableError(f"{entry.what}: {why}"))
-                elif not entry.again and isinstance(why, StoreError) and why.transient:
-                    work.hear(why)
+            if isinstance(why, Abandoned) and not self.scope.abandoned:  # its own limit
+                hear(UnavailableError(f"{entry.what}: {why}"))
         work.entry_ended(entry, scope, error, failures)
 
     def _sending(self) -> list[QueueEntry]:

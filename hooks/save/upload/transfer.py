@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from ....providers.errors import CorruptError, StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
 from ...state.state_tensor import Tier
-from ..cancel_scope import Abandoned, CancelScope
+from ..cancel_scope import Abandoned, CancelScope, with_last
 from ..plan.throughput import StoreLink
 from ..plan.write_plan import ALL, StoredObject, WriteProgress, WrittenState
 from .object_in_flight import ObjectInFlight, Shift
@@ -41,10 +41,6 @@ class Superseded(Exception):
 
 class Doubted(Exception):
     """The store may have lost objects, which are looked at first."""
-
-
-def with_last(why: Abandoned, last_error: str) -> Abandoned:
-    return Abandoned(f"{why}; the last error of the store: {last_error}") if last_error else why
 
 
 class Transfer:

@@ -22,15 +22,15 @@ from ....providers.stores.base import BlobStore
 from ...checkpoint.format.crc import combine, crc32
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
 from ...state.state_tensor import Tier
-from ..cancel_scope import Abandoned, CancelScope
+from ..cancel_scope import Abandoned, CancelScope, with_last
 from ..plan.bin_packing import PlannedObject
 from ..plan.plan_cache import WritePlanCache
 from ..plan.throughput import StoreLink, UploadWidth
 from ..plan.write_plan import StoredObject
 from .object_in_flight import ObjectInFlight, Shift
 from .refusals import MachineTurn, Refusals
-from .retry import look_again, retry
-from .transfer import Superseded, Transfer, with_last
+from .retry import look_again, retry, try_once
+from .transfer import Superseded, Transfer
 from .workers import B, Task, UploadWorker, WorkerPool
 
 log = logging.getLogger("spotguard")
@@ -177,12 +177,8 @@ class Uploader(Generic[B]):
                 if again:
                     took.append(retry(request.part, what, request.hear, self.refusals))
                 else:
-                    began = scope.now()
-                    what(scope.left())
-                    took.append(scope.now() - began)
+                    took.append(try_once(scope, what, request.hear))
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-                if not again and isinstance(error, StoreError) and error.transient:
-                    request.hear(error)
                 request.fail(error)
 
         request_workers = self._request_workers(workers, scope)
