@@ -43,6 +43,9 @@ _LEAVES: dict[int, type[StoreError]] = {
     HTTPStatus.INSUFFICIENT_STORAGE: FullError,
 }
 
+#: Statuses that tell something of an object: that it is not there, that it is, that it ends earlier. Only the service may.
+_TELLING = {404, 409, 410, 412, 416}
+
 #: The advice of a full store, as the end of a message.
 FULL = "; delete what is not needed there, or raise its quota [SG312]"
 
@@ -93,6 +96,21 @@ def foreign(doing: str, answer: str) -> UnavailableError:
         f"{doing}: {answer}, so another server answers in the store's place: look at the endpoint, and at proxies and "
         "captive portals before it [SG316]"
     )
+
+
+def unsigned(doing: str, whose: str, said: str, status: int) -> StoreError:
+    """Return the error for a failed answer that shows no sign of the service: its status decides, if it may.
+
+    Args:
+        doing: the request, for the message.
+        whose: the service whose answer it should be, as "Azure's".
+        said: what the answer says, for the message.
+        status: the answer's.
+    """
+    stranger = foreign(doing, f"the answer is not {whose} ({said})")
+    if status < 300 or status in _TELLING:
+        return stranger
+    return leaf(status)(str(stranger), str(status))
 
 
 def redirect(doing: str, status: int, place: str) -> StoreError:

@@ -53,24 +53,8 @@ class RetryPlan(enum.Enum):
     NEVER = "never"
 
 
-#: No credentials lift these: a policy of retention (Azure), a read-only file system, a certificate that is not trusted.
-_SETTLED = frozenset({"BlobImmutableDueToPolicy", "EROFS", "CERTIFICATE_VERIFY_FAILED"})
-#: The credentials, or the time of the signature, are out of date. Services answer some of these with 400, which is no `DeniedError`.
-_OUTDATED = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidAccessKeyId",
-        "InvalidAuthenticationInfo",
-        "InvalidClientTokenId",
-        "InvalidToken",
-        "InvalidTokenId",
-        "RequestExpired",
-        "RequestTimeTooSkewed",
-        "TokenRefreshRequired",
-        "UnrecognizedClientException",
-    }
-)
+#: No credentials lift these: a policy of retention (Azure), a read-only file system.
+_SETTLED = frozenset({"BlobImmutableDueToPolicy", "EROFS"})
 #: The request is to be sent again: S3 while names of a new bucket spread, and portals until somebody has logged in.
 #: (RFC 9110, 15.4: these redirects are temporary. 301 and 308 are permanent: the region or the endpoint is wrong.)
 _ELSEWHERE_FOR_NOW = frozenset({"302", "303", "307", "Redirect", "TemporaryRedirect"})
@@ -78,7 +62,6 @@ _ELSEWHERE_FOR_NOW = frozenset({"302", "303", "307", "Redirect", "TemporaryRedir
 #: The plan for each cause. The first row counts whose error and code fit; no codes: every code.
 _PLANS: tuple[tuple[type[StoreError], Collection[str], RetryPlan], ...] = (
     (StoreError, _SETTLED, RetryPlan.NEVER),
-    (StoreError, _OUTDATED, RetryPlan.CREDENTIALS),
     (StoreError, _ELSEWHERE_FOR_NOW, RetryPlan.PAUSE),
     # The bytes changed on their way, which tells nothing of the store's load.
     (CorruptError, (), RetryPlan.AT_ONCE),

@@ -14,7 +14,10 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpRes
 from ...clock import Clock
 from ...dates import parse_http_date
 from ...errors import CorruptError, DeniedError, FullError, NotFoundError, StoreError
-from ..errors import FULL, contained, foreign, leaf, line, network, redirect
+from ..errors import FULL, contained, foreign, leaf, line, network, redirect, unsigned
+
+#: Codes by which the service refuses credentials that it does not recognize.
+STRANGER = {"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"}
 
 #: Codes that tell more than the status.
 _CODES: dict[str, type[StoreError]] = {
@@ -23,17 +26,13 @@ _CODES: dict[str, type[StoreError]] = {
     "InvalidRange": CorruptError,
     "ContainerBeingDeleted": NotFoundError,
     "BlobImmutableDueToPolicy": DeniedError,
+    **dict.fromkeys(STRANGER, DeniedError),
     # Conflicts that no wait resolves, unlike most of 409.
     "BlobArchived": StoreError,
     "InvalidBlobType": StoreError,
     "SnapshotsPresent": StoreError,
 }
 
-#: Statuses that tell something of an object: that it is not there, that it is, that it ends earlier. Only the service may.
-_TELLING = {404, 409, 410, 412, 416}
-
-#: Codes by which the service refuses credentials that it does not recognize.
-STRANGER = {"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"}
 #: Codes by which it refuses recognized credentials this request only. (For other codes, no permission is known.)
 NOT_THIS = {"AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"}
 
@@ -118,10 +117,9 @@ def refusal(
     text = f"{code or 'no code'} ({status}){said and f': {said}'}"
     if 300 <= status < 400:
         return redirect(doing, status, headers.get("Location", ""))
-    kind = _CODES.get(code) or leaf(status)
     if not azures(headers):
-        stranger = foreign(doing, f"the answer is not Azure's ({text})")
-        return stranger if status < 300 or status in _TELLING else kind(str(stranger), code or str(status))
+        return unsigned(doing, "Azure's", text, status)
+    kind = _CODES.get(code) or leaf(status)
     advice = _ADVICE.get(code) or (FULL if kind is FullError else "")
     if not advice and (code in STRANGER or status == 401):
         advice = _skew(headers, clock) or _STRANGER_ADVICE

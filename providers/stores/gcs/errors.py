@@ -19,7 +19,7 @@ from ...errors import (
     ThrottledError,
     UnavailableError,
 )
-from ..errors import FULL, contained, foreign, leaf, line, network, redirect
+from ..errors import FULL, contained, leaf, line, network, redirect, unsigned
 from ..tls import causes, mistake
 from .evidence import googles
 
@@ -30,9 +30,6 @@ _REASONS: dict[str, type[StoreError]] = {
     "userRateLimitExceeded": ThrottledError,
     "quotaExceeded": FullError,
 }
-
-#: Statuses that tell something of an object: that it is not there, that it is, that it ends earlier. Only the service may.
-_TELLING = {404, 410, 412, 416}
 
 #: The permissions that a store needs, by their names in IAM. (https://cloud.google.com/storage/docs/access-control/iam-json)
 CREATE, GET, LIST, DELETE = (f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
@@ -79,8 +76,7 @@ def _refused(doing: str, permission: str, error: GoogleAPICallError) -> StoreErr
     if 300 <= status < 400:
         return redirect(doing, status, "")
     if not googles(error.response):
-        stranger = foreign(doing, f"the answer is not Google's ({status}: {said})")
-        return stranger if status in _TELLING else kind(str(stranger))
+        return unsigned(doing, "Google's", f"{status}: {said}", status)
     if kind is DeniedError and status == 401:
         return DeniedError(
             f"{text}; Google does not take this job's credentials: look at its service account, and at this machine's clock [SG301]"

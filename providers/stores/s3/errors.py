@@ -27,8 +27,21 @@ from ...errors import (
     ThrottledError,
     UnavailableError,
 )
-from ..errors import FULL, contained, foreign, leaf, line, network, redirect
+from ..errors import FULL, contained, foreign, leaf, line, network, redirect, unsigned
 from ..tls import SettingMistake, check_certificates, mistake
+
+#: Codes of refused credentials that newer ones may replace. Some services answer them with 400.
+OUTDATED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidToken",
+    "InvalidTokenId",
+    "RequestExpired",
+    "TokenRefreshRequired",
+    "UnrecognizedClientException",
+}
 
 #: Codes that tell more than the status. (AWS: "Error responses", Amazon S3 API Reference.)
 _CODES: dict[str, type[StoreError]] = {
@@ -49,20 +62,8 @@ _CODES: dict[str, type[StoreError]] = {
     "XMinioStorageFull": FullError,
     "ServiceQuotaExceeded": FullError,
     "NotImplemented": NotSupportedError,
-    "ExpiredToken": DeniedError,
-    "InvalidToken": DeniedError,
-    "InvalidTokenId": DeniedError,
-    "TokenRefreshRequired": DeniedError,
-    "RequestExpired": DeniedError,
-}
-#: Codes of refused credentials that newer ones may replace.
-STALE = {
-    "ExpiredToken",
-    "InvalidToken",
-    "InvalidTokenId",
-    "TokenRefreshRequired",
-    "InvalidAccessKeyId",
-    "RequestExpired",
+    "RequestTimeTooSkewed": DeniedError,
+    **dict.fromkeys(OUTDATED, DeniedError),
 }
 
 #: Codes of services that know DeleteObjects in part: of some, with MD5 as its only checksum.
@@ -75,7 +76,6 @@ _ADVICE = {
     "NoSuchBucket": "; there is no such bucket: make it, or correct the URL [SG303]",
     "AccessDenied": "; allow s3:PutObject, s3:GetObject and s3:DeleteObject on the prefix and s3:ListBucket on the bucket [SG302]",
 }
-_STRANGER = "; the answer has no error of S3's in it: another server or a proxy may have sent it [SG316]"
 _TRUSTING = "; name a certificate to trust in AWS_CA_BUNDLE [SG306]"
 
 
@@ -166,12 +166,11 @@ def _refusal(doing: str, error: ClientError) -> StoreError:
         place = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("location")
         moved = redirect(doing, number, str(place or _error(error).get("Endpoint") or ""))
         return type(moved)(f"{moved}{_ADVICE.get(known, '')}", known or moved.code)
+    if not own(error):
+        return unsigned(doing, "S3's", _said(error), number)
     kind = _CODES.get(known) or leaf(number)
-    if known == "" and issubclass(kind, (NotFoundError, CorruptError)):
-        # Only the service itself can say this of an object.
-        return foreign(doing, f"the answer ({number}) has no error of S3's in it")
-    advice = _ADVICE.get(known) or (FULL if kind is FullError else "" if known else _STRANGER)
-    return kind(f"{doing}: {_said(error)}{advice}", known or str(number))
+    advice = _ADVICE.get(known) or (FULL if kind is FullError else "")
+    return kind(f"{doing}: {_said(error)}{advice}", known)
 
 
 def _said(error: ClientError) -> str:

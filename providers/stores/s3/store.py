@@ -21,7 +21,7 @@ from ..errors import foreign
 from ..http import CONNECTIONS, Transport, fill, remaining, within
 from ..url import Location
 from .credentials import S3Session
-from .errors import STALE, answered, code, own, refused, status, without_batch
+from .errors import OUTDATED, answered, code, own, refused, status, without_batch
 
 log = logging.getLogger("spotguard.providers")
 
@@ -350,7 +350,7 @@ class S3Store:
         try:
             return call(Bucket=self._at.bucket, **arguments, **self._all_options)
         except ClientError as error:
-            if code(error) not in STALE or not self._session.renew(client):
+            if code(error) not in OUTDATED or not self._session.renew(client):
                 raise
         call = getattr(self._session.client(), operation)
         return call(Bucket=self._at.bucket, **arguments, **self._all_options)

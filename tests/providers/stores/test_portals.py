@@ -14,10 +14,11 @@ from spotguard.providers.errors import (
     MisconfiguredError,
     NotFoundError,
     StoreError,
+    UnavailableError,
 )
 from spotguard.providers.stores.base import BlobStore
 from tests.cases import cases
-from tests.fakes.answering import AnsweringServer
+from tests.fakes.answering import Answer, AnsweringServer
 from tests.fakes.portals import LOGIN, PORTALS
 from tests.providers.stores.conftest import Opening
 
@@ -60,6 +61,14 @@ def test_an_answer_of_another_server_is_an_error(opening: Opening) -> None:
             assert "[SG316]" in str(error), (portal, verb)
             assert "\n" not in str(error), (portal, verb)
             assert len(server.asked) <= 4, (portal, verb)
+
+
+@pytest.mark.parametrize("opening", STORES, indirect=True)
+@cases("status", [404, 409, 410, 412, 416])
+def test_a_status_that_tells_of_an_object_is_an_outage(opening: Opening, status: int) -> None:
+    """Only the service itself may tell that."""
+    with AnsweringServer(lambda asked: Answer(status)) as server:
+        assert type(raised(opening(server.url, None), "put")) is UnavailableError
 
 
 @pytest.mark.parametrize("opening", STORES, indirect=True)

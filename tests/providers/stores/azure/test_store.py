@@ -179,6 +179,7 @@ def test_without_batches_each_is_deleted_by_itself(opened: Opened, answer: Answe
 @pytest.mark.parametrize(
     ("answer", "leaf"),
     [
+        (refused(400, "InvalidAuthenticationInfo"), DeniedError),
         (refused(401, "InvalidAuthenticationInfo"), DeniedError),
         (refused(403, "AuthenticationFailed"), DeniedError),
         (refused(403, "AuthorizationPermissionMismatch"), DeniedError),
