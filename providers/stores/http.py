@@ -72,6 +72,8 @@ class _Request(threading.local):
     heard: Heard | None = None
     #: The exception by which `sent` ended the request.
     ended: BaseException | None = None
+    #: The server has not answered before, so its protocol may be another one than the endpoint's.
+    unsure = True
 
     def tell(self, count: int) -> None:
         if self.sent is None:
@@ -204,7 +206,8 @@ class _SendingTLS(_Sending, HTTPSConnection):
         try:
             super().connect()
         except ssl.SSLError as error:
-            check_handshake(self.host, self.port, error)
+            if _now.unsure:
+                check_handshake(self.host, self.port, error)
             raise
 
 
@@ -243,8 +246,9 @@ class Transport(BaseAdapter):
         self._ca = ca or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
         self._local = threading.local()
         self._ca_checked = False
-        #: Whether a server has answered plain HTTP as a store or a proxy does.
-        self._answered = False
+        #: The schemes and places of servers that have answered in the protocol of their endpoint. What they answer in another one
+        #: is no mistake in the settings, but an outage.
+        self._answered: set[tuple[str, str]] = set()
 
     def send(
         self,
@@ -267,7 +271,9 @@ class Transport(BaseAdapter):
         if url.startswith("https:") and isinstance(trusted, str) and not self._ca_checked:
             check_certificates(trusted)
             self._ca_checked = True
-        unsure = url.startswith("http:") and not self._answered and select_proxy(url, proxies) is None
+        server = urlsplit(url)[:2]
+        _now.unsure = server not in self._answered
+        unsure = _now.unsure and url.startswith("http:") and select_proxy(url, proxies) is None
         try:
             response = self._mine().send(
                 request,
@@ -290,7 +296,8 @@ class Transport(BaseAdapter):
             except SettingMistake:
                 response.close()
                 raise
-        self._answered |= plain
+        if plain:
+            self._answered.add(server)
         if _now.heard is not None:
             _now.heard(response.headers)
         return response

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.providers.errors import MisconfiguredError, UnavailableError, UsageError
+from spotguard.providers.errors import (
+    MisconfiguredError,
+    StoreError,
+    ThrottledError,
+    UnavailableError,
+    UsageError,
+)
 from spotguard.providers.stores.errors import network
 from spotguard.providers.stores.tls import mistake
+from tests.fakes.answering import Answer, AnsweringServer
 from tests.fakes.certificate import Certificate
 from tests.fakes.raw_server import RawServer
 from tests.providers.stores.conftest import Opening
@@ -142,6 +149,21 @@ def test_tls_to_a_plain_port_is_a_setting(opening: Opening, certificate: Certifi
         pytest.raises(MisconfiguredError, match=r"speaks no TLS: write http:// in place of https://"),
     ):
         opening(https(server), certificate.ca).put("a", memoryview(b"x"), timeout=100)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_the_other_protocol_of_a_server_that_has_answered_is_an_outage(
+    opening: Opening, certificate: Certificate, tls: bool
+) -> None:
+    """A proxy or a load balancer is in between for a moment."""
+    busy = Answer(503, {"Connection": "close"})
+    right, other = (certificate.server, None) if tls else (None, certificate.server)
+    with AnsweringServer(lambda asked: busy, right) as server:
+        store = opening(server.url, certificate.ca)
+        for server.tls, kind in ((right, ThrottledError), (other, UnavailableError), (right, ThrottledError)):
+            with pytest.raises(StoreError) as raised:
+                store.put("a", memoryview(b"x"), timeout=100)
+            assert type(raised.value) is kind
 
 
 @pytest.mark.parametrize(
