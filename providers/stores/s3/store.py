@@ -10,6 +10,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
@@ -155,9 +156,11 @@ class S3Store:
             names = named[at : at + _BATCH]
             with within(remains()), answered(doing):
                 unsure = self._delete(doing, names) if self._batches else self._delete_singly(names)
-                # The answer to a single delete says nothing, and a portal's page names no key.
-                prefix = os.path.commonprefix(names)  # noqa: RUF071 - S3's prefixes are of characters
-                if unsure and (left := unsure & self._sizes(doing, prefix).keys()):
+                # By directories: what one batch deletes may have no longer prefix than the whole run.
+                listed: set[str] = set()
+                for _, some in groupby(sorted(unsure), os.path.dirname):
+                    listed.update(self._sizes(doing, os.path.commonprefix([*some])))  # noqa: RUF071 - of characters
+                if left := unsure & listed:
                     raise foreign(
                         doing, f"{len(left)} objects are listed after their deletion ({min(left)} …)"
                     )
@@ -335,13 +338,19 @@ class S3Store:
         )
 
     def _delete_singly(self, names: Sequence[str]) -> set[str]:
+        """Delete one by one, and return the names of which no answer of S3's own says anything."""
+        unsure = set(names)
         for name in names:
             try:
-                self._ask("delete_object", Key=name)
+                # A header of each answer of S3's; a portal has no reason to make it up.
+                if _meta(self._ask("delete_object", Key=name)).get("RequestId"):
+                    unsure.remove(name)
             except ClientError as error:
                 if status(error) != 404 or code(error) == "NoSuchBucket":
                     raise
-        return set(names)
+                if own(error):
+                    unsure.remove(name)
+        return unsure
 
     def _ask(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """Send one request; send it again if the credentials were out of date and there are other ones now."""

@@ -162,6 +162,24 @@ def test_objects_are_deleted_singly_where_batches_are_refused(
     assert len([each for each in caplog.records if "deleted one by one" in each.message]) == 1
 
 
+def test_only_directories_of_deleted_objects_are_listed(bare: BareS3, server: AnsweringServer) -> None:
+    """The rest of the run may be large."""
+    bare.batch = Answer(501)
+    at(server).delete(["run/1/a", "run/1/b", "run/2/a", "run/3"])
+    listed = [asked.query["prefix"] for asked in server.asked if "list-type" in asked.query]
+    assert sorted(listed) == ["prefix/run/1/", "prefix/run/2/a", "prefix/run/3"]
+
+
+@pytest.mark.parametrize("answer", [Answer(204, {"x-amz-request-id": "7A"}), refusal(404, "NoSuchKey")])
+def test_a_single_delete_with_an_answer_of_s3_is_not_looked_at(
+    answer: Answer, bare: BareS3, server: AnsweringServer
+) -> None:
+    bare.batch = Answer(501)
+    server.answer = lambda asked: answer if asked.method == "DELETE" else bare(asked)
+    at(server).delete(["run/a", "run/b"])
+    assert requests(server) == ["POST", "DELETE", "DELETE"]
+
+
 def test_single_deletes_that_are_refused_too_are_the_error(bare: BareS3, server: AnsweringServer) -> None:
     """And the next deletion tries a batch again."""
 
