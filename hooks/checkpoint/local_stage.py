@@ -190,7 +190,7 @@ def usable(folder: Path, run_id: str) -> FileStore:
     """
     files = FileStore(folder)
     try:
-        probe(files, run_id)
+        probe(files, run_id, claims=False)
     except StoreError as error:
         raise UsageError(f"--stage {folder} (SPOTGUARD_STAGE) cannot be used: {error} [SG506]") from error
     return files

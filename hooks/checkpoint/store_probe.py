@@ -75,12 +75,14 @@ class StoreProbe:
     def write(self) -> None:
         self._store.put(self.key, self._data, timeout=self._timeout)
 
-    def create(self) -> bool:
-        """Create the object once more; return whether the store refused, as it must for an existing object."""
+    def create(self) -> str:
+        """Create the object once more; return "" if the store refuses an object that exists, else what it does instead."""
         try:
-            return not self._store.put_if_absent(self.key, self._data, timeout=self._timeout)
-        except NotSupportedError:
-            return False
+            if not self._store.put_if_absent(self.key, self._data, timeout=self._timeout):
+                return ""
+        except NotSupportedError as error:
+            return str(error)
+        return f"{self._store.url} does not refuse to create an object that exists already"
 
     def read(self) -> None:
         if self._store.get(self.key, timeout=self._timeout) != self._data:
@@ -113,12 +115,13 @@ class StoreProbe:
         self._store.delete([self.key], timeout=timeout)
 
 
-def probe(store: BlobStore, run_id: str) -> None:
+def probe(store: BlobStore, run_id: str, *, claims: bool = True) -> None:
     """Try the operations that a job needs from its store.
 
     Args:
         store: a store that retries, since it may be away for a moment.
         run_id: the run whose directory holds the object.
+        claims: whether attempts are claimed there.
 
     Raises:
         DeniedError: a right is missing; the message names it.
@@ -129,13 +132,12 @@ def probe(store: BlobStore, run_id: str) -> None:
         steps.write()
     try:
         with _needs(store, "write"):
-            if not steps.create():
-                # Safety needs unique keys: of two starts at the same moment, both may get the same number.
+            # Safety needs unique keys: of two starts at the same moment, both may get the same number.
+            if claims and (otherwise := steps.create()):
                 log.warning(
-                    "%s does not refuse to create an object that exists already: two starts of run %s at "
-                    "the same moment may get the same attempt number; start one at a time [SG314]",
-                    store.url,
+                    "two starts of run %s at the same moment may get the same attempt number, so start one at a time [SG314]: %s",
                     run_id,
+                    otherwise,
                 )
         with _needs(store, "read"):
             steps.read()

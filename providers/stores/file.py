@@ -115,7 +115,14 @@ class FileStore:
 
     def put_if_absent(self, key: str, data: memoryview, *, timeout: float | None = None) -> bool:
         """Write as `put` does, unless the key exists: then change nothing and return False."""
-        return not os.path.lexists(self._path(key)) and self._put(key, data, timeout, _link)
+        path = self._path(key)
+        if not os.path.lexists(path):
+            return self._put(key, data, timeout, _link)
+        # A probe creates an object that is there, and must learn all the same that the file system has no hard links.
+        with _mapped(f"put {self._named(key)}"), self._temporary(os.path.dirname(path)) as (_, temporary):
+            if _link(temporary, other := f"{temporary}-other"):
+                os.unlink(other)
+        return False
 
     def get(self, key: str, *, timeout: float | None = None) -> bytes:
         """Return the whole object."""
@@ -337,7 +344,8 @@ def _link(temporary: str, path: str) -> bool:
         if error.errno not in _NO_LINKS:
             raise
         raise NotSupportedError(
-            f"put {path}: this file system has no hard links, which create an object exactly once; use a directory on another [SG315]"
+            f"{os.path.dirname(path)}: this file system has no hard links, which create an object exactly once; use a directory "
+            "on another [SG315]"
         ) from error
     return True
 

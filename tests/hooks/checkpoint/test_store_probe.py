@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.listing import list_checkpoints, list_runs
+from spotguard.hooks.checkpoint.local_stage import usable
 from spotguard.hooks.checkpoint.retention import plan_pruning
 from spotguard.hooks.checkpoint.store_probe import probe
 from spotguard.hooks.restore.retrying_store import PATIENCE, RetryingStore
@@ -23,6 +27,7 @@ from spotguard.providers.errors import (
 )
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 from spotguard.providers.stores.factory import open_store
+from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.store import FakeStore, Fault
@@ -130,6 +135,25 @@ def test_a_store_without_a_conditional_create_is_told_once_and_training_begins(
     assert claim_attempt(patient, "run", {}, clock=clock) == 1
     assert caplog.text.count("SG314") == 1
     assert len(store.objects) == 1
+
+
+def test_a_directory_without_hard_links_is_told_once_and_a_stage_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As FAT, which has no conditional create. Nobody claims an attempt in a stage."""
+
+    def link(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    usable(tmp_path / "stage", "run")
+    assert caplog.records == []
+    store = FileStore(tmp_path / "store")
+    probe(store, "run")
+    assert claim_attempt(store, "run", {}, clock=Impatient()) == 1
+    assert caplog.text.count("SG314") == 1
+    assert "no hard links" in caplog.text
+    assert len(list(store.list(""))) == 1
 
 
 @pytest.mark.parametrize("verb", ["put", "put_if_absent", "get", "list", "delete"])

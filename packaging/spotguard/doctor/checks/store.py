@@ -191,11 +191,10 @@ def _create(
     tried: Callable[[Check, str, Callable[[], object]], Finding], probe: StoreProbe, found: Rights
 ) -> None:
     """Try the conditional put, by which two starts of a run get different attempt numbers."""
-    refused: list[bool] = []
-    asked = tried("create", "write", lambda: refused.append(probe.create()))
-    if refused == [False]:
-        words = "a put on condition that nothing is there replaces what is there"
-        found.findings[-1] = warning("create", words, _START_ONE, right=asked.facts["right"])
+    instead: list[str] = []
+    asked = tried("create", "write", lambda: instead.append(probe.create()))
+    if any(instead):
+        found.findings[-1] = warning("create", instead[-1], _START_ONE, right=asked.facts["right"])
 
 
 def _listed(probe: StoreProbe, written: bool) -> None:
