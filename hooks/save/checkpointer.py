@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -88,8 +87,8 @@ class Checkpointer:
         )
         self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans, self.damage)
         self._copies = LocalCopies(stage, self._writer, self._committer, clock, suspicion, ahead=copies)
-        #: The numbers of the attempt's saves, in a job of one process. In a job of ranks their agreements are the one counter.
-        self._count = itertools.count()
+        #: The save number of the next checkpoint.
+        self._number = 0
         #: The write plan of the last save, or of the rehearsal after it.
         self._write_plan: WritePlan | None = None
         #: The background save whose bytes are on their way.
@@ -188,7 +187,6 @@ class Checkpointer:
     def begin_attempt(self, attempt: int) -> None:
         """Begin a new attempt: training went back and goes another way. All later saves count as newer than all earlier ones."""
         self.attempt = attempt
-        self._count = itertools.count()
         self._forget_objects()
 
     def _forget_objects(self) -> None:
@@ -232,14 +230,13 @@ class Checkpointer:
         Raises:
             Abandoned: the save is out of time, or was called off.
             StoreError: the store failed.
-            CheckpointError: the host's memory cannot hold the copy.
+            CheckpointError: the host's memory cannot hold the copy, or the ranks' call is no later one than that of the last save.
         """
         self.spoiled = ""
         started = self._clock.monotonic()
         collected = state.collect()
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
-        numbers = iter(agreed.numbers) if agreed.epoch else self._count
-        names = map(partial(CheckpointName, self.attempt, agreed.step), numbers)
+        names = self._names(self.attempt, agreed)
         if kind != "emergency":
             self._agreed.forget()
         save = SaveContext(state, collected, agreed, names, kind, scope, progress, in_place=True)
@@ -410,6 +407,18 @@ class Checkpointer:
             return self._writer.plans.apart(state_tensors)
         self._write_plan = self._writer.plans.of(state_tensors, renew=renew)
         return self._write_plan
+
+    def _names(self, attempt: int, agreed: SaveSpec) -> Iterator[CheckpointName]:
+        """Yield the names of one save's checkpoints, which no other save has.
+
+        One counter numbers the checkpoints of all saves. A call of the ranks moves it on to a number that all of them know.
+        """
+        if agreed.number < self._number and agreed.epoch:
+            raise CheckpointError(f"the ranks' call {agreed.epoch} has been saved, or a later one has")
+        self._number = max(self._number, agreed.number)
+        while True:
+            self._number += 1
+            yield CheckpointName(attempt, agreed.step, self._number - 1)
 
     def _name(
         self, save: SaveContext, heard: Callable[[StoreError], None] = lambda error: None

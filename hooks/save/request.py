@@ -199,9 +199,9 @@ class SaveSpec:
         return ("partial-extras", self.why) if self.roles.absent else ("full", "")
 
     @property
-    def numbers(self) -> tuple[int, int]:
-        """The numbers of the two checkpoints that this save may make, the lower level's first."""
-        return 2 * self.epoch, 2 * self.epoch + 1
+    def number(self) -> int:
+        """The save number from which the agreement counts: a save makes two checkpoints at most, the lower level's first."""
+        return 2 * self.epoch
 
 
 @dataclass(frozen=True, slots=True)

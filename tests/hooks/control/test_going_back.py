@@ -54,7 +54,7 @@ def test_the_upload_of_the_way_that_is_left_ends_first(caplog: pytest.LogCapture
         committed = heard.wait(protocol.Committed, 2)
         assert (committed.id, committed.step) == ("n1", 3)
         bits = job.bits()
-    assert store.manifests() == ["000000001-0001-0000", "000000003-0002-0000"]
+    assert store.manifests() == ["000000001-0001-0000", "000000003-0002-0002"]
     found, state = restored(store, small)
     assert found == 3
     assert different(state, bits) == []
@@ -96,7 +96,7 @@ def test_one_that_waits_for_its_boundary_saves_nothing_of_either_way() -> None:
         wait_shut(guard)
         assert guard.restore(step=2) == 2
         step_on(guard, job, 2)
-        assert guard.save().url.endswith("000000003-0002-0000/")
+        assert guard.save().url.endswith("000000003-0002-0001/")
     assert len(store.manifests()) == 2
 
 
@@ -121,7 +121,7 @@ def test_a_staged_checkpoint_is_not_tidied_while_it_is_read(
         assert guard.restore(step=2) == 2
         store.let_go()
         guard.save()
-        assert tidied == ["000000002-0002-0000"]
+        assert tidied == ["000000002-0002-0003"]
 
 
 def test_one_that_cannot_be_waited_for_stays_of_its_attempt() -> None:
