@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,6 +63,26 @@ def measure(scale: Scale) -> Iterator[Row]:
             ("witnesses", state._detector.mark),
         ):
             yield Row(f"  of which {name}", "µs", microseconds(call, loops=max(1, loops // 5), times=times))
+    yield from _large_states(scale, max(1, loops // 5), times)
+
+
+def _large_states(scale: Scale, loops: int, times: int) -> Iterator[Row]:
+    """States with much to look at, and few bytes: what the look costs for each value, module and group."""
+    notes = {"lr": [0.1] * 1000, **{f"key {i}": i for i in range(100)}}
+    small = nn.Sequential(*[nn.Linear(8, 8) for _ in range(16)])
+    groups = torch.optim.AdamW([{"params": small[2 * i : 2 * i + 2].parameters()} for i in range(8)])
+    one_cycle = torch.optim.lr_scheduler.OneCycleLR(groups, max_lr=0.1, total_steps=10**7)
+    many = nn.Sequential(*[nn.Linear(2, 2) for _ in range(1000)])
+    for what, model, optimizer, others in (
+        ("a layer, and a dict of 1,100 numbers", nn.Linear(64, 64), None, {"notes": notes}),
+        ("1,000 modules", many, None, {}),
+        ("8 parameter groups with OneCycleLR", small, groups, {"schedule": one_cycle}),
+    ):
+        run_id = f"{len(list(model.modules()))}"
+        with guarded(model, scale.folder, run_id, optimizer=optimizer, **others) as guard:
+            # The boundary alone: between steps of no length, copies soon cost too much to be made at each.
+            boundary = microseconds(guard._state.at_boundary, loops=loops, times=times)
+            yield Row(f"the copies of a boundary: {what}", "µs", boundary)
 
 
 def _nothing() -> None:
@@ -70,14 +91,21 @@ def _nothing() -> None:
 
 @contextmanager
 def guarded(
-    model: nn.Module, folder: Path, name: str, *, fused: bool = False, every: str = "off"
+    model: nn.Module,
+    folder: Path,
+    name: str,
+    *,
+    fused: bool = False,
+    every: str = "off",
+    optimizer: torch.optim.Optimizer | None = None,
+    **others: Any,
 ) -> Iterator[Guard]:
     """A guard in the state that most of its life is: optimizer state made, all early boundaries behind it."""
-    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), fused=fused)
     # Without an agent, and without background checkpoints but those that are asked for: nothing is pending.
     with environment(SPOTGUARD_EVERY=every, SPOTGUARD_KEEP="2", SPOTGUARD_SOCKET=""):
         store = (folder / "store").as_uri()
-        guard = spotguard.register(store, run_id=f"step-{name}", model=model, optimizer=optimizer)
+        guard = spotguard.register(store, run_id=f"step-{name}", model=model, optimizer=optimizer, **others)
     try:
         guard.restore()
         for _ in range(6):
