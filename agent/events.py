@@ -162,6 +162,8 @@ class Verified:
     checkpoint: str = ""
     #: The damage, or why nothing was found out.
     detail: str = ""
+    #: The keys of the damaged objects (`text.key_list`).
+    objects: str = ""
 
     def with_status(self, status: str) -> Verified:
         return replace(self, status=status)

@@ -6,9 +6,20 @@ The exception's type, status or errno decides, never the text of its message.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Self
+
 
 class SpotguardError(Exception):
     """The root of all errors. `str(error)` is one line: the value, what was expected, and the next step."""
+
+    #: Keys of the store's objects that are damaged or missing, if it is about any.
+    objects: tuple[str, ...] = ()
+
+    def about(self, objects: Iterable[str]) -> Self:
+        """Note the keys of the damaged objects, and return the error."""
+        self.objects = tuple(objects)
+        return self
 
 
 class UsageError(SpotguardError):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 #: Characters that are kept of a peer's name, and of its other text.
 NAME = 80
 TEXT = 300
+#: Objects of checkpoints that a message names one by one: 500 keys of 100 characters are a fifth of the largest frame.
+_MOST_OBJECTS = 500
 
 
 def span(seconds: float) -> str:
@@ -54,6 +57,13 @@ def clip(text: str, limit: int) -> str:
     """Return one printable line of at most `limit` characters: a peer's text must not break a log or a terminal."""
     line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def key_list(keys: Collection[str]) -> str:
+    """Return the keys of checkpoints' objects as one text for a message; if they are too many, their checkpoints' directories."""
+    if len(keys) > _MOST_OBJECTS:
+        keys = {key.rsplit("/", 2)[0] + "/" for key in keys}
+    return " ".join(sorted(keys)[:_MOST_OBJECTS])
 
 
 def store_url(text: str) -> str:

@@ -80,12 +80,6 @@ class WholeCheckpoint:
     stand_ins: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def oldest(self) -> CheckpointName:
-        """Return the oldest checkpoint whose objects it refers to; its own name if it refers to none."""
-        places = {entry.checkpoint for manifest in self.manifests for entry in manifest.objects}
-        return min(filter(None, map(CheckpointName.parse, places)), default=self.name)
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of its objects, and of those in earlier checkpoints' directories that it refers to."""
         return self.written + sum(referred(self.manifests).values())
@@ -326,14 +320,19 @@ def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[Che
     elsewhere: dict[str, Mapping[str, int]] = {}
     if any(entry.checkpoint for manifest in merged.manifests for entry in manifest.objects):
         elsewhere = {str(each.name): each.files for each in folders}
+    wrong: dict[str, str] = {}
     for manifest in merged.manifests:
-        for entry in manifest.objects:
+        for index, entry in enumerate(manifest.objects):
             files = elsewhere.get(entry.checkpoint, {}) if entry.checkpoint else folder.files
             size = files.get(entry.name)
             if size != entry.size:
                 place = f"{entry.checkpoint}/{entry.name}" if entry.checkpoint else entry.name
                 there = "is missing" if size is None else f"has {size} bytes"
-                raise CheckpointError(f"object {place} {there}, but its manifest records {entry.size} bytes")
+                wrong[manifest.object_key(index)] = (
+                    f"object {place} {there}, but its manifest records {entry.size} bytes"
+                )
+    if wrong:
+        raise CheckpointError(next(iter(wrong.values()))).about(wrong)
 
 
 class ReadableStore(Protocol):

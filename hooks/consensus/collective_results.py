@@ -17,6 +17,7 @@ from ...providers.errors import (
     StoreError,
     UsageError,
 )
+from ...providers.text import key_list
 from ..checkpoint.catalog import CheckpointGone
 from ..checkpoint.format.codec import UnsupportedFormatError
 from .channel import Channel
@@ -100,7 +101,13 @@ def as_verdict(error: SpotguardError) -> dict[str, Any]:
     if not kind:
         kind = "StateError" if isinstance(error, StateError) else "StoreError"
     gone = isinstance(error, (CheckpointGone, NotFoundError))
-    return {"error": kind, "why": str(error), "damage": damage, "gone": gone}
+    return {
+        "error": kind,
+        "why": str(error),
+        "damage": damage,
+        "gone": gone,
+        "objects": key_list(error.objects),
+    }
 
 
 def error_of(message: dict[str, Any], rank: int) -> SpotguardError:

@@ -84,6 +84,8 @@ class DamagedEvent:
 
     checkpoint: str
     why: str = ""
+    #: The keys of its damaged objects (`text.key_list`).
+    objects: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,9 +193,9 @@ class AgentMessages:
                     self._coordinator.notice(message)
                 else:
                     self._saver.emergency(PreemptionNotice.received(message, now))
-            case protocol.CheckpointDamaged(checkpoint=checkpoint, reason=reason):
+            case protocol.CheckpointDamaged(checkpoint=checkpoint, reason=reason, objects=objects):
                 if (name := CheckpointName.parse(checkpoint)) is not None:
-                    self._damage.add(name, reason)
+                    self._damage.add(name, reason, objects.split())
             case protocol.CheckpointNow(reason=reason, going=going):
                 if self._schedule.ask(going=going):
                     # The first rank calls at its own boundary.

@@ -370,7 +370,7 @@ class Saver(SaveRequests):
             hurried = job.promoted and self._preemption is None
             with self._lock:
                 self._open()
-            if job.saved is not None:
+            if job.saved is not None and not self._checkpointer.damage_of(job.saved):
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and job.error is not None and (hurried or not given_up):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,7 +239,7 @@ class GuardParts:
     def _outcome_reported(self, preemption: PreemptionNotice) -> None:
         self.shutdown.outcome_reported(preemption)
 
-    def _found_damage(self, name: CheckpointName, why: str, heard: bool) -> None:
+    def _found_damage(self, name: CheckpointName, why: str, objects: Collection[str], heard: bool) -> None:
         """Tell the agent and the other ranks that a checkpoint is damaged, and have another one made. Any thread calls it.
 
         Whatever was made on the checkpoint asks `damage` itself, so nothing has to be dropped here.
@@ -247,10 +247,9 @@ class GuardParts:
         # The position has what this process counts on now. It follows in any case, so the agent is not waited for.
         self.agent.send(protocol.CheckpointDamaged(str(name), name.step, clip(why, TEXT)), droppable=True)
         self.agent.tell_position()
-        if not heard:
-            if self.coordinator is not None:
-                self.coordinator.damaged(name, why)
-            self.checkpointer.report_last()
+        if self.coordinator is not None and not heard:
+            self.coordinator.damaged(name, why, objects)
+        self.checkpointer.report_last()
         if self.rank == 0 and self.schedule.damaged(self.clock.monotonic()):
             log.info(
                 "spotguard makes a background checkpoint at the next step: checkpoint %s is damaged", name

@@ -369,6 +369,8 @@ class CheckpointDamaged(Message):
     step: int
     #: The damage.
     reason: str = ""
+    #: The keys of its damaged objects, from the agent (`text.key_list`).
+    objects: str = ""
 
 
 @_on_the_wire

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...providers.errors import AllDamagedError, NotFoundError
@@ -15,11 +15,11 @@ from .reads.verify import verify
 
 log = logging.getLogger("spotguard")
 
-#: Takes the name of a damaged checkpoint, and the damage.
-ReportDamage = Callable[[CheckpointName, str], object]
+#: Takes the name of a damaged checkpoint, the damage, and the keys of the damaged objects.
+ReportDamage = Callable[[CheckpointName, str, Iterable[str]], object]
 
 
-def unreported(name: CheckpointName, why: str) -> None:
+def unreported(name: CheckpointName, why: str, objects: Iterable[str]) -> None:
     """Report damage to nobody: the checkpoint belongs to another run, or another rank reports it."""
 
 
@@ -40,9 +40,9 @@ class DamagedCheckpoints:
         self._report = report
         self.found: dict[CheckpointName, str] = {}
 
-    def add(self, name: CheckpointName, why: str) -> None:
+    def add(self, name: CheckpointName, why: str, objects: Iterable[str]) -> None:
         self.found[name] = why
-        self._report(name, why)
+        self._report(name, why, objects)
 
     def sound(self, found: Iterator[WholeCheckpoint]) -> Iterator[WholeCheckpoint]:
         """Yield those of the given checkpoints that are not known to be damaged.
@@ -56,7 +56,7 @@ class DamagedCheckpoints:
             if recorded is not None and whole.name <= recorded:
                 self.found[whole.name] = "--begin-anew has already given it up"
             elif self._allowed and recorded is None and (damages := verify(self._store, whole)):
-                self.add(whole.name, str(damages[0]))
+                self.add(whole.name, str(damages[0]), {each.key for each in damages})
                 log.error(
                     "checkpoint %s is damaged, trying the next older one: %s [SG604]", whole.name, damages[0]
                 )

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,7 +144,7 @@ def restore_together(
             if trial.gone:
                 pick.look_again()
             elif not trial.refused:
-                damages.add(name, failed)
+                damages.add(name, failed, trial.objects)
 
 
 @contextmanager
@@ -254,6 +254,8 @@ class _Trial:
     failed: str = ""
     #: Why an object of some rank refuses it; "" if none does.
     refused: str = ""
+    #: Keys of the objects that some rank has found damaged.
+    objects: set[str] = field(default_factory=set)
     #: Whether it went away on some rank during the read.
     gone: bool = False
     #: Whether this rank has begun to overwrite its memory.
@@ -301,6 +303,7 @@ class _Trial:
             self.failed = self.failed or f"rank {rank}: {verdict['why']}"
             if verdict["error"] == RefusedError.__name__:
                 self.refused = self.refused or self.failed
+            self.objects.update(verdict["objects"].split())
             self.gone = self.gone or bool(verdict["gone"])
         if self.failed:
             if self.refused:

@@ -165,7 +165,7 @@ def restore(
                     if near:  # the copy on this machine's disk: the store's may be sound
                         damages.found[whole.name] = failed
                     else:
-                        damages.add(whole.name, failed)
+                        damages.add(whole.name, failed, error.objects)
                     log.error(
                         "checkpoint %s is damaged, trying the next older one: %s [SG604]", whole.name, failed
                     )
@@ -307,7 +307,7 @@ def _all(
         if isinstance(error, CheckpointGone) and gone is not None:
             gone.append(name)
         if damages is not None and not isinstance(error, PartialCheckpoint):
-            damages.add(name, str(error))
+            damages.add(name, str(error), error.objects)
         passed_over(run_id, name, error)
 
     return whole_checkpoints(

@@ -14,7 +14,7 @@ from ...providers.stores.base import BlobStore
 from ...providers.stores.url import inside
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from ..checkpoint.format.manifest import Kind, Level, RankManifest
+from ..checkpoint.format.manifest import Kind, Level, RankManifest, referred
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.ranking import counts
@@ -68,7 +68,7 @@ class Checkpointer:
         self.attempt = attempt
         self._clock = clock
         self._keep = keep
-        self._world = world
+        self._rank, self._world = rank, world
         #: The checkpoints of this run that are damaged. Anybody who finds or hears of one adds it.
         self.damage = damage or FoundDamage()
         self._writer = ShardWriter(store, run_id, rank, world)
@@ -118,14 +118,14 @@ class Checkpointer:
         return -1 if saved is None or self.damage_of(saved) else saved.step
 
     def report_last(self) -> None:
-        """Add the newest checkpoint to the damaged ones if it shares objects with one: other ranks cannot know that it does."""
-        saved = self._last
-        if saved is not None and saved.span is not None and (why := self.damage_of(saved)):
-            self.damage.add(saved.span[1], why)
+        """Add the newest checkpoints to the damaged ones if this rank's part of them is: other ranks do not know what it uses."""
+        for saved in (self._last, self._with_moments):
+            if saved is not None and saved.name is not None and (why := self.damage_of(saved)):
+                self.damage.add(saved.name, why)
 
     def damage_of(self, saved: SavedCheckpoint) -> str:
-        """Return why a committed checkpoint may not be restored, as far as anybody has found; "" if nobody has."""
-        return "" if saved.span is None else self.damage.of(*saved.span)
+        """Return why a committed checkpoint cannot be restored, as far as anybody has found; "" if nobody has."""
+        return "" if saved.name is None else self.damage.of(saved.name, saved.refers)
 
     def warm(self) -> None:
         """Prepare everything that a save needs but the bytes. The saving thread calls this before its first save."""
@@ -139,7 +139,9 @@ class Checkpointer:
 
     def promotes(self, step: int, deadline: float) -> str:
         """Return why the save that is `uploading` is worth more, by `deadline`, than a new save of `step`; "" if it is not."""
-        if (upload := self._upload) is None or self.damage.of(*_span(upload.name, upload.write_progress)):
+        if (upload := self._upload) is None or self.damage.of(
+            upload.name, upload.write_progress.refers(self._run_id, upload.name)
+        ):
             return ""
         if (why := upload.promotes(step, deadline, self._known())) and not upload.announced:
             upload.announced = True
@@ -201,12 +203,15 @@ class Checkpointer:
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
             saved_at = self._clock.monotonic() - age
             saved = SavedCheckpoint(whole.name.step, url, whole.written, 0.0, saved_at, whole.level)
-            self._note(replace(saved, span=(whole.oldest, whole.name)))
+            # This rank did not write it. One rank knows what the parts of all refer to, and tells the others.
+            manifests = () if self._rank else whole.manifests
+            self._note(replace(saved, name=whole.name, refers=frozenset(referred(manifests))))
 
     def _note(self, saved: SavedCheckpoint) -> None:
         self._last = saved
         if saved.level != "weights":
             self._with_moments = saved
+        self.report_last()
 
     def save(
         self,
@@ -446,7 +451,8 @@ class Checkpointer:
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
         suspect = self._committer.suspect(name)
         saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
-        saved = replace(saved.lacking(self._lacks), span=_span(name, write_progress))
+        refers = write_progress.refers(self._run_id, name)
+        saved = replace(saved.lacking(self._lacks), name=name, refers=refers)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self._note(saved)
@@ -455,10 +461,13 @@ class Checkpointer:
     def _sound(self, saved: SavedCheckpoint) -> SavedCheckpoint:
         """Return the checkpoint of a save without a deadline, unless it was found damaged meanwhile, as by the prune after it.
 
+        In a job of several ranks, one rank prunes, and the others have returned. So the save ends alike on all of them, and all hear
+        of the damage later.
+
         Raises:
-            CheckpointError: it was.
+            CheckpointError: it was, in a job of one process.
         """
-        if why := self.damage_of(saved):
+        if self._world == 1 and (why := self.damage_of(saved)):
             raise CheckpointError(f"step {saved.step} was committed, and cannot be restored: {why}")
         return saved
 
@@ -468,8 +477,3 @@ class Checkpointer:
         # If the prune was abandoned, a restore may be reading the stage.
         if self._copies.stager is not None and not scope.abandoned:
             self._copies.stager.in_the_store(name, self.nbytes, scope)
-
-
-def _span(name: CheckpointName, write_progress: WriteProgress) -> tuple[CheckpointName, CheckpointName]:
-    """Return the oldest checkpoint whose objects a save refers to so far, and its own name."""
-    return min([name, *(stored.at for stored in [*write_progress.stored.values()])]), name

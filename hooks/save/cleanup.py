@@ -73,7 +73,8 @@ class Cleanup:
                 log.error(
                     "objects of frozen tensors in checkpoint %s are gone: spotguard uploads them again", name
                 )
-                self._damage.add(name, f"object {gone[0]} is missing, and frozen tensors are in it")
+                why = f"object {gone[0]} is missing, and frozen tensors are in it"
+                self._damage.add(name, why, [prefix + each for each in gone])
 
     def prune(self, keep: Keep, attempt: int, scope: CancelScope) -> None:
         """Remove all checkpoints but those that `keep` names and those that must stay, a few objects at a time."""

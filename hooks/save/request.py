@@ -254,8 +254,9 @@ class SavedCheckpoint:
     blocked: float = 0.0
     #: Why this rank's losses make it suspect; "" if they do not.
     suspect: str = ""
-    #: The oldest checkpoint whose objects it refers to, and its own name. Only spotguard uses them.
-    span: tuple[CheckpointName, CheckpointName] | None = field(default=None, repr=False, compare=False)
+    #: Its name, and the keys of the earlier checkpoints' objects that this rank's part refers to. Only spotguard uses them.
+    name: CheckpointName | None = field(default=None, repr=False, compare=False)
+    refers: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     def lacking(self, why: str) -> SavedCheckpoint:
         """Return this checkpoint as one of the lower level if its state lacks moments, and log that at each save.

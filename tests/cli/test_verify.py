@@ -104,6 +104,7 @@ def test_all_that_is_damaged_is_said_and_nothing_else() -> None:
     newest, older = verdicts(store)
     assert (newest["status"], older["status"]) == ("damaged", "complete")
     assert [line.partition(": ")[0] for line in newest["damage"]] == [keys[0], keys[2]]
+    assert (newest["objects"], older["objects"]) == ([keys[0], keys[2]], [])
     assert "header" in newest["damage"][0]
     assert "tensor" in newest["damage"][1]
 

@@ -36,15 +36,21 @@ class Trainer:
     step: Callable[[], None]
 
 
-def join(stores: Sequence[BlobStore], clocks: Sequence[Clock]) -> list[Trainer]:
-    """Both ranks, restored. Each has a store and a clock of its own."""
+def layer() -> nn.Module:
+    return nn.Linear(8, 8)
+
+
+def join(
+    stores: Sequence[BlobStore], clocks: Sequence[Clock], make: Callable[[], nn.Module] = layer
+) -> list[Trainer]:
+    """Both ranks, restored. Each has a store and a clock of its own, and a model that `make` has made."""
     met: Any = HashStore()
     life = os.urandom(8).hex().encode()
 
     def one(rank: int) -> Trainer:
         channel = Channel.join(met, rank, WORLD, f"m{rank}", SystemClock(), meet=lambda _: life)
-        model = nn.Linear(8, 8)
-        optimizer = torch.optim.AdamW(model.parameters())
+        model = make()
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
         guard = Guard(stores[rank], "run", {"model": model, "optimizer": optimizer}, clocks[rank], channel)
         heard = Heard(guard)
         try:
@@ -71,9 +77,11 @@ def on_all(what: Callable[[int], T]) -> list[T]:
 
 
 @contextmanager
-def two_guards(stores: Sequence[BlobStore], clocks: Sequence[Clock] = ()) -> Iterator[list[Trainer]]:
+def two_guards(
+    stores: Sequence[BlobStore], clocks: Sequence[Clock] = (), make: Callable[[], nn.Module] = layer
+) -> Iterator[list[Trainer]]:
     """Closed together at the end."""
-    trainers = join(stores, clocks or [SystemClock()] * WORLD)
+    trainers = join(stores, clocks or [SystemClock()] * WORLD, make)
     try:
         yield trainers
     finally:

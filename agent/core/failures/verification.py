@@ -105,7 +105,9 @@ class VerificationSchedule:
         }
 
     def _found_damage(self, event: Verified, running: Verify) -> None:
-        damage = protocol.CheckpointDamaged(event.checkpoint, running.step, clip(event.detail, TEXT))
+        damage = protocol.CheckpointDamaged(
+            event.checkpoint, running.step, clip(event.detail, TEXT), event.objects
+        )
         self._turn.log(damage_line(running.run_id, running.store, damage), logging.ERROR)
         for session in self._ranks(running.run_id):
             if session.store != running.store:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ....providers.text import TEXT, clip
+from ....providers.text import TEXT, clip, key_list
 from ...actions import Verify
 from ...events import Event, Verified
 from .python_process import Ended, PythonProcess
@@ -83,7 +83,8 @@ def _result(action: Verify, output: bytes, errors: str) -> Verified:
         damage = [str(each) for each in worst["damage"]]
         more = f", and {len(damage) - 1} more" if len(damage) > 1 else ""
         detail = f"{clip(damage[0], TEXT)}{more}" if damage else ""
-        return Verified(action.number, status, action.step, str(worst["checkpoint"]), detail)
+        objects = key_list([str(each) for each in worst["objects"]])
+        return Verified(action.number, status, action.step, str(worst["checkpoint"]), detail, objects)
     except (
         ValueError,
         KeyError,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
 from ....providers.clock import Clock
 from ....providers.errors import SpotguardError
-from ....providers.text import TEXT, clip
+from ....providers.text import TEXT, clip, key_list
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.ranking import counts
 from ...consensus.channel import Channel
@@ -165,9 +165,9 @@ class Coordinator:
             # The call is void, or was made before this process began: the agent's message came late.
             self._saver.release(id, why)
 
-    def damaged(self, name: CheckpointName, why: str) -> None:
-        """Tell all ranks that a checkpoint cannot be restored. Returns at once."""
-        call = DamagedEvent(str(name), clip(why, TEXT))
+    def damaged(self, name: CheckpointName, why: str, objects: Collection[str]) -> None:
+        """Tell all ranks that a checkpoint cannot be restored, and which objects of it are damaged. Returns at once."""
+        call = DamagedEvent(str(name), clip(why, TEXT), key_list(objects))
         self._damages.append(call)
         self._report_damage(call)
 
@@ -294,9 +294,9 @@ class Coordinator:
                 self._wanted(epoch, standing, call.why)
             case FailedEvent():
                 self.failed_ranks.heard(call)
-            case DamagedEvent(checkpoint=checkpoint, why=why):
+            case DamagedEvent(checkpoint=checkpoint, why=why, objects=objects):
                 if (name := CheckpointName.parse(checkpoint)) is not None:
-                    self._checkpointer.damage.add(name, why, heard=True)
+                    self._checkpointer.damage.add(name, why, objects.split(), heard=True)
             case ManualEvent(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)

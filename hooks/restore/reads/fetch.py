@@ -358,10 +358,10 @@ class StrictSink:
         raise CheckpointError(
             f"{wanted.key}: bytes {chunk.start} to {chunk.end} ({wanted.name}) are damaged: their "
             "checksum differs from the saved one"
-        )
+        ).about([wanted.key])
 
     def lost(self, load: ReadBatch, error: StoreError) -> NoReturn:
-        raise error
+        raise error.about({each.key for each in load.ranges})
 
 
 def placed(load: ReadBatch, wanted: WantedChunk, buffers: Sequence[B]) -> Iterator[BufferSpan[B]]:

@@ -7,56 +7,71 @@ checkpoint, and the objects that the next save would refer to. So no thread has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from ...checkpoint.format.keys import CheckpointName
+
+#: Takes a damaged checkpoint, the damage, the keys of its damaged objects, and whether another rank has told of it.
+DamageHandler = Callable[[CheckpointName, str, Collection[str], bool], None]
 
 
 class FoundDamage:
     """The damaged checkpoints of this run, as far as this rank knows. Any thread may use it.
 
     Args:
-        found: called with each checkpoint that is new here, with the reason, and with whether another rank has told of it.
+        found: called with all damage that is new here.
     """
 
-    def __init__(
-        self, found: Callable[[CheckpointName, str, bool], None] = lambda name, why, heard: None
-    ) -> None:
+    def __init__(self, found: DamageHandler = lambda name, why, objects, heard: None) -> None:
         self._found = found
         self._lock = threading.Lock()
-        #: The reason by checkpoint. Replaced, never changed, because other threads read it meanwhile.
-        self._why: dict[CheckpointName, str] = {}
+        #: The damage by checkpoint, and the keys of its damaged objects. Replaced, never changed, because other threads read it
+        #: meanwhile.
+        self._damage: dict[CheckpointName, tuple[str, frozenset[str]]] = {}
 
-    def add(self, name: CheckpointName, why: str, *, heard: bool = False) -> bool:
+    def add(
+        self, name: CheckpointName, why: str, objects: Iterable[str] = (), *, heard: bool = False
+    ) -> bool:
         """Note that a checkpoint cannot be restored. Return whether this is news.
 
         Args:
             name: the checkpoint.
             why: the damage.
+            objects: the keys of its damaged objects, its own or an earlier checkpoint's. A key that ends with a slash is a
+                directory, in which any object may be damaged. Without objects the damage is in the checkpoint's own manifests.
             heard: whether another rank has found it, and has told all ranks.
         """
+        damaged = frozenset(objects)
         with self._lock:
-            if name in self._why:
+            _, known = self._damage.get(name, ("", frozenset[str]()))
+            if name in self._damage and damaged <= known:
                 return False
-            self._why = {**self._why, name: why}
-        self._found(name, why, heard)
+            self._damage = {**self._damage, name: (why, known | damaged)}
+        self._found(name, why, damaged, heard)
         return True
 
-    def of(self, oldest: CheckpointName, name: CheckpointName) -> str:
-        """Return why a checkpoint may be damaged; "" if nothing speaks for it.
-
-        A save refers to an earlier object only by way of all saves in between. So a checkpoint shares objects with each one from
-        the oldest that it refers to up to itself, and damage in any of them may lie in a shared object.
+    def of(self, name: CheckpointName, refers: Collection[str]) -> str:
+        """Return why a checkpoint is damaged, as far as anybody has found; "" if nobody has.
 
         Args:
-            oldest: the oldest checkpoint whose objects it refers to; `name` if it has only objects of its own.
             name: the checkpoint.
+            refers: the keys of the earlier checkpoints' objects that it refers to.
         """
-        for damaged, why in self._why.items():
-            if oldest <= damaged <= name:
+        for damaged, (why, objects) in self._damage.items():
+            if damaged == name or any(_is_used(key, name, refers) for key in objects):
                 return f"checkpoint {damaged} is damaged: {why}"
         return ""
 
     def since(self, oldest: CheckpointName) -> bool:
-        """Return whether an object that this checkpoint has put may be damaged, as seen from the newest one."""
-        return any(oldest <= damaged for damaged in self._why)
+        """Return whether any checkpoint is damaged that this one or a later one has put.
+
+        What has damaged it may go on, so the next save refers to no object of them, sound or not.
+        """
+        return any(oldest <= damaged for damaged in self._damage)
+
+
+def _is_used(key: str, name: CheckpointName, refers: Collection[str]) -> bool:
+    """Return whether a checkpoint uses a damaged object."""
+    if f"/{name}/" in key or key in refers:
+        return True
+    return key.endswith("/") and any(each.startswith(key) for each in refers)

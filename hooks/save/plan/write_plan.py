@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.dtypes import dtype_name
-from ...checkpoint.format.keys import CheckpointName, object_name
+from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
 from ...checkpoint.format.manifest import Chunk, ObjectEntry, TensorEntry
 from ...state.state_tensor import StateTensor, Tier
 from .bin_packing import PlannedObject, PlannedTensor
@@ -239,6 +239,15 @@ class WriteProgress:
         """
         objects, leaving = self.write_plan.objects, self.leaving
         return sum(objects[i].size - leaving.get(i, 0) for i in self.missing(tiers) if i not in known)
+
+    def refers(self, run_id: str, name: CheckpointName) -> frozenset[str]:
+        """Return the keys of the objects in other checkpoints' directories that the manifest of `name` refers to so far."""
+        write_plan, stored = self.write_plan, [*self.stored.items()]
+        return frozenset(
+            checkpoint_prefix(run_id, each.at) + object_name(write_plan.rank, write_plan.world, index)
+            for index, each in stored
+            if each.at != name
+        )
 
     def written(self, name: CheckpointName, tiers: Sequence[Tier] = ALL) -> WrittenState:
         """Return the content of the manifest of `name`: all that this rank holds, and the objects of its share.

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
+from torch import nn
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
+from spotguard.hooks.checkpoint.format.manifest import referred
 from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import CheckpointError
+from spotguard.providers.text import key_list
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.noticed import Heard, notice, trained
 from tests.fakes.store import FakeStore
-from tests.fakes.training import step_on
+from tests.fakes.training import Job, step_on
 from tests.fakes.two_guards import on_all, two_guards
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_manifest, is_marker, is_object
 from tests.hooks.ranks.gang import until
@@ -197,18 +202,25 @@ def test_damage_in_another_run_is_no_damage_of_this_one() -> None:
 @pytest.mark.parametrize("finder", ["the prune", "an agent of the second machine", "a restore"])
 def test_every_rank_learns_of_damage_that_one_of_them_finds(finder: str) -> None:
     """And its agent. A notice at that very step is answered by another checkpoint on both."""
-    below = FakeStore()
-    before = loses_objects(below) if finder == "the prune" else lambda request: None
-    stores = [CalledStore(below, before), CalledStore(below, before)]
-    with two_guards(stores) as trainers:
+    below, returned, pruning = FakeStore(), threading.Event(), list[int]()
+
+    def loses(rank: int, request: Request) -> None:
+        """The objects go when one rank prunes and the other one's save has returned."""
+        if finder != "the prune" or pruning or (request.verb, request.key) != ("list", "run/checkpoints/"):
+            return
+        if any(map(is_marker, below.objects)):
+            pruning.append(rank)
+            assert returned.wait(PATIENCE)
+            remove(below, set(filter(is_object, below.objects)))
+
+    with two_guards([CalledStore(below, partial(loses, rank)) for rank in range(2)]) as trainers:
         on_all(lambda rank: trainers[rank].step())
         names = [told(each.guard, each.heard) for each in trainers]
 
         def save(rank: int) -> str:
-            try:
-                return trainers[rank].guard.save().url
-            except CheckpointError as error:
-                return str(error)
+            url = trainers[rank].guard.save().url
+            returned.set()
+            return url
 
         def refused(rank: int) -> bool:
             with pytest.raises(CheckpointError):
@@ -217,12 +229,12 @@ def test_every_rank_learns_of_damage_that_one_of_them_finds(finder: str) -> None
 
         results = on_all(save)
         if finder == "the prune":
-            assert any("cannot be restored" in each for each in results)
+            assert trainers[pruning[0]].heard.of(protocol.Committed) == [], "it is not told after the damage"
         elif finder == "a restore":
             del below.objects[next(key for key in below.objects if is_object(key))]
             assert on_all(refused) == [True, True]
         else:
-            (name,) = {each.rstrip("/").rpartition("/")[2] for each in results}
+            name = results[0].rstrip("/").rpartition("/")[2]
             damaged(below, CheckpointName(1, 1, int(name.rpartition("-")[2])))
             trainers[1].guard._agent.hear(protocol.CheckpointDamaged(name, 1, "CRC32 differs"))
         until(lambda: all(names) and trainers[0].guard._schedule.due == -math.inf)
@@ -245,12 +257,15 @@ def test_upload_that_refers_to_damaged_objects_does_not_finish_for_a_notice() ->
     store = WatchedStore()
     with trained(store, make=adapter) as (guard, job, heard):
         guard.save()
+        shared = max(
+            (key for key in store.objects if is_object(key)), key=lambda key: len(store.objects[key])
+        )
         step_on(guard, job, 2)
         store.hold(is_manifest)
         guard._saver.background()
         assert store.reached.wait(PATIENCE)
         assert guard._checkpointer.promotes(3, guard._clock.monotonic() + 60.0)
-        guard._agent.hear(protocol.CheckpointDamaged(str(FIRST), 2, "CRC32 differs"))
+        guard._agent.hear(protocol.CheckpointDamaged(str(FIRST), 2, "CRC32 differs", shared))
         assert guard._checkpointer.promotes(3, guard._clock.monotonic() + 60.0) == ""
         guard._agent.hear(notice(seconds=20.0))
         store.let_go()
@@ -260,4 +275,141 @@ def test_upload_that_refers_to_damaged_objects_does_not_finish_for_a_notice() ->
     whole = find_whole(store, "run")
     assert whole is not None
     assert str(whole.name) in committed.url
-    assert whole.oldest == whole.name, "it refers to no other"
+    assert referred(whole.manifests) == {}, "it refers to no other"
+
+
+# --- a later checkpoint is damaged if it refers to a damaged object, and only then ---
+
+
+def saved_twice(guard: Guard, job: Job, store: FakeStore) -> tuple[str, set[str], set[str]]:
+    """Save two checkpoints that share frozen objects. Return the later one's URL, the shared keys, and the first one's other keys."""
+    guard.save()
+    step_on(guard, job, 2)
+    url = guard.save().url
+    shared = set(shared_objects(store))
+    assert shared
+    return url, shared, {key for key in store.objects if is_object(key) and str(FIRST) in key} - shared
+
+
+def shared_objects(store: FakeStore) -> list[str]:
+    whole = find_whole(store, "run")
+    assert whole is not None
+    return sorted(referred(whole.manifests))
+
+
+def remove(store: FakeStore, keys: set[str]) -> None:
+    for key in keys:
+        del store.objects[key]
+
+
+@pytest.mark.parametrize("damage", ["its own objects", "its manifests", "its directory's other objects"])
+def test_damage_that_a_later_checkpoint_does_not_share_leaves_it_and_is_told_of_the_earlier_one_alone(
+    damage: str,
+) -> None:
+    store = FakeStore()
+    with trained(store, make=adapter) as (guard, job, heard):
+        url, _, own = saved_twice(guard, job, store)
+        names = told(guard, heard)
+        found = {"its own objects": own, "its manifests": set[str]()}.get(damage, {min(own)})
+        guard._agent.hear(protocol.CheckpointDamaged(str(FIRST), 2, "CRC32 differs", key_list(found)))
+        assert names == [str(FIRST)]
+        assert guard._position().checkpoint_step == 3
+        guard._agent.hear(notice(seconds=20.0))
+        assert heard.wait(protocol.Committed, 3).url == url
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["named", "too many to name"])
+def test_damage_of_a_shared_object_is_damage_of_each_checkpoint_that_refers_to_it(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spotguard.providers.text._MOST_OBJECTS", 1 if many else 10)
+    store = FakeStore()
+    with trained(store, make=adapter) as (guard, job, heard):
+        _, shared, own = saved_twice(guard, job, store)
+        names = told(guard, heard)
+        objects = key_list(shared | own)
+        assert many is not (max(shared) in objects)
+        guard._agent.hear(protocol.CheckpointDamaged(str(FIRST), 2, "CRC32 differs", objects))
+        nothing_is_counted_on(guard)
+        assert sorted(names) == [str(FIRST), str(CheckpointName(1, 3, 1))]
+        a_notice_is_answered_by_another_checkpoint(guard, heard, store, 3)
+
+
+def test_restore_that_finds_damage_in_a_shared_object_drops_the_later_checkpoint_too() -> None:
+    store = FakeStore()
+    with trained(store, make=adapter) as (guard, job, heard):
+        _, shared, _ = saved_twice(guard, job, store)
+        names = told(guard, heard)
+        for key in shared:
+            store.corrupt(key, len(store.objects[key]) - 1)
+        with pytest.raises(CheckpointError):
+            guard.restore(step=2)
+        nothing_is_counted_on(guard)
+        assert sorted(names) == [str(FIRST), str(CheckpointName(1, 3, 1))]
+
+
+def test_restore_that_finds_damage_in_other_objects_leaves_the_later_checkpoint() -> None:
+    store = FakeStore()
+    with trained(store, make=adapter) as (guard, job, heard):
+        _, _, own = saved_twice(guard, job, store)
+        names = told(guard, heard)
+        remove(store, own)
+        with pytest.raises(CheckpointError):
+            guard.restore(step=2)
+        assert names == [str(FIRST)]
+        assert guard._position().checkpoint_step == 3
+
+
+def test_prune_that_finds_the_newest_damaged_and_an_earlier_one_too_names_both() -> None:
+    """They have lost a shared object."""
+    below = FakeStore()
+
+    def before(request: Request) -> None:
+        if request.verb == "put" and is_marker(request.key) and "/000000003-" in request.key:
+            remove(below, set(shared_objects(below)))
+
+    with trained(CalledStore(below, before), make=adapter) as (guard, job, heard):
+        guard.save()
+        step_on(guard, job, 2)
+        names = told(guard, heard)
+        with pytest.raises(CheckpointError, match="step 3 was committed, and cannot be restored"):
+            guard.save()
+        nothing_is_counted_on(guard)
+        assert sorted(names) == [str(FIRST), str(CheckpointName(1, 3, 1))]
+
+
+def test_damage_of_one_ranks_shared_object_drops_the_later_checkpoint_on_all_ranks() -> None:
+    """The other rank's part refers to other objects, and its agent has read the damage."""
+    store = FakeStore()
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 64).requires_grad_(False), nn.Linear(64, 8))
+
+    with two_guards([store, store], make=make) as trainers:
+        for _ in range(2):
+            on_all(lambda rank: trainers[rank].step())
+            on_all(lambda rank: trainers[rank].guard.save())
+        names = [told(each.guard, each.heard) for each in trainers]
+        shared = [key for key in shared_objects(store) if "/00001-of-00002/" in key]
+        first = shared[0].split("/")[2]
+        trainers[0].guard._agent.hear(protocol.CheckpointDamaged(first, 1, "CRC32 differs", key_list(shared)))
+        until(lambda: [len(each) for each in names] == [2, 2])
+        assert sorted(names[0]) == sorted(names[1])
+        for each in trainers:
+            nothing_is_counted_on(each.guard)
+
+
+def test_damage_of_one_ranks_own_objects_leaves_the_later_checkpoint_on_all_ranks() -> None:
+    store = FakeStore()
+    with two_guards([store, store]) as trainers:
+        urls = []
+        for _ in range(2):
+            on_all(lambda rank: trainers[rank].step())
+            urls.append(on_all(lambda rank: trainers[rank].guard.save().url)[0])
+        names = [told(each.guard, each.heard) for each in trainers]
+        first = urls[0].rstrip("/").rpartition("/")[2]
+        own = [key for key in store.objects if is_object(key) and f"{first}/00001-of-00002/" in key]
+        trainers[0].guard._agent.hear(protocol.CheckpointDamaged(first, 1, "CRC32 differs", key_list(own)))
+        until(lambda: all(names))
+        assert names == [[first], [first]]
+        assert [each.guard._position().checkpoint_step for each in trainers] == [2, 2]

@@ -97,11 +97,16 @@ def test_none_runs_when_training_is_over() -> None:
 def test_damage_is_an_error_with_its_name_and_the_next_checkpoint_is_written_in_full() -> None:
     run = Run(ranks=(0, 1))
     run.after(2 * HOUR)
-    run.ends("damaged", checkpoint="000000020-0001-0000", detail="a.safetensors: CRC32 differs")
+    run.ends(
+        "damaged",
+        checkpoint="000000020-0001-0000",
+        detail="a.safetensors: CRC32 differs",
+        objects="run/a b/",
+    )
     (error,) = [each for each in run.story.all(Log) if each.level == logging.ERROR]
     assert "checkpoint 000000020-0001-0000 of run run in file:///s is DAMAGED" in error.text
     assert "a.safetensors: CRC32 differs" in error.text
-    damage = CheckpointDamaged("000000020-0001-0000", 20, "a.safetensors: CRC32 differs")
+    damage = CheckpointDamaged("000000020-0001-0000", 20, "a.safetensors: CRC32 differs", "run/a b/")
     assert run.story.sent(CheckpointDamaged) == [(number, damage) for number in run.numbers]
     assert run.checkpoints() == [-1, -1], "the agent does not count on it either"
     (session, _) = run.story.machine._sessions.every()

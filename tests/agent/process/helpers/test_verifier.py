@@ -69,6 +69,7 @@ def test_a_sound_checkpoint_and_a_damaged_one_are_told_apart(reader: Reader) -> 
     assert second.checkpoint == first.checkpoint != ""
     assert damaged.name in second.detail
     assert "CRC32 differs" in second.detail
+    assert (first.objects, second.objects[-len(damaged.name) :]) == ("", damaged.name)
     assert damaged.read_bytes() == bytes(data), "nothing is deleted"
 
 

@@ -218,11 +218,12 @@ def _nobody(message: Message, *, droppable: bool = False) -> bool:
 def test_damage_that_one_rank_reports_is_known_on_all() -> None:
     name = CheckpointName(1, 5, 4)
     with two(SystemClock()) as ends:
-        ends[1].ranks.damaged(name, "an object is missing")
-        until(lambda: all("an object is missing" in end.writer.damage.of(name, name) for end in ends))
-        assert not any(
-            end.writer.damage.of(each, each) for end in ends for each in (CheckpointName(1, 6, 0),)
-        )
+        key = f"run/checkpoints/{name}/00001-of-00002/0003.safetensors"
+        ends[1].ranks.damaged(name, "an object is missing", [key])
+        until(lambda: all("an object is missing" in end.writer.damage.of(name, ()) for end in ends))
+        for end in ends:
+            assert end.writer.damage.of(CheckpointName(1, 6, 0), ()) == ""
+            assert end.writer.damage.of(CheckpointName(1, 6, 0), {key}) != ""
 
 
 def test_a_machine_that_stays_after_all_is_no_measure_of_another_ones_time() -> None:

@@ -43,7 +43,7 @@ examples:
 #: Bytes a second that `--background` reads at most: less than one connection gives.
 BACKGROUND_RATE = 50e6
 #: The verdict on a removed checkpoint. Removal is no damage: a live run deletes its older checkpoints.
-_REMOVED = {"status": "removed", "bytes": 0, "damage": ["it was removed while it was read"]}
+_REMOVED = {"status": "removed", "bytes": 0, "damage": ["it was removed while it was read"], "objects": []}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,19 +120,21 @@ def _verdict(
         check_index(store, folder, whole)
     except CheckpointGone:
         return {**base, **_REMOVED}
-    except PartialCheckpoint as error:
-        return {**base, "status": "partial", "bytes": 0, "damage": [str(error)]}
-    except UnsupportedFormatError as error:
-        return {**base, "status": "unsupported", "bytes": 0, "damage": [str(error)]}
     except CheckpointError as error:
-        return {**base, "status": "damaged", "bytes": 0, "damage": [str(error)]}
+        kinds = (PartialCheckpoint, "partial"), (UnsupportedFormatError, "unsupported")
+        status = next((status for kind, status in kinds if isinstance(error, kind)), "damaged")
+        return {**base, "status": status, "bytes": 0, "damage": [str(error)], "objects": [*error.objects]}
     if any(each.gone for each in damages) and _is_removed(store, folder):
         damages = [each for each in damages if not each.gone]
         if not damages:
             return {**base, **_REMOVED}
-    damage = [str(each) for each in damages]
-    base |= {"level": whole.level, "lacks": lacks(whole.level, whole.missing)}
-    return {**base, "status": "damaged" if damage else "complete", "bytes": whole.nbytes, "damage": damage}
+    base |= {
+        "level": whole.level,
+        "lacks": lacks(whole.level, whole.missing),
+        "damage": [str(each) for each in damages],
+        "objects": list(dict.fromkeys(each.key for each in damages)),
+    }
+    return {**base, "status": "damaged" if damages else "complete", "bytes": whole.nbytes}
 
 
 def _is_removed(store: BlobStore, folder: CheckpointFolder) -> bool:
