@@ -6,8 +6,10 @@ Each "$" word has one reader below, and each reader makes one builtin type. Any 
 
 from __future__ import annotations
 
+import math
 import re
 import struct
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -86,7 +88,7 @@ class Decoder:
         if depth > _MAX_JSON_DEPTH:
             raise Malformed(f"nested deeper than {_MAX_JSON_DEPTH} levels")
         if kind is list:
-            return [self.decode(each, depth + 1) for each in raw]
+            return self._list(raw, depth)
         if kind is not dict:
             raise Malformed(f"{kind.__name__} is not JSON")
         if "$" in raw:
@@ -113,8 +115,13 @@ class Decoder:
         except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
             raise Malformed(f"an invalid {word} ({type(error).__name__}: {str(error)[:80]})") from error
 
+    def _list(self, raw: list[Any], depth: int) -> list[Any]:
+        if _is_plain(raw):
+            return raw if self._outlines else raw[:]  # an outline is looked at, and not kept
+        return [self.decode(each, depth + 1) for each in raw]
+
     def items(self, raw: dict[str, Any], depth: int) -> list[Any]:
-        return [self.decode(each, depth + 1) for each in exactly(raw["items"], list)]
+        return self._list(exactly(raw["items"], list), depth)
 
     def pairs(self, raw: dict[str, Any], depth: int) -> list[tuple[Any, Any]]:
         decoded = []
@@ -122,6 +129,24 @@ class Decoder:
             key, value = exactly(pair, list)
             decoded.append((self.decode(key, depth + 2), self.decode(value, depth + 2)))
         return decoded
+
+
+def _is_plain(values: list[Any]) -> bool:
+    """Return whether all elements are themselves in JSON, as far as one look at all of them tells.
+
+    A prune proves the states of all ranks in the training process. A million integers of a sampler's order take 14 ms, and 235 ms
+    one by one.
+    """
+    kind = type(values[0]) if values else None
+    if kind is int:
+        try:
+            array("q", values)  # refuses all but integers of 64 bits, and booleans
+        except (TypeError, OverflowError):
+            return False
+        return True
+    if kind is float:
+        return {*map(type, values)} == {float} and all(map(math.isfinite, values))
+    return kind is str and {*map(type, values)} == {str}
 
 
 def _key(key: Any) -> str:

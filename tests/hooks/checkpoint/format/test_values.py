@@ -154,6 +154,41 @@ typed_values = st.recursive(
 )
 
 
+#: Values that a list may have beside each other; some are refused.
+ELEMENTS = [
+    0,
+    True,
+    None,
+    1.5,
+    "a",
+    2**63 - 1,
+    -(2**63),
+    2**63,
+    -(2**63) - 1,
+    math.inf,
+    math.nan,
+    b"x",
+    [2**63],
+    {"$": "no"},
+]
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(st.sampled_from(ELEMENTS), max_size=4))
+def test_a_list_is_read_as_its_elements_are(raw: list[Any]) -> None:
+    def read(value: Any) -> Any:
+        try:
+            return [decode(value, str)]
+        except CheckpointError:
+            return None
+
+    alone = [read(each) for each in raw]
+    expected = None if None in alone else [each for (each,) in alone]
+    assert read(raw) == (None if expected is None else [expected])
+    assert read({"$": "tuple", "items": raw}) == (None if expected is None else [tuple(expected)])
+    assert expected is None or decode(raw, str) is not raw
+
+
 @settings(max_examples=examples(150), deadline=None)
 @given(typed_values)
 def test_any_json_is_read_or_refused(raw: Any) -> None:
