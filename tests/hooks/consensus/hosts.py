@@ -27,6 +27,7 @@ class Hosts:
         return self._process.stdout.readline()
 
     def close(self) -> None:
+        self._process.kill()  # workers of a loader that another test has left may hold its standard input open
         self._process.communicate()
 
 
