@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..checkpoint.format.crc import crc32
-from ..state.inner_tensors import inner
+from ..state.inventory.inner_tensors import inner
 from ..state.sharding.dtensor import local
 
 #: Longest plain value, in characters, that is shown in full. A longer one is cut, with a checksum of the full text.

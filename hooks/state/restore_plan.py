@@ -15,10 +15,11 @@ from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
+from .inventory.walk import tensors_in
 from .parts.module import KnownTensor
 from .parts.rng import RngPart
 from .parts.stateful import is_position
-from .parts.tree import SavedTrees, tensors_in
+from .parts.tree import SavedTrees
 from .parts.values import Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
 from .state_tensor import StateTensor
@@ -167,13 +168,11 @@ def put_back(parts: Sequence[Part], restoring: RestorePlan) -> list[str]:
     Raises:
         StateError: an object's own code refuses the saved state.
     """
+    warnings = [*restoring.warnings]
     for part in parts:
         if part.name in restoring.trees:
             part.put_back(restoring.trees[part.name])
-    missing = next(part.left_out for part in parts if isinstance(part, RngPart))
-    warnings = [*restoring.warnings]
-    if missing:
-        warnings.append(f"this process has no generator for the saved RNG state of {', '.join(missing)}")
+            warnings += getattr(part, "said", ())
     if names := ", ".join(restoring.left_out):
         warnings.append(
             f"the checkpoint also holds {names}, which this process has not registered: not restored"

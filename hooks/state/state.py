@@ -21,6 +21,7 @@ from .changes.change_detector import ChangeDetector
 from .collected import CollectedState, collect, describe
 from .device.events import Fence
 from .device_boundary import DeviceBoundary, KeptBoundaries
+from .inventory.frozen import prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
 from .misuse.step_monitor import StepMonitor, hook
 from .misuse.unsaved import UnsavedState
@@ -28,7 +29,6 @@ from .parts.loaders import ResumableLoader
 from .parts.module import ModulePart
 from .parts.optimizers.optimizer import OptimizerPart
 from .parts.registry import build, check_held
-from .parts.tree import prove
 from .parts.values import Copied, InPlace, Part, StatefulPart, check_savable
 from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
@@ -105,7 +105,7 @@ class State:
         self._unsaved = UnsavedState(registered.lost, registered.changing, self.save_at_boundaries)
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
-        self.fence.watch([part.devices for part in self.parts if isinstance(part, Copied)])
+        self.fence.watch([part.forms.devices for part in self.parts if isinstance(part, Copied)])
         self._refresh()
         self._prove()
         if registered.boundary_only:

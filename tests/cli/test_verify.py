@@ -140,12 +140,12 @@ def test_a_state_that_no_restore_decodes_is_damage_and_exit_code_1(
     """All checksums agree. The manifest is named, and what is wrong with it; prune does not rely on it."""
     store = FileStore(tmp_path)
     saved_with(store, 10, FOREIGN_VALUES)
-    bad = saved_with(store, 20, {**FOREIGN_VALUES, "scheduler": {"$": "Fraction", "of": [1, 2]}})
+    bad = saved_with(store, 20, {**FOREIGN_VALUES, "scheduler": {"$": "Quaternion", "of": [1, 2]}})
     assert main(["verify", store.url]) == 1
     said = capsys.readouterr().out.splitlines()
     assert bad.key in said[0]
     assert "state of 'notes': " in said[0]
-    assert "type 'Fraction' is unknown to this version" in said[0]
+    assert "type 'Quaternion' is unknown to this version" in said[0]
     assert said[1].startswith("complete run run, step 10 ")
     assert main(["prune", store.url, "--keep", "1", "--json"]) == 0
     (done,) = json.loads(capsys.readouterr().out)["runs"]

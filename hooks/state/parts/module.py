@@ -21,7 +21,8 @@ from torch import nn
 
 from ....providers.errors import CheckpointError, StateError
 from ..changes.change_detector import ModuleTables
-from ..inner_tensors import description, inner
+from ..inventory.frozen import Forms, freeze_of
+from ..inventory.inner_tensors import description, inner
 from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, local, state_tensor
@@ -29,7 +30,7 @@ from ..sharding.fsdp import SHARDED, let_go, shards
 from ..state_tensor import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
 from .module_entries import EXTRA_STATE, entries_of, plain_tensors, unwrap
-from .tree import SavedTrees, freeze_of
+from .tree import SavedTrees
 from .values import (
     COPY_AT_BOUNDARY,
     REFUSALS,
@@ -86,7 +87,7 @@ class ModulePart:
         self._registered = registered
         self._ranks = ranks
         self._frozen_extra: dict[str, Any] = {}
-        self.devices: set[torch.device] = set()
+        self.forms = Forms()
         #: The ids of parameters that only a hooked optimizer changes. The registry sets them.
         self.stepped: frozenset[int] = frozenset()
         self._list(entries)
@@ -311,7 +312,7 @@ class ModulePart:
         for prefix, module in self._module.named_modules(remove_duplicate=False):
             if _has_extra_state(module):
                 key = f"{prefix}.{EXTRA_STATE}".lstrip(".")
-                states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.devices)
+                states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.forms)
         return states
 
     def state_tensors(self) -> list[StateTensor]:

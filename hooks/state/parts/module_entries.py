@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ....providers.errors import StateError
-from ..inner_tensors import inner
+from ..inventory.inner_tensors import inner
 from .values import check_restorable, check_savable
 
 #: The key of `get_extra_state` in `nn.Module.state_dict`.

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..inner_tensors import inner
+from ..inventory.inner_tensors import inner
 from ..memory_access import unreadable
 from ..sharding.dtensor import local
 

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 
 from ....providers.errors import StateError
 from ...checkpoint.format.values.state_check import RNG
-from ..inner_tensors import outlined
+from ..inventory.inner_tensors import outlined
+from ..inventory.ownership import Ownership
+from ..inventory.walk import tensors_in
 from ..sharding.dtensor import RankOf
 from .loaders import ResumableLoader
 from .module import KnownTensor, ModulePart, module_part
@@ -30,7 +32,6 @@ from .stateful import (
     keeps_loaded_aside,
     reads_a_device,
 )
-from .tree import tensors_in
 from .values import DictPart, Part, StatefulPart, TensorPart
 from .wrappers import can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
@@ -117,6 +118,14 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
             else:
                 boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
     read = [part for part in parts if isinstance(part, OptimizerPart)]
+    dicts = {part.name: part for part in parts if isinstance(part, DictPart)}
+
+    def ownership() -> Ownership:
+        others = {name: value for name, value in values.items() if name not in dicts}
+        return Ownership(_used(others), [values[name] for name in dicts])
+
+    for notes in dicts.values():
+        notes.ownership = ownership
 
     def lost() -> str:
         return _lost(read, beside, [*values.values()])
@@ -151,6 +160,19 @@ def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator
     for optimizer in optimizers:
         yield from tensors_in([*optimizer.param_groups])
         yield from tensors_in(outlined([*optimizer.state.values()]))
+
+
+def _used(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors whose memory these registered values use, saved or not."""
+    for value in values.values():
+        if isinstance(value, nn.Module):
+            yield from (each for module in value.modules() for each in tensors_in(vars(module)))
+        elif isinstance(value, Optimizer):
+            yield from tensors_in([value.param_groups, outlined([*value.state.values()])])
+        elif isinstance(value, torch.Tensor):
+            yield value
+        elif _says_its_state(value):
+            yield from tensors_in(value.state_dict())
 
 
 def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence[Any]) -> str:

@@ -91,8 +91,8 @@ class RngPart:
         self.name = name
         self._others = others
         self._frozen: dict[str, Any] = {}
-        #: Names of saved states that `put_back` found no generator for.
-        self.left_out: list[str] = []
+        #: A line about saved states that `put_back` found no generator for.
+        self.said: list[str] = []
 
     def at_boundary(self) -> None:
         self._frozen = capture(self._others)
@@ -129,12 +129,13 @@ class RngPart:
 
     def put_back(self, tree: Any) -> None:
         try:
-            self.left_out = restore(tree, self._others)
+            missing = ", ".join(restore(tree, self._others))
         except REFUSALS as error:
             raise StateError(
                 f"{self.name}: a generator refuses the checkpoint's state ({error_text(error)}); "
                 "restore with the versions of torch and numpy that saved it"
             ) from error
+        self.said = [f"this process has no generator for the saved RNG state of {missing}"] if missing else []
 
 
 def _try_on(states: dict[str, Any]) -> None:

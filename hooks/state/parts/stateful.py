@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ....providers.errors import StateError
+from ..inventory.frozen import freeze, freeze_of, prove
 from .loaders import ResumableLoader
-from .tree import freeze, freeze_of, prove
 from .values import StatefulPart
 
 
@@ -102,7 +102,7 @@ class ScalerPart(StatefulPart):
             "growth_interval": scaler.get_growth_interval(),
             "_growth_tracker": growth,
         }
-        self._frozen = freeze_of(self.name, state, self.devices)
+        self._frozen = freeze_of(self.name, state, self.forms)
 
     def tree(self) -> Any:
         tree = self._frozen

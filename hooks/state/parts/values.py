@@ -21,10 +21,13 @@ import torch
 from ....providers.errors import StateError
 from ...checkpoint.format.dtypes import dtype_name
 from ..device.events import unordered
+from ..inventory.fit import Filling
+from ..inventory.frozen import Forms, freeze, freeze_of
+from ..inventory.ownership import Ownership
+from ..inventory.walk import tensors_in
 from ..memory_access import copyable, expanded, unreadable
 from ..sharding.dtensor import RankOf, TargetMemory, local, state_tensor
 from ..state_tensor import StateTensor
-from .tree import freeze, freeze_of, tensors_in
 
 #: The most bytes of a set of tensors that is copied at each boundary. A larger set is read in place and checked twice.
 COPY_AT_BOUNDARY = 8 * 2**20
@@ -103,8 +106,8 @@ class InPlace(Protocol):
 class Copied(Protocol):
     """A part that copies values at boundaries, and these values may contain tensors."""
 
-    #: The devices of those tensors. The set grows.
-    devices: set[torch.device]
+    #: The forms of those values, and the devices of those tensors.
+    forms: Forms
 
 
 def error_text(error: BaseException) -> str:
@@ -116,11 +119,10 @@ class CopiedValue:
     """The base of parts whose whole value is copied at each boundary."""
 
     _frozen: Any = None
-    #: The devices of the copied tensors.
-    devices: set[torch.device]
+    forms: Forms
 
     def copied(self) -> Any:
-        if self.devices and sum(t.nbytes for t in tensors_in(self._frozen)) > COPY_AT_BOUNDARY:
+        if self.forms.devices and sum(t.nbytes for t in tensors_in(self._frozen)) > COPY_AT_BOUNDARY:
             return None
         return (self._frozen,)
 
@@ -140,10 +142,10 @@ class StatefulPart(CopiedValue):
     def __init__(self, name: str, value: Any) -> None:
         self.name = name
         self.value = value
-        self.devices: set[torch.device] = set()
+        self.forms = Forms()
 
     def at_boundary(self) -> None:
-        self._frozen = freeze_of(self.name, self.value.state_dict(), self.devices)
+        self._frozen = freeze_of(self.name, self.value.state_dict(), self.forms)
 
     def state_tensors(self) -> list[StateTensor]:
         return []
@@ -189,19 +191,23 @@ def load_into(name: str, value: Any, state: Any) -> None:
 
 
 class DictPart(CopiedValue):
-    """A dict of plain values for the user's own notes, restored into the same dict.
+    """A dict of plain values for the user's own notes, restored into the same dict and into what it holds.
 
     A checkpoint does not record the devices of tensors in the dict. A restored tensor goes to the device of the
-    tensor that it replaces, otherwise to the host.
+    tensor at its place, otherwise to the host.
     """
 
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
         self.name = name
         self._value = value
-        self.devices: set[torch.device] = set()
+        self.forms = Forms(objects=True)
+        #: Lines about values that are not, or not quite, restored.
+        self.said: list[str] = []
+        #: Returns the owners of memory in registered dicts, as they are now. The registry sets it.
+        self.ownership: Callable[[], Ownership] = lambda: Ownership((), [value])
 
     def at_boundary(self) -> None:
-        self._frozen = freeze_of(self.name, self._value, self.devices)
+        self._frozen = freeze_of(self.name, self._value, self.forms)
 
     def state_tensors(self) -> list[StateTensor]:
         return []
@@ -214,20 +220,14 @@ class DictPart(CopiedValue):
             raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
 
     def put_back(self, tree: Any) -> None:
-        tree = _placed(tree, self._value)
-        self._value.clear()
-        self._value.update(tree)
-
-
-def _placed(saved: Any, here: Any) -> Any:
-    """Return the saved value, with its tensors on the devices of the tensors that they replace."""
-    if isinstance(saved, torch.Tensor):
-        return saved.to(here.device) if isinstance(here, torch.Tensor) else saved
-    if type(saved) is dict and isinstance(here, dict):
-        return {key: _placed(value, here.get(key)) for key, value in saved.items()}
-    if type(saved) in (list, tuple) and isinstance(here, (list, tuple)) and len(here) == len(saved):
-        return type(saved)([_placed(a, b) for a, b in zip(saved, here, strict=True)])
-    return saved
+        filling = Filling(self.name, self.ownership())
+        try:
+            filling.fill(self._value, tree)
+        except REFUSALS as error:
+            raise StateError(
+                f"{self.name}: a value in it refuses its saved state ({error_text(error)}); restore with the versions that saved it"
+            ) from error
+        self.said = filling.said
 
 
 class TensorPart:

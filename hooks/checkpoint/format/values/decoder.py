@@ -13,11 +13,14 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from .....providers.errors import CheckpointError, StateError
 from .encoder import FACTORIES, MAX_DEPTH
 from .foreign_readers import FOREIGN_READERS, Malformed, TensorOutline, exactly, int64, unbase64
+from .saved_object import KINDS, SavedObject
 
 if TYPE_CHECKING:
     import torch
@@ -154,9 +157,13 @@ def _key(key: Any) -> str:
 
 
 def _int(decoder: Decoder, raw: dict[str, Any], depth: int) -> int:
-    if _HEX.fullmatch(exactly(raw["hex"], str)) is None:
+    return _hex(raw["hex"])
+
+
+def _hex(text: Any) -> int:
+    if _HEX.fullmatch(exactly(text, str)) is None:
         raise Malformed("an integer that is not hexadecimal")
-    return int(raw["hex"], 16)
+    return int(text, 16)
 
 
 def _float(decoder: Decoder, raw: dict[str, Any], depth: int) -> float:
@@ -239,6 +246,27 @@ def _time(decoder: Decoder, raw: dict[str, Any], depth: int) -> time:
     return value.replace(tzinfo=_zone(raw), fold=exactly(raw["fold"], int))
 
 
+def _decimal(decoder: Decoder, raw: dict[str, Any], depth: int) -> Decimal:
+    try:
+        return Decimal(exactly(raw["text"], str))
+    except InvalidOperation as error:
+        raise Malformed("a Decimal that is no number") from error
+
+
+def _fraction(decoder: Decoder, raw: dict[str, Any], depth: int) -> Fraction:
+    parts = exactly(raw["parts"], list)
+    if len(parts) != 2 or (below := _hex(parts[1])) < 1:
+        raise Malformed("a Fraction without its two parts")
+    return Fraction(_hex(parts[0]), below)
+
+
+def _object(decoder: Decoder, raw: dict[str, Any], depth: int) -> SavedObject:
+    kind, cls = exactly(raw["kind"], str), exactly(raw["class"], str)
+    if kind not in KINDS:
+        raise Malformed(f"an object of kind {kind[:40]!r}")
+    return SavedObject(kind, cls, decoder.decode(raw["value"], depth))
+
+
 _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "int": _int,
     "float": _float,
@@ -261,4 +289,7 @@ _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "datetime": _datetime,
     "time": _time,
     "timedelta": lambda decoder, raw, depth: _timedelta(raw["parts"]),
+    "Decimal": _decimal,
+    "Fraction": _fraction,
+    "object": _object,
 }

@@ -21,10 +21,13 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from .....providers.errors import StateError
 from .foreign import encode_foreign
+from .saved_object import SavedObject
 
 if TYPE_CHECKING:
     import torch
@@ -177,6 +180,12 @@ _CONTAINERS: dict[type, Callable[[Encoder, Any, str], Any]] = {
         "maxlen": value.maxlen,
         "items": encoder.items(value, path),
     },
+    SavedObject: lambda encoder, value, path: {
+        "$": "object",
+        "kind": value.kind,
+        "class": value.cls,
+        "value": encoder.encode(value.value, path),
+    },
     slice: lambda encoder, value, path: {
         "$": "slice",
         "items": encoder.items((value.start, value.stop, value.step), path),
@@ -222,6 +231,8 @@ _SINGLE: dict[type, Callable[[Any, str], Any]] = {
     datetime: _datetime,
     time: _datetime,
     timedelta: lambda value, path: {"$": "timedelta", "parts": _timedelta(value)},
+    Decimal: lambda value, path: {"$": "Decimal", "text": str(value)},
+    Fraction: lambda value, path: {"$": "Fraction", "parts": [hex(value.numerator), hex(value.denominator)]},
 }
 
 

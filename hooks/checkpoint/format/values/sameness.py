@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 from .encoder import short
+from .saved_object import SavedObject
 
 _SEQUENCES = (list, tuple, deque)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
@@ -28,6 +29,10 @@ def same(one: Any, other: Any, path: str = "") -> str:
         return next((difference for i, (a, b) in pairs if (difference := same(a, b, f"{path}[{i}]"))), "")
     if isinstance(one, _DICTS):
         return _same_dict(one, other, path)
+    if isinstance(one, SavedObject):
+        if (one.kind, one.cls) != (other.kind, other.cls):
+            return path or " itself"
+        return same(one.value, other.value, path)
     return "" if _same_leaf(one, other) else path or " itself"
 
 

@@ -16,7 +16,9 @@ import torch
 from torch.optim import Optimizer
 
 from .....providers.errors import CheckpointError, StateError
-from ...inner_tensors import check_outlines, is_outline, named, outlined, whole
+from ...inventory.frozen import Forms, freeze
+from ...inventory.inner_tensors import check_outlines, is_outline, named, outlined, whole
+from ...inventory.walk import tensors_in
 from ...sharding.dtensor import (
     DeclaredReplicas,
     RankOf,
@@ -28,7 +30,7 @@ from ...sharding.dtensor import (
 )
 from ...state_tensor import StateTensor, Tier
 from ..module import KnownTensor
-from ..tree import SavedTrees, freeze, tensors_in
+from ..tree import SavedTrees
 from ..values import Part, StatefulPart, copy_into, load_into
 from ..wrappers import can_be_hooked, check_says_state
 from . import optimizer_tree
@@ -98,7 +100,7 @@ class OptimizerPart:
         #: state, and no step reads it.
         self._retired: dict[int, torch.Tensor] = {}
         self._param: dict[str, torch.Tensor] = {}
-        self.devices: set[torch.device] = set()
+        self.forms = Forms()
         self._products = running_products(optimizer)
         self.refresh()
 
@@ -179,7 +181,7 @@ class OptimizerPart:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
         else:
             self._frozen = [
-                {k: v if k == "params" else freeze(v, self.devices) for k, v in g.items()}
+                {k: v if k == "params" else freeze(v, self.forms) for k, v in g.items()}
                 for g in self.optimizer.param_groups
             ]
 

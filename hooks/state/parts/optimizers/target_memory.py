@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...inner_tensors import is_outline
+from ...inventory.inner_tensors import is_outline
+from ...inventory.walk import tensors_in
 from ...sharding.boxes import box
 from ...sharding.dtensor import TargetMemory, cut_of, is_dtensor, local
-from ..tree import tensors_in
 from ..values import room
 from .merge import cannot_be_cut
 from .optimizer_tree import COPIES, Placed, by_field, shard

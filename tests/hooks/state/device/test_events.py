@@ -226,7 +226,7 @@ def test_a_device_that_only_a_registered_dict_is_on_is_waited_for() -> None:
     part, stateful = DictPart("notes", notes), StatefulPart("meter", Stateful(elsewhere(SECOND)))
     events = Events()
     fence = Fence(events.record)
-    fence.watch([part.devices, stateful.devices])
+    fence.watch([part.forms.devices, stateful.forms.devices])
     part.at_boundary()
     fence.record()
     assert fence.devices == ()
@@ -330,7 +330,7 @@ def test_generators_of_other_accelerators_are_saved_and_put_back() -> None:
     before, xpu.states = xpu.states, [torch.zeros(4, dtype=torch.uint8)] * 2
     part.targets(tree)
     part.put_back(tree)
-    assert part.left_out == []
+    assert part.said == []
     assert all(map(torch.equal, xpu.states, before))
     assert restore({"xpu": tree["xpu"]}) == ["xpu"]
     with pytest.raises(CheckpointError, match="the state of xpu's generator is not in its form"):

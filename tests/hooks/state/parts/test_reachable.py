@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from spotguard.hooks.state.inventory.walk import tensors_in
 from spotguard.hooks.state.parts import reachable
 from spotguard.hooks.state.parts.reachable import EXEMPT, SavedTensors, unsaved
-from spotguard.hooks.state.parts.tree import tensors_in
 from spotguard.providers.errors import SpotguardError, StateError
 from tests.fakes import foreign_optimizers as foreign
 from tests.fakes.training import Job, bits, different, guarded, seed, step_on

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from spotguard.hooks.state.parts.tree import freeze
+from spotguard.hooks.state.inventory.frozen import freeze
 from spotguard.providers.errors import StateError
 from tests.fakes.training import guarded
 from tests.fakes.watched_store import WatchedStore

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...providers.errors import CheckpointError, StateError
-from .sharding.dtensor import is_dtensor
+from ....providers.errors import CheckpointError, StateError
+from ..sharding.dtensor import is_dtensor
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: The key that tells an outline from a dict of the optimizer's own.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.recorder.checksums import of_tensor
-from spotguard.hooks.state.inner_tensors import check_outlines, inner, outlined, whole
+from spotguard.hooks.state.inventory.inner_tensors import check_outlines, inner, outlined, whole
 from spotguard.providers.errors import CheckpointError, StateError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.training import Job, different, finished, guarded, restored, seed, step_on

@@ -1,0 +1,171 @@
+"""Copies of values at a boundary, and the forms that they had there.
+
+`freeze` copies. What it meets on its way (types, dtypes, layouts, devices, factories) is the signature of a part's values. A form that
+was not there before is proven at that boundary, as `register` proves all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import torch
+
+from ....providers.errors import StateError
+from ...checkpoint.format.values.decoder import decode
+from ...checkpoint.format.values.encoder import FACTORIES, encode
+from ...checkpoint.format.values.sameness import same
+from ...checkpoint.format.values.saved_object import SavedObject
+from ..device.events import unordered
+from ..memory_access import copyable, lack
+from ..sharding.dtensor import is_dtensor
+from .objects import saved_object
+from .walk import ATOMS
+
+log = logging.getLogger("spotguard")
+
+_TEXTS = frozenset({str})
+
+
+class Forms:
+    """The forms that the values of one part have had.
+
+    Args:
+        objects: whether a restore has live objects of classes to fill. Otherwise they are refused.
+    """
+
+    __slots__ = ("_proven", "devices", "objects", "seen")
+
+    def __init__(self, *, objects: bool = False) -> None:
+        #: The devices of copied tensors; never the host.
+        self.devices: set[torch.device] = set()
+        self.objects = objects
+        self.seen: set[Any] = set()
+        #: The number of forms that a proof has covered. `register` makes the first one, after the first copy.
+        self._proven = -1
+
+    def tensor(self, value: torch.Tensor) -> None:
+        """Note a tensor's form.
+
+        Raises:
+            StateError: no call can report when its device has copied it.
+        """
+        form = (value.dtype, value.layout, value.device)
+        if form not in self.seen:
+            if not value.is_cpu and value.device not in self.devices:
+                if why := unordered(value.device):
+                    raise StateError(
+                        f"a tensor on {value.device}, {why}; move it to the host, or leave it out"
+                    )
+                self.devices.add(value.device)
+            self.seen.add(form)
+
+    def keys(self, value: dict[Any, Any]) -> None:
+        """Note the types of a dict's keys."""
+        if (kinds := {*map(type, value)}) - _TEXTS:
+            self.seen.update(kinds)
+
+    def check(self, name: str, frozen: Any) -> None:
+        """Prove a part's values again if there are new forms among them. A value that no save can hold is logged once."""
+        if len(self.seen) == self._proven:
+            return
+        if self._proven >= 0:
+            try:
+                prove(name, frozen)
+            except StateError as error:
+                log.error("no save is possible: %s", error)
+        self._proven = len(self.seen)
+
+
+def freeze(value: Any, forms: Forms | None = None) -> Any:
+    """Return a copy of `value` that later changes cannot reach: containers and tensors are copied, atoms are shared.
+
+    A value that cannot be copied is returned as it is. It cannot be saved either, and the encoder refuses it by name.
+
+    Args:
+        value: a tree of any objects.
+        forms: receives the forms that the copied values have.
+
+    Raises:
+        StateError: a tensor's memory was freed, or no call can report when a device has copied the tensor.
+    """
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    # Most values are numbers in a list or a dict: a call for each of them would cost three times as much.
+    if kind is dict:
+        if forms is not None:
+            forms.keys(value)
+        return {k: v if type(v) in ATOMS else freeze(v, forms) for k, v in value.items()}
+    if kind is list:
+        return [v if type(v) in ATOMS else freeze(v, forms) for v in value]
+    if kind is tuple:
+        return tuple([v if type(v) in ATOMS else freeze(v, forms) for v in value])
+    if isinstance(value, torch.Tensor):
+        return _copy(value, forms)
+    if kind is deque:
+        return deque([freeze(v, forms) for v in value], value.maxlen)
+    if kind is OrderedDict:
+        return OrderedDict([(k, freeze(v, forms)) for k, v in value.items()])
+    if kind is defaultdict:
+        factory = value.default_factory
+        if forms is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+            forms.seen.add((kind, factory is None))
+        return defaultdict(factory, {k: freeze(v, forms) for k, v in value.items()})
+    if forms is not None:
+        if forms.objects and (found := saved_object(value)) is not None:
+            forms.seen.add((found.kind, found.cls))
+            return SavedObject(found.kind, found.cls, freeze(found.value, forms))
+        forms.seen.add((kind, getattr(value, "dtype", None)))
+    try:
+        copied = copy.deepcopy(value)
+        return copied if type(copied) is kind else value  # its `__reduce__` may make any other object of it
+    except Exception:  # noqa: BLE001 - any code may run here, and pickle raises errors of every kind
+        return value
+
+
+def _copy(value: torch.Tensor, forms: Forms | None) -> torch.Tensor:
+    if is_dtensor(value):
+        raise StateError(
+            "a DTensor outside a module or an optimizer, which cannot be saved; use a plain tensor, or leave it out [SG401]"
+        )
+    if value.layout is torch.strided and value.device.type != "meta" and (why := lack(value)):
+        raise StateError(f"{why}, which cannot be saved; use a plain tensor, or leave it out [SG401]")
+    if forms is not None:
+        forms.tensor(value)
+    if value.layout is not torch.strided:
+        return value.detach().clone()  # the encoder refuses it by name
+    return copyable(value.detach()).clone().view(value.dtype)
+
+
+def freeze_of(name: str, value: Any, forms: Forms) -> Any:
+    """Do the work of `freeze` for a registered value, whose name is in errors, and check its new forms."""
+    try:
+        frozen = freeze(value, forms)
+    except StateError as error:
+        raise StateError(f"{name} holds {error}") from error
+    except RecursionError:  # deeper than any savable value, or a circle: no copy, as above
+        forms.seen.add(RecursionError)
+        frozen = value
+    forms.check(name, frozen)
+    return frozen
+
+
+def prove(name: str, tree: Any) -> Any:
+    """Save a tree and read it back, in memory; return the tree that came back.
+
+    Raises:
+        StateError: the tree that came back differs. The message names the difference and its path.
+    """
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> str:
+        kept[f"#{len(kept)}"] = tensor
+        return f"#{len(kept) - 1}"
+
+    back = decode(encode(tree, keep, name), kept.__getitem__)
+    if (path := same(tree, back)) != "":
+        raise StateError(f"{name}{path} does not survive saving and reading back; leave it out")
+    return back

@@ -1,0 +1,301 @@
+"""A registered dict comes back into the objects that the script holds, and into no memory that something else uses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import random
+import re
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from spotguard.hooks.checkpoint.format.values.decoder import decode  # noqa: E402
+from spotguard.hooks.checkpoint.format.values.sameness import same  # noqa: E402
+from spotguard.hooks.state.inventory.frozen import Forms, freeze, prove  # noqa: E402
+from spotguard.hooks.state.inventory.ownership import Ownership  # noqa: E402
+from spotguard.hooks.state.parts.values import DictPart  # noqa: E402
+from spotguard.providers.errors import CheckpointError  # noqa: E402
+from tests.fakes.training import guarded  # noqa: E402
+from tests.fakes.watched_store import WatchedStore  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def no_tensor(name: str) -> Any:
+    raise AssertionError(name)
+
+
+def frozen(value: Any) -> Any:
+    return freeze(value, Forms(objects=True))
+
+
+def restored(live: dict[Any, Any], saved: dict[Any, Any], others: Iterable[Any] = ()) -> list[str]:
+    """Put a saved dict back into a live one; return what is said about it."""
+    part = DictPart("notes", live)
+    part.ownership = lambda: Ownership(others, [live])
+    tree = prove("notes", frozen(saved))
+    want = copy.deepcopy(tree)
+    part.put_back(tree)
+    if not part.said:
+        assert same(frozen(live), want) == ""
+    return part.said
+
+
+@dataclasses.dataclass
+class Best:
+    loss: float
+    at: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    rate: float
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    seen: Any
+
+
+class Phase(enum.Enum):
+    WARM, COLD = "warm", "cold"
+
+
+class Kind(enum.IntEnum):
+    ONE, TWO = 1, 2
+
+
+class Attributes(dict[str, Any]):
+    """A dict whose items are attributes, as many configurations are."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Marked(OrderedDict[str, Any]):
+    pass
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize(
+    ("live", "saved"),
+    [
+        ([1], [1, 2, 3]),
+        ([1, 2, 3], []),
+        (deque([1], maxlen=5), deque([1, 2], maxlen=5)),
+        ({1}, {2, 3}),
+        ({"a": 1, "gone": 2}, {"b": [1], "a": 2}),
+        (OrderedDict(a=1, b=2), OrderedDict(b=1, a=2)),
+        (Counter("ab"), Counter("aab")),
+        (defaultdict[int, Any](list, {1: [2]}), defaultdict[int, Any](dict, {3: [4]})),
+        (bytearray(b"ab"), bytearray(b"abc")),
+        (np.zeros(3), np.arange(3.0)),
+        (np.zeros((2, 2), "<f4", order="F"), np.asfortranarray(np.ones((2, 2), "<f4"))),
+        (torch.zeros(3), torch.arange(3.0)),
+        (torch.zeros(2, 3).t(), torch.ones(2, 3).t()),
+        (nn.Parameter(torch.zeros(2)), torch.ones(2)),
+        (torch.zeros(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
+        (Best(1.0, [1]), Best(0.5, [1, 2])),
+        (Slots([1]), Slots([2])),
+        (Attributes(a=1), Attributes(a=2, b=[3])),
+        (Marked(a=1), Marked(b=1, a=2)),
+        (torch.Generator(), torch.Generator().manual_seed(3)),
+        (random.Random(0), random.Random(1)),
+        (np.random.default_rng(0), np.random.default_rng(1)),
+        (np.random.RandomState(0), np.random.RandomState(1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("within", [lambda value: value, lambda value: [value], lambda value: (value, 1)])
+def test_a_mutable_value_takes_its_saved_value_itself(
+    live: Any, saved: Any, within: Callable[[Any], Any]
+) -> None:
+    live, saved = copy.deepcopy(live), copy.deepcopy(saved)
+    notes = {"x": {"y": within(live)}}
+    inside = notes["x"]
+    assert restored(notes, {"x": {"y": within(saved)}}) == []
+    assert notes["x"] is inside
+    held = inside["y"] if within(0) == 0 else inside["y"][0]
+    assert held is live
+    assert same(frozen(live), frozen(saved)) == ""
+
+
+@pytest.mark.parametrize(
+    ("live", "saved"),
+    [
+        (1, "one"),
+        (None, [1]),
+        (1.0, torch.ones(2)),
+        (Fixed(1.0), Fixed(2.0)),
+        (Pair(1, 2), Pair(3, 4)),
+        (Phase.WARM, Phase.COLD),
+        (Kind.ONE, Kind.TWO),
+        ((1, 2), (1, 2, 3)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_immutable_value_gives_its_place_without_a_word(live: Any, saved: Any) -> None:
+    kept = copy.deepcopy(live)
+    notes = {"x": live}
+    assert restored(notes, {"x": saved}) == []
+    assert type(notes["x"]) is type(saved)
+    assert same(frozen(live), frozen(kept)) == ""
+
+
+def test_a_list_in_a_named_tuple_is_filled() -> None:
+    inside = [2]
+    assert restored({"x": Pair(1, inside)}, {"x": Pair(3, [4, 5])}) == []
+    assert inside == [4, 5]
+
+
+def test_memory_of_another_registered_value_is_not_written() -> None:
+    weights, views = torch.zeros(4), {}
+    for key, value in {
+        "alias": weights.detach(),
+        "part": weights[1:3],
+        "array": weights.numpy(),
+        "own": torch.zeros(4),
+    }.items():
+        views[key] = value
+    del value
+    own = views["own"]
+    saved = {"alias": torch.ones(4), "part": torch.ones(2), "array": np.ones(4, "f4"), "own": torch.ones(4)}
+    assert restored(views, saved, others=[weights]) == []
+    assert weights.tolist() == [0] * 4
+    assert views["own"] is own
+
+
+def test_values_that_were_one_at_the_start_become_two_as_saved() -> None:
+    notes: dict[str, Any] = {"a": torch.zeros(2), "l": [1]}
+    notes |= {"b": notes["a"], "m": notes["l"]}
+    saved = {"a": torch.ones(2), "l": [1], "b": torch.full((2,), 2.0), "m": [2]}
+    assert restored(notes, saved) == []
+    base = torch.zeros(4)
+    halves = {"a": base[:2], "b": base[2:], "c": base[1:3]}
+    assert restored(halves, {key: torch.ones(2) for key in "abc"}) == []
+    assert base.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("live", "saved", "why"),
+    [
+        (torch.zeros(2), torch.ones(3), r"is a Tensor of torch\.float32, shape \(2,\) here"),
+        (
+            torch.zeros(2),
+            torch.ones(2).double(),
+            r"a Tensor of torch\.float64, shape \(2,\) in the checkpoint",
+        ),
+        (np.zeros(2), np.ones(2, "f4"), r"is a ndarray of float64, shape \(2,\) here"),
+        ([1], deque([1]), "is a list here and a deque in the checkpoint"),
+        (torch.zeros(1).expand(2), torch.ones(2), "shares its memory"),
+    ],
+    ids=["shape", "dtype", "array", "kind", "expanded"],
+)
+def test_another_object_in_the_place_of_a_held_one_is_said(live: Any, saved: Any, why: str) -> None:
+    held = {"x": live}
+    (said,) = restored(held, {"x": saved})
+    assert said.startswith("notes.x ")
+    assert held["x"] is not live
+    assert re.search(why, said)
+
+
+def test_another_object_in_a_place_that_only_the_dict_knows_is_not_said() -> None:
+    notes = {"x": torch.zeros(2), "y": [np.zeros(2)]}
+    assert restored(notes, {"x": torch.ones(3), "y": [np.ones(3)]}) == []
+
+
+def test_an_object_without_a_live_one_at_its_place_is_named_and_the_rest_comes_back() -> None:
+    notes: dict[str, Any] = {"history": [], "best": None, "phase": Kind.ONE, "n": 1, "deep": {"a": 0}}
+    saved = {
+        "history": [Best(1.0, [])],
+        "best": Best(1.0, []),
+        "phase": Phase.COLD,
+        "n": 2,
+        "deep": {"b": Fixed(1.0), "a": 1},
+    }
+    said = restored(notes, saved)
+    assert [line.partition(" ")[0] for line in said] == [
+        "notes.history[0]",
+        "notes.best",
+        "notes.phase",
+        "notes.deep.b",
+    ]
+    assert notes == {"history": [], "best": None, "phase": Kind.ONE, "n": 2, "deep": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"$": "object", "kind": "class", "class": "os.system", "value": {}},
+        {"$": "object", "kind": "dataclass", "class": 1, "value": {}},
+        {"$": "object", "kind": "dataclass", "class": "os.system"},
+        {"$": "Decimal", "text": "one"},
+        {"$": "Fraction", "parts": ["0x1", "0x0"]},
+    ],
+)
+def test_an_object_in_another_form_is_refused(raw: Any) -> None:
+    with pytest.raises(CheckpointError):
+        decode(raw, no_tensor)
+
+
+@pytest.mark.parametrize("value", [[1], "x", {"y": 1, 2: 3}, None, (1, 2, 3)])
+def test_a_hostile_object_changes_no_class(value: Any) -> None:
+    """Whatever fields it claims, the live object is of its own class, or stays as it is."""
+    for live, kind in (
+        (Best(1.0, [1]), "dataclass"),
+        (Pair(1, 2), "namedtuple"),
+        (Phase.WARM, "enum"),
+        (Attributes(a=1), "mapping"),
+    ):
+        cls = f"{type(live).__module__}.{type(live).__qualname__}"
+        part = DictPart("notes", {"x": live})
+        part.put_back({"x": decode({"$": "object", "kind": kind, "class": cls, "value": None}, no_tensor)})
+        assert part.said
+        assert type(live) in {Best, Pair, Phase, Attributes}
+
+
+def values(notes: dict[str, Any]) -> dict[str, Any]:
+    model = nn.Linear(2, 2)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "notes": notes}
+
+
+def test_a_script_goes_on_with_what_it_holds_of_a_dict(caplog: pytest.LogCaptureFixture) -> None:
+    store = WatchedStore()
+    for _ in range(2):
+        average, seen, best = [torch.zeros(2)], np.zeros(3), Best(9.0, [])
+        with guarded(store, values({"average": average, "seen": seen, "best": best})) as guard:
+            if guard.restore() == 0:
+                average[0] += 1
+                seen += 2
+                best.loss, best.at = 0.5, [3]
+                guard.step()
+                guard.save()
+    assert (average[0].tolist(), seen.tolist(), best) == ([1, 1], [2, 2, 2], Best(0.5, [3]))
+    assert not [each for each in caplog.records if "notes" in each.getMessage()]
+
+
+def test_a_dict_begun_with_the_weights_does_not_overwrite_them() -> None:
+    store = WatchedStore()
+    for _ in range(2):
+        registered = values({})
+        registered["notes"]["start"] = registered["model"].state_dict()
+        with guarded(store, registered) as guard:
+            if guard.restore() == 0:
+                registered["notes"]["start"] = {"weight": torch.full((2, 2), 7.0)}
+                guard.step()
+                guard.save()
+                weight = registered["model"].weight.tolist()
+    assert registered["model"].weight.tolist() == weight
+    assert registered["notes"]["start"]["weight"].tolist() == [[7, 7], [7, 7]]

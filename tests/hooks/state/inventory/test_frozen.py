@@ -1,0 +1,73 @@
+"""The forms of copied values: a new one is proven at the boundary where it appears."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from spotguard.hooks.state.parts.values import DictPart  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def logged(caplog: pytest.LogCaptureFixture, notes: dict[str, Any], later: Callable[[], object]) -> list[str]:
+    """Take a boundary as `register` does, change the dict, and take two more; return what these two log."""
+    part = DictPart("notes", notes)
+    part.at_boundary()
+    caplog.clear()
+    later()
+    part.at_boundary()
+    part.at_boundary()
+    return [each.getMessage() for each in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("new", lambda: 0, r"no save is possible: notes.new is a function"),
+        ("x", object(), "no save is possible: notes.x is an object"),
+        ("x", [[Exception()]], r"no save is possible: notes.x\[0\]\[0\] is an Exception"),
+        ("x", torch.zeros(2).to_sparse(), "no save is possible: notes.x is a torch.Tensor"),
+        ("x", np.zeros(1, [("a", "i4")]), "no save is possible: notes.x of dtype"),
+        ("x", np.array([None]), "no save is possible: notes.x"),
+        ("x", defaultdict(lambda: 0), r"no save is possible: notes.x.default_factory is a function"),
+        ("x", {object(): 1}, "no save is possible: notes.x key"),
+        (frozenset({object()}), 1, "no save is possible: notes key"),
+        ("x", {1: {2: {3: datetime.UTC}}}, r"no save is possible: notes.x\[1\]\[2\]\[3\] is a datetime"),
+    ],
+)
+def test_a_value_that_becomes_unsavable_is_said_once_at_its_boundary(
+    caplog: pytest.LogCaptureFixture, key: Any, value: Any, said: str
+) -> None:
+    notes: dict[Any, Any] = {"x": 1, "t": torch.zeros(2)}
+    (line,) = logged(caplog, notes, lambda: notes.update({key: value}))
+    assert re.match(said, line)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x", "text"),
+        ("new", [1, None, 2.5, True]),
+        ("x", torch.zeros(3, 4, dtype=torch.float64).t()),
+        ("x", np.zeros(3, "i4")),
+        ("x", defaultdict(list)),
+        ("x", {1: {2: (3, {4})}}),
+        ("x", Fraction(1, 3)),
+        ((1, "key"), datetime.date(2020, 1, 1)),
+    ],
+)
+def test_a_value_that_changes_into_another_savable_one_is_not_said(
+    caplog: pytest.LogCaptureFixture, key: Any, value: Any
+) -> None:
+    notes: dict[Any, Any] = {"x": 1, "t": torch.zeros(2)}
+    assert logged(caplog, notes, lambda: notes.update({key: value})) == []
