@@ -15,7 +15,9 @@ from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
+from .inventory.layout import memory_like
 from .inventory.walk import tensors_in
+from .memory_access import expanded
 from .parts.module import KnownTensor
 from .parts.rng import RngPart
 from .parts.stateful import is_position
@@ -122,16 +124,25 @@ def plan(
             warnings.append(why)
         if isinstance(part, PlacedPart):
             _place(part.name, part.memory(outline, names.of), names, into, made)
-        wanted = {names.of(tensor) for tensor in tensors_in(outline)}
+        wanted = {names.of(tensor): tensor for tensor in tensors_in(outline)}
+        if not isinstance(part, NamedPart):
+            gaps = [name for name, tensor in wanted.items() if expanded(tensor)]
+            warnings += [
+                f"{name} had gaps in its memory when it was saved: it comes back dense [SG606]"
+                for name in gaps
+            ]
         seen = {names.of(tensor) for tree in outlines.decoded for tensor in tensors_in(tree)}
 
-        def give(name: str, unwanted: set[str] = seen - wanted) -> torch.Tensor:
+        unwanted = seen - wanted.keys()
+
+        def give(
+            name: str, unwanted: set[str] = unwanted, wanted: dict[str, torch.Tensor] = wanted
+        ) -> torch.Tensor:
             if name in unwanted:
                 return names.outline(name)
             if name not in made:
-                entry = entries[name]
                 with room(name):
-                    made[name] = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="cpu")
+                    made[name] = memory_like(wanted.get(name, names.outline(name)))
                 into[name] = StateTensor(name, made[name])
             return made[name]
 

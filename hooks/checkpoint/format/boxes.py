@@ -67,3 +67,32 @@ def run(part: Box, sizes: Sequence[int]) -> int | None:
         first += offset * stride
         stride *= whole
     return first
+
+
+def order_of(sizes: Sequence[int], steps: Sequence[int]) -> list[int] | None:
+    """Return a tensor's dimensions in the order of its memory, the slowest first; None if its memory has gaps or overlaps.
+
+    Args:
+        sizes: the sizes of the dimensions.
+        steps: elements of memory between two neighbours, for each dimension.
+    """
+    if 0 in sizes:
+        return list(range(len(sizes)))
+    wide = sorted((dim for dim, size in enumerate(sizes) if size > 1), key=lambda dim: -steps[dim])
+    expected = 1
+    for dim in reversed(wide):
+        if steps[dim] != expected:
+            return None
+        expected *= sizes[dim]
+    # A dimension of one element has no place of its own: it stays where its number puts it.
+    places = iter(wide)
+    return [dim if size == 1 else next(places) for dim, size in enumerate(sizes)]
+
+
+def steps_in(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return the elements of memory between two neighbours, for each dimension of a dense tensor in this order."""
+    steps, step = [0] * len(sizes), 1
+    for dim in reversed(order):
+        steps[dim] = step
+        step *= max(sizes[dim], 1)
+    return steps

@@ -16,6 +16,7 @@ import torch
 from ...checkpoint.format.values.saved_object import SavedObject
 from ..memory_access import copyable, expanded, unreadable
 from . import objects
+from .layout import unlike_layout
 from .ownership import Ownership, is_array
 from .walk import ATOMS, Way, place
 
@@ -107,6 +108,7 @@ class Filling:
             )
         if isinstance(saved, torch.Tensor):
             if fills:
+                self.said += unlike_layout(place(self._name, way), live, saved)
                 with torch.no_grad():
                     copyable(live.detach()).copy_(copyable(saved))
                 return live

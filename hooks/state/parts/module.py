@@ -23,6 +23,7 @@ from ....providers.errors import CheckpointError, StateError
 from ..changes.change_detector import ModuleTables
 from ..inventory.frozen import Forms, freeze_of
 from ..inventory.inner_tensors import description, inner
+from ..inventory.layout import unlike_layout
 from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, local, state_tensor
@@ -88,6 +89,8 @@ class ModulePart:
         self._ranks = ranks
         self._frozen_extra: dict[str, Any] = {}
         self.forms = Forms()
+        #: Lines about tensors that a restore fills in another layout.
+        self.said: list[str] = []
         #: The ids of parameters that only a hooked optimizer changes. The registry sets them.
         self.stepped: frozenset[int] = frozenset()
         self._list(entries)
@@ -364,6 +367,7 @@ class ModulePart:
                     f"{self.name}.{key} is a {text} here and a {tree[key]} in the checkpoint; quantize the model as "
                     "the run did that saved it, or choose another run id [SG602]"
                 )
+        self.said = []
         for key, tensor in self._live.items():
             if not isinstance(tree[key], torch.Tensor):
                 raise CheckpointError(
@@ -372,6 +376,7 @@ class ModulePart:
             # At `register` the tree's tensor is the state tensor itself. For a DTensor that is the shard, and it fits.
             if tree[key] is not self._leaf[key].tensor:
                 check_fits(f"{self.name}.{key}", tensor, tree[key])
+                self.said += unlike_layout(f"{self.name}.{key}", tensor, tree[key])
 
     def put_back(self, tree: Any) -> None:
         let_go(self._module)

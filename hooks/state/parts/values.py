@@ -23,6 +23,7 @@ from ...checkpoint.format.dtypes import dtype_name
 from ..device.events import unordered
 from ..inventory.fit import Filling
 from ..inventory.frozen import Forms, freeze, freeze_of
+from ..inventory.layout import unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
 from ..memory_access import copyable, expanded, unreadable
@@ -245,6 +246,8 @@ class TensorPart:
         self._alias = freeze(self._value) if self._small else self._value.detach()
         #: The copy of the boundary before, which the next boundary overwrites; None unless copies are kept twice.
         self._spare: torch.Tensor | None = None
+        #: A line about a restore that fills it in another layout.
+        self.said: list[str] = []
         #: Which bytes the tensor's memory lacks after it was freed; "" if none. Then the boundary does not read it,
         #: and each save refuses it by name.
         self._lacks = ""
@@ -285,6 +288,7 @@ class TensorPart:
             raise StateError(f"{self.name} is a tensor here and a {type(tree).__name__} in the checkpoint")
         if tree is not self._alias:
             check_fits(self.name, self._whole, tree)
+            self.said = unlike_layout(self.name, self._whole, tree)
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
         yield TargetMemory.of(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..boxes import order_of
 from ..dtypes import DTYPES
 
 if TYPE_CHECKING:
@@ -70,12 +71,17 @@ def _tensor(torch: Any, value: Any, path: str, encoder: _ValueEncoder) -> Any:
     kind = type(value)
     if kind is torch.nn.Parameter:
         name = encoder.take_tensor(value)
-        return {"$": "parameter", "name": name, "requires_grad": value.requires_grad}
+        return {"$": "parameter", "name": name, **_order(value), "requires_grad": value.requires_grad}
     if kind is not torch.Tensor and not kind.__module__.startswith("torch.distributed."):
         raise encoder.refusal(value, path, "save the plain tensors that it is made of")
     if value.layout is not torch.strided:
         raise encoder.refusal(value, path, f"its layout is {value.layout}: save its indices and values")
-    return {"$": "tensor", "name": encoder.take_tensor(value)}
+    return {"$": "tensor", "name": encoder.take_tensor(value), **_order(value)}
+
+
+def _order(value: Any) -> dict[str, Any]:
+    """Return the order of a tensor's dimensions in memory, if it is not their own; None for memory with gaps."""
+    return {} if value.is_contiguous() else {"order": order_of(value.shape, value.stride())}
 
 
 def _array(numpy: Any, torch: Any, value: Any, path: str, encoder: _ValueEncoder) -> Any:

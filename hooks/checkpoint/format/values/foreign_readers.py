@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .....providers.errors import StateError
+from ..boxes import steps_in
 from ..dtypes import DTYPES, torch_dtype
 
 if TYPE_CHECKING:
@@ -206,19 +207,37 @@ def _outline_scalar(word: str, data: bytes) -> Any:
     return _like(parts[0] if len(parts) == 1 else complex(*parts))
 
 
-def _parameter(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> tuple[torch.Tensor, bool]:
+def _tensor(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> tuple[torch.Tensor, Any]:
+    """Read a tensor and the steps of its dimensions in memory; None where they are those of their order."""
     tensor = decoder.give_tensor(exactly(raw["name"], str))
+    if "order" not in raw:
+        return tensor, None
+    order, sizes = exactly(raw["order"], list, type(None)), form_of(tensor)[1]
+    if order is None:
+        return tensor, [0] * len(sizes)
+    if sorted(exactly(dim, int) for dim in order) != list(range(len(sizes))):
+        raise Malformed(f"a tensor of {len(sizes)} dimensions in the order {order[:8]}")
+    return tensor, steps_in(order, sizes)
+
+
+def _make_tensor(tensor: torch.Tensor, steps: Any) -> torch.Tensor:
+    """Return the tensor. An outline gets its steps, and 0 for memory with gaps; the memory of any other was made by those."""
+    return tensor.as_strided(tensor.shape, steps) if steps is not None and tensor.is_meta else tensor
+
+
+def _parameter(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> tuple[torch.Tensor, Any, bool]:
+    tensor, steps = _tensor(decoder, raw, depth)
     wants = exactly(raw["requires_grad"], bool)
     dtype, _ = form_of(tensor)
     if wants and not dtype.startswith(("float", "bfloat", "complex")):
         raise Malformed(f"a parameter of {dtype} that requires a gradient")
-    return tensor, wants
+    return tensor, steps, wants
 
 
-def _make_parameter(tensor: torch.Tensor, wants: bool) -> Any:
+def _make_parameter(tensor: torch.Tensor, steps: Any, wants: bool) -> Any:
     import torch
 
-    return torch.nn.Parameter(tensor, requires_grad=wants)
+    return torch.nn.Parameter(_make_tensor(tensor, steps), requires_grad=wants)
 
 
 def _torch_size(decoder: _ValueDecoder, raw: dict[str, Any], depth: int) -> tuple[tuple[int, ...]]:
@@ -260,13 +279,9 @@ def _make(module: str, name: str) -> Callable[..., Any]:
 
 
 FOREIGN_READERS: dict[str, ForeignReader] = {
-    "tensor": ForeignReader(
-        lambda decoder, raw, depth: (decoder.give_tensor(exactly(raw["name"], str)),),
-        lambda tensor: tensor,
-        lambda tensor: tensor,
-    ),
+    "tensor": ForeignReader(_tensor, _make_tensor, lambda tensor, steps: tensor),
     "parameter": ForeignReader(
-        _parameter, _make_parameter, lambda tensor, wants: TensorOutline(*form_of(tensor))
+        _parameter, _make_parameter, lambda tensor, steps, wants: TensorOutline(*form_of(tensor))
     ),
     "numpy.ndarray": ForeignReader(
         _ndarray, _make_ndarray, lambda word, shape, *rest: ArrayOutline(word, shape)

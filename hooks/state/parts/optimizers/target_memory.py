@@ -1,4 +1,4 @@
-"""Memory that a restore reads an optimizer's state into: beside each parameter, and in its layout."""
+"""Memory that a restore reads an optimizer's state into: beside each parameter, in the layout that the state had."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...inventory.inner_tensors import is_outline
+from ...inventory.layout import memory_like
 from ...inventory.walk import tensors_in
 from ...sharding.boxes import box
 from ...sharding.dtensor import TargetMemory, cut_of, is_dtensor, local
@@ -43,7 +44,7 @@ def target_memory(
     for key, values in tree["state"].items():
         param = params[key]
         here = shard(param)
-        for field, value in by_field(values):
+        for _, value in by_field(values):
             for outline in tensors_in(value):
                 name = name_of(outline)
                 host = name in on_host
@@ -55,33 +56,18 @@ def target_memory(
                     if is_dtensor(param) and (saved_layout := placed.get(name)) is not None:
                         made = _factor(param, outline, saved_layout, _device(param, host))
                     elif is_dtensor(param) and name in plain:
-                        made = _empty(param, outline, host) if same else None
+                        made = memory_like(outline, _device(param, host)) if same else None
                     elif is_whole or same:
-                        # An inner tensor is contiguous, whatever the layout of the parameter.
-                        alike = field != "step" and not is_outline(value)
-                        made = _empty(param, outline, host, alike=alike)
+                        if is_dtensor(param) and param.shape == outline.shape and not is_outline(value):
+                            made = torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
+                        else:
+                            made = memory_like(outline, _device(param, host))
                 if made is None:
                     raise cannot_be_cut(part, key)
                 yield TargetMemory.of(outline, made)
     for _, values in tree.get("other", ()):
         for outline in tensors_in(values):
-            yield TargetMemory.of(outline, _empty(first, outline, name_of(outline) in on_host))
-
-
-def _empty(
-    param: torch.Tensor | None, outline: torch.Tensor, on_host: bool, *, alike: bool = False
-) -> torch.Tensor:
-    """Return memory for a state tensor that the restore will read.
-
-    Args:
-        param: the parameter that the state belongs to; None if there is none.
-        outline: the state tensor without memory.
-        on_host: whether the state tensor was in host memory when it was saved.
-        alike: whether the tensor has its parameter's layout, if it has its shape.
-    """
-    if alike and param is not None and param.shape == outline.shape and (is_dtensor(param) or not on_host):
-        return torch.empty_like(param, dtype=outline.dtype, requires_grad=False)
-    return torch.empty(outline.shape, dtype=outline.dtype, device=_device(param, on_host))
+            yield TargetMemory.of(outline, memory_like(outline, _device(first, name_of(outline) in on_host)))
 
 
 def _factor(parameter: DTensor, outline: torch.Tensor, placed: Placed, device: torch.device) -> Any:

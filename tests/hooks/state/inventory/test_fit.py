@@ -13,19 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from spotguard.hooks.checkpoint.format.values.decoder import decode  # noqa: E402
-from spotguard.hooks.checkpoint.format.values.sameness import same  # noqa: E402
-from spotguard.hooks.state.inventory.frozen import Forms, freeze, prove  # noqa: E402
-from spotguard.hooks.state.inventory.ownership import Ownership  # noqa: E402
-from spotguard.hooks.state.parts.values import DictPart  # noqa: E402
-from spotguard.providers.errors import CheckpointError  # noqa: E402
-from tests.fakes.training import guarded  # noqa: E402
-from tests.fakes.watched_store import WatchedStore  # noqa: E402
+from spotguard.hooks.checkpoint.format.values.decoder import decode
+from spotguard.hooks.checkpoint.format.values.sameness import same
+from spotguard.hooks.state.inventory.frozen import Forms, freeze, prove
+from spotguard.hooks.state.inventory.ownership import Ownership
+from spotguard.hooks.state.parts.values import DictPart
+from spotguard.providers.errors import CheckpointError
+from tests.fakes.training import guarded
+from tests.fakes.watched_store import WatchedStore
 
 pytestmark = pytest.mark.torch
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from spotguard.hooks.state.parts.values import DictPart  # noqa: E402
+from spotguard.hooks.state.parts.values import DictPart
 
 pytestmark = pytest.mark.torch
 
