@@ -211,7 +211,7 @@ class Guard:
         self._metrics.read()
         state.monitor.boundary()
         try:
-            gate.pass_boundary(state.at_boundary, late=state.boundary_only != "")
+            gate.pass_boundary(state.at_boundary, late=state.copies_late())
             if state.audit.wanted == gate.place.completed:
                 state.audit.take(lambda: self._saver.has_notice)
         except BaseException:

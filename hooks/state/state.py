@@ -85,6 +85,8 @@ class State:
         self._environment = describe()
         self._threads = torch.get_num_threads()
         self._stepped = False
+        #: Steps since training began or returned to an earlier one.
+        self._passed = 0
         self._boundaries = 0
         #: Whether an optimizer creates new state tensors at every step (LBFGS). Then each boundary checks its state.
         self._restless = False
@@ -195,6 +197,13 @@ class State:
         self._stepped_at = self._now()
         self._after_change(frame)
 
+    def copies_late(self) -> bool:
+        """Return whether a boundary's copies wait until a save wants them. At steps 1, 2, 4, 8 and so on they do not, so that new
+        forms are found. On the training thread, once for each step.
+        """
+        self._passed += 1
+        return self.boundary_only != "" and bool(self._passed & (self._passed - 1))
+
     def at_boundary(self) -> None:
         """Copy the values that change between steps, and mark the values that must not change.
 
@@ -227,10 +236,11 @@ class State:
                 self._refresh()
             if not self._restless:
                 once = self._now() - looking
-        # At boundaries 1, 2, 4, 8 and so on: it takes some ms each time, and the first step creates the moments.
-        if not self.taken & (self.taken - 1):
+        # At steps 1, 2, 4, 8 and so on: it takes some ms each time, and the first step creates the moments and late layers.
+        if not self._passed & (self._passed - 1):
             looking = self._now()
             self._unsaved.look_elsewhere(self._refresh)
+            self._look_at = 0.0
             once += self._now() - looking
         if not self._detector.stands():  # a storage was resized: do not read the old block again
             self._refresh()
@@ -238,6 +248,8 @@ class State:
             self._look_at = started + _LOOK_EVERY
             if any(module.outdated() for module in self._modules):
                 self._refresh()
+            for module in self._modules:
+                module.say_what_is_new()
         # If saves wait for boundaries anyway, compare nothing: each comparison would have to query a device.
         moved = self._detector.mark(self._stepped or self.boundary_only != "")
         self._threads = torch.get_num_threads()
@@ -270,6 +282,9 @@ class State:
     def restored(self) -> None:
         """Note that training begins, or returns to an earlier step. On the training thread."""
         self.monitor.restored()
+        self._passed = 0
+        for module in self._modules:
+            module.restored()
         for part in self.parts:
             if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader):
                 part.value.restored()

@@ -95,6 +95,8 @@ class ModulePart:
         self.stepped: frozenset[int] = frozenset()
         self._list(entries)
         self.refresh()
+        #: The keys that the module had when training began; None before.
+        self._begun_with: set[str] | None = None
         self._say_what_nobody_shares()
 
     @property
@@ -135,6 +137,34 @@ class ModulePart:
             for key in module._parameters
             if (outer := self._outer.get(f"{prefix}.{key}".lstrip("."))) is not None
         ]
+
+    def restored(self) -> None:
+        """Note that training begins. What the module gets from here on, the script must put there again before a restore."""
+        self._begun_with = {*self._live, *self._late()}
+
+    def say_what_is_new(self) -> None:
+        """Log the layers that the module got since training began. (A restore makes a buffer that was None.)"""
+        if self._begun_with is None:
+            return
+        new = [key for key in self._live if key not in self._begun_with]
+        self._begun_with |= {*new}
+        if new:
+            log.warning(
+                "%s.%s%s came into the module after guard.restore(), and a restore finds it only in a module that has it: put it there "
+                "before guard.restore(), as by one forward pass before register [SG602]",
+                self.name,
+                new[0],
+                f" and {len(new) - 1} more" if len(new) > 1 else "",
+            )
+
+    def _late(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Return the places of the persistent buffers that are None now: key -> (the table, its key there)."""
+        return {
+            f"{prefix}.{key}".lstrip("."): (module._buffers, key)
+            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for key, buffer in module._buffers.items()
+            if buffer is None and key not in module._non_persistent_buffers_set
+        }
 
     def _list_anew(self) -> None:
         """List the module again: from here on a save has the layers and tensors added since `register`, and lacks
@@ -334,7 +364,7 @@ class ModulePart:
         """
         if trees.alone:
             return trees.own
-        wanted = {*self._live, *self._outer, *self._extra_keys}
+        wanted = {*self._live, *self._outer, *self._extra_keys, *self._late()}
         merged: dict[str, Any] = {}
         for _, tree in trees.each():
             if not isinstance(tree, dict):
@@ -355,6 +385,7 @@ class ModulePart:
         if not isinstance(tree, dict):
             raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
         expected, saved = {*self._live, *self._outer, *self._extra_keys}, set(tree)
+        saved -= {key for key in self._late().keys() - expected if isinstance(tree.get(key), torch.Tensor)}
         if expected != saved:
             raise StateError(
                 f"{self.name} does not fit the checkpoint: {_some('missing there', expected - saved)}"
@@ -380,6 +411,10 @@ class ModulePart:
 
     def put_back(self, tree: Any) -> None:
         let_go(self._module)
+        beside = next(iter(self._live.values()), None)
+        for key, (table, own) in self._late().items():
+            if key in tree:  # the first forward made it, and comes too late for a restore
+                table[own] = tree[key] if beside is None else tree[key].to(local(beside).device)
         for key, tensor in self._live.items():
             copy_into(local(tensor), local(tree[key]))
         for prefix, module in self._module.named_modules(remove_duplicate=False):

@@ -33,7 +33,7 @@ from .stateful import (
     reads_a_device,
 )
 from .values import DictPart, Part, StatefulPart, TensorPart
-from .wrappers import can_be_hooked, check_says_state, is_like_optimizer, unwrapped
+from .wrappers import around, can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
 #: Types of plain values: objects that a restore cannot put a state back into.
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset)
@@ -128,7 +128,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
         notes.ownership = ownership
 
     def lost() -> str:
-        return _lost(read, beside, [*values.values()])
+        return _lost(read, beside, [*values.values()], wrappers)
 
     if message := lost():
         raise StateError(message)
@@ -175,7 +175,9 @@ def _used(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
             yield from tensors_in(value.state_dict())
 
 
-def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence[Any]) -> str:
+def _lost(
+    read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence[Any], wrappers: Mapping[str, Any]
+) -> str:
     """Return a message about tensors that an optimizer holds and no save has; "" if all are saved."""
     known = {*map(id, values)}
     kept = [*_saved(beside, ()), *(tensor for part in read for tensor in part.kept())]
@@ -196,6 +198,15 @@ def _lost(read: Sequence[OptimizerPart], beside: Sequence[Any], values: Sequence
                 f"register that too, under a name of its own, or give {kind} a state_dict() and a "
                 "load_state_dict() that include it"
             )
+    for name, wrapper in wrappers.items():
+        known |= {*map(id, around(wrapper))}
+        for each in around(wrapper):
+            if ways := unsaved(name, each, saved, known):
+                kind = type(each).__name__
+                return (
+                    f"{name} ({kind}) holds {ways[0]}, which no save would include, as it had no tensors at register and its optimizer "
+                    f"is saved for it: have {kind} make them before register, or register them under a name of their own"
+                )
     return ""
 
 

@@ -86,6 +86,11 @@ def _inside(
     return [] if unsaved_paths else inside
 
 
+def around(wrapper: Any) -> list[Any]:
+    """Return the wrapper and those inside it, without the optimizer that they are around."""
+    return _chain(wrapper)[:-1] or [wrapper]
+
+
 def _chain(value: Any) -> list[Any]:
     """Return the wrapper and the optimizers inside, while each presents the next one's state and groups as its own."""
     chain = [value]

@@ -1,0 +1,183 @@
+"""State whose shape changes after `register`: a restore makes it, or the boundary where it comes says what the script must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from spotguard.providers.errors import StateError
+from tests.fakes.training import guarded
+from tests.fakes.watched_store import WatchedStore
+
+pytestmark = pytest.mark.torch
+
+
+class Centered(nn.Module):
+    """Has no center before its first batch."""
+
+    center: Any
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.layer, self.dtype = nn.Linear(3, 2), dtype
+        self.register_buffer("center", None)
+        self.register_buffer("scratch", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        mean = y.detach().mean(0).to(self.dtype)
+        self.center = mean if self.center is None else 0.5 * self.center + 0.5 * mean
+        self.scratch = y.detach()
+        centered: torch.Tensor = y - self.center.float()
+        return centered
+
+
+class Growing(nn.Module):
+    """Makes a layer in its first forward."""
+
+    head: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 2), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.head is None:
+            self.head = nn.Linear(2, 2)
+        y: torch.Tensor = self.head(self.layer(x))
+        return y
+
+
+def trained(
+    make: Callable[[], nn.Module], stop: int, store: WatchedStore, *, forward_first: bool = False
+) -> Any:
+    """Train to step 6, in a life that ends behind step `stop` and one that goes on; return the state."""
+    for end in (stop, 6):
+        torch.manual_seed(0)
+        model = make()
+        optimizer = torch.optim.SGD(list(model.parameters()), lr=0.1)
+        if forward_first:
+            model(torch.zeros(4, 3))
+        with guarded(store, {"model": model, "optimizer": optimizer}) as guard:
+            for _ in range(guard.restore(), end):
+                optimizer.zero_grad()
+                model(torch.rand(4, 3)).square().mean().backward()
+                optimizer.step()
+                guard.step()
+            guard.save()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Centered,
+        lambda: nn.Sequential(nn.Linear(3, 3), Centered()),
+        lambda: nn.Sequential(Centered(), nn.Linear(2, 3), Centered(torch.float64)),
+        lambda: torch.nn.ModuleDict({"a": Centered()})["a"],
+    ],
+)
+def test_a_buffer_that_is_none_until_the_first_forward_comes_back(
+    make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, cut = (trained(make, stop, WatchedStore()) for stop in (6, 3))
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(whole[key], cut[key]) and whole[key].dtype == cut[key].dtype for key in whole)
+    assert not [each for each in caplog.records if "model" in each.getMessage()]
+
+
+def test_a_layer_of_the_first_forward_is_said_at_once_and_its_remedy_is_exact(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(StateError, match="unknown here: head"):
+        trained(Growing, 3, WatchedStore())
+    (said,) = [each.getMessage() for each in caplog.records if "came into the module" in each.getMessage()]
+    assert said.startswith("model.head.weight and 1 more came into the module after guard.restore()")
+    caplog.clear()
+    whole, cut = (trained(Growing, stop, WatchedStore(), forward_first=True) for stop in (6, 3))
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+    assert not [each for each in caplog.records if "model" in each.getMessage()]
+
+
+def test_a_layer_between_register_and_restore_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with guarded(WatchedStore(), {"model": model, "optimizer": optimizer}) as guard:
+        model.append(nn.Linear(2, 2))
+        guard.restore()
+        for _ in range(4):
+            guard.step()
+        guard.save()
+    assert not [each for each in caplog.records if "model" in each.getMessage()]
+
+
+class Averaging(torch.optim.Optimizer):
+    """A wrapper that averages gradients, in tensors that it has from the beginning or makes at its first step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, early: bool) -> None:
+        self.optimizer = optimizer
+        self._optimizer_step_pre_hooks: Any = {}
+        self._optimizer_step_post_hooks: Any = {}
+        self.average: list[torch.Tensor] = []
+        if early:
+            self._make()
+
+    def _make(self) -> None:
+        self.average = [torch.zeros_like(p) for group in self.param_groups for p in group["params"]]
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if not self.average:
+            self._make()
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inside": self.optimizer.state_dict(), "average": self.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["inside"])
+        self.average = state["average"]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_wrapper_that_gets_tensors_is_said_at_that_boundary(
+    early: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Averaging(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), early=early)
+    with guarded(WatchedStore(), {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        guard.step()
+        said = [each.getMessage() for each in caplog.records if "average" in each.getMessage()]
+        assert len(said) == (not early)
+        if early:
+            assert guard.save().step == 1
+            return
+        assert "optimizer (Averaging) holds optimizer.average[0], which no save would include" in said[0]
+        assert "have Averaging make them before register" in said[0]
+
+
+def test_a_new_form_is_found_where_saves_wait_for_boundaries(caplog: pytest.LogCaptureFixture) -> None:
+    notes: dict[str, Any] = {"x": 1}
+    with guarded(WatchedStore(), {"notes": notes}) as guard:
+        guard.restore()
+        for step in range(1, 9):
+            if step == 6:
+                notes["x"] = object()
+            guard.step()
+        said = [each.getMessage() for each in caplog.records if "no save is possible" in each.getMessage()]
+    assert len(said) == 1
+    assert "notes.x is an object" in said[0]
