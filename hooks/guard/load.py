@@ -28,7 +28,7 @@ def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool) -> Re
             parts.report.record_end("left")
             parts.checkpointer.begin_attempt(attempt)
         done = parts.startup.load(state, step=step, run_id=run_id, report=parts.damage.add)
-        state.at_boundary()
+        state.first_boundary()
     except BaseException:
         unchanged = done is None and not state.poisoned
         gate.abort_boundary(unchanged=unchanged)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from ..checkpoint.format.values.decoder import decode
 from .inventory.layout import memory_like
 from .inventory.walk import tensors_in
 from .memory_access import expanded
+from .misuse.loaded_otherwise import LoadedOtherwise
 from .parts.module import KnownTensor
 from .parts.rng import RngPart
 from .parts.stateful import is_position
@@ -42,6 +43,8 @@ class RestorePlan:
     left_out: Sequence[str]
     #: One line for each value that is not restored here or comes from another rank, with what to do about it.
     warnings: Sequence[str] = ()
+    #: The checkpoint's tensors by name.
+    entries: Mapping[str, MergedTensor] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -154,7 +157,7 @@ def plan(
         for other, parts_of_it in sorted(taken.items())
     ]
     left_out = sorted(set(own) - {part.name for part in parts})
-    return RestorePlan(trees, into, left_out, warnings)
+    return RestorePlan(trees, into, left_out, warnings, entries)
 
 
 def may_be_missing(parts: Sequence[Part], names: Iterable[str]) -> frozenset[str]:
@@ -177,13 +180,17 @@ def put_back(parts: Sequence[Part], restoring: RestorePlan) -> list[str]:
     """Give every object its tree. All tensors are filled and verified before this call. Return the warnings, one line each.
 
     Raises:
-        StateError: an object's own code refuses the saved state.
+        StateError: an object's own code refuses the saved state, or has another state afterwards.
     """
-    warnings = [*restoring.warnings]
+    warnings, check = [*restoring.warnings], LoadedOtherwise(restoring.into, restoring.entries)
     for part in parts:
         if part.name in restoring.trees:
+            check.begin(part, restoring.trees[part.name])
             part.put_back(restoring.trees[part.name])
+            check.end(part, restoring.trees[part.name])
             warnings += getattr(part, "said", ())
+    check.compare(parts)
+    warnings += check.said
     if names := ", ".join(restoring.left_out):
         warnings.append(
             f"the checkpoint also holds {names}, which this process has not registered: not restored"

@@ -16,6 +16,7 @@ import torch
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import StateError
 from ..checkpoint.format.coverage import MergedTensor
+from ..checkpoint.format.values.state_check import RNG
 from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector
 from .collected import CollectedState, collect, describe
@@ -79,6 +80,8 @@ class State:
         #: The number of boundaries taken. While this number is unchanged, the values that a save reads at rest are
         #: unchanged too.
         self.taken = 0
+        #: The generators' states of the last restore, until training goes on from it.
+        self._generators: dict[str, Any] = {}
         self._may_be_missing: frozenset[str] = frozenset()
         self._before_change, self._after_change = before_change, after_change
         self._now = (clock or SystemClock()).monotonic
@@ -279,12 +282,21 @@ class State:
         self._stepped = False
         self.ended_at = self._now()
 
+    def first_boundary(self) -> None:
+        """Take the boundary from which training goes on, with the generators as they were restored: objects may draw when asked."""
+        self.at_boundary()
+        for part in self.parts:
+            if part.name in self._generators:
+                part.put_back(self._generators[part.name])
+                part.at_boundary()
+        self._generators = {}
+
     def restored(self) -> None:
         """Note that training begins, or returns to an earlier step. On the training thread."""
         self.monitor.restored()
         self._passed = 0
         for module in self._modules:
-            module.restored()
+            module.begin()
         for part in self.parts:
             if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader):
                 part.value.restored()
@@ -450,6 +462,7 @@ class State:
             StateError: an object's own code refuses the saved state.
         """
         warnings = put_back(self.parts, restoring)
+        self._generators = {RNG: restoring.trees[RNG]} if RNG in restoring.trees else {}
         self._refresh()
         self._environment = describe()
         return warnings

@@ -138,7 +138,7 @@ class ModulePart:
             if (outer := self._outer.get(f"{prefix}.{key}".lstrip("."))) is not None
         ]
 
-    def restored(self) -> None:
+    def begin(self) -> None:
         """Note that training begins. What the module gets from here on, the script must put there again before a restore."""
         self._begun_with = {*self._live, *self._late()}
 
@@ -305,6 +305,9 @@ class ModulePart:
 
     def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return self._sources
+
+    def restored(self, tree: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(tensor, tree[key]) for key, tensor in self._live.items()]
 
     def outdated(self) -> bool:
         """Return whether only `refresh` can see a change: an entry added or removed, or memory lost.

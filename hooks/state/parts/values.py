@@ -12,7 +12,7 @@ The saved form of a value is a *tree* (`tree`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -100,6 +100,10 @@ class InPlace(Protocol):
 
     def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return pairs of a live tensor and the alias that a save reads. Both must stay the same memory."""
+        ...
+
+    def restored(self, tree: Any) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Return pairs of a live tensor and the tensor of a tree that it has got."""
         ...
 
 
@@ -279,6 +283,9 @@ class TensorPart:
 
     def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [] if self._small else [(self._whole, self._alias)]
+
+    def restored(self, tree: Any) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        return [(self._whole, tree)]
 
     def tree(self) -> Any:
         return self._alias

@@ -1,0 +1,59 @@
+"""What values look like, in a form that is compared: types, layouts, and checksums of what is too large to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...checkpoint.format.boxes import order_of
+from ...checkpoint.format.coverage import MergedTensor
+from ...checkpoint.format.crc import crc32
+from ..memory_access import copyable
+from .ownership import is_array
+from .walk import Way, children, walk
+
+#: The look of each value, by its keys.
+Looks = dict[Way, Any]
+
+
+def looks(value: Any) -> Looks:
+    """Return the look of a copied value and of each that it holds."""
+    return {way: _look(each) for way, each in walk(value)}
+
+
+def _look(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        order = tuple(order_of(value.shape, value.stride()) or ())
+        return value.dtype, tuple(value.shape), order, crc_of(value)
+    if is_array(value):
+        return value.dtype, value.shape, crc32(value.tobytes())
+    kind = type(value)
+    if isinstance(value, (set, frozenset)):
+        return kind, frozenset(map(repr, value))
+    held = children(value)
+    # The text of a float tells all its bits apart, but those of a NaN.
+    return (kind, repr(value)) if isinstance(held, tuple) else kind
+
+
+def crc_of(tensor: torch.Tensor) -> int:
+    """Return the CRC32 of a tensor's elements, in the order of its dimensions."""
+    flat = copyable(tensor.detach()).cpu().contiguous().reshape(-1)
+    return int(crc32(memoryview(flat.view(torch.uint8).numpy().data))) if flat.numel() else 0
+
+
+def is_as_read(entry: MergedTensor, live: torch.Tensor) -> bool:
+    """Return whether a whole tensor has the bytes of a checkpoint, by the checksums of its chunks."""
+    for _, chunk in entry.chunks:
+        box = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        if crc_of(live[box]) != chunk.crc32:
+            return False
+    return True
+
+
+def differing(one: Looks, other: Looks) -> Iterator[Way]:
+    """Yield the keys at which two values differ, the outer ones first."""
+    for way in [*one, *(way for way in other if way not in one)]:
+        if one.get(way, ...) != other.get(way, ...):
+            yield way
