@@ -10,6 +10,7 @@ import torch
 
 from ..checkpoint.format.crc import crc32
 from ..state.inventory.inner_tensors import inner
+from ..state.inventory.objects import generator_state
 from ..state.sharding.dtensor import local
 
 #: Longest plain value, in characters, that is shown in full. A longer one is cut, with a checksum of the full text.
@@ -116,16 +117,11 @@ def _text(value: Any, depth: int) -> str:
 
 def of_generator(value: object) -> str | None:
     """Return the state of a script's own random number generator; None if `value` is not one."""
-    if isinstance(value, torch.Generator):
-        return of_tensor(value.get_state())
-    if isinstance(value, random.Random):
-        return None if isinstance(value, random.SystemRandom) else of_text(repr(value.getstate()))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.random.Generator):
-        return of_text(_text(value.bit_generator.state, 4))
-    if numpy is not None and isinstance(value, numpy.random.RandomState):
-        return of_text(_text(value.get_state(), 4))
-    return None
+    if (state := generator_state(value)) is None:
+        return None
+    if isinstance(state, torch.Tensor):
+        return of_tensor(state)
+    return of_text(repr(state) if isinstance(value, random.Random) else _text(state, 4))
 
 
 def of_generators() -> dict[str, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..state.inventory.objects import saved_object
 from ..state.parts.stateful import is_stateful_loader
 from . import checksums
 
@@ -131,6 +132,8 @@ def flatten(path: str, value: Any, found: dict[str, str], depth: int = 6) -> Non
         found[path] = checksums.of_text(text)
     elif (state := checksums.of_generator(value)) is not None:
         found[path] = state
+    elif depth and (fields := saved_object(value)) is not None:
+        flatten(path, fields.value, found, depth - 1)
     else:
         found[path] = type(value).__name__
 

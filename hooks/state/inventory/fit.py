@@ -46,7 +46,7 @@ def fit_of(saved: Any, live: Any, ownership: Ownership) -> PlaceFit:
         if saved.kind == "generator":  # the script draws from this one, whoever else does
             return PlaceFit.FILL
         fills = objects.is_mutable(live)
-    elif live is _NOTHING or type(live) in ATOMS or isinstance(live, (tuple, frozenset)):
+    elif live is _NOTHING or not _is_mutable(live):
         return PlaceFit.MAKE
     elif isinstance(saved, torch.Tensor):
         fills = isinstance(live, torch.Tensor) and _takes(live, saved)
@@ -60,6 +60,12 @@ def fit_of(saved: Any, live: Any, ownership: Ownership) -> PlaceFit:
     if not fills and isinstance(saved, SavedObject):
         return PlaceFit.MAKE
     return PlaceFit.FILL if fills and ownership.alone(live) else PlaceFit.REPLACE
+
+
+def _is_mutable(live: Any) -> bool:
+    if isinstance(live, (torch.Tensor, dict, list, deque, set, bytearray)) or is_array(live):
+        return True
+    return objects.saved_object(live) is not None and objects.is_mutable(live)
 
 
 def _form(array: Any) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ with the very next number.
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from functools import cache
@@ -17,8 +16,7 @@ import torch
 from ....providers.errors import CheckpointError, StateError
 from ...checkpoint.format.values.state_check import check_generators
 from ..device.events import accelerator
-from ..state_tensor import StateTensor
-from .values import REFUSALS, error_text
+from .values import REFUSALS, CopiedValue, error_text
 
 #: The generators of a kind of accelerator: its name, and a module with the same state functions as `torch.cuda`.
 Generators = tuple[str, Any]
@@ -84,32 +82,15 @@ def restore(states: dict[str, Any], others: Generators | None = None) -> list[st
     return missing
 
 
-class RngPart:
+class RngPart(CopiedValue):
     """The generators' states as a part of the registered state."""
 
     def __init__(self, name: str, others: Generators | None = None) -> None:
-        self.name = name
+        super().__init__(name)
         self._others = others
-        self._frozen: dict[str, Any] = {}
-        #: A line about saved states that `put_back` found no generator for.
-        self.said: list[str] = []
 
     def at_boundary(self) -> None:
         self._frozen = capture(self._others)
-
-    def copied(self) -> Any:
-        return self._frozen
-
-    def as_of(self, copied: Any) -> RngPart:
-        earlier = copy.copy(self)
-        earlier._frozen = copied
-        return earlier
-
-    def state_tensors(self) -> list[StateTensor]:
-        return []
-
-    def tree(self) -> Any:
-        return self._frozen
 
     def targets(self, tree: Any) -> None:
         """Check the form of the states.

@@ -124,7 +124,18 @@ class CopiedValue:
     """The base of parts whose whole value is copied at each boundary."""
 
     _frozen: Any = None
-    forms: Forms
+
+    def __init__(self, name: str, *, objects: bool = False) -> None:
+        self.name = name
+        self.forms = Forms(objects=objects)
+        #: Lines about values that are not, or not quite, restored.
+        self.said: list[str] = []
+
+    def state_tensors(self) -> list[StateTensor]:
+        return []
+
+    def tree(self) -> Any:
+        return self._frozen
 
     def copied(self) -> Any:
         if self.forms.devices and sum(t.nbytes for t in tensors_in(self._frozen)) > COPY_AT_BOUNDARY:
@@ -145,18 +156,11 @@ class StatefulPart(CopiedValue):
     """
 
     def __init__(self, name: str, value: Any) -> None:
-        self.name = name
+        super().__init__(name)
         self.value = value
-        self.forms = Forms()
 
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self.value.state_dict(), self.forms)
-
-    def state_tensors(self) -> list[StateTensor]:
-        return []
-
-    def tree(self) -> Any:
-        return self._frozen
 
     def targets(self, tree: Any) -> None:
         """Accept any tree: the object's own `load_state_dict` decides whether it fits."""
@@ -203,22 +207,13 @@ class DictPart(CopiedValue):
     """
 
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
-        self.name = name
+        super().__init__(name, objects=True)
         self._value = value
-        self.forms = Forms(objects=True)
-        #: Lines about values that are not, or not quite, restored.
-        self.said: list[str] = []
         #: Returns the owners of memory in registered dicts, as they are now. The registry sets it.
         self.ownership: Callable[[], Ownership] = lambda: Ownership((), [value])
 
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self._value, self.forms)
-
-    def state_tensors(self) -> list[StateTensor]:
-        return []
-
-    def tree(self) -> Any:
-        return self._frozen
 
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
 import enum
 import random
 import re
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -141,6 +144,10 @@ def test_a_mutable_value_takes_its_saved_value_itself(
         (Phase.WARM, Phase.COLD),
         (Kind.ONE, Kind.TWO),
         ((1, 2), (1, 2, 3)),
+        (np.float64(1), np.float64(2)),
+        (Fraction(1, 3), Decimal("0.5")),
+        (datetime.date(2020, 1, 1), datetime.date(2021, 1, 1)),
+        (range(3), range(4)),
     ],
     ids=lambda value: type(value).__name__,
 )
