@@ -76,12 +76,21 @@ def network(doing: str) -> Iterator[None]:
 
 @contextmanager
 def contained(doing: str) -> Iterator[None]:
-    """Let no exception of an SDK out, whatever a hostile answer made of it; enter it outside of all other translation."""
+    """Let no exception of an SDK out, whatever a hostile answer made of it; enter it outside of all other translation.
+
+    Memory that ends is this process's own trouble: SDKs wrap it, and another try would hide it. (Recursion that is too deep is the
+    answer's doing: requests begin on a thread with an empty stack.)
+    """
     try:
         yield
-    except SpotguardError:
-        raise
     except Exception as error:
+        at: BaseException | None = error
+        while at is not None:
+            if isinstance(at, MemoryError):
+                raise at from None
+            at = at.__cause__ or at.__context__
+        if isinstance(error, SpotguardError):
+            raise
         raise foreign(
             doing, f"the answer cannot be read ({type(error).__name__}: {line(str(error))})"
         ) from error

@@ -13,6 +13,7 @@ import requests
 
 from spotguard.providers.errors import UnavailableError
 from spotguard.providers.stores.base import StoreMovement
+from spotguard.providers.stores.errors import contained
 from spotguard.providers.stores.http import PIECE, Transport, fill, within
 from tests.cases import cases
 from tests.fakes.answering import Answer, AnsweringServer
@@ -174,3 +175,15 @@ def test_an_exception_of_sent_is_no_mistake_of_settings() -> None:
         with pytest.raises(ConnectionResetError), within(100.0, enough):
             put(Transport(), server.url, bytes(2 * PIECE))
         assert len(server.connections) == 1
+
+
+def test_memory_that_ends_is_no_answer_of_a_server() -> None:
+    """SDKs wrap the error, and another try of the request would hide that the save has no memory."""
+    wrapped = UnavailableError("put a: it was wrapped")
+    wrapped.__cause__ = MemoryError("no more")
+    with pytest.raises(MemoryError, match="no more"), contained("put a"):
+        raise wrapped
+    with pytest.raises(MemoryError), contained("put a"):
+        raise MemoryError
+    with pytest.raises(UnavailableError, match="SG316"), contained("put a"):
+        raise RecursionError("an answer that is nested on purpose")
