@@ -51,7 +51,7 @@ def _pairs(mib: int, link: int, times: int) -> Iterator[Row]:
         state.at_boundary()
         store.puts, store.manifests = 0, []
         began = clock.monotonic()
-        checkpointer._with_moments = None if early else SavedCheckpoint(step - 1, "", 0, 0.0, began)
+        checkpointer.saved._with_moments = None if early else SavedCheckpoint(step - 1, "", 0, 0.0, began)
         saved = checkpointer.save(state, SaveSpec(step), "emergency", CancelScope(clock, began + _WINDOW))
         assert saved is not None
         assert (saved.level, len(store.manifests)) == ("full", 1 + early)

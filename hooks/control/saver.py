@@ -159,7 +159,7 @@ class Saver(SaveRequests):
 
     def _ended(self, job: SaveRequest, error: SpotguardError) -> None:
         """Record the error of a save that failed, and any checkpoint that still answers the request."""
-        if job.saved is not None and self._checkpointer.damage_of(job.saved):
+        if job.saved is not None and self._checkpointer.saved.damage_of(job.saved):
             job.saved = None  # it was this step's checkpoint when the save began, and was found damaged since
         if not isinstance(error, Abandoned):
             self._say_failed(job, str(error))
@@ -370,7 +370,7 @@ class Saver(SaveRequests):
             hurried = job.promoted and self._preemption is None
             with self._lock:
                 self._open()
-            if job.saved is not None and not self._checkpointer.damage_of(job.saved):
+            if job.saved is not None and not self._checkpointer.saved.damage_of(job.saved):
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and job.error is not None and (hurried or not given_up):

@@ -249,7 +249,7 @@ class GuardParts:
         self.agent.tell_position()
         if self.coordinator is not None and not heard:
             self.coordinator.damaged(name, why, objects)
-        self.checkpointer.report_last()
+        self.checkpointer.saved.report_newest()
         if self.rank == 0 and self.schedule.damaged(self.clock.monotonic()):
             log.info(
                 "spotguard makes a background checkpoint at the next step: checkpoint %s is damaged", name

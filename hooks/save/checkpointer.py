@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from ...providers.stores.base import BlobStore
 from ...providers.stores.url import inside
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from ..checkpoint.format.manifest import Kind, Level, RankManifest, referred
+from ..checkpoint.format.manifest import Kind, Level, referred
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.ranking import counts
@@ -23,7 +23,6 @@ from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from .cancel_scope import CancelScope
 from .cleanup import Cleanup, SmallRequests
-from .commit.publish import publish, queue_manifest
 from .committer import Committer
 from .emergency.agreed_saves import AgreedSaves
 from .emergency.emergency_save import EmergencySave
@@ -33,10 +32,10 @@ from .plan.budget import EarlierCheckpoint
 from .plan.damage import FoundDamage
 from .plan.partitioner import RankRoles
 from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
-from .request import SaveContext, SaveCost, SavedCheckpoint, SaveSpec
+from .request import SaveContext, SaveCost, SavedCheckpoint, SavedCheckpoints, SaveNumbers, SaveSpec
 from .shard_writer import ShardWriter
-from .upload.transfer import Progress
-from .upload.uploader import StateChanged
+from .upload.object_in_flight import Progress
+from .upload.transfer import StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -69,8 +68,9 @@ class Checkpointer:
         self._clock = clock
         self._keep = keep
         self._rank, self._world = rank, world
-        #: The checkpoints of this run that are damaged. Anybody who finds or hears of one adds it.
         self.damage = damage or FoundDamage()
+        #: The newest committed checkpoints.
+        self.saved = SavedCheckpoints(self.damage)
         self._writer = ShardWriter(store, run_id, rank, world)
         self._writer.plans.damage = self.damage
         #: Small requests over the writer's connections.
@@ -87,15 +87,11 @@ class Checkpointer:
         )
         self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans, self.damage)
         self._copies = LocalCopies(stage, self._writer, self._committer, clock, suspicion, ahead=copies)
-        #: The save number of the next checkpoint.
-        self._number = 0
+        self._numbers = SaveNumbers()
         #: The write plan of the last save, or of the rehearsal after it.
         self._write_plan: WritePlan | None = None
         #: The background save whose bytes are on their way.
         self._upload: BackgroundUpload | None = None
-        #: The newest committed checkpoint, damaged or not, and the newest that has its moments.
-        self._last: SavedCheckpoint | None = None
-        self._with_moments: SavedCheckpoint | None = None
         #: The reason why the last save was thrown away: the state that moved during the read. "" if it was not thrown away.
         self.spoiled = ""
         #: The reason why the registered state itself lacks moments; "" if it lacks none.
@@ -108,24 +104,7 @@ class Checkpointer:
     @property
     def last(self) -> SavedCheckpoint | None:
         """The newest committed checkpoint: of this attempt, or the one that training was restored from. None if it is damaged."""
-        saved = self._last
-        return None if saved is None or self.damage_of(saved) else saved
-
-    @property
-    def complete(self) -> int:
-        """The step of the newest committed checkpoint that has its moments. -1: there is none, or it is damaged."""
-        saved = self._with_moments
-        return -1 if saved is None or self.damage_of(saved) else saved.step
-
-    def report_last(self) -> None:
-        """Add the newest checkpoints to the damaged ones if this rank's part of them is: other ranks do not know what it uses."""
-        for saved in (self._last, self._with_moments):
-            if saved is not None and saved.name is not None and (why := self.damage_of(saved)):
-                self.damage.add(saved.name, why)
-
-    def damage_of(self, saved: SavedCheckpoint) -> str:
-        """Return why a committed checkpoint cannot be restored, as far as anybody has found; "" if nobody has."""
-        return "" if saved.name is None else self.damage.of(saved.name, saved.refers)
+        return self.saved.newest
 
     def warm(self) -> None:
         """Prepare everything that a save needs but the bytes. The saving thread calls this before its first save."""
@@ -153,19 +132,8 @@ class Checkpointer:
         return None if last is None else EarlierCheckpoint(last.step, self._clock.monotonic() - last.at)
 
     def cost(self, roles: RankRoles) -> SaveCost:
-        """Return what this rank would write of a save with these roles, as far as the save is planned.
-
-        Any thread may call this: it does not read the state.
-        """
-        link, now, write_plan = self._writer.uploads.link, self._clock.monotonic(), self._write_plan
-        rate, commit = link.rate(now), link.commit or 0.0
-        if write_plan is None:
-            return SaveCost(self.nbytes, 0, None if rate is None else rate.expected, commit)
-        write_progress = WriteProgress(write_plan, roles=roles)
-        weights = write_progress.share(WEIGHTS)
-        return SaveCost(
-            weights, write_progress.share() - weights, None if rate is None else rate.expected, commit
-        )
+        """Return what this rank would write of a save with these roles, as far as it is planned. Any thread may call this."""
+        return self._writer.cost(self._write_plan, roles, self.nbytes, self._clock.monotonic())
 
     def rehearse(self, state: State) -> None:
         """Plan for the state as it stands: names, shapes, headers. The plan holds until one of them changes.
@@ -197,7 +165,7 @@ class Checkpointer:
 
     def restored(self, whole: WholeCheckpoint | None) -> None:
         """Note that training goes on from this checkpoint: a notice at this very step has nothing newer to save."""
-        self._last = self._with_moments = None
+        self.saved.forget()
         if whole is not None and whole.run_id == self._run_id:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
@@ -205,13 +173,7 @@ class Checkpointer:
             saved = SavedCheckpoint(whole.name.step, url, whole.written, 0.0, saved_at, whole.level)
             # This rank did not write it. One rank knows what the parts of all refer to, and tells the others.
             manifests = () if self._rank else whole.manifests
-            self._note(replace(saved, name=whole.name, refers=frozenset(referred(manifests))))
-
-    def _note(self, saved: SavedCheckpoint) -> None:
-        self._last = saved
-        if saved.level != "weights":
-            self._with_moments = saved
-        self.report_last()
+            self.saved.add(replace(saved, name=whole.name, refers=frozenset(referred(manifests))))
 
     def save(
         self,
@@ -241,7 +203,7 @@ class Checkpointer:
         started = self._clock.monotonic()
         collected = state.collect()
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
-        names = self._names(self.attempt, agreed)
+        names = self._numbers.names(self.attempt, agreed)
         if kind != "emergency":
             self._agreed.forget()
         save = SaveContext(state, collected, agreed, names, kind, scope, progress, in_place=True)
@@ -274,18 +236,19 @@ class Checkpointer:
             self._writer.plans.committed(write_progress)
         saved = self._saved(name, write_progress, started, *save.agreed.extent, blocked=blocked)
         if save.scope.left() is None:
-            self._make_ready(write_progress.write_plan)
+            try:  # before the next notice: the threads, buffers and connections that this save has shown to be useful
+                self._writer.prepare(write_progress.write_plan)
+            except CheckpointError as error:  # it concerns the next save: this one is committed
+                log.warning("%s; the next save uses fewer threads and buffers", error)
             if self._committer.marked:
                 self._prune(save.scope, name, name.attempt)
-        return self._sound(saved)
+        # Of several ranks one prunes, and the others have returned: the save ends alike on all of them, and all hear of damage later.
+        return self.saved.sound(saved) if self._world == 1 else saved
 
     def _upload_all(self, save: SaveContext, name: CheckpointName, started: float) -> WriteProgress:
         staged, state_tensors = save.held, save.collected.state_tensors
         write_plan = staged.write_progress.write_plan if staged is not None else self._plan(save, renew=True)
-        write_progress, fill = (
-            WriteProgress(write_plan, roles=save.agreed.roles),
-            None if staged is None else staged.fill,
-        )
+        write_progress = WriteProgress(write_plan, roles=save.agreed.roles)
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(state_tensors, save.scope.check))
             self.cleanup.see_referred(save.scope)
@@ -296,18 +259,16 @@ class Checkpointer:
             save.progress,
             save.moved,
             write_progress=write_progress,
-            fill=fill,
+            fill=None if staged is None else staged.fill,
         )
         if not save.in_place:
-            self._upload = BackgroundUpload(
-                self._writer, self._clock, write_progress, name, started, queue.hear
-            )
+            self._upload = BackgroundUpload(self._writer, self._clock, queue, name, started)
         try:
             queue.objects()
             queue.wait(queue.whole)
-            if save.agreed.epoch:
-                record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
-                self._agreed.put(save, name, record)
+            self._agreed.put(
+                save, name, partial(self._saved, name, write_progress, started, *save.agreed.extent)
+            )
             own = self._committer.queue(queue, save, name, "full", self._writer)
             self._committer.commit(queue, own, save, self._writer)
             self._agreed.seen()
@@ -316,13 +277,6 @@ class Checkpointer:
             self._upload = None
         return write_progress
 
-    def _make_ready(self, write_plan: WritePlan) -> None:
-        """Make the threads, buffers and connections that this save has shown to be useful, before the next notice."""
-        try:
-            self._writer.prepare(write_plan)
-        except CheckpointError as error:  # it concerns the next save: this one is committed
-            log.warning("%s; the next save uses fewer threads and buffers", error)
-
     def bring(self, whole: WholeCheckpoint, scope: CancelScope) -> SavedCheckpoint | None:
         """Upload the checkpoint that an earlier process of this run staged on this machine and did not upload.
 
@@ -330,30 +284,18 @@ class Checkpointer:
             The checkpoint; None if it is not needed any more.
 
         Raises:
-            Abandoned: the upload was called off.
-            StoreError: the store or the disk failed.
-            CheckpointError: this version of spotguard does not stage in that form.
+            SpotguardError: as `LocalCopies.bring`.
         """
-        stager, last, name = self._copies.stager, self.last, whole.name
-        if stager is None or (last is not None and last.step >= name.step):
+        last, name = self.last, whole.name
+        if self._copies.stager is None or (last is not None and last.step >= name.step):
             return None
         started, attempt = self._clock.monotonic(), self.attempt
-        manifest = whole.manifests[0]
-        staged = stager.left_behind(manifest, scope)
-        write_progress = WriteProgress(staged.write_progress.write_plan)
-        queue = self._writer.queue((), name, scope, write_progress=write_progress, fill=staged.fill)
-        queue.objects()
-
-        def make() -> RankManifest:
-            written = queue.written(name)
-            return replace(manifest, objects=written.objects, tensors=written.tensors)
-
-        publish(queue, queue_manifest(queue, make, ALL), scope, self._clock)
+        write_progress = self._copies.bring(whole.manifests[0], scope)
         self._lacks = ""
-        saved = self._saved(name, write_progress, started, manifest.level)
-        self._note(saved)
+        saved = self._saved(name, write_progress, started, whole.manifests[0].level)
+        self.saved.add(saved)
         self._prune(scope, name, attempt)
-        return self._sound(saved)
+        return self.saved.sound(saved)
 
     def _emergency(self, save: SaveContext, started: float) -> SavedCheckpoint:
         """Save as much as fits; if the ranks have agreed on a save, this rank's part of it."""
@@ -367,14 +309,14 @@ class Checkpointer:
                 save.step,
                 lossy=self._lossy,
                 last=self._known(),
-                lower_counts=counts(save.step, self.complete),
+                lower_counts=counts(save.step, self.saved.complete),
             )
             write_progress = WriteProgress(self._writer.plans.of(state_tensors))
 
         def put(name: CheckpointName) -> None:
-            if agreed:
-                record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
-                self._agreed.put(save, name, record)
+            self._agreed.put(
+                save, name, partial(self._saved, name, write_progress, started, *save.agreed.extent)
+            )
 
         emergency = EmergencySave(
             self._writer,
@@ -407,23 +349,10 @@ class Checkpointer:
         self._agreed.look_back(lambda name: self.requests.complete(name, self._world))
 
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
-        state_tensors = save.collected.state_tensors
         if save.agreed.roles.whole_each:
-            return self._writer.plans.apart(state_tensors)
-        self._write_plan = self._writer.plans.of(state_tensors, renew=renew)
+            return self._writer.plans.apart(save.collected.state_tensors)
+        self._write_plan = self._writer.plans.of(save.collected.state_tensors, renew=renew)
         return self._write_plan
-
-    def _names(self, attempt: int, agreed: SaveSpec) -> Iterator[CheckpointName]:
-        """Yield the names of one save's checkpoints, which no other save has.
-
-        One counter numbers the checkpoints of all saves. A call of the ranks moves it on to a number that all of them know.
-        """
-        if agreed.number < self._number and agreed.epoch:
-            raise CheckpointError(f"the ranks' call {agreed.epoch} has been saved, or a later one has")
-        self._number = max(self._number, agreed.number)
-        while True:
-            self._number += 1
-            yield CheckpointName(attempt, agreed.step, self._number - 1)
 
     def _name(
         self, save: SaveContext, heard: Callable[[StoreError], None] = lambda error: None
@@ -455,20 +384,7 @@ class Checkpointer:
         saved = replace(saved.lacking(self._lacks), name=name, refers=refers)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
-            self._note(saved)
-        return saved
-
-    def _sound(self, saved: SavedCheckpoint) -> SavedCheckpoint:
-        """Return the checkpoint of a save without a deadline, unless it was found damaged meanwhile, as by the prune after it.
-
-        In a job of several ranks, one rank prunes, and the others have returned. So the save ends alike on all of them, and all hear
-        of the damage later.
-
-        Raises:
-            CheckpointError: it was, in a job of one process.
-        """
-        if self._world == 1 and (why := self.damage_of(saved)):
-            raise CheckpointError(f"step {saved.step} was committed, and cannot be restored: {why}")
+            self.saved.add(saved)
         return saved
 
     def _prune(self, scope: CancelScope, name: CheckpointName, attempt: int) -> None:

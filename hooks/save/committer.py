@@ -16,21 +16,13 @@ from ..checkpoint.format.manifest import Level, RankManifest, lacks, named, reas
 from ..checkpoint.history import AttemptHistory
 from ..state.sharding.fingerprint import drifted
 from .cancel_scope import CancelScope
-from .commit.publish import (
-    IncompleteError,
-    OwnManifest,
-    Published,
-    publish,
-    publish_together,
-    queue_manifest,
-    queue_own_marker,
-)
+from .commit.own_manifest import OwnManifest, publish, queue_manifest, queue_own_marker
+from .commit.publish import IncompleteError, Published, publish_together
 from .plan.write_plan import ALL, WEIGHTS, WrittenState
 from .request import SaveContext
 from .shard_writer import ShardWriter
-from .upload.queue_entry import Put, QueueEntry
-from .upload.save_queue import SaveQueue
-from .upload.uploader import StateChanged
+from .upload.save_queue import Put, QueueEntry, SaveQueue
+from .upload.transfer import StateChanged
 from .upload.workers import B
 
 log = logging.getLogger("spotguard")

@@ -5,7 +5,7 @@
 - `SaveCost`: the cost of one rank's part.
 - `SaveContext`: a save on its way: which state of which step, how it is read, and the names under which it is written.
 - `StagedSave`: the copy of its bytes on a disk of this machine.
-- `SavedCheckpoint`: the result: a committed checkpoint.
+- `SavedCheckpoint`: the result: a committed checkpoint. `SavedCheckpoints` keeps the newest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ...providers.errors import SpotguardError
+from ...providers.errors import CheckpointError, SpotguardError
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Kind, Level
@@ -29,10 +29,11 @@ from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from ..state.state_tensor import StateTensor
 from .cancel_scope import CancelScope
+from .plan.damage import FoundDamage
 from .plan.partitioner import ALL_STAY, RankRoles
 from .plan.write_plan import WriteProgress, WrittenState
-from .upload.transfer import Progress
-from .upload.uploader import Fill, StateChanged
+from .upload.object_in_flight import Progress
+from .upload.transfer import Fill, StateChanged
 
 #: Why a copy of the state is not kept if no checksums were taken at its boundary. It may equal the boundary: nothing tells.
 UNCHECKED = "no checksums were taken at its boundary"
@@ -204,6 +205,29 @@ class SaveSpec:
         return 2 * self.epoch
 
 
+class SaveNumbers:
+    """The one counter that numbers the checkpoints of all saves of a process."""
+
+    def __init__(self) -> None:
+        #: The save number of the next checkpoint.
+        self._next = 0
+
+    def names(self, attempt: int, agreed: SaveSpec) -> Iterator[CheckpointName]:
+        """Yield the names of one save's checkpoints, which no other save has.
+
+        A call of the ranks moves the counter on to a number that all of them know.
+
+        Raises:
+            CheckpointError: the ranks' call is no later one than that of the last save.
+        """
+        if agreed.number < self._next and agreed.epoch:
+            raise CheckpointError(f"the ranks' call {agreed.epoch} has been saved, or a later one has")
+        self._next = max(self._next, agreed.number)
+        while True:
+            self._next += 1
+            yield CheckpointName(attempt, agreed.step, self._next - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class SaveCost:
     """The cost of a rank's part of a save."""
@@ -268,3 +292,58 @@ class SavedCheckpoint:
             return self
         log.error("step %d is saved without its moments: %s", self.step, why)
         return replace(self, level="weights", why=f"{why}; {self.why}" if self.why else why)
+
+
+class SavedCheckpoints:
+    """The newest committed checkpoints of a run, of this attempt or the one that training was restored from.
+
+    Args:
+        damage: the checkpoints that are damaged. Anybody who finds or hears of one adds it.
+    """
+
+    def __init__(self, damage: FoundDamage) -> None:
+        self.damage = damage
+        #: The newest one, damaged or not, and the newest that has its moments.
+        self._newest: SavedCheckpoint | None = None
+        self._with_moments: SavedCheckpoint | None = None
+
+    def add(self, saved: SavedCheckpoint) -> None:
+        self._newest = saved
+        if saved.level != "weights":
+            self._with_moments = saved
+        self.report_newest()
+
+    def forget(self) -> None:
+        self._newest = self._with_moments = None
+
+    @property
+    def newest(self) -> SavedCheckpoint | None:
+        """The newest one. None if it is damaged."""
+        saved = self._newest
+        return None if saved is None or self.damage_of(saved) else saved
+
+    @property
+    def complete(self) -> int:
+        """The step of the newest one that has its moments. -1: there is none, or it is damaged."""
+        saved = self._with_moments
+        return -1 if saved is None or self.damage_of(saved) else saved.step
+
+    def damage_of(self, saved: SavedCheckpoint) -> str:
+        """Return why a committed checkpoint cannot be restored, as far as anybody has found; "" if nobody has."""
+        return "" if saved.name is None else self.damage.of(saved.name, saved.refers)
+
+    def report_newest(self) -> None:
+        """Add the newest ones to the damaged ones if this rank's part of them is: other ranks do not know what it uses."""
+        for saved in (self._newest, self._with_moments):
+            if saved is not None and saved.name is not None and (why := self.damage_of(saved)):
+                self.damage.add(saved.name, why)
+
+    def sound(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Return the checkpoint of a save without a deadline, unless it was found damaged meanwhile, as by the prune after it.
+
+        Raises:
+            CheckpointError: it was.
+        """
+        if why := self.damage_of(saved):
+            raise CheckpointError(f"step {saved.step} was committed, and cannot be restored: {why}")
+        return saved

@@ -19,10 +19,12 @@ from ..state.state_tensor import StateTensor, Tier
 from .cancel_scope import CancelScope
 from .plan.partitioner import ALL_STAY, RankRoles, share_of
 from .plan.plan_cache import WritePlanCache
-from .plan.write_plan import ALL, WritePlan, WriteProgress, WrittenState, is_moment
+from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState, is_moment
+from .request import SaveCost
+from .upload.object_in_flight import Progress
 from .upload.save_queue import SaveQueue
-from .upload.transfer import Progress
-from .upload.uploader import Fill, Uploader
+from .upload.transfer import Fill
+from .upload.uploader import Uploader
 from .upload.workers import WorkerPool
 
 #: `_READ`: bytes a second that one thread copies and checksums, until a save has measured it. `_TELLING`: bytes that a
@@ -48,7 +50,7 @@ class ShardWriter:
         self._run_id = run_id
         self._rank = rank
         self._world = world
-        self.uploads = Uploader(store, run_id, rank, world, HostBuffer, lambda: self.plans, pool)
+        self.uploads = Uploader(store, run_id, world, HostBuffer, pool)
         #: The plans that this writer follows, and their objects that are in the store.
         self.plans = WritePlanCache(rank, world, self.uploads.object_size)
         #: Bytes a second of `unchanged`, which reads a second time.
@@ -118,7 +120,8 @@ class ShardWriter:
         """Return the queue of a save. The arguments are those of `write`."""
         fill = fill or partial(_fill, write_progress, scope, state_tensors)
         aside = partial(_moved_aside, moved, {state_tensor.tensor.device for state_tensor in state_tensors})
-        return SaveQueue(self.uploads, write_progress, name, scope, fill, aside, progress)
+        known = self.plans.as_before
+        return SaveQueue(self.uploads, write_progress, name, scope, fill, aside, known, progress)
 
     def requests(self, scope: CancelScope) -> SaveQueue[HostBuffer]:
         """Return the queue of a save whose objects are in the store."""
@@ -132,6 +135,16 @@ class ShardWriter:
     def unchanged_bytes(self, write_plan: WritePlan) -> int:
         """Return the bytes of the objects that a save most likely refers to instead of putting them again."""
         return sum(write_plan.objects[index].size for index in self.plans.known(write_plan))
+
+    def cost(self, write_plan: WritePlan | None, roles: RankRoles, nbytes: int, now: float) -> SaveCost:
+        """Return what this rank would write of a save with these roles; all `nbytes` if no save is planned yet."""
+        rate, commit = self.uploads.link.rate(now), self.uploads.link.commit or 0.0
+        weights, moments = nbytes, 0
+        if write_plan is not None:
+            write_progress = WriteProgress(write_plan, roles=roles)
+            weights = write_progress.share(WEIGHTS)
+            moments = write_progress.share() - weights
+        return SaveCost(weights, moments, None if rate is None else rate.expected, commit)
 
     def unchanged(
         self, state_tensors: Sequence[StateTensor], written: WrittenState, scope: CancelScope

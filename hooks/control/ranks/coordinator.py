@@ -404,7 +404,7 @@ class Coordinator:
             parks=parks,
             final=self._saver.no_more_steps or (job.preemption is not None and job.preemption.stall),
             early=step is not None
-            and counts(step, self._checkpointer.complete)
+            and counts(step, self._checkpointer.saved.complete)
             and early(cost.moments, cost.rate),
         )
 

@@ -1,4 +1,4 @@
 """The requests that end a save: the manifest, then the marker.
 
-`publish` commits for one rank or for several. `peer_manifests` follows the other ranks' manifests.
+`own_manifest` queues them, and commits for one rank. `publish` commits for several; `peer_manifests` follows the others' manifests.
 """

@@ -40,12 +40,13 @@ class AgreedSaves:
         return write_progress
 
     def put(self, save: SaveContext, name: CheckpointName, record: Callable[[], object]) -> None:
-        """Note that this rank puts its part of a checkpoint now.
+        """Note that this rank puts its part of a checkpoint now, if the ranks have agreed on one.
 
         Args:
             record: records the checkpoint as committed.
         """
-        self._unseen.append((save.identity, name, record))
+        if save.agreed.epoch:
+            self._unseen.append((save.identity, name, record))
 
     def seen(self) -> None:
         """Note that this rank has seen the commit."""

@@ -16,21 +16,21 @@ only if all ranks have put it. A rank that cannot complete the full level commit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 
 from ....providers.errors import SpotguardError, StoreError
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.format.manifest import Level
 from ...state.device.host_buffer import HostBuffer
-from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned
-from ..commit.publish import OwnManifest
+from ..commit.own_manifest import OwnManifest
 from ..committer import Committer
 from ..plan.write_plan import ALL, WEIGHTS, WriteProgress
 from ..request import SaveContext
 from ..shard_writer import ShardWriter
 from ..upload.save_queue import SaveQueue
-from ..upload.uploader import StateChanged
+from ..upload.transfer import StateChanged
 from .save_budget import SaveBudget
 
 log = logging.getLogger("spotguard")
@@ -108,12 +108,15 @@ class EmergencySave:
             save.moved,
             write_progress=self.write_progress,
         )
+        self._queue.plan = self._plan
         try:
             # The budget decides whether to round the moments when the weights are in the store.
             for tiers in [WEIGHTS, ALL] if budget is not None and budget.lossy else [ALL]:
                 if budget is not None:
                     budget.choose_layout(settled=tiers is ALL)
-                self._put(tiers)
+                self._order()
+                self._queue.objects(tiers)
+                self._queue.wait(self._queue.whole)
             self._commit_full()
             if (lower := self._lower) is not None and not lower.entry.stored:
                 error, step = lower.entry.error, self._name.step
@@ -150,29 +153,22 @@ class EmergencySave:
 
     # --- inside ---
 
-    def _put(self, tiers: Sequence[Tier]) -> None:
-        """Put the objects of these tiers, and queue the manifest of the lower level when it is wanted.
+    def _plan(self) -> float:
+        """Queue the manifest of the lower level when it is wanted. Return when the moments are out of time.
 
         Raises:
-            Abandoned: the moments are out of time.
+            Abandoned: they are, and the ranks have agreed to commit the weights without them.
         """
-        self._order()
-        self._queue.objects(tiers)
-        while True:
-            until = self._until()
-            over = self._queue.wait(
-                lambda until=until: self._queue.whole() or self._turn() or self._until() != until,  # type: ignore[misc]
-                until,
-            )
-            if over and self._queue.whole() and not self._turn():
-                return
-            if not over and self._budget is None:
+        until = self._until()
+        if self._scope.now() >= until:
+            if self._budget is None:
                 raise Abandoned("out of time")
-            if self._budget is not None and self._scope.now() >= self._budget.plan.fall_back_at:
-                self._budget.fall_back()
-                self._order()
-            if self._turn():
-                self._queue_lower()
+            self._budget.fall_back()
+            self._order()
+            until = self._until()
+        if self._turn():
+            self._queue_lower()
+        return until
 
     def _commit_full(self) -> None:
         name = self._name
@@ -191,6 +187,7 @@ class EmergencySave:
         if self._full is not None:
             self._full.dismiss()
         if self._budget is None:
+            self._queue.plan = lambda: math.inf
             if self._save.agreed.weights == "with the rest" or not isinstance(why, SpotguardError):
                 return False
             self._queue.objects(WEIGHTS)
@@ -206,8 +203,6 @@ class EmergencySave:
             if self.committed is not None:
                 return True
         if self._lower is None:
-            if self._full is not None:  # its name is taken
-                self._name = self._begin(self._hear)
             self._queue_lower()
         assert self._lower is not None
         self._lower.retry()
@@ -219,6 +214,8 @@ class EmergencySave:
         """Queue the manifest of the lower level. What is put from now on has the next name."""
         first = self._order_of()[0]
         if self._lower is None:
+            if self._full is not None:  # its name is taken
+                self._name = self._begin(self._hear)
             self._lower = self._committer.queue(
                 self._queue, self._save, self._name, "weights", self._writer, beside=not first
             )
@@ -259,7 +256,7 @@ class EmergencySave:
         """Return when the moments are out of time, by the present deadline."""
         if (budget := self._budget) is not None:
             budget.see_deadline()
-            return budget.plan.fall_back_at
+            return math.inf if self.write_progress.has(ALL) else budget.plan.fall_back_at
         (first, early), left = self._order_of(), self._scope.left()
         limited = early or (first and self.write_progress.has(WEIGHTS))
         if limited and left is not None and self._whole is self._scope:

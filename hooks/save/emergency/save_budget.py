@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ....providers.clock import Clock
-from ....providers.errors import StoreError
 from ...checkpoint.format.keys import CheckpointName
+from ...state.device.host_buffer import HostBuffer
 from ...state.state_tensor import StateTensor, Tier
 from ..cancel_scope import Abandoned, CancelScope
 from ..plan.budget import (
@@ -30,6 +30,7 @@ from ..plan.budget import (
 )
 from ..plan.write_plan import ALL, WEIGHTS, WriteProgress
 from ..shard_writer import ShardWriter
+from ..upload.save_queue import SaveQueue
 
 log = logging.getLogger("spotguard")
 
@@ -187,7 +188,7 @@ class BackgroundUpload:
     The caller asks `promotes` at the notice, when the deadline moves, and as bytes leave.
 
     Args:
-        write_progress: its progress in the store.
+        queue: its queue.
         began: monotonic seconds at which its state was taken.
     """
 
@@ -195,17 +196,16 @@ class BackgroundUpload:
         self,
         writer: ShardWriter,
         clock: Clock,
-        write_progress: WriteProgress,
+        queue: SaveQueue[HostBuffer],
         name: CheckpointName,
         began: float,
-        heard: Callable[[StoreError], None] = lambda error: None,
     ) -> None:
         self._writer = writer
         self._clock = clock
-        self.write_progress = write_progress
+        self.write_progress = queue.write_progress
         self.name = name
         #: Called with a transient failure of the store that a request beside the upload has met.
-        self.heard = heard
+        self.heard = queue.hear
         #: A start that comes early was told of it.
         self.announced = False
         self._began = began

@@ -7,15 +7,19 @@ from dataclasses import replace
 
 from ....providers.clock import Clock
 from ...checkpoint.format.keys import CheckpointName
+from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.local_stage import Stage
 from ...state.changes.audit import Reference
 from ...state.device.host_buffer import HostBuffer
 from ...state.state_tensor import StateTensor
+from ..cancel_scope import CancelScope
+from ..commit.own_manifest import publish, queue_manifest
 from ..committer import Committer
+from ..plan.write_plan import ALL, WriteProgress
 from ..request import SaveContext, StagedSave
 from ..shard_writer import ShardWriter
 from ..upload.save_queue import SaveQueue
-from ..upload.uploader import StateChanged
+from ..upload.transfer import StateChanged
 from .snapshot import Snapshot
 from .stage_writer import StageWriter
 
@@ -115,6 +119,27 @@ class LocalCopies:
 
         write_plan = self._writer.plans.of(state_tensors, renew=True)
         return stager.hold(state_tensors, write_plan, name, save.scope, save.moved, commit)
+
+    def bring(self, manifest: RankManifest, scope: CancelScope) -> WriteProgress:
+        """Upload the checkpoint that an earlier process of this run staged on this machine and did not upload.
+
+        Raises:
+            Abandoned: the upload was called off.
+            StoreError: the store or the disk failed.
+            CheckpointError: this version of spotguard does not stage in that form.
+        """
+        assert self.stager is not None
+        name, staged = manifest.checkpoint, self.stager.left_behind(manifest, scope)
+        write_progress = WriteProgress(staged.write_progress.write_plan)
+        queue = self._writer.queue((), name, scope, write_progress=write_progress, fill=staged.fill)
+        queue.objects()
+
+        def make() -> RankManifest:
+            written = queue.written(name)
+            return replace(manifest, objects=written.objects, tensors=written.tensors)
+
+        publish(queue, queue_manifest(queue, make, ALL), scope, self._clock)
+        return write_progress
 
     def forget_objects(self) -> None:
         """Have the next copy refer to no object of an earlier one."""

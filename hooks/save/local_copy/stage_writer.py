@@ -28,7 +28,7 @@ from ..plan.write_plan import StoredObject, TensorForm, WritePlan, WriteProgress
 from ..request import StagedSave
 from ..shard_writer import ShardWriter
 from ..upload.save_queue import SaveQueue
-from ..upload.uploader import Fill, StateChanged
+from ..upload.transfer import Fill, StateChanged
 
 log = logging.getLogger("spotguard")
 

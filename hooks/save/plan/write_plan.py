@@ -151,6 +151,8 @@ class WriteProgress:
     doubted: set[int] = field(default_factory=set)
     #: Objects that the store has lost, as they were put. The manifest may name them already, so they are put again as they were.
     lost: dict[int, StoredObject] = field(default_factory=dict)
+    #: How often a request of the save failed transiently.
+    failures: int = 0
     #: Bytes that have left, for each object on its way.
     leaving: dict[int, int] = field(default_factory=dict)
     #: While weights are missing, no moment uses the link; moments on their way are given up.

@@ -4,19 +4,21 @@ Each worker has a thread and a buffer that it sends from. The pool makes the wor
 move at the notice. Besides, no thread starts at interpreter exit, so a save that begins then has only the existing workers.
 
 The pool leaves a worker that hangs in a store behind with its buffer, because the thread may still read from the buffer. The
-next `ready` replaces the worker.
+next `ready` replaces the worker. A `TaskGroup` is what the thread that waits for some workers shares with them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ...ipc.threads import StandingThread, TaskHandle, at_exit
+from ..cancel_scope import Abandoned, CancelScope, with_last
 
 log = logging.getLogger("spotguard")
 
@@ -219,3 +221,52 @@ class WorkerPool(Generic[B]):
         for worker in self.workers:
             worker.dismiss()
         self.workers = []
+
+
+class TaskGroup:
+    """Tasks of several workers for a thread that waits: they end with the first error, or when that thread calls them off."""
+
+    def __init__(self, scope: CancelScope) -> None:
+        self.scope = scope
+        #: The scope of the workers, which ends with the first error too.
+        self.part = scope.part(math.inf)
+        self.error: BaseException | None = None
+        #: Set when the waiting thread has something to see to.
+        self.changed = threading.Event()
+        self.lock = threading.Condition()
+        self.last_error = ""
+        self._running = 0
+
+    def run(self, workers: Sequence[UploadWorker[B]], task: Task[B]) -> None:
+        """Have these workers run a task, and wait until all of them are free again. One that hangs is left behind.
+
+        Raises:
+            Abandoned: the deadline passed, or the group was called off.
+            Exception: the first error.
+        """
+        self._running = len(workers)
+        for worker in workers:
+            worker.give(task, self._ended)
+        try:
+            self.scope.wait(lambda: self._running == 0, self.changed)
+        except Abandoned as why:
+            self.call_off(why)
+        if self.error is not None:
+            raise self.error
+
+    def call_off(self, why: Abandoned) -> None:
+        """Call all off: no thread begins anything more, and the results of running work do not count."""
+        self.fail(with_last(why, self.last_error))
+
+    def fail(self, error: BaseException) -> None:
+        with self.lock:
+            if self.error is None:
+                self.error = error
+            self.lock.notify_all()
+        self.part.abandon(str(error))
+        self.changed.set()
+
+    def _ended(self) -> None:
+        with self.lock:
+            self._running -= 1
+        self.changed.set()

@@ -67,7 +67,7 @@ def told(guard: Guard, heard: Heard) -> list[str]:
 
 def nothing_is_counted_on(guard: Guard) -> None:
     assert guard._checkpointer.last is None
-    assert guard._checkpointer.complete == -1
+    assert guard._checkpointer.saved.complete == -1
     assert guard._checkpointer._known() is None
     assert guard._position().checkpoint_step == -1
 
@@ -126,7 +126,7 @@ def test_damage_that_the_agent_reports_is_forgotten_by_a_notice_at_that_step(
     store = FakeStore()
     with trained(store) as (guard, _, heard):
         assert guard.save().step == 2
-        assert guard._checkpointer.complete == 2
+        assert guard._checkpointer.saved.complete == 2
         damaged(store, FIRST)
         guard._agent.hear(protocol.CheckpointDamaged(str(FIRST), 2, "CRC32 differs"))
         nothing_is_counted_on(guard)
@@ -150,7 +150,7 @@ def test_damage_of_an_older_checkpoint_leaves_a_newest_one_with_objects_of_its_o
         url = guard.save().url
         guard._agent.hear(protocol.CheckpointDamaged(str(FIRST), 2, "CRC32 differs"))
         assert guard._position().checkpoint_step == 3
-        assert guard._checkpointer.complete == 3
+        assert guard._checkpointer.saved.complete == 3
         guard._agent.hear(notice(seconds=20.0))
         assert heard.wait(protocol.Committed, 3).url == url
 

@@ -17,6 +17,7 @@ from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.plan.write_plan import WEIGHTS as WEIGHT_TIERS
 from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec, Weights
 from spotguard.hooks.state.state import State
+from spotguard.hooks.state.state_tensor import Tier
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import FullError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
@@ -129,6 +130,37 @@ def test_weights_alone_where_no_more_fits(saving: Callable[..., Saving]) -> None
     assert "parameters and extras first" in saved.why
     assert one.manifests() == ["000000002-0001-0000"]
     assert one.newest(("full",)) is None
+    assert_weights(one, one.newest())
+
+
+@pytest.mark.parametrize("lossy", [False, True], ids=["exact", "lossy"])
+@pytest.mark.parametrize("lost", [(Tier.MOMENTS,), tuple(Tier)], ids=["moments", "everything"])
+@pytest.mark.parametrize("name", ["00000-of-00001.json", "COMMIT.json"])
+def test_weights_are_committed_alone_after_an_outage_took_moments_that_had_arrived(
+    saving: Callable[..., Saving], name: str, lost: tuple[Tier, ...], lossy: bool
+) -> None:
+    """At the manifest or the marker. The moments do not fit a second time, and the weights do."""
+    one = saving(lossy=lossy)
+    one.background()
+    one.train()
+    plan = one.writer.plans.of(one.state.collect().state_tensors)
+    ends = [f"/{index:04}.safetensors" for tier in lost for index in plan.indices_of(tier)]
+    gone: list[str] = []
+
+    def at(key: str, sent: int) -> None:
+        if not gone and key.endswith(name):
+            gone.extend(
+                key for key in one.store.objects if "/000000003-" in key and key.endswith(tuple(ends))
+            )
+            for key in gone:
+                del one.store.objects[key]
+            raise UnavailableError("it was away")
+
+    one.store.at = at
+    saved = one.save((WEIGHTS + MOMENTS) / RATE + (WEIGHTS / RATE if Tier.WEIGHTS in lost else 0.0) + 6)
+    assert gone
+    assert saved is not None
+    assert (saved.level, saved.step) == ("weights", 3)
     assert_weights(one, one.newest())
 
 

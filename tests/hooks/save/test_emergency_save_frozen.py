@@ -116,20 +116,20 @@ def test_objects_that_a_rank_finds_lost_before_it_refers_to_them_make_the_newest
     first = CheckpointName(1, one.done, 0)
     one.train()
     one.background()
-    assert one.checkpointer.complete == one.done
+    assert one.checkpointer.saved.complete == one.done
     assert one.writer.plans.referred().keys() == {first}
     gone = max(one.store.objects, key=lambda key: len(one.store.objects[key]))
     assert str(first) in gone
     del one.store.objects[gone]
     one.checkpointer.cleanup.see_referred(CancelScope(one.clock))
     assert one.checkpointer.damage.of(first, ())
-    assert (one.checkpointer.last, one.checkpointer.complete) == (None, -1)
+    assert (one.checkpointer.last, one.checkpointer.saved.complete) == (None, -1)
     assert one.writer.plans.referred() == {}
     assert one.writer.plans.known(one.writer.plans.of(one.state.collect().state_tensors)) == frozenset()
     one.train()
     one.background()
     assert references(one.newest()).keys() == {""}
-    assert one.checkpointer.complete == one.done
+    assert one.checkpointer.saved.complete == one.done
     assert_adapted(one)
 
 
@@ -158,7 +158,7 @@ def test_save_under_way_that_refers_to_objects_found_damaged_meanwhile_has_faile
     one.train()
     one.background()
     assert references(one.newest()).keys() == {""}
-    assert one.checkpointer.complete == one.done
+    assert one.checkpointer.saved.complete == one.done
 
 
 def test_a_new_attempt_begins_with_a_full_one(saving: Callable[..., Saving]) -> None:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.commit.publish import MARKING
+from spotguard.hooks.save.commit.own_manifest import MARKING
 from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained

@@ -15,7 +15,7 @@ import torch
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.write_plan import WriteProgress
-from spotguard.hooks.save.upload.uploader import StateChanged
+from spotguard.hooks.save.upload.transfer import StateChanged
 from spotguard.hooks.state.device.streams import CopyStreams
 from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.clock import SystemClock

@@ -10,8 +10,7 @@ import torch
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.plan.throughput import StoreLink
-from spotguard.hooks.save.plan.write_plan import ALL, StoredObject, WriteProgress, WrittenState
+from spotguard.hooks.save.plan.write_plan import StoredObject, WriteProgress, WrittenState
 from spotguard.hooks.save.upload.retry import retry
 from spotguard.hooks.save.upload.transfer import Transfer
 from spotguard.hooks.state.device.host_buffer import HostBuffer
@@ -127,17 +126,26 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
     with writer_of(store) as writer:
         what = state_tensors(a=torch.ones(4))
         write_plan = writer.plans.of(what)
-        work = Transfer(WriteProgress(write_plan), NAME, CancelScope(Impatient(), 2000.0), None, StoreLink())
-        work.begin(ALL)
+        work = Transfer(
+            writer.uploads,
+            WriteProgress(write_plan),
+            NAME,
+            CancelScope(Impatient(), 2000.0),
+            lambda index, buffer: pytest.fail("a worker fills its buffer"),
+            lambda buffer: "",
+            writer.plans.as_before,
+            lambda error: None,
+        )
+        work.begin()
         shift = work.staff(1)
         size = write_plan.nbytes
         reused, right = memoryview(bytes(size)), memoryview(b"x" * size)
-        late = work.starts(0, reused, crc32(right), StoredObject([0], NAME))
-        writer.uploads.send_again(work, shift, HostBuffer(size), late)
+        late = work.flights.starts(0, reused, crc32(right), StoredObject([0], NAME), shift)
+        work.send_again(shift, HostBuffer(size), late)
         assert store.calls == [], "nothing was sent"
         assert not work.write_progress.stored
         late.data = right
-        writer.uploads.send_again(work, shift, HostBuffer(size), late)
+        work.send_again(shift, HostBuffer(size), late)
         assert list(store.objects.values()) == [bytes(right)]
 
 

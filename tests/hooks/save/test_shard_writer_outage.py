@@ -12,7 +12,7 @@ from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.save.upload.uploader import StateChanged
+from spotguard.hooks.save.upload.transfer import StateChanged
 from spotguard.providers.errors import StoreError, ThrottledError, UnavailableError
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried

@@ -13,8 +13,9 @@ from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.format.keys import MARKER, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import IncompleteError, Published, queue_manifest
-from spotguard.hooks.save.commit.publish import publish as publish_alone
+from spotguard.hooks.save.commit.own_manifest import publish as publish_alone
+from spotguard.hooks.save.commit.own_manifest import queue_manifest
+from spotguard.hooks.save.commit.publish import IncompleteError, Published
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError, UnavailableError

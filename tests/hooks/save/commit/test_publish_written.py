@@ -20,7 +20,8 @@ from spotguard.hooks.checkpoint.local_stage import Stage
 from spotguard.hooks.restore.reads.resharding import read
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together, queue_manifest
+from spotguard.hooks.save.commit.own_manifest import queue_manifest
+from spotguard.hooks.save.commit.publish import IncompleteError, Published, publish_together
 from spotguard.hooks.save.local_copy.stage_writer import StageWriter
 from spotguard.hooks.save.plan.partitioner import ALL_STAY, RankRoles
 from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress, WrittenState

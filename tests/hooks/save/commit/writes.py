@@ -11,7 +11,8 @@ from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.ipc.threads import join_ended
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import Published, publish_together, queue_manifest
+from spotguard.hooks.save.commit.own_manifest import queue_manifest
+from spotguard.hooks.save.commit.publish import Published, publish_together
 from spotguard.hooks.save.plan.write_plan import WrittenState
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state_tensor import StateTensor

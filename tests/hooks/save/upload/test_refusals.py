@@ -19,7 +19,7 @@ from spotguard.hooks.save.checkpointer import Checkpointer  # noqa: E402
 from spotguard.hooks.save.plan.write_plan import WriteProgress  # noqa: E402
 from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec  # noqa: E402
 from spotguard.hooks.save.shard_writer import ShardWriter  # noqa: E402
-from spotguard.hooks.save.upload.refusals import RetryPlan, retry_plan  # noqa: E402
+from spotguard.hooks.save.upload.retry import RetryPlan, retry_plan  # noqa: E402
 from spotguard.hooks.state.state import State  # noqa: E402
 from spotguard.hooks.state.state_tensor import Tier  # noqa: E402
 from spotguard.providers.errors import (  # noqa: E402

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import OwnManifest
+from spotguard.hooks.save.commit.own_manifest import OwnManifest
 from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.save.upload.queue_entry import Put, QueueEntry
-from spotguard.hooks.save.upload.save_queue import SaveQueue
-from spotguard.hooks.save.upload.uploader import StateChanged
+from spotguard.hooks.save.upload.save_queue import Put, QueueEntry, SaveQueue
+from spotguard.hooks.save.upload.transfer import StateChanged
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.state_tensor import StateTensor, Tier
 from spotguard.providers.errors import SpotguardError, UnavailableError
@@ -79,7 +78,7 @@ def test_the_limit_of_an_entry_begins_with_its_request() -> None:
         entry = queue.add(QueueEntry("manifest", looks, WEIGHTS, limit=2.0, tolerated=(SpotguardError,)))
         queue.wait(lambda: entry.ended)
         assert entry.stored
-        assert queue.failures == 0
+        assert queue.write_progress.failures == 0
 
 
 def test_an_entry_that_hangs_is_sent_again_when_it_is_needed() -> None:

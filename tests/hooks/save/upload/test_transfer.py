@@ -7,8 +7,7 @@ import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.plan.throughput import StoreLink
-from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, StoredObject, WritePlan, WriteProgress
+from spotguard.hooks.save.plan.write_plan import WEIGHTS, StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.save.upload.object_in_flight import ObjectInFlight
 from spotguard.hooks.save.upload.transfer import Transfer
 from spotguard.hooks.save.upload.uploader import Uploader
@@ -21,7 +20,35 @@ from tests.fakes.store import FakeStore
 
 pytestmark = pytest.mark.torch
 
-SIZE = 4000
+
+def transfer(
+    write_plan: WritePlan, scope: CancelScope | None = None, uploads: Uploader[PlainBuffer] | None = None
+) -> Transfer[PlainBuffer]:
+    """A transfer whose workers the test plays."""
+    work = Transfer(
+        uploads or Uploader(FakeStore(), "run", 1, PlainBuffer),
+        WriteProgress(write_plan),
+        NAME,
+        scope or CancelScope(ManualClock()),
+        lambda index, buffer: pytest.fail("a worker fills its buffer"),
+        lambda buffer: "",
+        lambda index, stored: None,
+        lambda error: None,
+    )
+    work.begin()
+    return work
+
+
+def starts(work: Transfer[PlainBuffer], index: int, nbytes: int = 8) -> ObjectInFlight:
+    stored = StoredObject([], NAME)
+    return work.flights.starts(index, memoryview(bytes(nbytes)), 0, stored, work.flights.shift)
+
+
+def arrives(work: Transfer[PlainBuffer], index: int) -> None:
+    work.flights.done(starts(work, index))
+
+
+SIZE, NAME = 4000, CheckpointName(1, 5, 1)
 
 
 def flight(*, sent: int, moved: float) -> ObjectInFlight:
@@ -65,35 +92,31 @@ def test_within_a_second_nothing_is_late() -> None:
 
 def test_small_objects_say_nothing_of_large_ones() -> None:
     """On a slow link one of 32 MiB takes seconds, and lags behind nobody."""
-    clock, name = ManualClock(), CheckpointName(1, 5, 1)
+    clock = ManualClock()
     write_plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
-    work = Transfer(WriteProgress(write_plan), name, CancelScope(clock, 2000.0), None, StoreLink())
-    work.begin(ALL)
+    work = transfer(write_plan, CancelScope(clock, 2000.0))
 
     def there(index: int, size: int, seconds: float) -> None:
-        flight = work.starts(index, memoryview(bytes(size)), 0, StoredObject([], name))
+        flight = starts(work, index, size)
         clock.advance(seconds)
-        work.done(flight)
+        work.flights.done(flight)
 
     for index in range(4):
         there(index, 100, 0.1)
-    large = work.starts(7, memoryview(bytes(SIZE)), 0, StoredObject([], name))
-    assert work._usual(large) is None
+    large = starts(work, 7, SIZE)
+    assert work.flights.usual(large) is None
     for index in range(4, 7):
         there(index, SIZE // 2, 2.0)
-    assert work._usual(large) == pytest.approx(2.0)
+    assert work.flights.usual(large) == pytest.approx(2.0)
 
 
 def test_a_listing_from_before_another_outage_clears_no_doubt() -> None:
     """The store may have lost the objects in the second outage."""
-    name = CheckpointName(1, 5, 1)
-    progress = WriteProgress(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
-    work = Transfer(progress, name, CancelScope(ManualClock()), None, StoreLink())
-    work.begin(ALL)
-    work.done(work.starts(0, memoryview(bytes(8)), 0, StoredObject([], name)))
-    work.hear(UnavailableError("it is away"))
+    work = transfer(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
+    arrives(work, 0)
+    work.doubt(UnavailableError("it is away"))
     assert list(work.doubted()) == [0]
-    work.hear(UnavailableError("it is away again"))
+    work.doubt(UnavailableError("it is away again"))
     work.looked(1, [0], [])
     assert list(work.doubted()) == [0]
     work.looked(2, [0], [])
@@ -102,59 +125,51 @@ def test_a_listing_from_before_another_outage_clears_no_doubt() -> None:
 
 def test_an_object_whose_answer_crossed_an_outage_is_doubted() -> None:
     """The store confirmed it, and another request failed before anybody read the answer."""
-    name = CheckpointName(1, 5, 1)
-    progress = WriteProgress(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
-    work = Transfer(progress, name, CancelScope(ManualClock()), None, StoreLink())
-    work.begin(ALL)
+    work = transfer(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
     work.staff(1)
-    crossing = work.starts(0, memoryview(bytes(8)), 0, StoredObject([], name))
-    work.again(crossing)
-    work.hear(UnavailableError("it is away"))
-    work.done(crossing)
+    crossing = starts(work, 0)
+    work.flights.again(crossing)
+    work.doubt(UnavailableError("it is away"))
+    work.flights.done(crossing)
     assert list(work.doubted()) == [0]
-    assert not work.whole()
+    assert not work.sound()
 
 
 def test_a_save_that_is_out_of_time_says_how_fast_its_link_was() -> None:
     """Of the whole save, and by its own bytes."""
-    clock, name = ManualClock(), CheckpointName(1, 5, 1)
+    clock = ManualClock()
     plan = WritePlan.of([StateTensor("t", torch.ones(2**20))], 2**23, 0, 1)
-    work = Transfer(WriteProgress(plan), name, CancelScope(clock, clock.monotonic() + 4.0), None, StoreLink())
-    work.begin(ALL)
-    work.sent(work.starts(0, memoryview(bytes(2**22)), 0, StoredObject([], name)), 2**21)
+    work = transfer(plan, CancelScope(clock, clock.monotonic() + 4.0))
+    work.flights.sent(starts(work, 0, 2**22), 2**21)
     clock.advance(4.0)
-    assert work.amount(clock.monotonic()) == "2.0 of 4.0 MiB at 0.5 MiB/s"
+    assert work.amount() == "2.0 of 4.0 MiB at 0.5 MiB/s"
 
 
 def test_a_put_that_a_store_has_refused_does_not_lag() -> None:
     """It waits for the store. When the store accepts requests again, no put is late, and the link is as fast as before."""
-    clock, name = ManualClock(), CheckpointName(1, 5, 1)
+    clock = ManualClock()
     plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(2)], 2**13, 0, 1)
-    link = StoreLink()
-    work = Transfer(WriteProgress(plan), name, CancelScope(clock, clock.monotonic() + 60.0), None, link)
-    work.begin(ALL)
+    uploads = Uploader(FakeStore(), "run", 1, PlainBuffer)
+    work = transfer(plan, CancelScope(clock, clock.monotonic() + 60.0), uploads)
     work.staff(2)
-    flights = [work.starts(n, memoryview(bytes(SIZE)), 0, StoredObject([], name)) for n in range(2)]
+    flights = [starts(work, n, SIZE) for n in range(2)]
     clock.advance(1.0)
-    work.sent(flights[0], SIZE)
-    before = link.rate(clock.monotonic())
-    work.hear(DeniedError("no"))
+    work.flights.sent(flights[0], SIZE)
+    before = uploads.link.rate(clock.monotonic())
+    work.doubt(DeniedError("no"))
     clock.advance(20.0)
-    work.again(flights[0])
+    work.flights.again(flights[0])
     assert not any(each.lags(clock.monotonic(), 0.1) for each in flights)
-    assert link.rate(clock.monotonic()) == before
+    assert uploads.link.rate(clock.monotonic()) == before
 
 
 def test_a_refusal_puts_nothing_in_doubt() -> None:
     """The store has answered, and has what it confirmed before."""
-    name = CheckpointName(1, 5, 1)
-    progress = WriteProgress(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
-    work = Transfer(progress, name, CancelScope(ManualClock()), None, StoreLink())
-    work.begin(ALL)
-    work.done(work.starts(0, memoryview(bytes(8)), 0, StoredObject([], name)))
-    work.hear(DeniedError("no"))
+    work = transfer(WritePlan.of([StateTensor("t", torch.ones(8))], 2**12, 0, 1))
+    arrives(work, 0)
+    work.doubt(DeniedError("no"))
     assert work.doubted() == {}
-    assert work.whole()
+    assert work.sound()
 
 
 @cases("mib, objects", [(0.01, 1), (1, 2), (4, 4), (30, 8), (100, 8), (300, 10)])
@@ -162,7 +177,7 @@ def test_a_small_state_keeps_all_connections_busy(mib: float, objects: int) -> N
     """Eight of them at first. A large state has objects of 32 MiB."""
     store = FakeStore()
     store.parallel = 12
-    uploads = Uploader(store, "run", 0, 1, PlainBuffer, lambda: pytest.fail("no save is made"))
+    uploads = Uploader(store, "run", 1, PlainBuffer)
     rows = max(1, int(mib * 2**20) // 4096)
     size = uploads.object_size(rows * 4096)
     plan = WritePlan.of([StateTensor("t", torch.empty(rows, 1024))], size, 0, 1)
@@ -173,57 +188,49 @@ def test_a_small_state_keeps_all_connections_busy(mib: float, objects: int) -> N
 
 def test_an_earlier_shifts_bytes_are_no_rate_of_the_link() -> None:
     """An object that is lost behind the manifest is put again alone: its bytes and its seconds count, and no others."""
-    clock, name, link = ManualClock(), CheckpointName(1, 5, 1), StoreLink()
+    clock, uploads = ManualClock(), Uploader(FakeStore(), "run", 1, PlainBuffer)
     write_plan = WritePlan.of([StateTensor(f"t{n}", torch.ones(2**10)) for n in range(8)], 2**12, 0, 1)
-    work = Transfer(WriteProgress(write_plan), name, CancelScope(clock, 2000.0), None, link)
-    work.begin(ALL)
+    work = transfer(write_plan, CancelScope(clock, 2000.0), uploads)
 
     def put(index: int) -> None:
         size = write_plan.objects[index].size
-        flight = work.starts(index, memoryview(bytes(size)), 0, StoredObject([], name))
+        flight = starts(work, index, size)
         clock.advance(size / 1000.0)
-        work.sent(flight, size)
-        work.done(flight)
+        work.flights.sent(flight, size)
+        work.flights.done(flight)
 
     work.staff(1)
     for index in range(len(write_plan.objects)):
         put(index)
     work.rest()
-    work.hear(UnavailableError("it is away"))
+    work.doubt(UnavailableError("it is away"))
     work.staff(1)
     assert work.doubted()
     work.looked(1, range(8), [0])
     put(0)
     work.rest()
-    assert (rate := link.rate(clock.monotonic())) is not None
+    assert (rate := uploads.link.rate(clock.monotonic())) is not None
     assert rate.expected == pytest.approx(1000.0, rel=0.01)
 
 
-def transfer_of(*state_tensors: StateTensor) -> Transfer:
+def transfer_of(*state_tensors: StateTensor) -> Transfer[PlainBuffer]:
     """A transfer of small objects, one for each tensor."""
-    plan = WritePlan.of(state_tensors, 2**12, 0, 1)
-    name = CheckpointName(1, 5, 1)
-    work = Transfer(WriteProgress(plan), name, CancelScope(ManualClock()), None, StoreLink())
-    work.begin(ALL)
+    work = transfer(WritePlan.of(state_tensors, 2**12, 0, 1))
     work.staff(2)
     return work
-
-
-def arrives(work: Transfer, index: int) -> None:
-    work.done(work.starts(index, memoryview(bytes(8)), 0, StoredObject([], work.name)))
 
 
 def test_an_object_that_is_doubted_during_a_listing_is_looked_at_too() -> None:
     """The listing was of others: that one was accepted, and doubted, while it ran."""
     work = transfer_of(*[StateTensor(f"t{n}", torch.ones(2**10)) for n in range(2)])
     arrives(work, 0)
-    work.hear(UnavailableError("it is away"))
+    work.doubt(UnavailableError("it is away"))
     listed = work.doubted()
     arrives(work, 1)
-    work.hear(UnavailableError("it is away while it is listed"))
+    work.doubt(UnavailableError("it is away while it is listed"))
     work.looked(2, listed, [])
     assert list(work.doubted()) == [1]
-    assert not work.whole()
+    assert not work.sound()
 
 
 def test_a_lost_moment_is_not_put_again_by_a_part_of_the_weights() -> None:
@@ -231,10 +238,10 @@ def test_a_lost_moment_is_not_put_again_by_a_part_of_the_weights() -> None:
     work = transfer_of(StateTensor("w", torch.ones(8)), StateTensor("m", torch.ones(8), tier=Tier.MOMENTS))
     arrives(work, 0)
     arrives(work, 1)
-    work.hear(UnavailableError("it is away"))
+    work.doubt(UnavailableError("it is away"))
     work.begin(WEIGHTS)
     work.staff(1)
     work.looked(1, work.doubted(), [1])
     assert not work.more()
-    assert work.whole()
+    assert work.sound()
     assert work.write_progress.missing() == [1]
