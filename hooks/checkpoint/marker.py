@@ -8,7 +8,7 @@ from ...providers.errors import CheckpointError, NotFoundError
 from ...providers.stores.base import BlobStore
 from .format.codec import decode_manifest, decode_marker, encode_manifest, encode_marker
 from .format.coverage import coverage
-from .format.keys import INDEX, MARKER, CheckpointName, checkpoint_prefix, manifest_name
+from .format.keys import INDEX, MARKER, CheckpointName, checkpoint_prefix
 from .format.manifest import CommitMarker, RankManifest, most_bytes
 from .index import IndexBuilder
 
@@ -69,15 +69,3 @@ def read_marker(
         return decode_marker(store.get(key, timeout=timeout), key)
     except (NotFoundError, CheckpointError):
         return None
-
-
-def has_all_manifests(
-    store: BlobStore, run_id: str, name: CheckpointName, world: int, *, timeout: float | None = None
-) -> bool:
-    """Return whether the manifests of all its ranks are in the store, marked or not; one listing.
-
-    Each manifest was put after its objects, so the checkpoint is complete then.
-    """
-    prefix = checkpoint_prefix(run_id, name)
-    there = {info.key.removeprefix(prefix) for info in store.list(prefix, timeout=timeout)}
-    return all(manifest_name(rank, world) in there for rank in range(world))

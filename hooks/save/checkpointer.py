@@ -346,7 +346,7 @@ class Checkpointer:
         This is for a call of the ranks that a later call has replaced. The other ranks may have committed the earlier one, and
         may be gone.
         """
-        self._agreed.look_back(lambda name: self.requests.complete(name, self._world))
+        self._agreed.look_back(self.requests.complete)
 
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
         if save.agreed.roles.whole_each:

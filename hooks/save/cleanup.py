@@ -15,9 +15,8 @@ from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError, StoreError
 from ...providers.stores.base import ObjectInfo
 from ..checkpoint.attempts import attempt_starts
-from ..checkpoint.catalog import folders_of
-from ..checkpoint.format.keys import SAVING, CheckpointName, checkpoint_prefix
-from ..checkpoint.marker import has_all_manifests
+from ..checkpoint.catalog import examine, folders_of, scan
+from ..checkpoint.format.keys import MARKER, SAVING, CheckpointName, checkpoint_prefix
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, deletions, plan_pruning
 from ..checkpoint.save_announcement import put_saving
 from .cancel_scope import Abandoned, CancelScope
@@ -189,19 +188,25 @@ class SmallRequests:
             log.debug("how often this run was preempted is not known: %s", error)
         return results
 
-    def complete(self, name: CheckpointName, world: int) -> bool:
-        """Return whether all ranks' manifests of this checkpoint are in the store; False if the store does not answer in time."""
+    def complete(self, name: CheckpointName) -> bool:
+        """Return whether a checkpoint can be restored: a rank has marked it, or all that it names is there.
+
+        False if the store does not answer in time.
+        """
         results = []
         store = self._uploads.store
 
         def look(left: float | None) -> None:
-            results.append(has_all_manifests(store, self._run_id, name, world, timeout=left))
+            folders = scan(store, self._run_id, timeout=left)
+            for folder in folders:
+                if folder.name == name:
+                    results.append(MARKER in folder.files or examine(store, folder, folders, timeout=left))
 
         try:
             self._ask(look, _GLANCE)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("whether %s is committed by now is not known: %s", name, error)
-        return any(results)
+        return bool(results)
 
     def announce(self, name: CheckpointName, left: float, heard: Callable[[StoreError], None]) -> None:
         """Tell a start that comes early that this checkpoint may be complete in `left` seconds.

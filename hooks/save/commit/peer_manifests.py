@@ -88,7 +88,7 @@ class PeerManifests:
         if not self.missing:
             return (
                 f"the manifests of all {self.world} ranks are in the store: a restore uses step "
-                f"{self.mine.step}"
+                f"{self.mine.step} if their objects are too"
             )
         few = sorted(self.missing)[:_NAMED]
         ranks = ", ".join(map(str, few)) + (", …" if len(self.missing) > _NAMED else "")

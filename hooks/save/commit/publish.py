@@ -46,8 +46,6 @@ _PATIENCE = 900.0
 _OWN = 5.0
 #: Ranks that take turns to merge for a rank that has died; and ranks that merge at once if time is short.
 _TURNS, _HURRIED = 8, 8
-#: Seconds before the deadline from which a full set of manifests counts as complete without a merge.
-_LAST = 1.0
 #: Seconds for the index: 20 MB of 1,024 ranks take 2 s on a link of 100 Mbit/s.
 _INDEXING = 10.0
 #: Tries of a marker: a failure at the marker puts in doubt what it marks.
@@ -148,8 +146,6 @@ def _wait(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> boo
         # The ranks take turns: each merge of a large job is hundreds of requests, and one merge is enough.
         turn = merge * (1 + min(others.mine.rank, _TURNS))
         hurry = left is not None and left < 2 * merge and others.mine.rank < _HURRIED
-        if left is not None and left < _LAST and not hurry:
-            return False  # all manifests are there, so it counts; a restore checks whether they tile
         if now - complete >= turn or hurry:
             _fetch(queue, others, scope)
             if others.fetched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -10,9 +11,13 @@ import pytest
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.ipc import protocol
+from spotguard.hooks.save.cleanup import SmallRequests
+from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.errors import DeniedError, FullError
+from tests.fakes.checkpoint import Save
+from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained
-from tests.fakes.store import Fault
+from tests.fakes.store import FakeStore, Fault
 from tests.fakes.training import step_on
 from tests.fakes.watched_store import PATIENCE, WatchedStore, is_manifest
 
@@ -150,3 +155,15 @@ def test_an_attempt_that_is_overtaken_says_so_once_and_ends_its_background_check
         guard._agent.hear(protocol.Withdrawn("n1"))
         guard.restore()  # it begins an attempt above the other one
         assert guard._saver.background()
+
+
+def test_checkpoint_of_other_ranks_that_lost_an_object_is_not_complete() -> None:
+    """All manifests are there, and no rank has marked it: what a rank reports by them must be there too."""
+    store, save = FakeStore(), Save(world=2)
+    with closing(ShardWriter(store, "run")) as writer:
+        requests = SmallRequests(writer.uploads, "run", ManualClock())
+        assert not requests.complete(save.name)
+        manifests = save.write(store, marker=False)
+        assert requests.complete(save.name)
+        del store.objects[manifests[1].object_key(0)]
+        assert not requests.complete(save.name)

@@ -146,6 +146,33 @@ def test_another_rank_marks_the_checkpoint_when_the_last_one_died(seconds: float
     assert save.prefix + MARKER in store.objects
 
 
+def test_a_commit_that_no_rank_has_looked_at_is_not_reported() -> None:
+    """All manifests are there in the last second, and an object is not. This rank has no time to look, and no rank has marked."""
+    store, save, clock = FakeStore(), Save(world=10), Hurried()
+    manifests = [save.write_objects(store, rank) for rank in range(10)]
+
+    def come_late(request: Request) -> None:
+        """The others' manifests, right after the first look."""
+        if request.verb == "get":
+            store.objects.pop(manifests[3].object_key(0), None)
+            for rank in range(10):
+                put_manifest(store, manifests[rank])
+        if request.key.endswith(MARKER):
+            looks.append(clock.now)
+            if len(looks) == 2:  # with which the last of the manifests is seen
+                clock.now = 3.2
+
+    looks: list[float] = []
+    mine = manifests[8]
+    with (
+        closing(ShardWriter(CalledStore(store, after=come_late), "run", mine.rank, mine.world)) as writer,
+        pytest.raises(IncompleteError, match="the manifests of all 10 ranks are in the store"),
+    ):
+        commit_together(writer, mine, CancelScope(clock, 4.0), clock)
+    assert save.prefix + MARKER not in store.objects
+    assert find_whole(store, "run") is None
+
+
 def test_a_manifest_that_never_comes_is_named() -> None:
     """Out of time, and nothing is marked."""
     store, save = FakeStore(), Save(world=4)
