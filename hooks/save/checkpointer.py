@@ -24,8 +24,7 @@ from ..state.state import State
 from .cancel_scope import CancelScope
 from .cleanup import Cleanup, SmallRequests
 from .committer import Committer
-from .emergency.agreed_saves import AgreedSaves
-from .emergency.emergency_save import EmergencySave
+from .emergency.emergency_save import AgreedSaves, EmergencySave
 from .emergency.save_budget import BackgroundUpload, SaveBudget
 from .local_copy.local_copies import LocalCopies
 from .plan.budget import EarlierCheckpoint
