@@ -13,10 +13,17 @@ import pytest
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a torch that makes objects, and with its compiler."""
-    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "_dynamo").mkdir(parents=True)
     made = "import gc\nassert not gc.isenabled()\nmade = [[] for _ in range(5000)]\n"
     (tmp_path / "torch" / "__init__.py").write_text(made)
-    (tmp_path / "torch" / "_dynamo.py").write_text(made + "disable = 'compiler'\n")
+    parts = {
+        "__init__": f"{made}disable, optimize = 'compiler', 'torch._dynamo.optimize'\nfrom . import utils\n",
+        "config": "",
+        "guards": "name = 'torch._dynamo.guards'\n",
+        "utils": "counters = 'torch._dynamo.utils.counters'\n",
+    }
+    for name, text in parts.items():
+        (tmp_path / "torch" / "_dynamo" / f"{name}.py").write_text(text)
     return tmp_path
 
 
@@ -46,7 +53,7 @@ class Own:
 own = Own()
 own.itself = own
 del own
-import torch._dynamo
+import torch._dynamo.guards
 assert gc.isenabled()
 assert gc.get_freeze_count() > frozen + 5000
 """
@@ -71,7 +78,21 @@ def test_import_that_fails_leaves_the_collector_on(folder: Path) -> None:
     assert run(folder, code) == "True\n"
 
 
-def test_torch_has_no_compiler_only_if_it_is_asked_for(folder: Path) -> None:
-    code = "import torch, torch._dynamo; print(torch._dynamo.disable)"
-    assert run(folder, code) == "compiler\n"
-    assert run(folder, code.replace("disable", "disable(5)"), LIGHT_TORCH="1") == "5\n"
+@pytest.mark.parametrize(
+    "wanted", ["torch._dynamo.optimize", "torch._dynamo.utils.counters", "torch._dynamo.guards"]
+)
+def test_compiler_is_imported_when_it_is_wanted(folder: Path, wanted: str) -> None:
+    """Not for an optimizer, which disables it, and not for its settings."""
+    code = f"""
+import importlib, sys, torch, torch._dynamo
+assert torch._dynamo.disable(5) == 5
+assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
+import torch._dynamo.config
+assert torch._dynamo.disable(5) == 5
+try:
+    print({wanted})
+except AttributeError:
+    print(importlib.import_module("{wanted}").name)
+print(torch._dynamo.disable)
+"""
+    assert run(folder, code) == f"{wanted}\ncompiler\n"

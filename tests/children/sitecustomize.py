@@ -1,17 +1,17 @@
 """On the PYTHONPATH of every Python that a test starts: torch for half the price, which hundreds of processes pay.
 
 The objects that an import of torch makes live to the end, so the garbage collector leaves them out, while torch is imported and at
-the process's end. It sees the script's own objects as ever. With LIGHT_TORCH in the environment, torch has no compiler, which
-`torch.optim` imports only to find that it is not used. DistributedDataParallel and FSDP need it.
+the process's end. It sees the script's own objects as ever. The compiler is imported when something is compiled: `torch.optim`
+and DistributedDataParallel import it only to find that it is not used.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib.util
-import os
 import sys
 import types
+from typing import Any
 
 #: What imports a hundred thousand objects or more.
 HEAVY = ("torch", "torch._dynamo")
@@ -43,19 +43,48 @@ class Importer:
         return spec
 
 
-class WithoutCompiler:
-    """A finder and loader of a `torch._dynamo` that compiles nothing."""
+class Compiler:
+    """A finder and loader of a `torch._dynamo` that stands in for the real one until somebody asks for more than it has."""
+
+    def __init__(self) -> None:
+        #: What loads the real one into this one's place; None before the first import, and once it is loaded.
+        self._real: Any = None
+        self._module: types.ModuleType | None = None
 
     def find_spec(self, name: str, path: object, target: object = None) -> object:
-        return importlib.util.spec_from_loader(name, self) if name == "torch._dynamo" else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: object) -> None:
+        if name == "torch._dynamo" and self._module is None:
+            self._module = types.ModuleType(name)
+            spec = importlib.util.find_spec(name)  # from the finders after this one
+            if spec is not None:
+                # Also its search path, so that its settings can be read without it.
+                self._real, spec.loader = spec.loader, self  # type: ignore[assignment]
+            return spec
+        if name.startswith("torch._dynamo.") and name != "torch._dynamo.config":
+            self._load()
         return None
 
+    def create_module(self, spec: object) -> types.ModuleType | None:
+        return self._module
+
     def exec_module(self, module: types.ModuleType) -> None:
-        vars(module).update(disable=lambda function, *_, **__: function, graph_break=lambda: None)
+        utils = types.ModuleType("torch._dynamo.utils")
+        utils.get_optimize_ddp_mode = lambda: "ddp_optimizer"  # type: ignore[attr-defined]
+        utils.__getattr__ = lambda name: getattr(self._load().utils, name)  # type: ignore[method-assign]
+        vars(module).update(
+            disable=lambda function, *_, **__: function,
+            graph_break=lambda: None,
+            utils=utils,
+            __getattr__=lambda name: getattr(self._load(), name),
+        )
+
+    def _load(self) -> Any:
+        if self._real is not None:
+            loader, self._real = self._real, None
+            for name in ("disable", "graph_break", "utils", "__getattr__"):
+                delattr(self._module, name)
+            loader.exec_module(self._module)
+        return self._module
 
 
 sys.meta_path.insert(0, Importer())  # type: ignore[arg-type]
-if "LIGHT_TORCH" in os.environ:
-    sys.meta_path.insert(0, WithoutCompiler())  # type: ignore[arg-type]
+sys.meta_path.insert(0, Compiler())  # type: ignore[arg-type]

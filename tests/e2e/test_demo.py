@@ -44,7 +44,7 @@ def demo(folder: Path, scratch: Path, script: Path, *more: str) -> subprocess.Co
     words = ["demo", "--folder", str(folder), "--steps", str(STEPS), "--link", FAST, *more]
     return subprocess.run(
         [sys.executable, "-m", "spotguard", *words, "--script", str(script)],
-        env={**os.environ, "TMPDIR": str(scratch), "LIGHT_TORCH": "1"},
+        env={**os.environ, "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

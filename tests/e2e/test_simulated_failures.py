@@ -23,9 +23,7 @@ FITTING = str(PROGRAMS / "fitting.py")
 def simulated(machine: Machine, kind: str, *more: str, options: str = "--every off") -> Running:
     run = f"{sys.executable} -m spotguard run --run-id job --store {machine.url} --provider none {options}".split()
     command = ("--at-step", "5", *more, "--", *run, "--", sys.executable, FITTING)
-    return machine.spotguard(
-        "simulate", "failure", kind, *command, TMPDIR=str(machine.runtime), LIGHT_TORCH="1"
-    )
+    return machine.spotguard("simulate", "failure", kind, *command, TMPDIR=str(machine.runtime))
 
 
 def whole(machine: Machine) -> list[int]:

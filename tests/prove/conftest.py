@@ -41,7 +41,7 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def prove(job: Path, tmp_path: Path) -> Prove:
-    def prove(program: str, *options: str, command: tuple[str, ...] = (), light: bool = True) -> Proven:
+    def prove(program: str, *options: str, command: tuple[str, ...] = ()) -> Proven:
         """
         Args:
             program: one of `programs/`, or its text.
@@ -59,7 +59,6 @@ def prove(job: Path, tmp_path: Path) -> Prove:
             cwd=job,
             env={
                 **os.environ,
-                **({"LIGHT_TORCH": "1"} if light else {}),
                 "TMPDIR": str(tmp_path / "tmp"),
                 "OMP_NUM_THREADS": "1",
             },

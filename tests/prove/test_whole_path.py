@@ -113,7 +113,7 @@ GROUP = (*TORCHRUN, str(Path(__file__).with_name("in_a_group.py")))
     [("exact_ranks", 0, []), pytest.param("plant_ranks", 1, ["optimizer"], marks=pytest.mark.soak)],
 )
 def test_two_ranks_below_torchrun(prove: Prove, name: str, code: int, cause: list[str]) -> None:
-    found = prove(name, *SHORT, "--jobs", "1", command=TORCHRUN, light=False)
+    found = prove(name, *SHORT, "--jobs", "1", command=TORCHRUN)
     assert (found.code, found.causes[:1]) == (code, cause), found
     assert found.body["ranks"] == 2
 
@@ -121,13 +121,13 @@ def test_two_ranks_below_torchrun(prove: Prove, name: str, code: int, cause: lis
 @pytest.mark.soak
 @pytest.mark.parametrize("name", LISTED)
 def test_a_plant_is_found_with_its_cause_in_two_ranks(prove: Prove, name: str) -> None:
-    check(prove, name, command=GROUP, light=False)
+    check(prove, name, command=GROUP)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", EXACT)
 def test_an_exact_script_raises_no_alarm_in_two_ranks(prove: Prove, name: str) -> None:
-    found = prove(f"exact_{name}", *SHORT, command=GROUP, light=False)
+    found = prove(f"exact_{name}", *SHORT, command=GROUP)
     assert (found.code, found.causes, found.body["ranks"]) == (0, [], 2), found
 
 

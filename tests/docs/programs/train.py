@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import types
-from typing import Any
 
 import torch
 from torch import nn
 
 import spotguard
-
-# `torch.optim` imports the compiler only to say "not here": half of what a start of this script costs.
-stand_in: Any = types.ModuleType("torch._dynamo")
-stand_in.disable, stand_in.graph_break = lambda function, *_, **__: function, lambda: None
-torch._dynamo = sys.modules["torch._dynamo"] = stand_in
 
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

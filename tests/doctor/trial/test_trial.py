@@ -58,8 +58,6 @@ class Folders:
         self.job.mkdir()
         self.tmp.mkdir()
         self.env = os.environ | {"TMPDIR": str(self.tmp), "OMP_NUM_THREADS": "1"}
-        #: Of commands that need no compiler.
-        self.light = self.env | {"LIGHT_TORCH": "1"}
 
     def words(self, *options: str, command: Sequence[str]) -> list[str]:
         ours = ("doctor", "--trial", "--json", "--provider", "none", *options)
@@ -92,7 +90,7 @@ def attempt(folders: Folders) -> Try:
         done = subprocess.run(
             folders.words(*options, command=(*launcher, "train.py")),
             cwd=folders.job,
-            env=folders.light if launcher is PLAIN else folders.env,
+            env=folders.env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -235,7 +233,7 @@ def test_an_interrupted_trial_leaves_nothing(signum: signal.Signals, folders: Fo
     with subprocess.Popen(
         words,
         cwd=folders.job,
-        env=folders.light,
+        env=folders.env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -9,19 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import types
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 import spotguard
-
-# `torch.optim` imports the compiler only to say "not here": half of what a start of this script costs.
-stand_in: Any = types.ModuleType("torch._dynamo")
-stand_in.disable, stand_in.graph_break = lambda function, *_, **__: function, lambda: None
-torch._dynamo = sys.modules["torch._dynamo"] = stand_in
 
 
 def tell(line: str) -> None:

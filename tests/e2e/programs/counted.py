@@ -144,5 +144,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    train.leave_the_compiler_out()
     main()

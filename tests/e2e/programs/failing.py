@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import train  # type: ignore[import-not-found]  # the script beside this one
 from torch import nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -63,7 +62,6 @@ def main(fates: list[str]) -> None:
     if life and os.environ["TORCHELASTIC_USE_AGENT_STORE"] == str(True):
         forget_addresses(rank, world, life)
     dist.init_process_group("gloo")
-    train.leave_the_compiler_out()
 
     def tell(words: str) -> None:
         os.write(1, f"rank {rank} life {life} {words}\n".encode())

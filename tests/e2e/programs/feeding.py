@@ -15,7 +15,6 @@ from pathlib import Path
 import loading  # type: ignore[import-not-found]  # the script beside this one
 import torch
 import torch.distributed as dist
-import train  # type: ignore[import-not-found]
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -43,7 +42,6 @@ class Limited(Dataset[tuple[torch.Tensor, int, int]]):
 def main(limit: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    train.leave_the_compiler_out()
     rank = dist.get_rank()
 
     def tell(words: str) -> None:

@@ -92,5 +92,4 @@ def stand(last_words: str) -> None:
 
 
 if __name__ == "__main__":
-    train.leave_the_compiler_out()
     main(sys.argv[1])

@@ -14,12 +14,8 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 CODE = """
-import os, signal, sys, threading, types, torch, spotguard
+import os, signal, sys, threading, torch, spotguard
 torch.set_num_threads(1)
-# torch.optim imports the compiler only to say "not here": half of what this script costs.
-stand_in = types.ModuleType("torch._dynamo")
-vars(stand_in).update(disable=lambda fn, *_, **__: fn, graph_break=lambda: None)
-sys.modules["torch._dynamo"] = torch._dynamo = stand_in
 before = signal.getsignal(signal.SIGTERM)
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

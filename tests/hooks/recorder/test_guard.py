@@ -56,7 +56,7 @@ def ground(tmp_path: Path) -> Ground:
 def test_the_plans_store_and_run_hold_and_the_script_ends_in_order(ground: Ground, tmp_path: Path) -> None:
     """Preempted and resumed; of what the script names nothing comes into being."""
     pytest.importorskip("torch")
-    env = {**os.environ, "LIGHT_TORCH": "1", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     (ground.workdir / "train.py").write_text(SCRIPT.format(outside=tmp_path / "outside"))
     runner = Runner([sys.executable, "train.py"], env, 5, 100.0, tmp_path, SystemClock())
 

@@ -13,8 +13,6 @@ import socket
 import sys
 from types import FrameType
 
-import torch._dynamo  # the first optimizer asks for it: two thirds of a second in each member else  # noqa: F401
-
 from tests.hooks.ranks.programs import member
 
 
