@@ -15,6 +15,7 @@ from spotguard.report.reading import read_run
 from spotguard.report.reckoning import reckon
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running
+from tests.tiers import with_nights
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
@@ -63,7 +64,7 @@ def test_a_rank_behind_the_others_does_not_keep_them_from_saving(machine: Machin
     assert committed(machine) == [AT + 1]
 
 
-@pytest.mark.parametrize("how", ["nan", "sleep"])
+@pytest.mark.parametrize("how", with_nights(["nan", "sleep"], ["sleep"]))
 def test_nobody_saves_values_that_one_rank_distrusts(machine: Machine, how: str) -> None:
     run = life(machine, how)
     assert run.ended() == 1

@@ -13,6 +13,7 @@ from spotguard.hooks.ipc.failure_classes import CLASSES
 from spotguard.hooks.recorder.failure_plan import KINDS, LASTING
 from tests.e2e.harness import Machine
 from tests.e2e.processes import Running
+from tests.tiers import with_nights
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
@@ -46,7 +47,9 @@ def test_a_failure_is_named_and_saved_as_its_class_is(machine: Machine, kind: st
     assert list(machine.runtime.glob("spotguard-simulated-*")) == []
 
 
-@pytest.mark.parametrize("place", ["data", "forward", "backward", "optimizer"])
+@pytest.mark.parametrize(
+    "place", with_nights(["data", "forward", "backward", "optimizer"], ["forward", "backward"])
+)
 def test_a_stall_is_committed_wherever_it_stands(machine: Machine, place: str) -> None:
     """Behind the optimizer's step nothing stands whole; right before it, the last step does."""
     run = simulated(

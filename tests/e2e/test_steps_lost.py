@@ -39,10 +39,10 @@ def begun(run: Running) -> set[int]:
         ("fsdp", "clipping", AT),
         # The other rank has taken the step, and stands in the next one.
         ("ddp", "clipping", AT + 1),
-        ("ddp", "changed", AT + 1),
+        pytest.param("ddp", "changed", AT + 1, marks=pytest.mark.soak),
         # One shard has changed and the other may not have: there is no step that stands whole.
         ("fsdp", "changing", SAVED),
-        ("fsdp", "changed", SAVED),
+        pytest.param("fsdp", "changed", SAVED, marks=pytest.mark.soak),
     ],
 )
 def test_a_hang_costs_the_steps_that_nobody_holds_whole(

@@ -37,9 +37,7 @@ LISTED = {
 }
 
 #: Their lives are recorded, and `test_causes.py` judges the records in the fast tier. Each takes 25 s of a processor here.
-NIGHTS = frozenset(LISTED) - {"prefetch", "thread"} | {
-    *("schedule", "logging", "generators", "carried", "teacher", "closure"),
-}
+NIGHTS = frozenset(LISTED) - {"prefetch"}
 
 EXACT = [
     *("epochs", "schedule", "adversaries", "closure", "logging", "generators", "carried", "teacher", "plain"),
@@ -75,10 +73,8 @@ def test_a_plant_is_found_with_its_cause(prove: Prove, name: str) -> None:
     check(prove, name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", with_nights((name for name in EXACT if name not in ("plain", "epochs")), NIGHTS)
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in EXACT if name not in ("plain", "epochs")])
 def test_an_exact_script_raises_no_alarm(prove: Prove, name: str) -> None:
     found = prove(f"exact_{name}", *SHORT)
     assert (found.code, found.causes, found.body["differences"]) == (0, [], []), found
@@ -153,7 +149,7 @@ finally:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # one life of it is in the fast tier: tests/hooks/recorder/test_guard.py
 def test_the_store_that_the_script_names_sees_no_request(prove: Prove, tmp_path: Path) -> None:
     found = prove(NAMES.format(outside=tmp_path / "outside"), *SHORT)
     assert found.code == 0, found
@@ -180,12 +176,15 @@ for _ in guard.steps(100):
 
 @pytest.mark.slow
 def test_a_file_that_runs_share_makes_the_verdict_unsure(prove: Prove, tmp_path: Path) -> None:
-    """And no more, once it is there."""
-    program = SHARES.format(outside=tmp_path / "cache")
-    found = prove(program, *SHORT)
+    found = prove(SHARES.format(outside=tmp_path / "cache"), *SHORT)
     assert (found.code, found.body["shared_files"]) == (3, [str(tmp_path / "cache")])
     assert [each["exact"] for each in found.body["resumed"]] == [True, True]
-    assert prove(program, *SHORT).code == 0
+
+
+@pytest.mark.soak
+def test_a_shared_file_that_is_there_before_raises_no_doubt(prove: Prove, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("12")
+    assert prove(SHARES.format(outside=tmp_path / "cache"), *SHORT).code == 0
 
 
 @pytest.mark.slow
