@@ -103,6 +103,8 @@ def test_training_goes_on_where_the_network_heals_during_the_save(rack: Rack) ->
     runs = trains(rack)
     rack.nodes[1].cut()
     runs[0].err.until(r"rank 0 \(pid \d+\): begun")
+    # Each machine counts from the last heartbeat that it has heard itself: one that is plugged in before has nothing to tell.
+    runs[1].err.until("machine node1 of run job is silent")
     rack.nodes[1].plug()
     for run in runs:
         run.err.until("is heard again")
