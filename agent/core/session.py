@@ -160,6 +160,7 @@ class Session:
             "checkpoint_step": at.checkpoint_step,
             "checkpoint_age": None if age is None else round(age, 1),
             "checkpoint_level": clip(at.checkpoint_level, NAME) if age is not None else None,
+            "checkpoint_left_out": clip(at.checkpoint_left_out, TEXT) or None if age is not None else None,
             "damaged_checkpoint": self.damaged or None if age is None else None,
             "interval": at.interval or None,
             "save_seconds": round(at.save_seconds, 3) if at.save_seconds >= 0 else None,

@@ -26,7 +26,7 @@ from .format.keys import (
     manifest_name,
     parse_manifest_name,
 )
-from .format.manifest import Level, RankManifest, most_bytes, referred, suspicion
+from .format.manifest import Level, RankManifest, left_out_of, most_bytes, referred, suspicion
 from .format.safetensors_header import check_headers
 from .format.values.state_check import StateCheck
 from .index import decode_index
@@ -102,6 +102,11 @@ class WholeCheckpoint:
     def suspect(self) -> str:
         """Return why some rank's losses make it suspect; "" if none do."""
         return suspicion(self.manifests)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Return the path and the type of each value that no save could hold."""
+        return left_out_of(self.manifests)
 
     def prove(self, *, headers: bool = True) -> None:
         """Prove, beyond `examine`, that a restore finds nothing wrong with it before it reads the tensors' bytes.
@@ -320,7 +325,7 @@ def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[Che
     elsewhere: dict[str, Mapping[str, int]] = {}
     if any(entry.checkpoint for manifest in merged.manifests for entry in manifest.objects):
         elsewhere = {str(each.name): each.files for each in folders}
-    wrong: dict[str, str] = {}
+    wrong: dict[str, tuple[str, str, int]] = {}
     for manifest in merged.manifests:
         for index, entry in enumerate(manifest.objects):
             files = elsewhere.get(entry.checkpoint, {}) if entry.checkpoint else folder.files
@@ -328,11 +333,10 @@ def _check_objects(merged: Coverage, folder: CheckpointFolder, folders: list[Che
             if size != entry.size:
                 place = f"{entry.checkpoint}/{entry.name}" if entry.checkpoint else entry.name
                 there = "is missing" if size is None else f"has {size} bytes"
-                wrong[manifest.object_key(index)] = (
-                    f"object {place} {there}, but its manifest records {entry.size} bytes"
-                )
+                wrong[manifest.object_key(index)] = place, there, entry.size
     if wrong:
-        raise CheckpointError(next(iter(wrong.values()))).about(wrong)
+        place, there, most = next(iter(wrong.values()))
+        raise CheckpointError(f"object {place} {there}, but its manifest records {most} bytes").about(wrong)
 
 
 class ReadableStore(Protocol):

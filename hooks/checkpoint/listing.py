@@ -44,6 +44,8 @@ class Checkpoint:
     missing: tuple[int, ...] = ()
     #: Why some rank's losses make it suspect; "" if none do.
     suspect: str = ""
+    #: The path and the type of each value that no save could hold.
+    left_out: tuple[str, ...] = ()
 
 
 def list_checkpoints(store: BlobStore, run_id: str, *, deep: bool = False) -> list[Checkpoint]:
@@ -101,6 +103,7 @@ def _describe(
                 return Checkpoint(
                     folder.run_id, folder.name, "complete", "", nbytes, True,
                     marker.world, marker.level, marker.kind, marker.created, marker.missing, marker.suspect,
+                    marker.left_out,
                 )  # fmt: skip
         whole = examine(store, folder, folders, indexed=not deep)
         if deep:
@@ -109,6 +112,7 @@ def _describe(
         return Checkpoint(
             folder.run_id, folder.name, "complete", "", whole.nbytes, marked,
             first.world, first.level, first.kind, first.created, first.missing, whole.suspect,
+            whole.left_out,
         )  # fmt: skip
     except (PartialCheckpoint, NotFoundError) as error:
         status, reason = "partial", str(error)

@@ -138,7 +138,7 @@ class Report:
             preemption,
             logging.INFO,
             f"step {saved.step} is committed: {saved.nbytes} bytes in {saved.seconds:.1f} s, level {saved.level}, "
-            f"at {saved.url}{''.join(f'; {why}' for why in (saved.why, saved.suspect and f'suspect: {saved.suspect}') if why)}",
+            f"at {saved.url}{''.join(f'; {why}' for why in (saved.less, saved.suspect and f'suspect: {saved.suspect}') if why)}",
         )
         now = self._clock.monotonic()
         self._record(
@@ -151,6 +151,7 @@ class Report:
             level=saved.level,
             reason=saved.why,
             suspect=saved.suspect,
+            left_out=saved.left_out,
             seconds=round(saved.seconds, 3),
             seconds_to_commit=round(max(0.0, saved.at - preemption.seen), 3),
         )
@@ -286,5 +287,5 @@ def _log(preemption: PreemptionNotice, level: int, outcome: str) -> None:
 
 def _committed(id: str, saved: SavedCheckpoint, now: float) -> protocol.Committed:
     return protocol.Committed(
-        id, saved.step, saved.nbytes, saved.seconds, saved.url, now, saved.level, saved.why
+        id, saved.step, saved.nbytes, saved.seconds, saved.url, now, saved.level, saved.less
     )

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 
+from ...providers.text import TEXT, clip
 from ..ipc import protocol
 from ..save.plan.partitioner import ALL_STAY
 from .parts import GuardParts
@@ -40,6 +41,7 @@ def position(parts: GuardParts, restored_at: float | None) -> protocol.Position:
         checkpoint_step=-1 if last is None else last.step,
         checkpoint_age=0.0 if last is None else parts.clock.monotonic() - last.at,
         checkpoint_level="full" if last is None else last.level,
+        checkpoint_left_out="" if last is None else clip(", ".join(last.left_out), TEXT),
         mode="boundary" if parts.state.boundary_only else "window",
         detail=parts.state.boundary_only,
         save_seconds=-1.0 if cost.seconds is None else cost.seconds,

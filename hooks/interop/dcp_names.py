@@ -23,6 +23,7 @@ from ...providers.errors import CheckpointError
 from ..checkpoint.format.coverage import Coverage, MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.values.decoder import decode
+from ..checkpoint.format.values.unsaved_value import with_live
 from ..restore.reads.resharding import ReadTarget, parts_of
 from ..state.parts.optimizers.optimizer_tree import check_well_formed
 from ..state.state_tensor import StateTensor
@@ -156,7 +157,7 @@ def _leaves(
     if is_optimizer(raw):
         # torch's state dicts do not have it
         raw = {key: value for key, value in raw.items() if key != "other"}
-    tree = decode(raw, give)
+    tree = with_live(decode(raw, give))
     state_tensors: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     for form in _forms(source.part, tree, state)[: 2 if twice else 1]:

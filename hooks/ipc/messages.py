@@ -190,6 +190,8 @@ class Position(Message):
     checkpoint_age: float = 0.0
     #: As in `Committed`.
     checkpoint_level: str = "full"
+    #: The path and the type of each value that no save can hold, which the newest checkpoint lacks.
+    checkpoint_left_out: str = ""
     #: "window" (saves start at the notice) or "boundary" (saves start at the next `guard.step()`), and the reason.
     mode: str = "window"
     detail: str = ""

@@ -225,6 +225,13 @@ def said_of(whole: WholeCheckpoint, url: str) -> None:
             url,
             whole.run_id,
         )
+    if whole.left_out:
+        log.warning(
+            "step %d is restored without %s, which no save could hold: each keeps the value that it has here; check that training "
+            "does not depend on it [SG608]",
+            whole.name.step,
+            ", ".join(whole.left_out),
+        )
     if whole.missing:
         log.warning(
             "step %d is restored without %s: their own random numbers, loaders and dicts. Those ranks "

@@ -95,6 +95,8 @@ class Checkpointer:
         self.spoiled = ""
         #: The reason why the registered state itself lacks moments; "" if it lacks none.
         self._lacks = ""
+        #: The values that the registered state has and no save can hold.
+        self._left_out: tuple[str, ...] = ()
         #: The traces in the store of saves for which the ranks have called.
         self._agreed = AgreedSaves()
         #: Bytes of a full save; 0 before it is known.
@@ -169,7 +171,9 @@ class Checkpointer:
             age = max(0.0, self._clock.time() - whole.manifests[0].created)
             url = inside(self._store.url, checkpoint_prefix(self._run_id, whole.name))
             saved_at = self._clock.monotonic() - age
-            saved = SavedCheckpoint(whole.name.step, url, whole.written, 0.0, saved_at, whole.level)
+            saved = SavedCheckpoint(
+                whole.name.step, url, whole.written, 0.0, saved_at, whole.level, left_out=whole.left_out
+            )
             # This rank did not write it. One rank knows what the parts of all refer to, and tells the others.
             manifests = () if self._rank else whole.manifests
             self.saved.add(replace(saved, name=whole.name, refers=frozenset(referred(manifests))))
@@ -202,6 +206,9 @@ class Checkpointer:
         started = self._clock.monotonic()
         collected = state.collect()
         self.nbytes, self._lacks = collected.nbytes, collected.lacks
+        if collected.left_out and collected.left_out != self._left_out:
+            log.warning("step %d is saved without %s [SG424]", agreed.step, ", ".join(collected.left_out))
+        self._left_out = collected.left_out
         names = self._numbers.names(self.attempt, agreed)
         if kind != "emergency":
             self._agreed.forget()
@@ -290,7 +297,7 @@ class Checkpointer:
             return None
         started, attempt = self._clock.monotonic(), self.attempt
         write_progress = self._copies.bring(whole.manifests[0], scope)
-        self._lacks = ""
+        self._lacks, self._left_out = "", whole.manifests[0].left_out
         saved = self._saved(name, write_progress, started, whole.manifests[0].level)
         self.saved.add(saved)
         self._prune(scope, name, attempt)
@@ -380,7 +387,7 @@ class Checkpointer:
         suspect = self._committer.suspect(name)
         saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
         refers = write_progress.refers(self._run_id, name)
-        saved = replace(saved.lacking(self._lacks), name=name, refers=refers)
+        saved = replace(saved.lacking(self._lacks), left_out=self._left_out, name=name, refers=refers)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self.saved.add(saved)

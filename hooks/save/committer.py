@@ -101,7 +101,15 @@ class Committer:
         def empty(manifest: RankManifest, rank: int) -> RankManifest:
             why = reason_of(self._last[1], rank)
             return replace(
-                manifest, rank=rank, objects=(), tensors=(), state={}, digests={}, history={}, suspect=why
+                manifest,
+                rank=rank,
+                objects=(),
+                tensors=(),
+                state={},
+                digests={},
+                history={},
+                suspect=why,
+                left_out=(),
             )
 
         return queue_manifest(
@@ -241,6 +249,7 @@ class Committer:
             missing=tuple(sorted(save.agreed.roles.absent)),
             history=self._history.whole if save.agreed.speaks or not self._rank else {},
             suspect=self._suspicion(name.step, save.in_place),
+            left_out=save.collected.left_out,
         )
 
 

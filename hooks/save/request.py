@@ -278,9 +278,17 @@ class SavedCheckpoint:
     blocked: float = 0.0
     #: Why this rank's losses make it suspect; "" if they do not.
     suspect: str = ""
+    #: The path and the type of each value of this rank that no save can hold: a restore leaves the live one.
+    left_out: tuple[str, ...] = ()
     #: Its name, and the keys of the earlier checkpoints' objects that this rank's part refers to. Only spotguard uses them.
     name: CheckpointName | None = field(default=None, repr=False, compare=False)
     refers: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    @property
+    def less(self) -> str:
+        """What it lacks, for a person; "" if it lacks nothing."""
+        left_out = f"left out: {', '.join(self.left_out)}" if self.left_out else ""
+        return "; ".join(filter(None, [self.why, left_out]))
 
     def lacking(self, why: str) -> SavedCheckpoint:
         """Return this checkpoint as one of the lower level if its state lacks moments, and log that at each save.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.format.manifest import private_name
+from ..checkpoint.format.manifest import bounded, private_name
 from ..checkpoint.format.values.encoder import encode
 from .parts.optimizers.optimizer import OptimizerPart
 from .parts.values import Part, check_savable
@@ -29,6 +29,8 @@ class CollectedState:
     #: Why this state lacks the moments of an optimizer, which makes the checkpoint weights-only; "" if no moments are
     #: missing.
     lacks: str = ""
+    #: The path and the type of each value that no save can hold, and that the trees lack.
+    left_out: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -54,6 +56,7 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
     names = {id(state_tensor.tensor): state_tensor.name for state_tensor in reversed(state_tensors.values())}
     trees: dict[str, Any] = {}
     light: dict[str, Any] = {}
+    left_out: list[str] = []
     for part in parts:
 
         def take(tensor: torch.Tensor, part: Part = part) -> str:
@@ -68,10 +71,16 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
         tree = part.tree()
         if isinstance(part, OptimizerPart) and part.name in dead:
             tree = part.without_state(tree)
-        trees[part.name] = encode(tree, take, part.name)
+        trees[part.name] = encode(tree, take, part.name, left_out)
         if isinstance(part, OptimizerPart):
-            light[part.name] = encode(part.without_state(tree), take, part.name)
-    return CollectedState(tuple(state_tensors.values()), trees, {**trees, **light}, "; ".join(dead.values()))
+            light[part.name] = encode(part.without_state(tree), take, part.name, [])
+    return CollectedState(
+        tuple(state_tensors.values()),
+        trees,
+        {**trees, **light},
+        "; ".join(dead.values()),
+        bounded(left_out),
+    )
 
 
 # The environment that decides whether training continues bit for bit. The manifest records it, and a restore compares it.

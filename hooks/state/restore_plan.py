@@ -15,6 +15,7 @@ from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
+from ..checkpoint.format.values.unsaved_value import with_live
 from .inventory.layout import memory_like
 from .inventory.walk import tensors_in
 from .memory_access import expanded
@@ -23,7 +24,7 @@ from .parts.module import KnownTensor
 from .parts.rng import RngPart
 from .parts.stateful import is_position
 from .parts.tree import SavedTrees
-from .parts.values import Part, StatefulPart, room
+from .parts.values import DictPart, Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
 from .state_tensor import StateTensor
 
@@ -150,7 +151,9 @@ def plan(
             return made[name]
 
         filled = SavedTrees(saved, len(states), ranks, lambda tree, give=give: decode(tree, give), stand_ins)  # type: ignore[misc]
-        trees[part.name] = pick(part, filled)
+        tree = pick(part, filled)
+        # A dict's own values meet the saved ones when it is filled.
+        trees[part.name] = tree if isinstance(part, DictPart) else with_live(tree, part.tree())
     warnings += [
         f"rank {ranks.rank} resumes with rank {other}'s {', '.join(parts_of_it)}: "
         + _why(ranks.rank, states, stand_ins)

@@ -157,6 +157,22 @@ def test_a_suspect_checkpoint_shows_why(marker: bool, root: Path, capsys: pytest
         assert (f"  suspect: {why}\n" in capsys.readouterr().out) is bool(suspect)
 
 
+@pytest.mark.parametrize("marker", [True, False])
+def test_values_that_were_left_out_are_shown(
+    marker: bool, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rank's, with its number."""
+    Save(step=10, left_out={1: ("notes.path: pathlib.Path",)}).write(FileStore(root), marker=marker)
+    named = "notes.path: pathlib.Path on rank 1"
+    assert [each["left_out"] for each in listed(capsys, root.as_uri())] == [[named]]
+    assert main.main(["ls", root.as_uri()]) == 0
+    assert f"complete: left out {named}" in " ".join(capsys.readouterr().out.split())
+    assert main.main(["inspect", root.as_uri(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == [named]
+    assert main.main(["inspect", root.as_uri()]) == 0
+    assert f"  left out: {named}\n" in capsys.readouterr().out
+
+
 def test_each_run_has_its_own_mark(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = FileStore(root)
     for run_id in ("a", "b"):

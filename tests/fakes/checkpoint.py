@@ -76,6 +76,8 @@ class Save:
     base: list[RankManifest] = field(default_factory=list)
     #: Why the losses of a rank make it suspect.
     suspect: Mapping[int, str] = field(default_factory=dict)
+    #: By rank: the values that were left out.
+    left_out: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -157,7 +159,7 @@ class Save:
                 **{name: {"$": "tensor", "name": name} for name in self.tensors},
             },
             environment={"torch": "2.13.0"}, level=self.level, kind=self.kind, incarnation="nonce", created=1.0,
-            missing=self.missing, suspect=self.suspect.get(rank, "")
+            missing=self.missing, suspect=self.suspect.get(rank, ""), left_out=self.left_out.get(rank, ())
         )  # fmt: skip
 
     def _share(self, name: str, rank: int) -> PlannedTensor | None:

@@ -96,6 +96,7 @@ def test_records_of_notices_errors_and_ends_are_events() -> None:
         number=1, kind="stall", notice={"source": "spotguard", "drill": True, "detail": where}
     )
     kept.at(1200.0).outcome(number=2, notice={"drill": True})
+    kept.at(1250.0).outcome(number=5, left_out=["notes.path: pathlib.Path"])
     kept.at(1300.0).outcome(number=3, committed=False, reason="the store is full", history={"completed": 9})
     kept.at(1400.0).outcome(number=4, kind="failure")
     error = {"says": "an error", "error": "ValueError", "message": "bad\nmore", "where": "t.py:1 in f"}
@@ -107,6 +108,7 @@ def test_records_of_notices_errors_and_ends_are_events() -> None:
     assert [(each.kind, each.at, each.step, each.committed, each.text) for each in one.events] == [
         ("stall", 1100.0, 5, True, f"training stood still: {where}"),
         ("drill", 1200.0, 5, True, ""),
+        ("notice", 1250.0, 5, True, "terminate notice from aws; left out: notes.path: pathlib.Path"),
         ("notice", 1300.0, 9, False, "terminate notice from aws; nothing new was saved: the store is full"),
         ("error", 1400.0, 9, False, "an error at t.py:1 in f (ValueError: bad)"),
         ("save", 1400.0, 5, True, "aws"),

@@ -33,7 +33,9 @@ from .manifest import (
     FORMAT,
     FORMAT_KEY,
     KINDS,
+    LEFT_OUT_LETTERS,
     LEVELS,
+    MOST_LEFT_OUT,
     AttemptRecord,
     CommitMarker,
     Level,
@@ -237,6 +239,7 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
         missing=missing,
         history=_history(raw),
         suspect=_suspect(raw),
+        left_out=_left_out(raw),
     )
 
 
@@ -272,6 +275,16 @@ def _suspect(raw: dict[str, Any]) -> str:
     return suspect[:_SUSPECT] if isinstance(suspect, str) else ""
 
 
+def _left_out(raw: dict[str, Any]) -> tuple[str, ...]:
+    """Return the values that were left out. A file without them has left out none."""
+    found = typed({"left_out": [], **raw}, "left_out", list)
+    if len(found) > MOST_LEFT_OUT or not all(
+        type(each) is str and len(each) <= LEFT_OUT_LETTERS for each in found
+    ):
+        raise InvalidField(f"left_out must be up to {MOST_LEFT_OUT} texts")
+    return tuple(found)
+
+
 def _marker(raw: dict[str, Any]) -> CommitMarker:
     name = _name(raw)
     world = integer(raw, "world", 1, MAX_WORLD)
@@ -291,6 +304,7 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
         elsewhere=integer(raw, "elsewhere", 0),
         history=_history(raw),
         suspect=_suspect(raw),
+        left_out=_left_out(raw),
     )
 
 

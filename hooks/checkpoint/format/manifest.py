@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ....providers.text import clip
 from .dtypes import ITEMSIZE
 from .keys import CheckpointName, checkpoint_prefix, manifest_name
 
@@ -137,6 +138,8 @@ class RankManifest:
     history: Mapping[str, Any] = field(default_factory=dict)
     #: Why this rank's losses make the state suspect; "" if they do not.
     suspect: str = ""
+    #: The path and the type of each value of this rank that no save could hold. A restore leaves the live values there.
+    left_out: tuple[str, ...] = ()
 
     @property
     def checkpoint(self) -> CheckpointName:
@@ -167,6 +170,28 @@ def referred(manifests: Iterable[RankManifest]) -> dict[str, int]:
         for entry in manifest.objects
         if entry.checkpoint
     }
+
+
+#: Values that a manifest or a marker names as left out, and the letters of each.
+MOST_LEFT_OUT, LEFT_OUT_LETTERS = 32, 200
+
+
+def bounded(left_out: Sequence[str]) -> tuple[str, ...]:
+    """Return the values that were left out as a manifest names them: many as the first ones and their number."""
+    if (more := len(left_out) - MOST_LEFT_OUT) > 0:
+        left_out = [*left_out[: MOST_LEFT_OUT - 1], f"and {more + 1} more"]
+    return tuple([clip(each, LEFT_OUT_LETTERS) for each in left_out])
+
+
+def left_out_of(manifests: Iterable[RankManifest]) -> tuple[str, ...]:
+    """Return the values that all ranks have left out, each with its rank in a job of several ranks."""
+    return bounded(
+        [
+            each + (_ON.format(manifest.rank) if manifest.world > 1 else "")
+            for manifest in manifests
+            for each in manifest.left_out
+        ]
+    )
 
 
 #: The end of a suspicion's text in a job of several ranks.
@@ -210,6 +235,8 @@ class CommitMarker:
     history: Mapping[str, Any] = field(default_factory=dict)
     #: As in the manifests: `suspicion` of them.
     suspect: str = ""
+    #: As in the manifests: `left_out_of` them.
+    left_out: tuple[str, ...] = ()
 
     @property
     def checkpoint(self) -> CheckpointName:
@@ -237,6 +264,7 @@ class CommitMarker:
             elsewhere=sum(referred(full).values()),
             history=next((each.history for each in full if each.history), {}),
             suspect=suspicion(full),
+            left_out=left_out_of(full),
         )
 
 

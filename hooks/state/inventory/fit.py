@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...checkpoint.format.values.saved_object import SavedObject
+from ...checkpoint.format.values.unsaved_value import UnsavedValue
 from ..memory_access import copyable, expanded, unreadable
 from . import objects
 from .layout import unlike_layout
@@ -34,12 +35,14 @@ class PlaceFit(enum.Enum):
     MAKE = "make"
     #: The saved value is put there, and the live one is no longer the script's state.
     REPLACE = "replace"
-    #: The live value stays: a checkpoint has no code to make an object of a class.
+    #: The live value stays: no save could hold the value, or a checkpoint has no code to make an object of a class.
     KEEP = "keep"
 
 
 def fit_of(saved: Any, live: Any, ownership: Ownership) -> PlaceFit:
     """Return what happens where a saved value meets a live one, without those that they hold."""
+    if isinstance(saved, UnsavedValue):
+        return PlaceFit.KEEP
     if isinstance(saved, SavedObject):
         if live is _NOTHING or not objects.fits(saved, live):
             return PlaceFit.KEEP
@@ -104,8 +107,10 @@ class Filling:
         _refill(live, saved)
 
     def _placed(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
-        """Return the value that belongs at a place: the live one, filled, or the saved one."""
+        """Return the value that belongs at a place: the live one, filled or not, or the saved one."""
         fit = fit_of(saved, live, self._ownership)
+        if fit is PlaceFit.KEEP:
+            return live
         fills = fit is PlaceFit.FILL and may_fill
         if fit is PlaceFit.REPLACE and may_fill and self._ownership.is_seen_beside(live):
             self.said.append(
@@ -149,6 +154,8 @@ class Filling:
                 value, now = saved[key], known.get(key, _NOTHING)
                 if (lost := _without_place(value, now)) is None:
                     saved[key] = self._placed(value, now, (*way, key), may_fill)
+                    if saved[key] is _NOTHING:
+                        del saved[key]
                     continue
                 self.said.append(
                     f"{place(self._name, (*way, key, *lost[0]))} was saved as a {lost[1]}, and no such object is there to take it: "
@@ -166,6 +173,7 @@ class Filling:
                 else self._placed(value, here[at] if at < len(here) else _NOTHING, (*way, at), may_fill)
                 for at, value in enumerate(saved)
             ]
+            placed = [None if each is _NOTHING else each for each in placed]
             if type(saved) is tuple:
                 return tuple(placed)
             _refill(saved, placed)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ....providers.errors import StateError
+from ...checkpoint.format.manifest import bounded
 from ...checkpoint.format.values.decoder import decode
 from ...checkpoint.format.values.encoder import FACTORIES, encode
 from ...checkpoint.format.values.sameness import same
@@ -68,14 +69,23 @@ class Forms:
             self.seen.update(kinds)
 
     def check(self, name: str, frozen: Any) -> None:
-        """Prove a part's values again if there are new forms among them. A value that no save can hold is logged once."""
+        """Prove a part's values again if there are new forms among them. Log once what no save can hold."""
         if len(self.seen) == self._proven:
             return
         if self._proven >= 0:
             try:
                 prove(name, frozen)
             except StateError as error:
-                log.error("no save is possible: %s", error)
+                left_out: list[str] = []
+                encode(frozen, lambda tensor: "", name, left_out)
+                if left_out:
+                    log.error(
+                        "no save can hold %s: each save leaves that out, and a restore leaves the value that is there then; use plain "
+                        "values (numbers, strings, lists, dicts, tensors) [SG424]",
+                        ", ".join(bounded(left_out)),
+                    )
+                else:
+                    log.error("no save is possible: %s", error)
         self._proven = len(self.seen)
 
 

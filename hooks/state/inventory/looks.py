@@ -10,6 +10,7 @@ import torch
 from ...checkpoint.format.boxes import order_of
 from ...checkpoint.format.coverage import MergedTensor
 from ...checkpoint.format.crc import crc32
+from ...checkpoint.format.values.unsaved_value import UnsavedValue
 from ..memory_access import copyable
 from .ownership import is_array
 from .walk import Way, children, walk
@@ -24,6 +25,8 @@ def looks(value: Any) -> Looks:
 
 
 def _look(value: Any) -> Any:
+    if isinstance(value, UnsavedValue):
+        return UnsavedValue
     if isinstance(value, torch.Tensor):
         order = tuple(order_of(value.shape, value.stride()) or ())
         return value.dtype, tuple(value.shape), order, crc_of(value)
@@ -53,7 +56,8 @@ def is_as_read(entry: MergedTensor, live: torch.Tensor) -> bool:
 
 
 def differing(one: Looks, other: Looks) -> Iterator[Way]:
-    """Yield the keys at which two values differ, the outer ones first."""
+    """Yield the keys at which two values differ, the outer ones first, but not where no save could hold the first one's."""
+    unsaved = [way for way, look in one.items() if look is UnsavedValue]
     for way in [*one, *(way for way in other if way not in one)]:
-        if one.get(way, ...) != other.get(way, ...):
+        if one.get(way, ...) != other.get(way, ...) and not any(way[: len(each)] == each for each in unsaved):
             yield way

@@ -36,6 +36,8 @@ def _of_notice(record: dict[str, Any], put: float) -> EventFact | None:
     }.get(kind, f"{kind} notice from {source}")
     if not committed and (why := text(record, "reason")):
         words += f"; nothing new was saved: {why}"
+    if left_out := texts(record, "left_out"):
+        words += f"; left out: {', '.join(left_out)}"
     what = {STALL: "stall", RESTART: "error", FAILURE: "save"}.get(kind, "notice")
     return EventFact(what, at, words, step, committed, seconds, history, asked=kind == RESTART)
 

@@ -98,6 +98,13 @@ def test_a_checkpoint_that_lacks_something_says_so() -> None:
     assert "  checkpoint    step 5000 (partial-extras), 12 s ago" in shown(body)
 
 
+def test_values_that_the_newest_checkpoint_lacks_are_named() -> None:
+    lacking = a_session(checkpoint_left_out="notes.path: pathlib.Path")
+    assert "  left out      notes.path: pathlib.Path" in shown(a_body(sessions=[lacking]))
+    both = [lacking | {"world": 2}, a_session(rank=1, world=2, pid=26955)]
+    assert "  left out      rank 0: notes.path: pathlib.Path" in shown(a_body(sessions=both), None)
+
+
 def test_damaged_checkpoint_is_none_and_is_named() -> None:
     damaged = {"checkpoint_age": None, "damaged_checkpoint": "000005000-0001-0003"}
     body = a_body(sessions=[a_session(checkpoint_step=-1, **damaged)])

@@ -21,6 +21,7 @@ from .....providers.errors import CheckpointError, StateError
 from .encoder import FACTORIES, MAX_DEPTH
 from .foreign_readers import FOREIGN_READERS, Malformed, TensorOutline, exactly, int64, unbase64
 from .saved_object import KINDS, SavedObject
+from .unsaved_value import UnsavedValue
 
 if TYPE_CHECKING:
     import torch
@@ -292,4 +293,5 @@ _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "Decimal": _decimal,
     "Fraction": _fraction,
     "object": _object,
+    "unsaved": lambda decoder, raw, depth: UnsavedValue(exactly(raw["type"], str)),
 }

@@ -6,7 +6,8 @@ names its type: `{"$":"tuple","items":[…]}`. A tensor is `{"$":"tensor","name"
 elsewhere.
 
 Some values would not come back exactly: functions, instances of user classes, subclasses of plain types, quantized
-arrays. The encoder refuses them with a `StateError` that names the path, at `register` and not at the notice.
+arrays. The encoder refuses them with a `StateError` that names the path, at `register` and not at the notice. One that comes later
+is left out of each save, and an `UnsavedValue` is in its place.
 Shared references are not kept: a list that is referenced twice comes back as two equal lists.
 
 `foreign` does the same for values of numpy and torch. Encoding imports neither library.
@@ -19,7 +20,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -60,24 +61,25 @@ FACTORIES: dict[str, Callable[[], Any]] = {
 _ADVICE = "register plain values (numbers, strings, lists, dicts, tensors), or give it state_dict() and load_state_dict()"
 
 
-def encode(value: Any, take_tensor: TakeTensor, path: str = "") -> Any:
+def encode(value: Any, take_tensor: TakeTensor, path: str = "", left_out: list[str] | None = None) -> Any:
     """Return the value as JSON.
 
     Args:
         value: the value to encode; `encode` does not change it, and keeps no reference to it.
         take_tensor: called for each tensor; returns the name that stands for it.
         path: place of the value, for errors, such as "scheduler".
+        left_out: receives the path and the type of each part that would not come back, which is then left out. None: it is refused.
 
     Raises:
         StateError: a part would not come back with its value and type.
     """
-    return Encoder(take_tensor).encode(value, path)
+    return Encoder(take_tensor, left_out).encode(value, path)
 
 
 def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
     """Return the error for a value that would not come back exactly."""
     kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = _type_name(kind)
     article = "an" if name[:1].lower() in "aeiou" else "a"
     base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)
     base = base or next((each for each in kind.__mro__[1:-1] if each in (int, float, str)), None)
@@ -87,20 +89,35 @@ def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
     )
 
 
+def _type_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 class Encoder:
     """One pass through a value: hands out its tensors, and tracks the containers around the current value."""
 
     #: Used by `foreign`, for values of numpy and torch.
     refusal = staticmethod(refusal)
 
-    def __init__(self, take_tensor: TakeTensor) -> None:
+    def __init__(self, take_tensor: TakeTensor, left_out: list[str] | None = None) -> None:
         self.take_tensor = take_tensor
+        self._left_out = left_out
         self._inside: set[int] = set()
 
     def encode(self, value: Any, path: str) -> Any:
         kind = type(value)
         if value is None or kind is bool or kind is str or kind is int or kind is float:
             return _scalar(value, kind)
+        if self._left_out is None:
+            return self._whole(value, path)
+        try:
+            return self._whole(value, path)
+        except StateError:
+            self._left_out.append(f"{path}: {_type_name(kind)}")
+            return {"$": "unsaved", "type": _type_name(kind)}
+
+    def _whole(self, value: Any, path: str) -> Any:
+        kind = type(value)
         if (write := _SINGLE.get(kind)) is not None:
             return write(value, path)
         if (container := _CONTAINERS.get(kind)) is not None:
@@ -130,9 +147,26 @@ class Encoder:
 
     def pairs(self, values: dict[Any, Any], path: str) -> list[Any]:
         return [
-            [self.encode(key, f"{path} key {short(key)}"), self.encode(value, f"{path}[{short(key)}]")]
-            for key, value in values.items()
+            [key, self.encode(value, f"{path}[{short(bare)}]")]
+            for bare, value in values.items()
+            for key in self.keys([bare], lambda bare: f"{path} key {short(bare)}")
         ]
+
+    def keys(self, values: Iterable[Any], path: Callable[[Any], str]) -> Iterator[Any]:
+        """Yield keys of a dict, or elements of a set, which nothing can stand for: one that is left out is not there."""
+        left_out = self._left_out
+        for value in values:
+            self._left_out = None
+            try:
+                encoded = self.encode(value, path(value))
+            except StateError:
+                if left_out is None:
+                    raise
+                left_out.append(f"{path(value)}: {_type_name(type(value))}")
+                continue
+            finally:
+                self._left_out = left_out
+            yield encoded
 
 
 def _scalar(value: Any, kind: type) -> Any:
@@ -155,7 +189,7 @@ def _dict(encoder: Encoder, value: dict[Any, Any], path: str) -> Any:
 
 def _set(encoder: Encoder, value: Iterable[Any], path: str) -> list[Any]:
     # Sorted as text: equal sets give equal bytes under every hash seed.
-    return sorted([encoder.encode(each, f"{path} element {short(each)}") for each in value], key=json.dumps)
+    return sorted(encoder.keys(value, lambda each: f"{path} element {short(each)}"), key=json.dumps)
 
 
 def _defaultdict(encoder: Encoder, value: defaultdict[Any, Any], path: str) -> Any:

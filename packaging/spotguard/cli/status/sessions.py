@@ -58,6 +58,8 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
         yield "WRONG", problem, "bold red"
         yield "what to do", advice, "bold"
     yield "checkpoint", checkpoint_of(session), ""
+    if left_out := session["checkpoint_left_out"]:
+        yield "left out", left_out, "yellow"
     size = f"{amount(session['bytes'])} " if session["bytes"] else ""
     yield "saves", f"{size}{_mode(session)}{_takes(session)}", ""
     if session["saving"] is not None:
@@ -105,6 +107,8 @@ def rows_of_several(found: Sequence[dict[str, Any]]) -> Iterator[Row]:
             yield "progress", f"rank {each['rank']}: {still}", "yellow"
         if suspect := _suspect(each):
             yield "SUSPECT", f"rank {each['rank']}: {suspect}", "bold red"
+        if left_out := each["checkpoint_left_out"]:
+            yield "left out", f"rank {each['rank']}: {left_out}", "yellow"
         if high := each["high_loss"]:
             yield "HIGH", f"rank {each['rank']}: {high}", "yellow"
         for problem in misuse_of(each):

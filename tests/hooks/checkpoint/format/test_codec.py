@@ -34,6 +34,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
     ObjectEntry,
     RankManifest,
     TensorEntry,
+    bounded,
     lacks,
     reason_of,
     suspicion,
@@ -194,6 +195,31 @@ def test_a_suspicion_is_kept_and_damages_nothing() -> None:
     assert decode_marker(encode_marker(CommitMarker.of([*others, long], 1.0)), "k").suspect == "x" * 512
 
 
+def test_values_that_were_left_out_are_named_in_manifest_and_marker() -> None:
+    """The marker has those of all ranks; many are the first ones and a number."""
+    lacking = replace(MANIFEST, left_out=("notes.path: pathlib.Path", "notes.lock: _thread.lock"))
+    assert decode_manifest(encode_manifest(lacking), "k") == lacking
+    others = [replace(MANIFEST, rank=rank) for rank in range(MANIFEST.world) if rank != MANIFEST.rank]
+    marker = CommitMarker.of([*others, lacking], 1.0)
+    assert marker.left_out == tuple(f"{each} on rank {MANIFEST.rank}" for each in lacking.left_out)
+    assert decode_marker(encode_marker(marker), "k") == marker
+    assert CommitMarker.of(others, 1.0).left_out == ()
+    many = bounded([f"notes.{number}: object" for number in range(1000)])
+    assert (len(many), many[-1]) == (32, "and 969 more")
+    assert decode_manifest(encode_manifest(replace(MANIFEST, left_out=many)), "k").left_out == many
+    assert bounded(["x" * 999])[0].endswith("…")
+
+
+@pytest.mark.parametrize("wrong", [None, "notes.path: Path", [1], [["a"]], ["x" * 201], ["x"] * 33])
+def test_values_that_were_left_out_in_another_form_are_refused(wrong: object) -> None:
+    for value, word, decode in (
+        (raw(), "manifest", decode_manifest),
+        (json.loads(encode_marker(MARKER))["commit"], "commit", decode_marker),
+    ):
+        with pytest.raises(CheckpointError, match="left_out"):
+            decode(sealed(value | {"left_out": wrong}, word), "k")
+
+
 def test_a_suspicion_names_its_rank_once() -> None:
     why = "the loss is nan since step 7"
     whole = suspicion([replace(MANIFEST, suspect=why)])
@@ -286,9 +312,9 @@ def test_digests_are_numbers_by_name() -> None:
         decode_manifest(sealed(value), "k")
 
 
-@cases("field", [field for field in raw() if field not in ("history", "suspect")])
+@cases("field", [field for field in raw() if field not in ("history", "suspect", "left_out")])
 def test_no_field_may_be_missing(field: str) -> None:
-    """Those two are for people, and no form of them damages anything."""
+    """The first two are for people, and no form of them damages anything. Without the third, nothing was left out."""
     value = raw()
     del value[field]
     with pytest.raises(CheckpointError, match=field):

@@ -32,16 +32,16 @@ def logged(caplog: pytest.LogCaptureFixture, notes: dict[str, Any], later: Calla
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("new", lambda: 0, r"no save is possible: notes.new is a function"),
-        ("x", object(), "no save is possible: notes.x is an object"),
-        ("x", [[Exception()]], r"no save is possible: notes.x\[0\]\[0\] is an Exception"),
-        ("x", torch.zeros(2).to_sparse(), "no save is possible: notes.x is a torch.Tensor"),
-        ("x", np.zeros(1, [("a", "i4")]), "no save is possible: notes.x of dtype"),
-        ("x", np.array([None]), "no save is possible: notes.x"),
-        ("x", defaultdict(lambda: 0), r"no save is possible: notes.x.default_factory is a function"),
-        ("x", {object(): 1}, "no save is possible: notes.x key"),
-        (frozenset({object()}), 1, "no save is possible: notes key"),
-        ("x", {1: {2: {3: datetime.UTC}}}, r"no save is possible: notes.x\[1\]\[2\]\[3\] is a datetime"),
+        ("new", lambda: 0, "no save can hold notes.new: function"),
+        ("x", object(), "no save can hold notes.x: object"),
+        ("x", [[Exception()]], r"no save can hold notes.x\[0\]\[0\]: Exception"),
+        ("x", torch.zeros(2).to_sparse(), "no save can hold notes.x: torch.Tensor"),
+        ("x", np.zeros(1, [("a", "i4")]), "no save can hold notes.x: numpy.ndarray"),
+        ("x", np.array([None]), "no save can hold notes.x: numpy.ndarray"),
+        ("x", defaultdict(lambda: 0), "no save can hold notes.x: collections.defaultdict"),
+        ("x", {object(): 1}, "no save can hold notes.x key <object>: object"),
+        (frozenset({object()}), 1, "no save can hold notes key <frozenset>: frozenset"),
+        ("x", {1: {2: {3: datetime.UTC}}}, r"no save can hold notes.x\[1\]\[2\]\[3\]: datetime"),
     ],
 )
 def test_a_value_that_becomes_unsavable_is_said_once_at_its_boundary(

@@ -178,6 +178,6 @@ def test_a_new_form_is_found_where_saves_wait_for_boundaries(caplog: pytest.LogC
             if step == 6:
                 notes["x"] = object()
             guard.step()
-        said = [each.getMessage() for each in caplog.records if "no save is possible" in each.getMessage()]
+        said = [each.getMessage() for each in caplog.records if "no save can hold" in each.getMessage()]
     assert len(said) == 1
-    assert "notes.x is an object" in said[0]
+    assert "notes.x: object" in said[0]

@@ -61,6 +61,7 @@ def as_json(whole: WholeCheckpoint, url: str) -> dict[str, Any]:
         "level": whole.level,
         "missing": list(whole.missing),
         "suspect": whole.suspect,
+        "left_out": list(whole.left_out),
         "kind": first.kind,
         "created": first.created,
         "world": first.world,
@@ -102,6 +103,8 @@ def _show(body: dict[str, Any]) -> None:
     out.print(f"  {body['kind']} save of {moment(body['created'])}, level {body['level']}{without}")
     if body["suspect"]:
         out.print(Text(f"  suspect: {body['suspect']}", style="yellow"))
+    for each in body["left_out"]:
+        out.print(Text(f"  left out: {each}", style="yellow"))
     if started := in_words(body):
         out.print(Text(f"  attempt {body['attempt']}, started by {started}"))
     ranks, objects = count(body["world"], "rank"), count(len(body["objects"]), "object")

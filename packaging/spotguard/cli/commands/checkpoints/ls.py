@@ -164,6 +164,7 @@ def as_json(line: ListedCheckpoint) -> dict[str, object]:
         "level": each.level,
         "missing": list(each.missing),
         "suspect": each.suspect,
+        "left_out": list(each.left_out),
         "kind": each.kind,
         "created": each.created,
         "next": line.next,
@@ -199,7 +200,9 @@ def _table(lines: list[ListedCheckpoint], width: int, now: float) -> Table:
     for line, *cells in zip(lines, *columns.values(), strict=True):
         each = line.each
         status = _status(each) + (f": {reason}" if (reason := _reason(each)) else "")
-        table.add_row(*cells, Text(status, style="yellow" if each.suspect else _COLOURS[each.status]))
+        table.add_row(
+            *cells, Text(status, style="yellow" if each.suspect or each.left_out else _COLOURS[each.status])
+        )
     return table
 
 
@@ -214,4 +217,5 @@ def _status(each: Checkpoint) -> str:
 
 
 def _reason(each: Checkpoint) -> str:
-    return each.reason or each.suspect
+    left_out = f"left out {', '.join(each.left_out)}" if each.left_out else ""
+    return each.reason or "; ".join(filter(None, [each.suspect, left_out]))
