@@ -11,6 +11,7 @@ import torch
 
 from ..checkpoint.format.manifest import bounded, private_name
 from ..checkpoint.format.values.encoder import encode
+from .inventory.inner_tensors import has_outline
 from .parts.optimizers.optimizer import OptimizerPart
 from .parts.values import Part, check_savable
 from .sharding.dtensor import RankOf, local
@@ -46,7 +47,7 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
         dead: the reason by name for each optimizer whose moments training no longer uses. Such moments are left out.
 
     Raises:
-        StateError: the bytes of a tensor are not in its own memory.
+        StateError: the bytes of a tensor are not in its own memory, or an optimizer has a tensor whose description cannot be saved.
     """
     state_tensors: dict[str, StateTensor] = {}
     for part in parts:
@@ -71,7 +72,9 @@ def collect(parts: Sequence[Part], ranks: RankOf, dead: Mapping[str, str] = {}) 
         tree = part.tree()
         if isinstance(part, OptimizerPart) and part.name in dead:
             tree = part.without_state(tree)
-        trees[part.name] = encode(tree, take, part.name, left_out)
+        # An outline is a tensor, which is saved whole.
+        is_whole = isinstance(part, OptimizerPart) and has_outline(tree)
+        trees[part.name] = encode(tree, take, part.name, None if is_whole else left_out)
         if isinstance(part, OptimizerPart):
             light[part.name] = encode(part.without_state(tree), take, part.name, [])
     return CollectedState(

@@ -103,6 +103,13 @@ def is_outline(value: Any) -> bool:
     return type(value) is dict and _OUTLINE in value
 
 
+def has_outline(value: Any) -> bool:
+    """Return whether an outline is in a tree."""
+    if isinstance(value, dict):
+        return is_outline(value) or any(map(has_outline, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(has_outline, value))
+
+
 def named(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the plain tensors of an outline, with their paths."""
     for name, each in value["inner"].items():
