@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
-from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.commit.own_manifest import OwnManifest
 from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.save.upload.save_queue import Put, QueueEntry, SaveQueue
+from spotguard.hooks.save.upload.save_queue import EntryState, Put, QueueEntry, SaveQueue
 from spotguard.hooks.save.upload.transfer import StateChanged
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.state_tensor import StateTensor, Tier
@@ -63,6 +63,22 @@ def test_a_manifest_that_fails_is_not_put_again_before_its_objects_are_looked_at
     assert between[0] == "list"
     assert "manifest" not in between
     assert len(below.objects) == between.count("put") + 1
+
+
+def test_an_entry_that_is_held_up_behind_a_failed_try_is_in_doubt() -> None:
+    """The store may have it although it has failed, and it is away until the save ends. So its end names the manifest."""
+
+    def before(request: Request) -> None:
+        if request.key == KEY or request.verb == "list":
+            raise UnavailableError("it is away")
+
+    store, clock = CalledStore(FakeStore(), before), Quick()
+    with writer_of(store) as writer:
+        queue = queue_of(writer, CancelScope(clock, clock.monotonic() + 100.0))
+        entry = queue.add(QueueEntry("manifest", lambda: put_of(store), ALL))
+        with pytest.raises(Abandoned, match="it is away"):
+            queue.wait(lambda: entry.stored)
+        assert entry.state is EntryState.DOUBTED
 
 
 def test_the_limit_of_an_entry_begins_with_its_request() -> None:
