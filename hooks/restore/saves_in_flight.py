@@ -14,7 +14,7 @@ from ...providers.errors import StoreError
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import CheckpointFolder
 from ..checkpoint.format.keys import SAVING, CheckpointName, checkpoint_prefix
-from ..checkpoint.save_announcement import newest_in_flight
+from ..checkpoint.marker import newest_in_flight
 from ..checkpoint.store_probe import StoreProbe
 
 log = logging.getLogger("spotguard")

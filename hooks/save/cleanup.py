@@ -17,8 +17,8 @@ from ...providers.stores.base import ObjectInfo
 from ..checkpoint.attempts import attempt_starts
 from ..checkpoint.catalog import examine, folders_of, scan
 from ..checkpoint.format.keys import MARKER, SAVING, CheckpointName, checkpoint_prefix
+from ..checkpoint.marker import put_saving
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, deletions, plan_pruning
-from ..checkpoint.save_announcement import put_saving
 from .cancel_scope import Abandoned, CancelScope
 from .plan.damage import FoundDamage
 from .plan.plan_cache import WritePlanCache

@@ -17,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
-from spotguard.hooks.checkpoint.save_announcement import put_saving
+from spotguard.hooks.checkpoint.marker import put_saving
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.collective_results import result_of_first_rank
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent

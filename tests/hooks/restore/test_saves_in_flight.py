@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from spotguard.hooks.checkpoint.catalog import scan
 from spotguard.hooks.checkpoint.format.keys import SAVING
+from spotguard.hooks.checkpoint.marker import put_saving
 from spotguard.hooks.checkpoint.retention import prune
-from spotguard.hooks.checkpoint.save_announcement import put_saving
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.saves_in_flight import SavesInFlight
 from spotguard.providers.errors import DeniedError, UnavailableError
