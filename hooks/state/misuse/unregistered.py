@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..parts.module_entries import unwrap
+from ..parts.module_entries import name_of
 
 #: The most names in a message.
 _FEW = 2
@@ -86,7 +86,7 @@ def _names(values: Mapping[str, Any]) -> dict[int, str]:
     names: dict[int, str] = {}
     for name, value in values.items():
         if isinstance(value, nn.Module):
-            names |= {id(p): f"{name}.{key}" for key, p in unwrap(value).named_parameters()}
+            names |= {id(p): f"{name}.{name_of(value, key)}" for key, p in value.named_parameters()}
         elif isinstance(value, torch.Tensor):
             names[id(value)] = name
     return names

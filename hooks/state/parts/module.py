@@ -30,7 +30,7 @@ from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..state_tensor import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
-from .module_entries import EXTRA_STATE, entries_of, plain_tensors, unwrap
+from .module_entries import EXTRA_STATE, entries_of, named_modules, plain_tensors, unwrap
 from .tree import SavedTrees
 from .values import (
     COPY_AT_BOUNDARY,
@@ -60,8 +60,7 @@ class KnownTensor(NamedTuple):
 def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
     """Return the part for a module: in place if its state dict is its own tensors, by `state_dict` otherwise.
 
-    Wrappers that only rename (`torch.compile`, DDP, Fabric's) are unwrapped, so that a checkpoint of a compiled model
-    restores into a plain one.
+    Wrappers are unwrapped, so that a checkpoint of a compiled model restores into a plain one.
     """
     registered, module = module, unwrap(module)
     cls = type(module)
@@ -133,7 +132,7 @@ class ModulePart:
         ]
         self._outer_places = [
             (module._parameters, key, outer, vars(outer))
-            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for prefix, module in named_modules(self._module)
             for key in module._parameters
             if (outer := self._outer.get(f"{prefix}.{key}".lstrip("."))) is not None
         ]
@@ -161,7 +160,7 @@ class ModulePart:
         """Return the places of the persistent buffers that are None now: key -> (the table, its key there)."""
         return {
             f"{prefix}.{key}".lstrip("."): (module._buffers, key)
-            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for prefix, module in named_modules(self._module)
             for key, buffer in module._buffers.items()
             if buffer is None and key not in module._non_persistent_buffers_set
         }
@@ -185,7 +184,7 @@ class ModulePart:
             (shard, SHARDED, name)
             if (shard := self._shards.get((id(module), key))) is not None
             else (table(module), key, name)
-            for prefix, module in self._module.named_modules(remove_duplicate=False)
+            for prefix, module in named_modules(self._module)
             for key in table(module)
             if (name := f"{prefix}.{key}".lstrip(".")) in self._live
         ]
@@ -345,7 +344,7 @@ class ModulePart:
 
     def _extra_state(self) -> dict[str, Any]:
         states: dict[str, Any] = {}
-        for prefix, module in self._module.named_modules(remove_duplicate=False):
+        for prefix, module in named_modules(self._module):
             if _has_extra_state(module):
                 key = f"{prefix}.{EXTRA_STATE}".lstrip(".")
                 states[key] = freeze_of(f"{self.name}.{key}", module.get_extra_state(), self.forms)
@@ -420,7 +419,7 @@ class ModulePart:
                 table[own] = tree[key] if beside is None else tree[key].to(local(beside).device)
         for key, tensor in self._live.items():
             copy_into(local(tensor), local(tree[key]))
-        for prefix, module in self._module.named_modules(remove_duplicate=False):
+        for prefix, module in named_modules(self._module):
             if _has_extra_state(module):
                 try:
                     module.set_extra_state(tree[f"{prefix}.{EXTRA_STATE}".lstrip(".")])

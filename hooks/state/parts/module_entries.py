@@ -1,11 +1,18 @@
-"""The entries of a module's state dict, and the module inside wrappers that only rename them."""
+"""The entries of a module's state dict, and their names: those that the module would have without wrappers.
+
+`torch.compile`, DistributedDataParallel, DataParallel, AveragedModel and activation checkpointing keep a module in an attribute
+of their own. A checkpoint has no such attribute in its names, wherever it is in a path. So a script may wrap a model, or a part
+of it, in one life and not in the next.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from ....providers.errors import StateError
 from ..inventory.inner_tensors import inner
@@ -16,11 +23,11 @@ EXTRA_STATE = "_extra_state"
 
 
 def entries_of(name: str, module: nn.Module) -> dict[str, Any] | None:
-    """Return the entries of a module's state dict: its own tensors, and extra states.
+    """Return the entries of a module's state dict by name: its own tensors, and extra states.
 
     None if a hook computes another value: then only the module's own `state_dict` can produce it.
     """
-    entries = module.state_dict(keep_vars=True)
+    entries = {name_of(module, key): value for key, value in module.state_dict(keep_vars=True).items()}
     own = {id(t) for t in module.parameters()} | {id(t) for t in module.buffers()}
     for key, value in entries.items():
         if nn.parameter.is_lazy(value):
@@ -55,17 +62,55 @@ def _instead(value: Any) -> str:
     )
 
 
+def named_modules(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield each module under each of its paths. A wrapper has the path of the module inside."""
+    yield path, module
+    inside = _inside(module)
+    for key, child in module._modules.items():
+        if child is not None:
+            yield from named_modules(child, path if child is inside else f"{path}.{key}".lstrip("."))
+
+
+def name_of(module: nn.Module, key: str) -> str:
+    """Return the name of an entry of a module's state dict.
+
+    Args:
+        module: the module whose state dict has the entry.
+        key: the entry's key there. The hooks of some wrappers have removed the wrapper's attribute from it.
+    """
+    at: nn.Module | None = module
+    kept = []
+    for word in key.split("."):
+        while at is not None and word not in at._modules and (inside := _inside(at)) is not None:
+            at = inside
+        child = None if at is None else at._modules.get(word)
+        if at is None or child is None or child is not _inside(at):
+            kept.append(word)
+        at = child
+    return ".".join(kept)
+
+
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the module inside `torch.compile`, DistributedDataParallel, and wrappers that only show its state dict."""
+    """Return the module inside wrappers that have no tensors of their own."""
     while True:
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
-            module = module._orig_mod  # type: ignore[assignment]
-        elif (inside := _shown(module)) is not None:
-            module = inside
-        else:
+        inside = None if module._parameters or module._buffers else _inside(module)
+        if inside is None and (inside := _shown(module)) is None:
             return module
+        module = inside
+
+
+#: The attributes of wrappers whose class depends on the version of torch: those of `torch.compile` and `checkpoint_wrapper`.
+_ATTRIBUTES = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    """Return the module that a wrapper keeps in an attribute of its own; None for any other module."""
+    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel, AveragedModel)):
+        inside = module._modules["module"]
+    else:
+        inside = next((module._modules[key] for key in _ATTRIBUTES if key in module._modules), None)
+    # An average of an average has two counts, which need two names.
+    return None if inside is None or module._buffers.keys() & inside._buffers.keys() else inside
 
 
 def _shown(module: nn.Module) -> nn.Module | None:

@@ -121,7 +121,7 @@ def test_a_wrapper_inside_and_a_compiled_one_declare_as_much() -> None:
         return model
 
     found = state_tensors(inside, 1, 2)
-    assert where(found["model/first.module.weight"])[-1] == (0, 1)
+    assert where(found["model/first.weight"])[-1] == (0, 1)
     assert "@00001/model/last.weight" in found
 
     def outside(model: nn.Module, world: int) -> Any:
