@@ -26,6 +26,7 @@ from .parts.stateful import is_position
 from .parts.tree import SavedTrees
 from .parts.values import DictPart, Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
+from .sharding.ties import FilledTensor, check_overlaps, check_ties, content
 from .state_tensor import StateTensor
 
 #: No rank's state replaces another's.
@@ -46,6 +47,8 @@ class RestorePlan:
     warnings: Sequence[str] = ()
     #: The checkpoint's tensors by name.
     entries: Mapping[str, MergedTensor] = field(default_factory=dict)
+    #: Live tensors that overlap others. What is read into one may overwrite another.
+    overlapping: Sequence[FilledTensor] = ()
 
 
 @runtime_checkable
@@ -88,6 +91,7 @@ def plan(
     trees: dict[str, Any] = {}
     into: dict[str, StateTensor] = {}
     made: dict[str, torch.Tensor] = {}
+    live: list[FilledTensor] = []
     warnings: list[str] = []
     #: Names of parts that this rank takes from another rank's state, by that rank.
     taken: dict[int, list[str]] = {}
@@ -127,7 +131,13 @@ def plan(
         if why := unlike(part, entries, len(states), ranks.rank, ranks.world):
             warnings.append(why)
         if isinstance(part, PlacedPart):
-            _place(part.name, part.memory(outline, names.of), names, into, made)
+            memories = [*part.memory(outline, names.of)]
+            _place(part.name, memories, names, into, made)
+            live += [
+                FilledTensor(each.path, each.live, entries[names.of(each.outline)])
+                for each in memories
+                if each.live is not None and each.path
+            ]
         wanted = {names.of(tensor): tensor for tensor in tensors_in(outline)}
         if not isinstance(part, NamedPart):
             gaps = [name for name, tensor in wanted.items() if expanded(tensor)]
@@ -159,8 +169,9 @@ def plan(
         + _why(ranks.rank, states, stand_ins)
         for other, parts_of_it in sorted(taken.items())
     ]
+    apart, overlapping = check_ties(live)
     left_out = sorted(set(own) - {part.name for part in parts})
-    return RestorePlan(trees, into, left_out, warnings, entries)
+    return RestorePlan(trees, into, left_out, warnings + apart, entries, overlapping)
 
 
 def may_be_missing(parts: Sequence[Part], names: Iterable[str]) -> frozenset[str]:
@@ -192,6 +203,7 @@ def put_back(parts: Sequence[Part], restoring: RestorePlan) -> list[str]:
             part.put_back(restoring.trees[part.name])
             check.end(part, restoring.trees[part.name])
             warnings += getattr(part, "said", ())
+    check_overlaps(restoring.overlapping)
     check.compare(parts)
     warnings += check.said
     if names := ", ".join(restoring.left_out):
@@ -232,7 +244,7 @@ def _place(
                     "shard both alike"
                 )
             continue  # the restore reads the tensor once, and copies it to the other parameter
-        # One tensor here is two tensors in the checkpoint: the later one's bytes win.
+        # One tensor here is two tensors in the checkpoint, which are equal (`check_ties`).
         if id(tensor) in taken:
             tensor = torch.empty_like(tensor)
         taken.add(id(tensor))
@@ -313,16 +325,7 @@ def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: 
 
 def _differs(name: str, entries: Mapping[str, MergedTensor], saved: int) -> bool:
     own = (entries.get(private_name(rank, name)) for rank in range(saved))
-    return len({_said(each) for each in own if each is not None}) > 1
-
-
-def _said(entry: MergedTensor) -> tuple[object, ...]:
-    """Return the recorded content of an entry, for comparison between ranks.
-
-    Chunk boundaries depend on shapes and sizes alone, so ranks with equal tensors have equal chunks.
-    """
-    chunks = frozenset((chunk.offsets, chunk.sizes, chunk.crc32) for _, chunk in entry.chunks)
-    return entry.dtype, entry.shape, chunks
+    return len({content(each) for each in own if each is not None}) > 1
 
 
 # The rules for whose state a rank resumes with. The resumed job may have other ranks than the job that saved.

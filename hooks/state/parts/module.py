@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
+from ..sharding.ties import place
 from ..state_tensor import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
 from .module_entries import EXTRA_STATE, entries_of, named_modules, plain_tensors, unwrap
@@ -233,21 +234,24 @@ class ModulePart:
         read = dict(zip(map(id, copied), self._copies.live, strict=True))
         copies = dict(zip(map(id, copied), self._copies.tensors(), strict=True))
         span = self._span()
-        #: key -> its state tensor, shared by tied keys.
+        #: key -> its state tensor, shared by tied keys: those of one tensor, or of one memory.
         self._leaf: dict[str, StateTensor] = {}
-        named: dict[int, StateTensor] = {}
+        named: dict[Hashable, StateTensor] = {}
         known: dict[int, KnownTensor] = {}
+        places = {key: place(tensor) for key, tensor in self._live.items()}
+        entries = {key: self._around.get(key, tensor) for key, tensor in self._live.items()}
+        stepped = {places[key] for key, entry in entries.items() if id(entry) in self.stepped}
+        trained = {places[key] for key, entry in entries.items() if entry.requires_grad}
         for key, tensor in self._live.items():
-            if id(tensor) not in named:
+            if (at := places[key]) not in named:
                 if (copied_to := copies.get(id(tensor))) is not None:
                     read_from = copied_to.view(tensor.dtype)
                 else:
                     read_from = local(tensor) if id(tensor) in self._gone else local(tensor).detach()
-                entry = self._around.get(key, tensor)
-                still = copied_to is not None or id(entry) in self.stepped
-                frozen = not still and isinstance(entry, torch.nn.Parameter) and not entry.requires_grad
+                still = copied_to is not None or at in stepped
+                frozen = not still and isinstance(entries[key], torch.nn.Parameter) and at not in trained
                 tier = Tier.FROZEN if frozen else Tier.WEIGHTS
-                named[id(tensor)] = state_tensor(
+                named[at] = state_tensor(
                     f"{self.name}/{key}",
                     tensor,
                     self._ranks,
@@ -257,8 +261,8 @@ class ModulePart:
                     still=still,
                     tier=tier,
                 )
-                known[id(tensor)] = KnownTensor(f"{self.name}/{key}", tensor, self._declared[key], span)
-            self._leaf[key] = named[id(tensor)]
+            known.setdefault(id(tensor), KnownTensor(f"{self.name}/{key}", tensor, self._declared[key], span))
+            self._leaf[key] = named[at]
         for key, entry in self._outer.items():
             known.setdefault(
                 id(entry), KnownTensor(f"{self.name}/{key}", entry, self._outer_declared[key], span)
@@ -381,7 +385,7 @@ class ModulePart:
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
         """Yield the memory that a save would read: live weights, and the copies of small buffers."""
         for key, tensor in self._live.items():
-            yield TargetMemory.of(tree[key], tensor, self._leaf[key].tensor)
+            yield TargetMemory.of(tree[key], tensor, self._leaf[key].tensor, f"{self.name}.{key}")
 
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):

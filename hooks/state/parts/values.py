@@ -293,9 +293,8 @@ class TensorPart:
             self.said = unlike_layout(self.name, self._whole, tree)
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
-        yield TargetMemory.of(
-            tree, self._whole, torch.empty(self._value.shape, dtype=self._value.dtype, device="cpu")
-        )
+        memory = torch.empty(self._value.shape, dtype=self._value.dtype, device="cpu")
+        yield TargetMemory.of(tree, self._whole, memory, self.name)
 
     def put_back(self, tree: Any) -> None:
         copy_into(self._value, tree)

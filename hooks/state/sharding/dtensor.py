@@ -142,10 +142,13 @@ class TargetMemory:
     tensor: torch.Tensor
     offsets: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
+    #: The live tensor that the memory is or stands for, and its path in the script; "" for memory that the restore has made.
+    live: torch.Tensor | None = None
+    path: str = ""
 
     @classmethod
     def of(
-        cls, outline: torch.Tensor, tensor: torch.Tensor, bytes_of: torch.Tensor | None = None
+        cls, outline: torch.Tensor, tensor: torch.Tensor, bytes_of: torch.Tensor | None = None, path: str = ""
     ) -> TargetMemory:
         """Return the target for a whole tensor, or for the shard of it that is here.
 
@@ -153,12 +156,11 @@ class TargetMemory:
             outline: the tensor of the outline.
             tensor: the live tensor.
             bytes_of: the memory to read into, if it is not the tensor's own.
+            path: the tensor's path in the script, if other tensors there may share its memory.
         """
         into = tensor if bytes_of is None else bytes_of
-        if not is_dtensor(tensor):
-            return cls(outline, into)
-        offsets = layout(tensor).offsets
-        return cls(outline, into, offsets, None if offsets is None else tuple(tensor.shape))
+        offsets = layout(tensor).offsets if is_dtensor(tensor) else None
+        return cls(outline, into, offsets, None if offsets is None else tuple(tensor.shape), tensor, path)
 
 
 def state_tensor(

@@ -253,17 +253,6 @@ def test_parts_of_another_number_of_ranks_are_refused_with_that_number() -> None
     assert not here.any()
 
 
-@pytest.mark.parametrize(("there", "here"), [(True, False), (False, True), (True, True)])
-def test_weights_tied_on_one_side_alone(there: bool, here: bool) -> None:
-    """One tensor into two; and of two into one the later, whole."""
-    saved, into = pair(there), pair(here)
-    for parameter in into.parameters():
-        nn.init.zeros_(parameter)
-    goes_on([Rank(0, 1, model=saved)], Rank(0, 1, model=into))
-    expected = [1, 1] if there else [2, 2]
-    assert [value_of(layer) for layer in into.values()] == expected
-
-
 def test_one_tensor_into_two_that_are_cut_differently_is_refused() -> None:
     saved = Rank(0, 1, model=pair(tied=True))
     with rank_of(1, 2):
