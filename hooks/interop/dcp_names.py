@@ -175,6 +175,8 @@ def _forms(part: str, tree: Any, registered: Mapping[str, Any]) -> list[Any]:
 
     For an optimizer, a second form follows, as with `flatten_optimizer_state_dict`.
     """
+    if isinstance(tree, dict) and tree.keys() == {"class", "state"}:
+        return [tree["state"]]  # of a scheduler
     if not is_optimizer(tree):
         return [tree]
     check_well_formed(part, tree)

@@ -24,10 +24,12 @@ from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
 from .stateful import (
+    ClassedPart,
     LoaderPart,
     ScalerPart,
     StreamPart,
     check_position,
+    is_like_scheduler,
     is_stateful_loader,
     keeps_loaded_aside,
     reads_a_device,
@@ -274,7 +276,10 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
         check_says_state(
             name, value, "register what it is made of, or give it a state_dict() without arguments"
         )
-        return ScalerPart(name, value) if reads_a_device(value) else StatefulPart(name, value)
+        if reads_a_device(value):
+            return ScalerPart(name, value)
+        classed = is_like_scheduler(value) or is_like_optimizer(value)
+        return ClassedPart(name, value) if classed else StatefulPart(name, value)
     advice = "give it state_dict() and load_state_dict(), or register the plain values it needs in a dict"
     if value is None:
         advice = "leave it out"

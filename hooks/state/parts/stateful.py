@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler
 
 from ....providers.errors import StateError
@@ -74,6 +75,54 @@ def keeps_loaded_aside(dataset: object) -> bool:
     return hasattr(dataset, "_starting_state_dict") and hasattr(dataset, "_state_dict")
 
 
+def check_class(name: str, here: str, saved: str) -> None:
+    """Raise `StateError` unless a saved object was of this class."""
+    if here != saved:
+        raise StateError(
+            f"{name} is {here} here and {saved} in the checkpoint; register the same class, or leave it out of register to "
+            "start it fresh [SG602]"
+        )
+
+
+def class_of(value: Any) -> str:
+    """Return the name of a class, with those of the schedulers that an object is made of.
+
+    A wrapper that shows a scheduler's state as its own (Accelerate's) counts as the scheduler.
+    """
+    if not isinstance(value, LRScheduler) and hasattr(
+        inside := getattr(value, "scheduler", None), "state_dict"
+    ):
+        return class_of(inside)
+    several = getattr(value, "_schedulers", ())
+    return type(value).__qualname__ + (f"({', '.join(map(class_of, several))})" if several else "")
+
+
+class ClassedPart(StatefulPart):
+    """A scheduler, or an optimizer with its own `state_dict`. Their `load_state_dict` accepts the state of another class."""
+
+    def tree(self) -> Any:
+        return {"class": class_of(self.value), "state": self._frozen}
+
+    def targets(self, tree: Any) -> None:
+        if not isinstance(tree, dict) or not {"class", "state"} <= tree.keys():
+            raise StateError(
+                f"{self.name}: the checkpoint holds no scheduler or optimizer under this name [SG602]"
+            )
+        check_class(self.name, class_of(self.value), tree["class"])
+
+    def put_back(self, tree: Any) -> None:
+        super().put_back(tree["state"])
+
+
+def is_like_scheduler(value: object) -> bool:
+    """Return whether the value changes an optimizer's options, even if it is not torch's, or wraps such a scheduler."""
+    return (
+        isinstance(value, LRScheduler)
+        or isinstance(getattr(value, "scheduler", None), LRScheduler)
+        or (hasattr(value, "optimizer") and hasattr(value, "get_last_lr"))
+    )
+
+
 class StreamPart(StatefulPart):
     """A `datasets.IterableDataset`."""
 
@@ -85,13 +134,15 @@ class StreamPart(StatefulPart):
 class ScalerPart(StatefulPart):
     """A `GradScaler`, whose `state_dict` reads two numbers from the device.
 
+    One that is not enabled has an empty state, which an enabled one would refuse, and no place for the state of another.
+
     Read at each boundary, they would have training wait there for all kernels of the step. So a boundary copies them on
     the device, and a save, which waits for the device anyway, reads the copies.
     """
 
     def at_boundary(self) -> None:
         scaler = self.value
-        scale, growth = scaler._scale, scaler._growth_tracker
+        scale, growth = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
         if scale is None or scale.is_cpu:  # it makes them at its first use
             super().at_boundary()
             return
@@ -110,14 +161,27 @@ class ScalerPart(StatefulPart):
             return tree
         return {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in tree.items()}
 
+    def put_back(self, tree: Any) -> None:
+        self.said = []
+        if bool(tree) == self.value.is_enabled():
+            super().put_back(tree)
+        elif tree:
+            self.said = [
+                f"{self.name} is not enabled here, and was when it was saved: its scale of {tree.get('scale')} is not restored; "
+                "enable it before register to go on with it"
+            ]
+        else:
+            self.said = [
+                f"{self.name} was not enabled when it was saved: it begins with its own scale of {self.value.get_scale()}"
+            ]
+
 
 def reads_a_device(value: object) -> bool:
-    """Return whether the value is a `GradScaler` of torch's own state, in use."""
+    """Return whether the value is a `GradScaler` of torch's own state."""
     return (
         isinstance(value, torch.amp.GradScaler)
         and type(value).state_dict is torch.amp.GradScaler.state_dict
         and type(value).get_scale is torch.amp.GradScaler.get_scale
-        and value.is_enabled()
     )
 
 

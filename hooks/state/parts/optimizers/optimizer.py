@@ -30,8 +30,9 @@ from ...sharding.dtensor import (
 )
 from ...state_tensor import StateTensor, Tier
 from ..module import KnownTensor
+from ..stateful import ClassedPart, check_class
 from ..tree import SavedTrees
-from ..values import Part, StatefulPart, copy_into, load_into
+from ..values import Part, copy_into, load_into
 from ..wrappers import can_be_hooked, check_says_state
 from . import optimizer_tree
 from .merge import merge
@@ -72,7 +73,7 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
             optimizer,
             "register the optimizers that it is made of, or give it a state_dict() that works",
         )
-        return StatefulPart(name, optimizer)
+        return ClassedPart(name, optimizer)
     if not can_be_hooked(optimizer):
         raise StateError(
             f"{name} is a {cls.__name__} that has not called Optimizer.__init__, so spotguard can neither "
@@ -306,11 +307,7 @@ class OptimizerPart:
             raise CheckpointError(
                 f"{self.name}: the saved optimizer's {'class'!r} is not in the form that spotguard writes"
             )
-        if cls != type(self.optimizer).__qualname__:
-            raise StateError(
-                f"{self.name} is {type(self.optimizer).__qualname__} here and {cls} in the checkpoint; "
-                "register the same optimizer, or leave it out of register to start it fresh"
-            )
+        check_class(self.name, type(self.optimizer).__qualname__, cls)
 
     def _check_form(self, tree: Any) -> None:
         self._check_kind(tree)

@@ -1,0 +1,223 @@
+"""Objects of another class than the checkpoint's, and scalers that are enabled later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+
+from spotguard.providers.errors import StateError
+from tests.fakes.training import Job, bits, different, finished, guarded, seed, step_on, trajectory
+from tests.fakes.watched_store import WatchedStore
+
+pytestmark = pytest.mark.torch
+
+Make = Callable[[Optimizer], Any]
+
+
+class Wrapped:
+    """A scheduler in a wrapper that shows its state as its own, as Accelerate's does."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+
+    def state_dict(self) -> Any:
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.scheduler.load_state_dict(state)
+
+
+class Warm:
+    """A scheduler that is not torch's."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+
+    def get_last_lr(self) -> list[float]:
+        return [0.1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.__dict__.update(state)
+
+
+class Cold(Warm):
+    """Another one, which accepts the other's state."""
+
+
+class OwnState(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": super().state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict["own"])
+
+
+class OtherState(OwnState):
+    """Another optimizer with a state of its own."""
+
+
+def step_lr(optimizer: Optimizer) -> Any:
+    return lr_scheduler.StepLR(optimizer, 3)
+
+
+def exponential(optimizer: Optimizer) -> Any:
+    return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def sequence(*makes: Make) -> Make:
+    return lambda o: lr_scheduler.SequentialLR(o, [make(o) for make in makes], milestones=[2])
+
+
+def saved(values: dict[str, Any]) -> WatchedStore:
+    store = WatchedStore()
+    with guarded(store, values) as guard:
+        guard.restore()
+        guard.save()
+    return store
+
+
+def values_of(make: Make, cls: Callable[..., Optimizer] = torch.optim.SGD) -> dict[str, Any]:
+    seed()
+    model = nn.Linear(2, 2)
+    optimizer = cls(model.parameters(), lr=0.1)
+    return {"model": model, "optimizer": optimizer, "scheduler": make(optimizer)}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (step_lr, exponential, "scheduler is ExponentialLR here and StepLR in the checkpoint"),
+        (
+            exponential,
+            lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+            "CosineAnnealingLR here and ExponentialLR",
+        ),
+        (
+            sequence(step_lr, exponential),
+            sequence(exponential, step_lr),
+            r"SequentialLR\(ExponentialLR, StepLR\) here and SequentialLR\(StepLR, ExponentialLR\)",
+        ),
+        (
+            lambda o: lr_scheduler.ReduceLROnPlateau(o),
+            step_lr,
+            "StepLR here and ReduceLROnPlateau in the checkpoint",
+        ),
+        (Warm, Cold, "scheduler is Cold here and Warm in the checkpoint"),
+        (lambda o: Wrapped(step_lr(o)), lambda o: Wrapped(exponential(o)), "ExponentialLR here and StepLR"),
+    ],
+)
+def test_a_scheduler_of_another_class_is_refused_and_nothing_is_changed(
+    before: Make, now: Make, said: str
+) -> None:
+    store = saved(values_of(before))
+    values = values_of(now)
+    nn.init.ones_(values["model"].weight)
+    untouched = bits(values)
+    with guarded(store, values) as guard, pytest.raises(StateError, match=said):
+        guard.restore()
+    assert different(bits(values), untouched) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (step_lr, step_lr),
+        (sequence(step_lr, exponential), sequence(step_lr, exponential)),
+        (Warm, Warm),
+        (step_lr, lambda o: Wrapped(step_lr(o))),
+    ],
+)
+def test_a_scheduler_of_the_same_class_comes_back_without_a_word(
+    before: Make, now: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = saved(values_of(before))
+    values = values_of(now)
+    with guarded(store, values) as guard, caplog.at_level(logging.WARNING):
+        caplog.clear()
+        guard.restore()
+    assert caplog.messages == []
+
+
+def test_an_optimizer_with_a_state_of_its_own_is_refused_for_another_class() -> None:
+    store = saved(values_of(step_lr, OwnState))
+    with (
+        guarded(store, values_of(step_lr, OtherState)) as guard,
+        pytest.raises(StateError, match="optimizer is OtherState here and OwnState in the checkpoint"),
+    ):
+        guard.restore()
+
+
+# --- scalers ---
+
+
+def scaler_job(enabled: Callable[[int], bool]) -> Callable[[], Job]:
+    """Half-precision training whose scaler is made anew when it becomes enabled."""
+
+    def make() -> Job:
+        seed()
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=enabled(0))
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            scaler.scale(model(torch.rand(2, 4)).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return Job({"model": model, "optimizer": optimizer, "scaler": scaler}, step)
+
+    return make
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_scaler_comes_back_as_it_was_without_a_word(
+    enabled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, store = scaler_job(lambda number: enabled), WatchedStore()
+    expected = trajectory(make, 5)
+    job = make()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        step_on(guard, job, 0, 1, 2)
+        guard.save()
+    caplog.clear()
+    assert finished(store, make, 5) == (3, expected[5])
+    assert caplog.messages == []
+
+
+def test_a_scaler_that_is_enabled_later_begins_with_its_own_scale(caplog: pytest.LogCaptureFixture) -> None:
+    store = saved(scaler_job(lambda number: False)().values)
+    job = scaler_job(lambda number: True)()
+    with guarded(store, job.values) as guard, caplog.at_level(logging.WARNING):
+        caplog.clear()
+        guard.restore()
+        (line,) = caplog.messages
+        assert "scaler was not enabled when it was saved: it begins with its own scale of 1024.0" in line
+        step_on(guard, job, 0, 1)
+        guard.save()
+    assert job.values["scaler"].get_scale() == 2048
+    again = scaler_job(lambda number: True)()
+    with guarded(store, again.values) as guard:
+        guard.restore()
+    assert again.values["scaler"].get_scale() == 2048
+
+
+def test_a_scale_that_a_disabled_scaler_leaves_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    store = saved(scaler_job(lambda number: True)().values)
+    with guarded(store, scaler_job(lambda number: False)().values) as guard, caplog.at_level(logging.WARNING):
+        caplog.clear()
+        guard.restore()
+    (line,) = caplog.messages
+    assert (
+        "scaler is not enabled here, and was when it was saved: its scale of 1024.0 is not restored" in line
+    )
