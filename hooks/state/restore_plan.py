@@ -20,7 +20,7 @@ from .inventory.layout import memory_like
 from .inventory.walk import tensors_in
 from .memory_access import expanded
 from .misuse.loaded_otherwise import LoadedOtherwise
-from .parts.module import KnownTensor
+from .parts.module import KnownTensor, ModulePart
 from .parts.rng import RngPart
 from .parts.stateful import is_position
 from .parts.tree import SavedTrees
@@ -49,6 +49,14 @@ class RestorePlan:
     entries: Mapping[str, MergedTensor] = field(default_factory=dict)
     #: Live tensors that overlap others. What is read into one may overwrite another.
     overlapping: Sequence[FilledTensor] = ()
+
+
+@runtime_checkable
+class ChangedPart(Protocol):
+    """A part of which a checkpoint may lack some, if the script names it in `missing`."""
+
+    #: The names of what the next checkpoint may lack.
+    may_lack: frozenset[str]
 
 
 @runtime_checkable
@@ -175,18 +183,25 @@ def plan(
 
 
 def may_be_missing(parts: Sequence[Part], names: Iterable[str]) -> frozenset[str]:
-    """Return the names of parts that a checkpoint may lack.
+    """Return the names of parts that a checkpoint may lack. Note in each part the names below modules that it may lack.
 
     Raises:
         UsageError: nothing is registered under one of the names.
     """
     wanted = (names,) if isinstance(names, str) else tuple(names)
     registered = [part.name for part in parts if not isinstance(part, RngPart)]
+    below: set[str] = set()
     for name in wanted:
-        if name not in registered:
+        found = {each for part in parts if isinstance(part, ModulePart) for each in part.below(name)}
+        if name not in registered and not found:
             raise UsageError(
-                f"missing={wanted!r}: nothing is registered as {name!r}; expected one of {', '.join(registered)}"
+                f"missing={wanted!r}: nothing is registered as {name!r}; expected one of {', '.join(registered)}, or the path of "
+                "a layer, such as 'model.head'"
             )
+        below |= found
+    for part in parts:
+        if isinstance(part, ChangedPart):
+            part.may_lack = frozenset(below)
     return frozenset(wanted)
 
 

@@ -249,7 +249,7 @@ class State:
             self._refresh()
         if started >= self._look_at:
             self._look_at = started + _LOOK_EVERY
-            if any(module.outdated() for module in self._modules):
+            if any(m.outdated() for m in self._modules) or any(o.outdated() for o in self._optimizers):
                 self._refresh()
             for module in self._modules:
                 module.say_what_is_new()

@@ -26,12 +26,22 @@ from ..inventory.inner_tensors import description, inner
 from ..inventory.layout import unlike_layout
 from ..memory_access import unreadable
 from ..sharding.ddp import declared
-from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, is_dtensor, local, state_tensor
+from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..sharding.ties import place
 from ..state_tensor import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
-from .module_entries import EXTRA_STATE, entries_of, named_modules, plain_tensors, unwrap
+from .module_entries import (
+    EXTRA_STATE,
+    check_names,
+    check_rows,
+    entries_of,
+    named_modules,
+    plain_tensors,
+    some,
+    unwrap,
+    warn_of_copies,
+)
 from .tree import SavedTrees
 from .values import (
     COPY_AT_BOUNDARY,
@@ -93,11 +103,14 @@ class ModulePart:
         self.said: list[str] = []
         #: The ids of parameters that only a hooked optimizer changes. The registry sets them.
         self.stepped: frozenset[int] = frozenset()
+        #: Names of entries, as `below` returns them, that the next checkpoint to restore may lack.
+        self.may_lack: frozenset[str] = frozenset()
         self._list(entries)
         self.refresh()
         #: The keys that the module had when training began; None before.
         self._begun_with: set[str] | None = None
-        self._say_what_nobody_shares()
+        if ranks.world > 1:
+            warn_of_copies(name, self._live, self._declared, ranks.world)
 
     @property
     def training(self) -> bool:
@@ -189,25 +202,6 @@ class ModulePart:
             for key in table(module)
             if (name := f"{prefix}.{key}".lstrip(".")) in self._live
         ]
-
-    def _say_what_nobody_shares(self) -> None:
-        if self._ranks.world == 1:
-            return
-        alone = [
-            key
-            for key, tensor in self._live.items()
-            if isinstance(tensor, nn.Parameter) and not is_dtensor(tensor) and self._declared[key] is None
-        ]
-        if alone:
-            log.warning(
-                "%s.%s and %d more parameters are neither DTensors nor in a DistributedDataParallel "
-                "module: each of %d ranks saves its own copy; if they are replicas, register the "
-                "DistributedDataParallel module",
-                self.name,
-                alone[0],
-                len(alone) - 1,
-                self._ranks.world,
-            )
 
     def refresh(self) -> None:
         """Follow every change of the module: a layer added or removed, a buffer assigned anew, a parameter's storage
@@ -310,7 +304,7 @@ class ModulePart:
         return self._sources
 
     def restored(self, tree: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(tensor, tree[key]) for key, tensor in self._live.items()]
+        return [(tensor, tree[key]) for key, tensor in self._held_by(tree)]
 
     def outdated(self) -> bool:
         """Return whether only `refresh` can see a change: an entry added or removed, or memory lost.
@@ -370,7 +364,7 @@ class ModulePart:
         """
         if trees.alone:
             return trees.own
-        wanted = {*self._live, *self._outer, *self._extra_keys, *self._late()}
+        wanted = self._keys | self._late().keys()
         merged: dict[str, Any] = {}
         for _, tree in trees.each():
             if not isinstance(tree, dict):
@@ -382,36 +376,47 @@ class ModulePart:
                 break
         return merged
 
+    @property
+    def _keys(self) -> set[str]:
+        return {*self._live, *self._outer, *self._extra_keys}
+
+    def _held_by(self, tree: Any) -> list[tuple[str, torch.Tensor]]:
+        return [(key, tensor) for key, tensor in self._live.items() if key in tree]
+
+    def below(self, path: str) -> set[str]:
+        """Return the names of the entries at or below the path of a layer, such as `model.head`."""
+        return {f"{self.name}/{key}" for key in self._keys if f"{self.name}.{key}.".startswith(f"{path}.")}
+
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
         """Yield the memory that a save would read: live weights, and the copies of small buffers."""
-        for key, tensor in self._live.items():
+        for key, tensor in self._held_by(tree):
             yield TargetMemory.of(tree[key], tensor, self._leaf[key].tensor, f"{self.name}.{key}")
 
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):
             raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
-        expected, saved = {*self._live, *self._outer, *self._extra_keys}, set(tree)
-        saved -= {key for key in self._late().keys() - expected if isinstance(tree.get(key), torch.Tensor)}
-        if expected != saved:
-            raise StateError(
-                f"{self.name} does not fit the checkpoint: {_some('missing there', expected - saved)}"
-                f"{_some('unknown here', saved - expected)}; restore into the model it was saved from, "
-                "or choose another run id [SG602]"
-            )
+        late = {key for key in self._late().keys() - self._keys if isinstance(tree.get(key), torch.Tensor)}
+        check_names(self.name, self._keys, set(tree) - late, self.may_lack)
         for key, text in self._descriptions.items():
-            if tree[key] != text:
+            if tree.get(key, text) != text:
                 raise StateError(
                     f"{self.name}.{key} is a {text} here and a {tree[key]} in the checkpoint; quantize the model as "
                     "the run did that saved it, or choose another run id [SG602]"
                 )
-        self.said = []
-        for key, tensor in self._live.items():
+        lacks = self._keys - set(tree)
+        self.said = (
+            [f"{self.name}: {some('missing in the checkpoint', lacks)}they keep their values"]
+            if lacks
+            else []
+        )
+        for key, tensor in self._held_by(tree):
             if not isinstance(tree[key], torch.Tensor):
                 raise CheckpointError(
                     f"{self.name}.{key}: the checkpoint has a {type(tree[key]).__name__}, not a tensor"
                 )
             # At `register` the tree's tensor is the state tensor itself. For a DTensor that is the shard, and it fits.
             if tree[key] is not self._leaf[key].tensor:
+                check_rows(f"{self.name}.{key}", self._module, tensor, tree[key])
                 check_fits(f"{self.name}.{key}", tensor, tree[key])
                 self.said += unlike_layout(f"{self.name}.{key}", tensor, tree[key])
 
@@ -421,12 +426,13 @@ class ModulePart:
         for key, (table, own) in self._late().items():
             if key in tree:  # the first forward made it, and comes too late for a restore
                 table[own] = tree[key] if beside is None else tree[key].to(local(beside).device)
-        for key, tensor in self._live.items():
+        for key, tensor in self._held_by(tree):
             copy_into(local(tensor), local(tree[key]))
         for prefix, module in named_modules(self._module):
-            if _has_extra_state(module):
+            key = f"{prefix}.{EXTRA_STATE}".lstrip(".")
+            if key in tree and _has_extra_state(module):
                 try:
-                    module.set_extra_state(tree[f"{prefix}.{EXTRA_STATE}".lstrip(".")])
+                    module.set_extra_state(tree[key])
                 except REFUSALS as error:
                     raise StateError(
                         f"{self.name}: {type(module).__name__}.set_extra_state refuses the checkpoint's state "
@@ -436,10 +442,3 @@ class ModulePart:
 
 def _has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-def _some(what: str, keys: set[str]) -> str:
-    if not keys:
-        return ""
-    shown = ", ".join(sorted(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    return f"{what}: {shown}; "

@@ -7,7 +7,8 @@ of it, in one life and not in the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from ....providers.errors import StateError
 from ..inventory.inner_tensors import inner
+from ..sharding.dtensor import DeclaredReplicas, is_dtensor
+from ..sharding.ties import typed
 from .values import check_restorable, check_savable
+
+log = logging.getLogger("spotguard")
 
 #: The key of `get_extra_state` in `nn.Module.state_dict`.
 EXTRA_STATE = "_extra_state"
@@ -42,6 +47,27 @@ def entries_of(name: str, module: nn.Module) -> dict[str, Any] | None:
         for path, tensor in plain_tensors(key, value):
             check_restorable(f"{name}.{path}", tensor)
     return entries
+
+
+def warn_of_copies(
+    name: str, live: Mapping[str, torch.Tensor], declared: Mapping[str, DeclaredReplicas | None], world: int
+) -> None:
+    """Warn of parameters that each of several ranks saves, because nothing declares that the ranks share them."""
+    alone = [
+        key
+        for key, tensor in live.items()
+        if isinstance(tensor, nn.Parameter) and not is_dtensor(tensor) and declared[key] is None
+    ]
+    if alone:
+        log.warning(
+            "%s.%s and %d more parameters are neither DTensors nor in a DistributedDataParallel "
+            "module: each of %d ranks saves its own copy; if they are replicas, register the "
+            "DistributedDataParallel module",
+            name,
+            alone[0],
+            len(alone) - 1,
+            world,
+        )
 
 
 def plain_tensors(key: str, value: Any) -> list[tuple[str, torch.Tensor]]:
@@ -124,3 +150,48 @@ def _shown(module: nn.Module) -> nn.Module | None:
         return None
     alike = all(ours[key] is theirs[key] or key.endswith(EXTRA_STATE) for key in ours.keys() & theirs.keys())
     return inside if alike and ours.keys() == theirs.keys() else None
+
+
+# --- the entries of a checkpoint against those of a module ---
+
+
+def check_names(name: str, here: Set[str], saved: Set[str], may_lack: Set[str]) -> None:
+    """Raise `StateError` unless a checkpoint has the entries of a module, but for those that it may lack.
+
+    Args:
+        name: the module's registered name.
+        here: the names of the module's entries.
+        saved: those of the checkpoint's.
+        may_lack: full names, as in `model/head.weight`.
+    """
+    lacks, unknown = here - saved, saved - here
+    if not unknown and {f"{name}/{key}" for key in lacks} <= may_lack:
+        return
+    layer = f"{name}.{min(lacks).rpartition('.')[0]}".rstrip(".") if lacks else ""
+    new = f", or, if the layer is new, call guard.restore(missing=({layer!r},))" if lacks else ""
+    raise StateError(
+        f"{name} does not fit the checkpoint: {some('missing there', lacks)}{some('unknown here', unknown)}restore into the model "
+        f"it was saved from, choose another run id{new} [SG602]"
+    )
+
+
+def check_rows(path: str, module: nn.Module, here: torch.Tensor, saved: torch.Tensor) -> None:
+    """Raise `StateError` for an embedding that has other rows than the checkpoint's: a tokenizer has got more words."""
+    if here.shape[:1] == saved.shape[:1] or here.shape[1:] != saved.shape[1:] or here.dtype != saved.dtype:
+        return
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    if any(each._parameters["weight"] is here for each in module.modules() if isinstance(each, kinds)):
+        rows, layer = saved.shape[0], typed(path.rpartition(".")[0])
+        raise StateError(
+            f"{path} is an embedding of {here.shape[0]} rows here and of {rows} in the checkpoint, so it was resized in between; "
+            f"give it {rows} rows before the optimizer is made, as in {layer} = torch.nn.Embedding({rows}, {saved.shape[1]}), and "
+            "resize it only behind guard.restore() [SG602]"
+        )
+
+
+def some(what: str, keys: Set[str]) -> str:
+    """Return the first of these names after a word for them; "" if there are none."""
+    if not keys:
+        return ""
+    shown = ", ".join(sorted(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return f"{what}: {shown}; "

@@ -70,7 +70,7 @@ def check_ties(filled: Iterable[FilledTensor]) -> tuple[list[str], list[FilledTe
         if place(was_tied.live) != place(each.live) and (
             _may_change(was_tied.live) or _may_change(each.live)
         ):
-            one, other = _typed(was_tied.path), _typed(each.path)
+            one, other = typed(was_tied.path), typed(each.path)
             apart.append(
                 f"{one} and {other} were one tensor when they were saved, and are two here: both begin with its value, and "
                 f"training changes each on its own; to keep one tensor, tie them before register: {other} = {one}"
@@ -112,13 +112,13 @@ def _may_change(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)
 
 
-def _typed(path: str) -> str:
+def typed(path: str) -> str:
     """Return a path as Python has it: `model[0].weight` for the checkpoint's `model.0.weight`."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path)
 
 
 def _lost(one: str, other: str) -> StateError:
-    one, other = _typed(one), _typed(other)
+    one, other = typed(one), typed(other)
     return StateError(
         f"{one} and {other} share memory here, and are two tensors of different values in the checkpoint, of which one would be "
         f"lost; give each its own memory before register, as in {other} = torch.nn.Parameter({other}.detach().clone()), or "

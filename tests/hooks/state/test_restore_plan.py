@@ -253,6 +253,29 @@ def test_parts_of_another_number_of_ranks_are_refused_with_that_number() -> None
     assert not here.any()
 
 
+@pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 4), (2, 1), (1, 2)])
+def test_groups_that_were_added_later_come_back_on_every_rank(old: int, new: int) -> None:
+    def begun(value: float) -> tuple[nn.ModuleDict, torch.optim.Optimizer]:
+        model = nn.ModuleDict({"a": filled(value), "b": filled(value)})
+        return model, torch.optim.SGD(model["a"].parameters(), lr=0.5, momentum=0.9)
+
+    saved = []
+    for rank in range(old):
+        model, optimizer = begun(1)
+        optimizer.add_param_group({"params": [*model["b"].parameters()], "lr": 0.25})
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        saved.append(Rank(rank, old, model=model, optimizer=optimizer))
+    for rank in range(new):
+        model, optimizer = begun(2)
+        warnings = goes_on(saved, Rank(rank, new, model=model, optimizer=optimizer))
+        assert sum("had 2 parameter groups when it was saved" in each for each in warnings) == 1
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
+        assert [id(p) for p in optimizer.param_groups[1]["params"]] == [*map(id, model["b"].parameters())]
+        assert momentum(optimizer) == [1.0] * 4
+
+
 def test_one_tensor_into_two_that_are_cut_differently_is_refused() -> None:
     saved = Rank(0, 1, model=pair(tied=True))
     with rank_of(1, 2):

@@ -17,6 +17,7 @@ def merge(
     trees: SavedTrees,
     wanted: Set[str],
     params: Mapping[str, torch.Tensor],
+    groups_here: int,
     check: Callable[[Any], None],
 ) -> Any:
     """Return one tree, merged by the parameters' names.
@@ -29,6 +30,7 @@ def merge(
         trees: the saved trees.
         wanted: names of the parameters that the optimizer steps here.
         params: the parameters that the optimizer knows here, by name.
+        groups_here: the number of groups that the optimizer has here. The script added those behind them later.
         check: raises an error unless a tree is of this optimizer and well formed.
 
     Raises:
@@ -36,6 +38,9 @@ def merge(
     """
     if trees.alone:
         return trees.own
+    check(trees.own)
+    later = {n for group in trees.own["param_groups"][groups_here:] for n in group["params"]}
+    wanted = wanted | (later & params.keys())
     missing = set(wanted)
     sound: dict[int, dict[str, Any]] = {}
     only_rank = trees.ranks.world == 1

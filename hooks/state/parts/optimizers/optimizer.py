@@ -32,15 +32,18 @@ from ...state_tensor import StateTensor, Tier
 from ..module import KnownTensor
 from ..stateful import ClassedPart, check_class
 from ..tree import SavedTrees
-from ..values import Part, copy_into, load_into
+from ..values import Part, load_into
 from ..wrappers import can_be_hooked, check_says_state
-from . import optimizer_tree
+from . import groups, optimizer_tree
 from .merge import merge
 from .optimizer_tree import by_field, check_well_formed
 from .running_products import running_products
 from .target_memory import target_memory
 
 log = logging.getLogger("spotguard")
+
+#: Parameters that a boundary looks at, in turn: 50 ns each. A script freezes many at once. All are looked at each second.
+_FLAGS = 8
 
 #: id of a tensor -> the tensor, its name in a checkpoint, and the ranks that hold it too.
 Named = dict[int, KnownTensor]
@@ -103,7 +106,17 @@ class OptimizerPart:
         self._param: dict[str, torch.Tensor] = {}
         self.forms = Forms()
         self._products = running_products(optimizer)
+        #: The groups' options at `register`.
+        self._first = groups.options(optimizer.param_groups)
+        #: Lines about groups and options that a restore changes.
+        self.said: list[str] = []
+        #: Names of parameters that the next checkpoint to restore may lack.
+        self.may_lack: frozenset[str] = frozenset()
+        #: The place among the parameters at which the next boundary looks for layers that were frozen or trained.
+        self._next = 0
         self.refresh()
+        #: Names of the parameters that needed no gradient at `register`.
+        self._first_frozen = {name for name, p in self._param.items() if not p.requires_grad}
 
     def refresh(self) -> None:
         """Take the parameters and state tensors as they are now. On the training thread, or with it parked."""
@@ -123,6 +136,8 @@ class OptimizerPart:
             if k != "params"
         )
         self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
+        #: Parameters, and whether each needs a gradient.
+        self._flags = [(p, p.requires_grad) for p in params]
         #: Whether it keeps numbers beside its tensors, which a step changes and no boundary copies.
         self._numbers = any(_has_numbers(values) for _, values in self._state())
         self._retire(before)
@@ -165,6 +180,10 @@ class OptimizerPart:
             a is not b for a, b in zip(now, self.tensors, strict=True)
         )
 
+    def outdated(self) -> bool:
+        """Return whether a parameter needs a gradient now and did not at the last `refresh`, or the other way round."""
+        return any(p.requires_grad is not needs for p, needs in self._flags)
+
     def counts(self) -> int:
         """Return a number that changes when parameters are added or state is created.
 
@@ -178,6 +197,12 @@ class OptimizerPart:
     def at_boundary(self) -> None:
         if self._products is not None:
             self._products.at_boundary()
+        few = self._flags[self._next : self._next + _FLAGS]
+        self._next = self._next + _FLAGS if len(few) == _FLAGS else 0
+        for param, needs in few:
+            if param.requires_grad is not needs:
+                self._flags = [(p, p.requires_grad) for p, _ in self._flags]
+                break
         if self._plain:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
         else:
@@ -236,7 +261,7 @@ class OptimizerPart:
         return state_tensor(name, tensor, self._ranks, declared, span=span, still=True, tier=Tier.MOMENTS)
 
     def tree(self) -> Any:
-        groups = [
+        named_groups = [
             {**group, "params": [self._key[id(p)] for p in params]}
             for group, params in zip(self._frozen, self._groups, strict=True)
         ]
@@ -266,11 +291,20 @@ class OptimizerPart:
         ]
         tree = {
             "class": type(self.optimizer).__qualname__,
-            "param_groups": groups,
+            "param_groups": named_groups,
+            "registered": groups.changed_since(self._first, named_groups),
             "state": state,
             "on_host": on_host,
         }
-        more: dict[str, Any] = {"other": other, "shards": shards, "placed": placed, "plain": plain}
+        flags = {self._key[id(p)]: needs for p, needs in self._flags}
+        turned = {name: needs for name, needs in flags.items() if needs == (name in self._first_frozen)}
+        more: dict[str, Any] = {
+            "turned": turned,
+            "other": other,
+            "shards": shards,
+            "placed": placed,
+            "plain": plain,
+        }
         if self._products is not None:
             more["products_since"] = self._products.since
         return {**tree, **{field: value for field, value in more.items() if value}}
@@ -289,12 +323,13 @@ class OptimizerPart:
     @staticmethod
     def without_state(tree: dict[str, Any]) -> dict[str, Any]:
         """Return the tree of an optimizer that has not stepped, with the learning rates of this one."""
-        return {**{key: tree[key] for key in ("class", "param_groups")}, "state": {}, "on_host": []}
+        kept = ("class", "param_groups", "registered", "turned")
+        return {**{key: tree[key] for key in kept if key in tree}, "state": {}, "on_host": []}
 
     def merge(self, trees: SavedTrees) -> Any:
         """Return one tree, merged by the parameters' names."""
         stepped = {self._key[id(p)] for group in self._groups for p in group}
-        return merge(self.name, trees, stepped, self._param, self._check_form)
+        return merge(self.name, trees, stepped, self._param, len(self._groups), self._check_form)
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
         first = next((p for group in self._groups for p in group), None)
@@ -317,18 +352,17 @@ class OptimizerPart:
         self._check_form(tree)
         check_outlines(self.name, tree["state"])
         check_outlines(self.name, tree.get("other", []))
-        theirs = [g["params"] for g in tree["param_groups"]]
-        ours = [[self._key[id(p)] for p in g["params"]] for g in self.optimizer.param_groups]
-        if ours != theirs:
-            raise StateError(
-                f"{self.name} has parameter groups of {[len(g) for g in ours]} here and "
-                f"{[len(g) for g in theirs]} in the checkpoint, or in another order; build it over the same model"
-            )
+        self._fit(tree)
         if unknown := sorted(set(tree["state"]) - set(self._param)):
             raise StateError(
                 f"{self.name}: the checkpoint holds state of {unknown[0]!r}, which no registered module has; "
                 "register what was registered when it was saved"
             )
+
+    def _fit(self, tree: Any) -> list[int]:
+        theirs = [g["params"] for g in tree["param_groups"]]
+        ours = [[self._key[id(p)] for p in g["params"]] for g in self.optimizer.param_groups]
+        return groups.fit(self.name, ours, theirs, self._param.keys(), self.may_lack)
 
     def put_back(self, tree: Any) -> None:
         """Put the tree straight into `state` and `param_groups`.
@@ -336,24 +370,19 @@ class OptimizerPart:
         `Optimizer.load_state_dict` would cast moments to the parameters' dtype, and a float32 moment of a bfloat16
         weight would be rounded.
         """
-        for group, saved in zip(self.optimizer.param_groups, tree["param_groups"], strict=True):
-            for key, value in saved.items():
-                current = group.get(key)
-                if (
-                    isinstance(value, torch.Tensor)
-                    and isinstance(current, torch.Tensor)
-                    and current.shape == value.shape
-                ):
-                    copy_into(current, value)  # the user or a compiled step holds this very learning rate
-                elif key != "params":
-                    group[key] = value
+        here = self._fit(tree)
+        self.said = groups.news(self.name, here, self._first, tree)
+        groups.put_back(self.name, self.optimizer, here, tree["param_groups"], self._param)
+        for name, needs in tree.get("turned", {}).items():
+            if name in self._param:
+                self._param[name].requires_grad_(needs)
         self._fill(tree)
         if type(self.optimizer).load_state_dict is not Optimizer.load_state_dict:
             # Its own `load_state_dict` does more than load (Horovod's drops pending gradients). `_fill` below
             # restores values that it rounds.
-            groups = self.optimizer.param_groups
+            restored = self.optimizer.param_groups
             load_into(self.name, self.optimizer, self.optimizer.state_dict())
-            self.optimizer.param_groups = groups
+            self.optimizer.param_groups = restored
             self._fill(tree)
         if self._products is not None:
             self._products.repeat(tree.get("products_since", 1))

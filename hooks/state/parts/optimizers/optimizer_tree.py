@@ -106,7 +106,8 @@ def _numbers(value: Any, least: int) -> bool:
 
 # --- the saved tree, its form, and a check of that form ---
 #
-# The tree refers to parameters by name. It has `param_groups` with their numbers, the `state` of each parameter, and
+# The tree refers to parameters by name. It has `param_groups` with their options, those options that were others at
+# `register` (`registered`), the flags of parameters that need a gradient since then, or need none since then (`turned`), the `state` of each parameter, and
 # under `other` the values with keys of the optimizer's own. `on_host` names the tensors that were in host memory.
 # `shards` and `placed` record where `factors` are. `plain` names tensors that may be factors although they have their
 # parameter's shape.
@@ -126,11 +127,16 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
     """Raise `CheckpointError` unless the tree has the form of an optimizer's, so that reading its fields cannot fail."""
     groups, state = tree["param_groups"], tree.get("state")
     on_host, other = tree.get("on_host"), tree.get("other", [])
+    registered = tree.get("registered", [])
     wrong = ""
     if not (
         isinstance(groups, list) and all(isinstance(g, dict) and _words(g.get("params")) for g in groups)
     ):
         wrong = "param_groups"
+    elif not (isinstance(registered, list) and all(isinstance(each, dict) for each in registered)):
+        wrong = "registered"
+    elif not all(type(name) is str and type(needs) is bool for name, needs in _items(tree.get("turned", {}))):
+        wrong = "turned"
     elif not (isinstance(state, dict) and _words(list(state))):
         wrong = "state"
     elif not _words(on_host):
@@ -147,6 +153,10 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
         raise CheckpointError(
             f"{name}: the saved optimizer's {wrong!r} is not in the form that spotguard writes"
         )
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, dict) else [(value, value)]
 
 
 def _words(value: Any) -> bool:
