@@ -4,8 +4,8 @@ A wrapper has its own `state_dict()`. Without unwrapping, each boundary would co
 wrappers cannot be hooked. The optimizer inside is torch's, and a save reads it in place. It replaces the wrapper if
 three conditions hold:
 
-- The wrapper's `state` and `param_groups` are the very objects of the optimizer inside. A container instead has no
-  `state`, and its parameters are those of the optimizers inside.
+- The wrapper's `state` and `param_groups` are the very objects of the optimizer inside, and its `state_dict()` has the keys
+  of that optimizer's. A container instead has no `state`, and its parameters are those of the optimizers inside.
 - The wrapper holds no other tensor, and no gradient scaler that is not registered (`reachable.py`).
 - The wrapper or the optimizer inside can be hooked: torch's hooks run in any code that calls the inner `step()`.
 
@@ -106,7 +106,15 @@ def _chain(value: Any) -> list[Any]:
 def _gives(wrapper: Any, inside: Any) -> bool:
     theirs = getattr(inside, "param_groups", None), getattr(inside, "state", None)
     ours = getattr(wrapper, "param_groups", None), getattr(wrapper, "state", None)
-    return None not in theirs and all(map(lambda a, b: a is b, ours, theirs))
+    return None not in theirs and all(map(lambda a, b: a is b, ours, theirs)) and not _adds(wrapper, inside)
+
+
+def _adds(wrapper: Any, inside: Any) -> bool:
+    """Return whether a wrapper's own `state_dict` has more than the optimizer inside: state that comes at its first step, perhaps."""
+    try:
+        return bool(wrapper.state_dict().keys() - inside.state_dict().keys())
+    except REFUSALS:
+        return False
 
 
 def _several(value: Any) -> list[Optimizer]:
