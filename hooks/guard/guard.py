@@ -6,10 +6,11 @@ import atexit
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import count
+from threading import current_thread
 from typing import Any
 
 from ...providers.clock import Clock
-from ...providers.errors import StateError, UsageError
+from ...providers.errors import CheckpointError, StateError, UsageError
 from ...providers.stores.base import BlobStore
 from ..arguments import completed_steps, without_our_frames
 from ..checkpoint.format.keys import check_run_id
@@ -23,6 +24,7 @@ from ..ipc.notice import BY_HAND, PreemptionNotice
 from ..save.cancel_scope import Abandoned
 from ..save.request import SavedCheckpoint
 from .background import BackgroundCheckpoints
+from .call_place import IN_A_HANDLER, IN_ANOTHER_THREAD, StepsLoop, beside_training
 from .load import load
 from .parts import GuardCallbacks, GuardParts
 from .position import position, registration
@@ -85,8 +87,11 @@ class Guard:
         self._restored_at, self._restored_step, self._skip_steps = 0.0, 0, 0
         self._followers = Followers()
         self._restored = self.closed = self._forked = False
-        #: The script has called `restore`, and not begun `steps` since.
-        self._fresh = False
+        self._loop = StepsLoop(-1)
+        #: The thread of the last boundary.
+        self._trainer = current_thread()
+        #: The values that the log has named as missing from a save by hand.
+        self._left_out: set[str] = set()
         try:
             parts.admit()
             self._saver, self._checkpointer, self._report = parts.saver, parts.checkpointer, parts.report
@@ -148,7 +153,14 @@ class Guard:
         self._gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
         self._saver.loading = self._parts.coordinator is not None  # the other ranks may be further
         try:
-            done = load(self._parts, step=step, run_id=run_id, again=self._restored)
+            done = load(
+                self._parts,
+                step=step,
+                run_id=run_id,
+                again=self._restored,
+                trained=self._restored
+                and (self._gate.place.completed != self._restored_step or bool(self._begun())),
+            )
             self._skip_steps = (
                 0 if run_id != self._run_id else max(0, self._parts.startup.skip_until - done.step)
             )
@@ -158,8 +170,8 @@ class Guard:
         finally:  # also after a Ctrl-C, or a save by hand would wait for this load without end
             self._saver.loading = False
         self._state.restored()
+        self._trainer = current_thread()
         self._restored_at, self._restored_step = self._clock.monotonic(), done.step
-        self._fresh = True
         self._parts.progress.begin()
         self._followers.restored(done.step)
         self._unsettled = _SETTLED
@@ -204,6 +216,8 @@ class Guard:
         gate, state = self._gate, self._state
         if gate.inert:
             return
+        if gate.place.completed == self._loop.step:
+            self._loop.marked_by_hand()
         if loss is not None:
             self._losses.take(gate.place.completed + 1, loss)
         else:
@@ -222,6 +236,8 @@ class Guard:
             self._unsettled -= 1
             if not self._unsettled:
                 self._saver.rehearse()
+        state.turn.mark()
+        self._trainer = current_thread()  # not its number, which a later thread may have again
         if self._rank:
             return
         # Only the first rank's clock decides, for all ranks.
@@ -272,7 +288,7 @@ class Guard:
     def steps(self, total: int | None = None) -> Iterator[int]:
         """Restore, then yield the number of each step that is still to do, and mark a boundary after it.
 
-        After a call of `restore`, it begins at the step that was restored.
+        If this process has restored before, it goes on at the step where training is; `restore` goes back.
 
         Args:
             total: optimizer steps of the whole run, including those that earlier attempts completed; None for a run without
@@ -283,6 +299,8 @@ class Guard:
 
         Raises:
             Preempted: the machine is going, and the state is committed.
+            UsageError: the turn behind the last boundary has begun, or the script marked the turn of this loop itself and did not
+                leave it.
             SpotguardError: any error of `restore` or `step`.
 
         Example:
@@ -290,17 +308,25 @@ class Guard:
             ...     train_one_step(step)
             >>> guard.save()
         """
-        done, stepped = self._gate.place.completed, self._state.monitor.steps
-        if not (self._fresh and done == self._restored_step and not stepped):
+        done = self._gate.place.completed
+        if not self._restored or self._state.poisoned:
             done = self.restore()
-        self._fresh = False
+        elif not self._gate.inert and (begun := self._begun()):
+            raise UsageError(
+                f"guard.steps() was called in the middle of the turn behind step {done}, because {begun}: call guard.step() "
+                "before break where a loop leaves behind a step's work, or guard.restore() to go back [SG405]"
+            )
         if total is not None and done >= total:
             self._parts.startup_messages.finished(self._run_id, done, total)
         try:
             for step in count(done) if total is None else range(done, total):
+                self._loop = loop = StepsLoop(step)
                 yield step
+                if not self._gate.inert:
+                    loop.go_on(self._gate.place.completed)
                 self.step()
-        finally:  # also if the loop is left early: `steps` begins anew by a restore
+        finally:  # also if the loop is left early
+            self._loop.step = -1
             self.end_training()
 
     def end_training(self) -> None:
@@ -318,6 +344,10 @@ class Guard:
     def save(self) -> SavedCheckpoint:
         """Save now and wait for the commit. Call it at a boundary, right after `guard.step()`.
 
+        It saves what is there now, such as a result of an evaluation that was noted since. Once the next turn has begun, in
+        another thread than that of `guard.step()`, and in a signal's handler, it saves the last boundary, and the log names the
+        values that have moved since. The turn begins when a registered loader delivers, a gradient changes, or a buffer moves.
+
         In a job of several ranks every rank calls it, at the same step. A guard of `spotguard.integrations` saves the last
         boundary, wherever it is called.
 
@@ -325,7 +355,8 @@ class Guard:
             The committed checkpoint. In a job of several ranks it may be the one that a notice made of this very step.
 
         Raises:
-            UsageError: called in the middle of a step, before `restore`, after `close`, or in a forked child.
+            UsageError: called between `optimizer.step()` and `guard.step()`, before `restore`, after `close`, or in a forked child.
+                Or the last boundary is asked for, and there is no copy of it.
             StoreError: the store failed; the last committed checkpoint is untouched.
             CheckpointError: another thread changed the state while the saver read it. Or a rank of the job is dead, has no state
                 yet, or does not come. Nothing is saved. Or the store has lost a part of the checkpoint meanwhile.
@@ -351,10 +382,20 @@ class Guard:
                 f"guard.save() would save trained weights as step {self._gate.place.completed}, because guard.step() was not "
                 "called since guard.restore(): call guard.step() after each step of the training [SG405]"
             )
-        while True:
+        beside = beside_training(self._trainer)
+        if beside or (not self.loop_owned and (begun := self._begun())):
+            self._keep_to_boundary(beside or f"in the middle of a turn, because {begun}")
+            standing = True
+        else:
             # Between two boundaries of a framework's loop only the copies of the last one are exact. There are none if saves wait
             # for the boundary.
             standing = self.loop_owned and not self._state.boundary_only
+        if beside == IN_ANOTHER_THREAD:  # training goes on meanwhile, and parks where the saver stops it
+            try:
+                return self._saver.manual()
+            except Abandoned as why:
+                raise CheckpointError(f"guard.save() {beside} gives way: {why}") from why
+        while True:
             self._gate.take_again((lambda: None) if standing else self._state.take_again)
             try:
                 return self._saver.manual()
@@ -364,6 +405,39 @@ class Guard:
                 self._gate.stand()  # a notice ends in Preempted here, or lets training go on
             if (saved := self._saver.made_meanwhile()) is not None:
                 return saved
+
+    def _begun(self) -> str:
+        """Return why the turn behind the last boundary has begun; "" if it has not."""
+        return "an optimizer has stepped" if self.in_step else self._state.begun()
+
+    def _keep_to_boundary(self, where: str) -> None:
+        """Name the values that a save of the last boundary leaves out.
+
+        Args:
+            where: the place of the call.
+
+        Raises:
+            UsageError: there is no copy of that boundary.
+        """
+        beside = where in (IN_ANOTHER_THREAD, IN_A_HANDLER)
+        why = self._state.boundary_only or ("" if where == IN_ANOTHER_THREAD else self._state.inconsistency())
+        if self._channel is not None and beside:
+            why = "ranks save one step together"
+        if why:
+            raise UsageError(
+                f"guard.save() was called {where}, where step {self._gate.place.completed} cannot be saved ({why}): call it "
+                "right after guard.step(), in the thread that calls that [SG405]"
+            )
+        moved = self._state.turn.moved(ask=not beside)
+        if moved.keys() - self._left_out:
+            self._left_out |= moved.keys()
+            log.warning(
+                "guard.save() was called %s, so it saves step %d as of its guard.step(), without what has changed since: %s; to "
+                "save that too, call it right after guard.step() [SG405]",
+                where,
+                self._gate.place.completed,
+                ", ".join(moved.values()),
+            )
 
     def _only_here(self, method: str) -> None:
         if self.closed and not self._forked:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from ...providers.errors import UsageError
 from ..restore.restore import Restored
 from .parts import GuardParts
 
 
-def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool) -> Restored:
+def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool, trained: bool) -> Restored:
     """Load a checkpoint, and have every part that counts from it begin anew. The training thread calls it.
 
     Args:
         step: completed steps of the checkpoint; None for the newest.
         run_id: the run that made it.
-        again: whether this process has trained before. Then another attempt begins.
+        again: whether this process has restored before. Then another attempt begins.
+        trained: whether it has trained since. Then a run without a checkpoint has no state to go back to.
 
     Raises:
+        UsageError: there is nothing to go back to. Nothing was changed.
         StateError, CheckpointError, StoreError: nothing was loaded. The state is unchanged, or `State.poisoned`.
     """
     gate, state, saver, history = parts.gate, parts.state, parts.saver, parts.history
@@ -27,7 +30,14 @@ def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool) -> Re
             attempt = parts.startup.claim()
             parts.report.record_end("left")
             parts.checkpointer.begin_attempt(attempt)
-        done = parts.startup.load(state, step=step, run_id=run_id, report=parts.damage.add)
+        found = parts.startup.load(state, step=step, run_id=run_id, report=parts.damage.add)
+        if trained and found.whole is None:
+            raise UsageError(
+                f"guard.restore() found no checkpoint of run {run_id}, and training is at step {gate.place.completed}, so "
+                "nothing brings the state of step 0 back: call guard.save() right after the first guard.restore(), to be able "
+                "to go back there, or start the script again [SG405]"
+            )
+        done = found
         state.first_boundary()
     except BaseException:
         unchanged = done is None and not state.poisoned

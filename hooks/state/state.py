@@ -25,6 +25,8 @@ from .device_boundary import DeviceBoundary, KeptBoundaries
 from .inventory.frozen import prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
 from .misuse.step_monitor import StepMonitor, hook
+from .misuse.turn_signs import TurnSigns
+from .misuse.unregistered import parameter_names
 from .misuse.unsaved import UnsavedState
 from .parts.loaders import ResumableLoader
 from .parts.module import ModulePart
@@ -124,6 +126,15 @@ class State:
         #: Finds misuse of the guard in the training loop. It begins with the guard.
         saved = {part.name: part.optimizer for part in self._optimizers}
         self.monitor = StepMonitor(values, saved, self._now, self.save_at_boundaries)
+        #: The signs of the turn behind the last boundary.
+        self.turn = TurnSigns(
+            self.parts,
+            lambda: (
+                [[p for g in each.param_groups for p in g["params"]] for each in registered.optimizers]
+                or [[*each.parameters()] for each in values.values() if isinstance(each, torch.nn.Module)]
+            ),
+            lambda: parameter_names(values),
+        )
 
     def close(self) -> None:
         """Remove the hooks from the optimizers."""
@@ -297,6 +308,7 @@ class State:
         self._passed = 0
         for module in self._modules:
             module.begin()
+        self.turn.mark()
         for part in self.parts:
             if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader):
                 part.value.restored()
@@ -370,6 +382,12 @@ class State:
     def inconsistency(self) -> str:
         """Return what moved since the boundary; "" if the state is unchanged."""
         return self.replaced() or self._detector.inconsistency()
+
+    def begun(self) -> str:
+        """Return the first sign that the turn behind the last boundary has begun; "" if there is none."""
+        if self.monitor.steps:
+            return "an optimizer has stepped"
+        return self.turn.begun(copied=not self.boundary_only)
 
     def edited(self) -> str:
         """Return what the audit finds changed since the boundary; "" if it finds nothing."""

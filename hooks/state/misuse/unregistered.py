@@ -48,7 +48,7 @@ class UnregisteredOptimizer:
             values: the registered values, by name.
             registered: the optimizers among them, each with the name that it is saved under.
         """
-        names = _names(values)
+        names = parameter_names(values)
         owners: dict[str, set[int]] = {}
         for name, each in registered:
             owners.setdefault(name, set()).update(_params(each))
@@ -78,7 +78,7 @@ def _params(optimizer: Optimizer) -> Iterator[int]:
     return (id(p) for group in optimizer.param_groups for p in group["params"])
 
 
-def _names(values: Mapping[str, Any]) -> dict[int, str]:
+def parameter_names(values: Mapping[str, Any]) -> dict[int, str]:
     """Return the names of registered parameters and tensors, by id.
 
     Do not keep the result: another tensor may reuse the id of one that is gone.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...checkpoint.format.values.sameness import same
 from ..memory_access import copyable
 
 _address = torch.UntypedStorage.data_ptr
@@ -87,6 +88,10 @@ class BoundaryCopies:
                 at += tensor.nbytes
             self._made = taken
         return self._copies
+
+    def moved(self) -> list[bool]:
+        """Return whether each tensor differs from its last copy, in the order of `live`. Only if the tensors `stand`."""
+        return [same(live, copy) != "" for live, copy in zip(self.live, self.tensors(), strict=True)]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -327,6 +327,26 @@ class ModulePart:
         if self._extra_keys:
             self._frozen_extra = self._extra_state()
 
+    @property
+    def trained(self) -> bool:
+        """Whether a registered optimizer steps a parameter of the module."""
+        return not self.stepped.isdisjoint(map(id, (*self._live.values(), *self._around.values())))
+
+    def moved_buffers(self) -> list[str]:
+        """Return the names of the copied buffers that are not those of the last boundary."""
+        if not (self._copies.live and self._copies.stand()):
+            return []
+        places = [
+            (place, t)
+            for place, t in zip(self._places, self._buffers, strict=True)
+            if id(t) not in self._gone
+        ]
+        return [
+            f"{self.name}.{name}"
+            for ((table, key, name), t), moved in zip(places, self._copies.moved(), strict=True)
+            if moved or table.get(key) is not t
+        ]
+
     def copied(self) -> Any:
         if self._copies.overwrites or len(self._copies.live) < len(self._buffers):
             return None  # buffers that are read in place change in forward

@@ -251,6 +251,11 @@ class TensorPart:
         #: and each save refuses it by name.
         self._lacks = ""
 
+    @property
+    def live(self) -> torch.Tensor:
+        """The tensor as it is now; of a DTensor the local shard."""
+        return self._value.detach()
+
     def at_boundary(self) -> None:
         if self._small:
             self._lacks = unreadable(self._value)

@@ -23,10 +23,11 @@ pytestmark = pytest.mark.torch
 
 
 def saving(guard: Guard) -> tuple[list[object], threading.Thread]:
-    """By hand, on a thread of its own; what came of it, when it has ended."""
+    """By hand, on a thread that takes the place of the one that trains; what came of it, when it has ended."""
     ended: list[object] = []
 
     def save() -> None:
+        guard._trainer = threading.current_thread()
         try:
             ended.append(guard.save())
         except Preempted as error:

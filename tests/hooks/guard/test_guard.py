@@ -16,12 +16,10 @@ import torch
 
 from spotguard.hooks.control.ending.sigterm import Preempted
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.ipc.failures.phase_times import ENOUGH
 from spotguard.hooks.register import register
 from spotguard.providers.errors import StateError, UsageError
 from spotguard.providers.stores.file import FileStore
 from spotguard.testing import preempt
-from tests.fakes.clock import ManualClock
 from tests.fakes.training import (
     PATIENCE,
     Job,
@@ -360,67 +358,6 @@ def test_save_in_the_middle_of_a_step_is_refused(folder: Path) -> None:
             guard.save()
         guard.step()
         assert guard.save().step == 1
-
-
-def test_steps_is_the_loop_in_one_line(folder: Path) -> None:
-    """It restores, counts, and makes the boundaries."""
-    job = small()
-    with guarded(folder, job.values) as guard:
-        for number in guard.steps(3):
-            job.step(number)
-        assert guard.save().step == 3
-    job = small()
-    with guarded(folder, job.values) as guard:
-        counted = []
-        for number in guard.steps(TOTAL):
-            counted.append(number)
-            job.step(number)
-        assert counted == [3, 4]
-    assert different(job.bits(), path_of("adamw")[TOTAL]) == []
-
-
-@pytest.mark.parametrize("total", [ENOUGH + 2, None])
-def test_behind_the_last_of_its_steps_training_is_over(folder: Path, total: int | None) -> None:
-    """An upload that follows may take minutes: the times of the steps say nothing of it. A loop may also be left early."""
-    job, clock = small(), ManualClock()
-    with guarded(FileStore(folder), job.values, clock=clock) as guard:
-        limits = []
-        for number in guard.steps(total):
-            job.step(number)
-            clock.advance(2.0)
-            limits.append(guard._position().limit)
-            if total is None and number > ENOUGH:
-                break
-        clock.advance(2.0)
-        assert (limits[-1] > 0, guard._position().limit) == (True, -1.0)
-
-
-def test_steps_begins_at_the_step_that_was_restored(folder: Path) -> None:
-    """It restores no second time, which would claim an attempt more, and bring another step than the one that was asked for."""
-    job = small()
-    with guarded(folder, job.values) as guard:
-        for number in guard.steps(3):
-            guard.save()
-            job.step(number)
-    job = small()
-    with guarded(folder, job.values) as guard:
-        assert guard.restore(step=1) == 1
-        attempts = len(list(folder.glob("run/attempts/*")))
-        assert next(guard.steps(TOTAL)) == 1
-        assert len(list(folder.glob("run/attempts/*"))) == attempts
-        job.step(1)
-        assert next(guard.steps(TOTAL)) == 2  # trained on, and not marked: it goes back to the newest
-    attempts = len(list(folder.glob("run/attempts/*")))
-    with guarded(folder, small().values) as guard:
-        assert guard.restore() == 2
-        assert next(guard.steps(TOTAL)) == 2
-        assert next(guard.steps(TOTAL)) == 2  # a step that was begun may have drawn a batch: it goes back
-        assert len(list(folder.glob("run/attempts/*"))) > attempts + 1
-    job = small()
-    with guarded(folder, job.values) as guard:
-        guard.restore()
-        step_on(guard, job, 2, 3)
-        assert next(guard.steps(TOTAL)) == 2  # it has trained by hand since: it goes back
 
 
 # --- wrong use -----------------------------------------------------------------------------------------------

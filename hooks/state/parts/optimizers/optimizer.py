@@ -211,6 +211,14 @@ class OptimizerPart:
                 for g in self.optimizer.param_groups
             ]
 
+    def groups(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the values of each group as of the last boundary, and as they are now."""
+        for before, now in zip(self._frozen, self.optimizer.param_groups, strict=False):
+            yield (
+                {k: v for k, v in before.items() if k != "params"},
+                {k: v for k, v in now.items() if k != "params"},
+            )
+
     def copied(self) -> Any:
         return (
             None

@@ -1,0 +1,150 @@
+"""The turn behind the last boundary: whether it has begun, and which registered values have moved in it.
+
+A save by hand, a second loop over `steps` and a second `restore` ask. Between the boundary and the first sign of a turn,
+whatever the script does belongs to the boundary: an evaluation, a note of the best result. These are the signs:
+
+- A registered loader has delivered, and its pass is not over. (An evaluation reads a whole pass.)
+- A gradient has changed. The smallest parameters of each optimizer stand for all, because a boundary may take microseconds.
+- A buffer of a trained module has moved, as BatchNorm's statistics do in forward.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...checkpoint.format.values.encoder import short
+from ...checkpoint.format.values.sameness import same
+from ..inventory.frozen import Forms
+from ..parts.loaders import ResumableLoader
+from ..parts.module import ModulePart
+from ..parts.optimizers.optimizer import OptimizerPart
+from ..parts.values import CopiedValue, Part, StatefulPart, TensorPart
+from ..sharding.dtensor import local
+
+#: The most optimizers whose gradients are followed, by two parameters each: 0.15 µs for each parameter at a boundary.
+_OPTIMIZERS = 2
+#: The most bytes of a gradient that is followed: it is kept until the next boundary.
+_KEPT = 2**20
+
+
+class TurnSigns:
+    """The signs of a turn, as they were at the last boundary.
+
+    Args:
+        parts: the parts of the registered values.
+        trained: returns the parameters of each registered optimizer; without one, of each module.
+        names: returns the names of the parameters by id.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        trained: Callable[[], Sequence[Sequence[torch.Tensor]]],
+        names: Callable[[], Mapping[int, str]],
+    ) -> None:
+        self._parts, self._trained, self._names = parts, trained, names
+        self._loaders = {
+            part.name: part.value
+            for part in parts
+            if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader)
+        }
+        self._followed: list[torch.Tensor] = []
+        self._marks = 0
+        self._gradients: list[tuple[torch.Tensor | None, int]] = []
+        self._delivered: list[tuple[int, int]] = [*map(_progress, self._loaders.values())]
+
+    def mark(self) -> None:
+        """Take the signs at a boundary. On the training thread, after every step: microseconds count."""
+        # At boundaries 1, 2, 4, 8 and so on: the first step shows which parameters have gradients.
+        if not self._marks & (self._marks - 1):
+            self._followed = [p for params in self._trained()[:_OPTIMIZERS] for p in _smallest(params)]
+        self._marks += 1
+        self._gradients = [((g := p.grad), 0 if g is None else g._version) for p in self._followed]
+        if self._loaders:
+            self._delivered = [*map(_progress, self._loaders.values())]
+
+    def begun(self, *, copied: bool) -> str:
+        """Return the first sign that the turn has begun, with its path; "" if there is none.
+
+        Args:
+            copied: the boundary has copied the buffers.
+        """
+        for (name, loader), before in zip(self._loaders.items(), self._delivered, strict=True):
+            if (now := _progress(loader)) != before and now[1]:
+                return f"{name} has delivered a batch"
+        for p, (gradient, version) in zip(self._followed, self._gradients, strict=True):
+            grad = p.grad
+            if grad is None or (grad is gradient and grad._version == version):
+                continue
+            if bool((grad._values() if grad.is_sparse else local(grad)).any()):  # zeros are no sign of a turn
+                return f"the gradient of {self._names().get(id(p), 'a parameter')} has changed"
+        trained = (part for part in self._parts if copied and isinstance(part, ModulePart) and part.trained)
+        buffers = (buffer for part in trained for buffer in part.moved_buffers())
+        return next((f"{buffer} has moved" for buffer in buffers), "")
+
+    def moved(self, *, ask: bool) -> dict[str, str]:
+        """Return the registered values that are not those of the boundary, by name: the first path of each that differs.
+
+        Args:
+            ask: whether a `state_dict()` of the script may run here, as at a boundary.
+        """
+        found = {}
+        for part in self._parts:
+            if isinstance(part, StatefulPart) and part.name not in self._loaders and not ask:
+                continue
+            try:
+                path = next(self._moved(part), "")
+            except Exception:  # noqa: BLE001 - in another thread, training may change the value meanwhile
+                path = part.name
+            if path:
+                found[part.name] = path
+        return found
+
+    def _moved(self, part: Part) -> Iterator[str]:
+        if part.name in self._loaders:
+            before = self._delivered[[*self._loaders].index(part.name)]
+            if (now := _progress(self._loaders[part.name])) != before:
+                yield f"{part.name} (batch {before[1]}, now {now[1]})"
+        elif isinstance(part, ModulePart):
+            yield from part.moved_buffers()
+        elif isinstance(part, OptimizerPart):
+            for at, groups in enumerate(part.groups()):
+                yield from _differences(*groups, f"{part.name}.param_groups[{at}]")
+        elif isinstance(part, TensorPart):
+            yield from _differences(part.tree(), part.live, part.name)
+        elif isinstance(part, CopiedValue):
+            asked = copy.copy(part)
+            asked.forms = Forms(objects=part.forms.objects)
+            asked.at_boundary()
+            yield from _differences(part.tree(), asked.tree(), part.name)
+
+
+def _progress(loader: ResumableLoader) -> tuple[int, int]:
+    """Return the passes that are over, and the batches that the loader has delivered of this pass."""
+    return loader.epoch, loader._taken
+
+
+def _smallest(trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the smallest parameter of each half, of those that have gradients."""
+    params = [p for p in trained if p.requires_grad]
+    params = [p for p in params if p.grad is not None] or params
+    halves = params[: len(params) // 2], params[len(params) // 2 :]
+    smallest = [min(half, key=lambda p: local(p).nbytes) for half in halves if half]
+    return [p for p in smallest if local(p).nbytes <= _KEPT]
+
+
+def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
+    """Yield each path at which two values differ, with both values if they are short."""
+    if type(before) is type(now) and isinstance(now, dict) and before.keys() == now.keys():
+        for key in now:
+            yield from _differences(before[key], now[key], f"{path}[{short(key)}]")
+    elif type(before) is type(now) and isinstance(now, (list, tuple)) and len(before) == len(now):
+        for at, (a, b) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(a, b, f"{path}[{at}]")
+    elif same(before, now):
+        shown = short(before), short(now)
+        yield path if shown[0].startswith("<") else f"{path} ({shown[0]}, now {shown[1]})"
