@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from itertools import count
 from threading import current_thread
@@ -87,6 +88,8 @@ class Guard:
         self._restored_at, self._restored_step, self._skip_steps = 0.0, 0, 0
         self._followers = Followers()
         self._restored = self.closed = self._forked = False
+        #: A forked child, which has not reported yet that it trains on.
+        self._unguarded = False
         self._loop = StepsLoop(-1)
         #: The thread of the last boundary.
         self._trainer = current_thread()
@@ -215,6 +218,7 @@ class Guard:
             )
         gate, state = self._gate, self._state
         if gate.inert:
+            self._say_unguarded()
             return
         if gate.place.completed == self._loop.step:
             self._loop.marked_by_hand()
@@ -546,9 +550,20 @@ class Guard:
 
     def _forget(self) -> None:
         """Drop everything in a forked child, which is not the guarded process."""
-        self._gate.inert = self.closed = self._forked = True
+        self._forked = self._unguarded = not self.closed
+        self._gate.inert = self.closed = True
         atexit.unregister(self.close)
-        self._parts.forget()
+        self._parts.forget(self._say_unguarded)
+
+    def _say_unguarded(self) -> None:
+        """Report, once, that a forked child trains on."""
+        if self._unguarded:
+            self._unguarded = False
+            log.warning(
+                "process %d was forked from the one that called register(), and trains on unguarded: nothing of it is saved, and "
+                "no notice reaches it; call register() in the process that trains [SG413]",
+                os.getpid(),
+            )
 
     def close(self) -> None:
         """Wait for the save that is under way, then leave the agent and the other ranks.

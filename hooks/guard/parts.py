@@ -257,10 +257,13 @@ class GuardParts:
 
     # --- the end ---
 
-    def forget(self) -> None:
-        """Drop everything in a forked child, which is not the guarded process."""
-        self.state.monitor.close()
-        self.state.audit.forget()
+    def forget(self, trains: Callable[[], object]) -> None:
+        """Drop everything in a forked child, which is not the guarded process.
+
+        Args:
+            trains: called before each step of a registered optimizer.
+        """
+        self.state.forget(trains)
         if self.channel is not None:
             self.channel.forget()
         self.agent.forget()

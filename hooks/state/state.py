@@ -136,6 +136,16 @@ class State:
             lambda: parameter_names(values),
         )
 
+    def forget(self, trains: Callable[[], object]) -> None:
+        """Watch nothing more in a forked child.
+
+        Args:
+            trains: called before each step of a registered optimizer.
+        """
+        self.monitor.close()
+        self.audit.forget()
+        self._before_change = lambda frame: trains()
+
     def close(self) -> None:
         """Remove the hooks from the optimizers."""
         self.monitor.close()
