@@ -32,7 +32,7 @@ def no_tensor(tensor: object) -> Any:
 
 def trip(value: Any) -> Any:
     """Through real JSON text and back."""
-    return decode(json.loads(json.dumps(encode(value, no_tensor, "it"), allow_nan=False)), no_tensor)  # type: ignore[arg-type]
+    return decode(json.loads(json.dumps(encode(value, no_tensor, "it"), allow_nan=False)), no_tensor)
 
 
 PLAIN: list[Any] = [
@@ -234,7 +234,7 @@ def test_json_of_nobody_is_refused(raw: Any) -> None:
     if isinstance(raw, dict) and str(raw.get("$")).startswith("torch."):
         pytest.importorskip("torch")  # without it, that is what is said
     with pytest.raises(CheckpointError, match="the saved state cannot be read"):
-        decode(raw, no_tensor)  # type: ignore[arg-type]
+        decode(raw, no_tensor)
 
 
 def test_deep_json_is_refused() -> None:
@@ -243,7 +243,7 @@ def test_deep_json_is_refused() -> None:
     for _ in range(100_000):
         raw = [raw]
     with pytest.raises(CheckpointError, match="nested deeper"):
-        decode(raw, no_tensor)  # type: ignore[arg-type]
+        decode(raw, no_tensor)
 
 
 # --- refused by name ----------------------------------------------------------------------------------------------
