@@ -255,9 +255,9 @@ class SaveQueue(Generic[B]):
 
     def _stirs(self, over: Callable[[], bool], planned: float) -> bool:
         """Return whether the saving thread has something to see to."""
-        work = self._work
-        moved = self.plan() != planned
-        return moved or over() or work.stirs() or self._fatal() is not None or self._due() is not None
+        # The first two may end entries: what is asked behind them sees it.
+        stirs = self.plan() != planned or self._due() is not None
+        return stirs or over() or self._work.stirs() or self._fatal() is not None
 
     def _advance(self) -> float:
         """Have everything go whose turn has come. Return when the plan is to be called again."""

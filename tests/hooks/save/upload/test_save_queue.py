@@ -7,15 +7,16 @@ import threading
 import pytest
 import torch
 
+from spotguard.hooks.checkpoint.format.keys import MARKER
 from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.commit.own_manifest import OwnManifest
+from spotguard.hooks.save.commit.own_manifest import OwnManifest, queue_marker
 from spotguard.hooks.save.plan.write_plan import ALL, WEIGHTS, WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.save.upload.save_queue import EntryState, Put, QueueEntry, SaveQueue
 from spotguard.hooks.save.upload.transfer import StateChanged
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.state_tensor import StateTensor, Tier
-from spotguard.providers.errors import SpotguardError, UnavailableError
+from spotguard.providers.errors import FullError, SpotguardError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock, Quick
@@ -69,16 +70,37 @@ def test_an_entry_that_is_held_up_behind_a_failed_try_is_in_doubt() -> None:
     """The store may have it although it has failed, and it is away until the save ends. So its end names the manifest."""
 
     def before(request: Request) -> None:
+        if request.verb == "list" and entry.state is not EntryState.SENDING:
+            scope.abandon("the machine goes")
         if request.key == KEY or request.verb == "list":
             raise UnavailableError("it is away")
 
-    store, clock = CalledStore(FakeStore(), before), Quick()
+    store, scope = CalledStore(FakeStore(), before), CancelScope(Quick())
+    entry = QueueEntry("manifest", lambda: put_of(store), ALL)
     with writer_of(store) as writer:
-        queue = queue_of(writer, CancelScope(clock, clock.monotonic() + 100.0))
-        entry = queue.add(QueueEntry("manifest", lambda: put_of(store), ALL))
-        with pytest.raises(Abandoned, match="it is away"):
+        queue = queue_of(writer, scope)
+        queue.add(entry)
+        with pytest.raises(Abandoned, match="the machine goes"):
             queue.wait(lambda: entry.stored)
         assert entry.state is EntryState.DOUBTED
+
+
+def test_a_marker_is_not_put_behind_a_manifest_that_failed() -> None:
+    """The save does without that manifest, which held nothing up. A marker would name a checkpoint that is none."""
+
+    def before(request: Request) -> None:
+        if request.key == KEY:
+            raise FullError("no room")
+
+    below = FakeStore()
+    store = CalledStore(below, before)
+    with writer_of(store) as writer:
+        queue = queue_of(writer, CancelScope(ManualClock()))
+        entry = queue.add(QueueEntry("manifest", lambda: put_of(store), WEIGHTS, tolerated=(SpotguardError,)))
+        marker = queue_marker(queue, entry, lambda: (f"run/{MARKER}", b"{}"))
+        queue.wait(lambda: marker.ended and queue.whole())
+        assert not marker.stored
+    assert not any(key.endswith(MARKER) for key in below.objects)
 
 
 def test_the_limit_of_an_entry_begins_with_its_request() -> None:
