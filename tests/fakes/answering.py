@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def finish(self) -> None:
         super().finish()
-        if self.owner.tls is not None:
+        if isinstance(self.request, ssl.SSLSocket):
             self.request.close()  # wrapped, it is not the one that the server closes
 
     def handle(self) -> None:
