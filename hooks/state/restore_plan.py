@@ -17,6 +17,7 @@ from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
 from ..checkpoint.format.values.unsaved_value import with_live
 from .inventory.layout import memory_like
+from .inventory.ties import FilledTensor, check_overlaps, check_ties, content
 from .inventory.walk import tensors_in
 from .memory_access import expanded
 from .misuse.loaded_otherwise import LoadedOtherwise
@@ -26,7 +27,6 @@ from .parts.stateful import is_position
 from .parts.tree import SavedTrees
 from .parts.values import DictPart, Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
-from .sharding.ties import FilledTensor, check_overlaps, check_ties, content
 from .state_tensor import StateTensor
 
 #: No rank's state replaces another's.

@@ -24,11 +24,11 @@ from ..changes.change_detector import ModuleTables
 from ..inventory.frozen import Forms, freeze_of
 from ..inventory.inner_tensors import description, inner
 from ..inventory.layout import unlike_layout
+from ..inventory.ties import memory_of
 from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
-from ..sharding.ties import place
 from ..state_tensor import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
 from .module_entries import (
@@ -232,7 +232,7 @@ class ModulePart:
         self._leaf: dict[str, StateTensor] = {}
         named: dict[Hashable, StateTensor] = {}
         known: dict[int, KnownTensor] = {}
-        places = {key: place(tensor) for key, tensor in self._live.items()}
+        places = {key: memory_of(tensor) for key, tensor in self._live.items()}
         entries = {key: self._around.get(key, tensor) for key, tensor in self._live.items()}
         stepped = {places[key] for key, entry in entries.items() if id(entry) in self.stepped}
         trained = {places[key] for key, entry in entries.items() if entry.requires_grad}

@@ -17,8 +17,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from ....providers.errors import StateError
 from ..inventory.inner_tensors import inner
+from ..inventory.ties import typed
 from ..sharding.dtensor import DeclaredReplicas, is_dtensor
-from ..sharding.ties import typed
 from .values import check_restorable, check_savable
 
 log = logging.getLogger("spotguard")

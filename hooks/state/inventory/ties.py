@@ -13,14 +13,14 @@ from ....providers.errors import StateError
 from ...checkpoint.format.coverage import MergedTensor
 from ...checkpoint.format.crc import combine
 from ..memory_access import unreadable
-from .dtensor import local
-from .fingerprint import crc_of
+from ..sharding.dtensor import is_dtensor, local
+from .looks import is_as_read
 
 
-def place(tensor: torch.Tensor) -> Hashable:
+def memory_of(tensor: torch.Tensor) -> Hashable:
     """Return a value that is equal for tensors that are the same elements of one memory, whatever objects they are.
 
-    A tensor without memory shares its place with no other.
+    A tensor without memory shares it with no other.
     """
     shard = local(tensor)
     if not shard.numel() or unreadable(shard):
@@ -63,11 +63,11 @@ def check_ties(filled: Iterable[FilledTensor]) -> tuple[list[str], list[FilledTe
     there: dict[str, FilledTensor] = {}
     apart: list[str] = []
     for each in filled:
-        tied = here.setdefault(place(each.live), each)
+        tied = here.setdefault(memory_of(each.live), each)
         if tied.saved.name != each.saved.name and content(tied.saved) != content(each.saved):
             raise _lost(tied.path, each.path)
         was_tied = there.setdefault(each.saved.name, each)
-        if place(was_tied.live) != place(each.live) and (
+        if memory_of(was_tied.live) != memory_of(each.live) and (
             _may_change(was_tied.live) or _may_change(each.live)
         ):
             one, other = typed(was_tied.path), typed(each.path)
@@ -85,9 +85,11 @@ def check_overlaps(overlapping: Sequence[FilledTensor]) -> None:
         StateError: the checkpoint holds two values for one element.
     """
     for each in overlapping:
-        crc = content(each.saved)[-1]
-        is_whole = isinstance(crc, int) and not each.saved.stored and each.live.shape == each.saved.shape
-        if is_whole and crc != crc_of(local(each.live)):
+        if (
+            each.live.shape == each.saved.shape
+            and not is_dtensor(each.live)
+            and not is_as_read(each.saved, each.live)
+        ):
             raise _lost(each.path, next(other.path for other in overlapping if other is not each))
 
 
