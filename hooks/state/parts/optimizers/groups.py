@@ -18,7 +18,9 @@ from torch.optim import Optimizer
 from .....providers.errors import StateError
 from ....checkpoint.format.values.encoder import short
 from ....checkpoint.format.values.sameness import same
-from ...inventory.frozen import freeze
+from ....checkpoint.format.values.saved_object import SavedObject
+from ...inventory import objects
+from ...inventory.frozen import Forms, freeze
 from ..values import REFUSALS, copy_into, error_text
 
 #: Changed options that a warning names.
@@ -27,7 +29,8 @@ _NAMED = 3
 
 def options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a copy of the groups' options, without the parameters."""
-    return [{key: freeze(each) for key, each in group.items() if key != "params"} for group in groups]
+    forms = Forms(objects=True)
+    return [{key: freeze(each, forms) for key, each in group.items() if key != "params"} for group in groups]
 
 
 def changed_since(
@@ -98,10 +101,12 @@ def put_back(
         StateError: the optimizer refuses a group.
     """
     places = [*here]
+    first: dict[str, Any] = next(iter(optimizer.param_groups), {})
     for saved in groups[len(here) :]:
         places.append(len(optimizer.param_groups))
+        kept = {key: _option(name, key, first.get(key), value) for key, value in saved.items()}
         try:
-            optimizer.add_param_group({**saved, "params": [params[each] for each in saved["params"]]})
+            optimizer.add_param_group({**kept, "params": [params[each] for each in saved["params"]]})
         except REFUSALS as error:
             raise StateError(
                 f"{name}: {type(optimizer).__name__}.add_param_group refuses a group that the run added after register "
@@ -118,7 +123,22 @@ def put_back(
             ):
                 copy_into(current, value)  # the user or a compiled step holds this very learning rate
             elif key != "params":
-                group[key] = value
+                group[key] = _option(name, key, current, value)
+
+
+def _option(name: str, key: str, live: Any, saved: Any) -> Any:
+    """Return a saved option; a member of the live one's class for a saved member of an enum.
+
+    Raises:
+        StateError: the live option is of another class.
+    """
+    if not isinstance(saved, SavedObject):
+        return saved
+    if not objects.fits(saved, live):
+        raise StateError(
+            f"{name}: option {key!r} is a {saved.cls} in the checkpoint and a {type(live).__qualname__} here [SG602]"
+        )
+    return objects.another(live, saved.kind, saved.value)
 
 
 def news(
@@ -160,6 +180,8 @@ def news(
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, SavedObject):
+        return f"{value.cls.rpartition('.')[2]}.{value.value}" if value.kind == "enum" else value.cls
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return str(value.item())
     return f"({', '.join(map(_text, value))})" if isinstance(value, (tuple, list)) else short(value)

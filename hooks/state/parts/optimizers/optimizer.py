@@ -10,6 +10,7 @@ import copy
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ class OptimizerPart:
         #: state, and no step reads it.
         self._retired: dict[int, torch.Tensor] = {}
         self._param: dict[str, torch.Tensor] = {}
-        self.forms = Forms()
+        self.forms = Forms(objects=True)
         self._products = running_products(optimizer)
         #: The groups' options at `register`.
         self._first = groups.options(optimizer.param_groups)
@@ -130,7 +131,7 @@ class OptimizerPart:
         self._known = {each.name: each for each in known.values()}
         #: Whether the groups hold plain numbers only. Then one dict copy per group copies them.
         self._plain = all(
-            not isinstance(v, (torch.Tensor, list, dict))
+            not isinstance(v, (torch.Tensor, list, dict, Enum))
             for g in self.optimizer.param_groups
             for k, v in g.items()
             if k != "params"

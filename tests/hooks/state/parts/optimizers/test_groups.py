@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -294,6 +295,35 @@ def test_the_printed_line_sets_the_new_option(caplog: pytest.LogCaptureFixture) 
         assert optimizer.param_groups[0]["weight_decay"] == 0.01
         exec(line.partition("guard.restore(): ")[2].partition(" (registered")[0], {"optimizer": optimizer})
         assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
+class Norm(enum.IntEnum):
+    SPECTRAL = 1
+    SIGN = 2
+
+
+class Normed(torch.optim.SGD):
+    """An optimizer with an option of its own class."""
+
+    def __init__(self, params: Any, norm: Norm = Norm.SIGN) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        for group in self.param_groups:
+            group["norm"] = norm
+
+
+def test_an_option_of_an_enum_comes_back_as_a_member(caplog: pytest.LogCaptureFixture) -> None:
+    make = unfreezing(if_not_there, Normed)
+    store = saved(make)
+    job = make()
+    with guarded(store, job.values) as guard, caplog.at_level(logging.WARNING):
+        caplog.clear()
+        guard.restore()
+    groups = job.values["optimizer"].param_groups
+    assert [group.get("norm") for group in groups] == [Norm.SIGN, None]
+    assert type(groups[0]["norm"]) is Norm
+    assert "other options" not in caplog.text
+    (line,) = lines_of(store, unfreezing(if_not_there, lambda params: Normed(params, Norm.SPECTRAL)), caplog)
+    assert '["norm"] = Norm.SPECTRAL (registered with Norm.SIGN, restored Norm.SIGN)' in line
 
 
 # --- new layers ---
