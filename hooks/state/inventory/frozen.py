@@ -23,7 +23,7 @@ from ..device.events import unordered
 from ..memory_access import copyable, lack
 from ..sharding.dtensor import is_dtensor
 from .objects import saved_object
-from .walk import ATOMS
+from .walk import ATOMS, place, walk
 
 log = logging.getLogger("spotguard")
 
@@ -37,7 +37,7 @@ class Forms:
         objects: whether a restore has live objects of classes to fill. Otherwise they are refused.
     """
 
-    __slots__ = ("_proven", "devices", "objects", "seen")
+    __slots__ = ("_known", "_proven", "devices", "objects", "seen")
 
     def __init__(self, *, objects: bool = False) -> None:
         #: The devices of copied tensors; never the host.
@@ -46,6 +46,8 @@ class Forms:
         self.seen: set[Any] = set()
         #: The number of forms that a proof has covered. `register` makes the first one, after the first copy.
         self._proven = -1
+        #: The classes of objects that a restore has met at `register`, or a boundary has named.
+        self._known: set[str] = set()
 
     def tensor(self, value: torch.Tensor) -> None:
         """Note a tensor's form.
@@ -86,7 +88,21 @@ class Forms:
                     )
                 else:
                     log.error("no save is possible: %s", error)
+        if self.objects:
+            self._say_new_classes(name, frozen)
         self._proven = len(self.seen)
+
+    def _say_new_classes(self, name: str, frozen: Any) -> None:
+        for way, each in walk(frozen):
+            if isinstance(each, SavedObject) and each.cls not in self._known:
+                self._known.add(each.cls)
+                if self._proven >= 0:
+                    log.warning(
+                        "%s is a %s since this step, and a restore only fills an object that is there: put one there before "
+                        "guard.restore(), or keep its values in a dict",
+                        place(name, way),
+                        each.cls,
+                    )
 
 
 def freeze(value: Any, forms: Forms | None = None) -> Any:

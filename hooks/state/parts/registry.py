@@ -168,7 +168,9 @@ def _used(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors whose memory these registered values use, saved or not."""
     for value in values.values():
         if isinstance(value, nn.Module):
-            yield from (each for module in value.modules() for each in tensors_in(vars(module)))
+            yield from (*value.parameters(), *value.buffers())
+            kept = (each for module in value.modules() for each in vars(module).values())
+            yield from (each for each in kept if isinstance(each, torch.Tensor))
         elif isinstance(value, Optimizer):
             yield from tensors_in([value.param_groups, outlined([*value.state.values()])])
         elif isinstance(value, torch.Tensor):

@@ -220,8 +220,8 @@ class DictPart(CopiedValue):
             raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
 
     def put_back(self, tree: Any) -> None:
-        filling = Filling(self.name, self.ownership())
         try:
+            filling = Filling(self.name, self.ownership())
             filling.fill(self._value, tree)
         except REFUSALS as error:
             raise StateError(

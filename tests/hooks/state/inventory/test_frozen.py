@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import random
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -50,6 +52,29 @@ def test_a_value_that_becomes_unsavable_is_said_once_at_its_boundary(
     notes: dict[Any, Any] = {"x": 1, "t": torch.zeros(2)}
     (line,) = logged(caplog, notes, lambda: notes.update({key: value}))
     assert re.match(said, line)
+
+
+@dataclasses.dataclass
+class Best:
+    loss: float
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("new", Best(1.0), "notes.new"),
+        ("x", [1, {"best": Best(1.0)}], r"notes.x\[1\].best"),
+        ("x", random.Random(0), "notes.x"),
+        (3, torch.Generator(), r"notes\[3\]"),
+    ],
+)
+def test_an_object_of_a_new_class_is_named_with_its_place(
+    caplog: pytest.LogCaptureFixture, key: Any, value: Any, where: str
+) -> None:
+    notes: dict[Any, Any] = {"x": 1}
+    (line,) = logged(caplog, notes, lambda: notes.update({key: value}))
+    assert re.match(f"{where} is a [a-zA-Z_.]* since this step", line)
+    assert logged(caplog, {"known": value}, lambda: None) == []
 
 
 @pytest.mark.parametrize(
