@@ -165,7 +165,7 @@ class Filling:
                     del saved[key]
                 else:
                     saved[key] = now
-        elif isinstance(saved, (list, tuple, deque)):
+        elif type(saved) in (list, tuple, deque):
             here = live if type(live) is type(saved) else ()
             placed = [
                 value
@@ -185,7 +185,7 @@ def _without_place(saved: Any, live: Any) -> tuple[Way, str] | None:
     if isinstance(saved, SavedObject):
         if live is _NOTHING or not objects.fits(saved, live):
             return (), saved.cls
-    elif isinstance(saved, (list, tuple, deque)):
+    elif type(saved) in (list, tuple, deque):
         here = live if type(live) is type(saved) else ()
         for at, value in enumerate(saved):
             if type(value) not in ATOMS:

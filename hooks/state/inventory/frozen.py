@@ -88,7 +88,7 @@ class Forms:
                     )
                 else:
                     log.error("no save is possible: %s", error)
-        if self.objects:
+        if self.objects and RecursionError not in self.seen:
             self._say_new_classes(name, frozen)
         self._proven = len(self.seen)
 

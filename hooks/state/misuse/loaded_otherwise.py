@@ -13,6 +13,7 @@ import torch
 
 from ....providers.errors import StateError
 from ...checkpoint.format.coverage import MergedTensor
+from ...checkpoint.format.values.sameness import same
 from ..inventory.looks import Looks, differing, is_as_read, looks
 from ..inventory.walk import place, tensors_in
 from ..parts.rng import RngPart
@@ -68,11 +69,12 @@ class LoadedOtherwise:
         self._ask(rng)
         for part in parts:
             if part is not rng and part.name in self._saved:
-                part.at_boundary()
+                try:
+                    part.at_boundary()
+                except Exception:  # noqa: BLE001 - any code may run here; the first boundary raises this again, outside the load
+                    continue
                 rng.at_boundary()
-                if moved := [
-                    each for each in generators if looks(rng.tree()[each]) != looks(generators[each])
-                ]:
+                if moved := [key for key, state in generators.items() if same(state, rng.tree()[key])]:
                     self.said.append(
                         f"{part.name}: its state_dict() draws from the generators ({', '.join(moved)}), and spotguard calls it after "
                         "each step: have it draw from a generator of its own"
