@@ -212,7 +212,9 @@ def put_back(parts: Sequence[Part], restoring: RestorePlan) -> list[str]:
         StateError: an object's own code refuses the saved state, or has another state afterwards.
     """
     warnings, check = [*restoring.warnings], LoadedOtherwise(restoring.into, restoring.entries)
-    for part in parts:
+    for part in sorted(
+        parts, key=lambda part: isinstance(part, DictPart)
+    ):  # a dict may list what the others restore
         if part.name in restoring.trees:
             check.begin(part, restoring.trees[part.name])
             part.put_back(restoring.trees[part.name])

@@ -9,15 +9,19 @@ from __future__ import annotations
 import enum
 import operator
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ...checkpoint.format.values.sameness import same
 from ...checkpoint.format.values.saved_object import SavedObject
 from ...checkpoint.format.values.unsaved_value import UnsavedValue
 from ..memory_access import copyable, expanded, unreadable
 from . import objects
+from .frozen import freeze
 from .layout import unlike_layout
+from .looks import crc_of
 from .ownership import Ownership, is_array
 from .walk import ATOMS, Way, place
 
@@ -39,8 +43,12 @@ class PlaceFit(enum.Enum):
     KEEP = "keep"
 
 
-def fit_of(saved: Any, live: Any, ownership: Ownership) -> PlaceFit:
-    """Return what happens where a saved value meets a live one, without those that they hold."""
+def fit_of(saved: Any, live: Any, *, alone: bool) -> PlaceFit:
+    """Return what happens where a saved value meets a live one, without those that they hold.
+
+    Args:
+        alone: whether nothing at another place differs if the live value takes the saved one.
+    """
     if isinstance(saved, UnsavedValue):
         return PlaceFit.KEEP
     if isinstance(saved, SavedObject):
@@ -62,7 +70,39 @@ def fit_of(saved: Any, live: Any, ownership: Ownership) -> PlaceFit:
         fills = fills and getattr(live, "maxlen", None) == getattr(saved, "maxlen", None)
     if not fills and isinstance(saved, SavedObject):
         return PlaceFit.MAKE
-    return PlaceFit.FILL if fills and ownership.alone(live) else PlaceFit.REPLACE
+    if fills and not alone and _is_equal(live, saved):
+        return PlaceFit.KEEP
+    return PlaceFit.FILL if fills and alone else PlaceFit.REPLACE
+
+
+def _is_equal(live: Any, saved: Any) -> bool:
+    """Return whether a tensor or an array of the same form has the same bytes as the saved one."""
+    if isinstance(saved, torch.Tensor):
+        return crc_of(live) == crc_of(saved)
+    return is_array(saved) and live.tobytes() == saved.tobytes()
+
+
+def _write(live: Any, saved: Any) -> None:
+    """Write a saved tensor or array into a live one of the same form."""
+    if isinstance(live, torch.Tensor):
+        with torch.no_grad():
+            copyable(live.detach()).copy_(copyable(saved))
+    else:
+        live[...] = saved
+
+
+def _meetings(saved: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each saved value with the live one at its place, where there is one."""
+    yield saved, live
+    if isinstance(saved, SavedObject) and objects.fits(saved, live):
+        saved, live = saved.value, getattr(objects.saved_object(live), "value", None)
+    if isinstance(saved, dict) and isinstance(live, dict):
+        for key in saved.keys() & live.keys():
+            yield from _meetings(saved[key], live[key])
+    elif type(saved) is type(live) and type(saved) in (list, tuple, deque):
+        for one, other in zip(saved, live, strict=False):
+            if type(one) not in ATOMS:
+                yield from _meetings(one, other)
 
 
 def _is_mutable(live: Any) -> bool:
@@ -98,17 +138,52 @@ class Filling:
 
     def __init__(self, name: str, ownership: Ownership) -> None:
         self._name, self._ownership = name, ownership
+        #: The ids of live values at several places whose saved values are equal, and those values: ids are not used again.
+        self._agreed: set[int] = set()
+        self._live: dict[int, Any] = {}
         #: One line for each live value that the script may go on with in vain, and for each that is not restored.
         self.said: list[str] = []
 
     def fill(self, live: dict[Any, Any], saved: dict[Any, Any]) -> None:
         """Give the registered dict its saved values. This takes the containers of `saved`."""
+        meetings = [*_meetings(saved, live)]
+        self._find_agreed(meetings)
+        self._write_shared(meetings)
         self._place_below(saved, live, (), True)
         _refill(live, saved)
 
+    def _find_agreed(self, meetings: Sequence[tuple[Any, Any]]) -> None:
+        """Note the containers that are at several places and have equal saved values at all of them."""
+        by_id: dict[int, list[Any]] = {}
+        for saved, live in meetings:
+            if self._ownership.places(live) > 1 and not self._ownership.is_owned(live):
+                by_id.setdefault(id(live), []).append(saved)
+                self._live[id(live)] = live
+        for key, (first, *others) in by_id.items():
+            places = self._ownership.places(self._live[key])
+            if len(others) + 1 == places and not any(same(first, other) for other in others):
+                self._agreed.add(key)
+
+    def _write_shared(self, meetings: Sequence[tuple[Any, Any]]) -> None:
+        """Write tensors and arrays that share memory with each other alone, if that gives each of them its saved value."""
+        shared = [
+            (live, saved)
+            for saved, live in meetings
+            if id(live) in self._ownership.shared and fit_of(saved, live, alone=True) is PlaceFit.FILL
+        ]
+        if {id(live) for live, _ in shared} != self._ownership.shared:
+            return
+        before = [freeze(live) for live, _ in shared]
+        for live, saved in shared:
+            _write(live, saved)
+        if not all(_is_equal(live, saved) for live, saved in shared):
+            for (live, _), former in zip(shared, before, strict=True):
+                _write(live, former)
+
     def _placed(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
         """Return the value that belongs at a place: the live one, filled or not, or the saved one."""
-        fit = fit_of(saved, live, self._ownership)
+        alone = id(live) in self._agreed or self._ownership.alone(live)
+        fit = fit_of(saved, live, alone=alone)
         if fit is PlaceFit.KEEP:
             return live
         fills = fit is PlaceFit.FILL and may_fill
@@ -120,14 +195,13 @@ class Filling:
         if isinstance(saved, torch.Tensor):
             if fills:
                 self.said += unlike_layout(place(self._name, way), live, saved)
-                with torch.no_grad():
-                    copyable(live.detach()).copy_(copyable(saved))
+                _write(live, saved)
                 return live
             there = isinstance(live, torch.Tensor) and not live.is_meta
             return saved.to(live.device) if there else saved
         if is_array(saved):
             if fills:
-                live[...] = saved
+                _write(live, saved)
             return live if fills else saved
         may_fill = may_fill and fit is not PlaceFit.REPLACE
         if isinstance(saved, SavedObject):

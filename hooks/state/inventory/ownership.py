@@ -57,8 +57,10 @@ class Ownership:
         self._met: Counter[int] = Counter()
         #: By id: references to an object from outside the container in which the walk met it first.
         self._beside: dict[int, int] = {}
-        #: The ids of tensors and arrays that share bytes with another owner.
-        self._shared: set[int] = set()
+        #: The ids of tensors and arrays in dicts that share bytes with each other, or are met twice.
+        self.shared: set[int] = set()
+        #: The ids of those that share bytes with another registered value.
+        self._owned: set[int] = set()
         extents: dict[int, Extent] = {}
         for each in dicts:
             self._met[id(each)] += 1
@@ -76,6 +78,7 @@ class Ownership:
             key = id(value)
             self._met[key] += 1
             if self._met[key] > 1:
+                self.shared.update({key} & extents.keys())
                 continue
             if (found := extent(value)) is not None:
                 extents[key] = found
@@ -83,17 +86,29 @@ class Ownership:
             self._follow(value, extents)
 
     def _find_shared(self, extents: list[tuple[str, int, int, int]]) -> None:
-        """Note the values whose bytes another one has too. (The walk meets the same object only once here.)"""
-        before: tuple[str, int, int, int] | None = None
-        for each in sorted(extents):
-            if before is not None and before[0] == each[0] and each[1] < before[2]:
-                self._shared.update({before[3], each[3]})
-            if before is None or before[0] != each[0] or each[2] > before[2]:
-                before = each
+        """Note the values of each run of overlapping memory. (The walk meets the same object only once here.)"""
+        run: list[int] = []
+        device, end = "", 0
+        for each in [*sorted(extents), ("", 0, 0, -1)]:
+            if run and (each[0] != device or each[1] >= end):
+                if len(run) > 1:
+                    (self._owned if -1 in run else self.shared).update(run)
+                run, end = [], 0
+            run.append(each[3])
+            device, end = each[0], max(end, each[2])
 
     def alone(self, value: Any) -> bool:
         """Return whether the walk met a value at one place only, and nothing else that it knows uses its memory."""
-        return self._met[id(value)] == 1 and id(value) not in self._shared
+        key = id(value)
+        return self._met[key] == 1 and key not in self.shared and key not in self._owned
+
+    def is_owned(self, value: Any) -> bool:
+        """Return whether another registered value than a dict uses a value's memory."""
+        return id(value) in self._owned
+
+    def places(self, value: Any) -> int:
+        """Return at how many places the walk met a value."""
+        return self._met[id(value)]
 
     def is_seen_beside(self, value: Any) -> bool:
         """Return whether something beside the values of registered dicts refers to a value."""

@@ -165,7 +165,9 @@ def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator
 
 
 def _used(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose memory these registered values use, saved or not."""
+    """Yield the tensors whose memory registered modules, optimizers and tensors use, saved or not. Other objects are not asked: they
+    may draw from a generator that has just been restored.
+    """
     for value in values.values():
         if isinstance(value, nn.Module):
             yield from (*value.parameters(), *value.buffers())
@@ -175,8 +177,6 @@ def _used(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
             yield from tensors_in([value.param_groups, outlined([*value.state.values()])])
         elif isinstance(value, torch.Tensor):
             yield value
-        elif _says_its_state(value):
-            yield from tensors_in(value.state_dict())
 
 
 def _lost(

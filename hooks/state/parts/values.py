@@ -23,7 +23,7 @@ from ...checkpoint.format.dtypes import dtype_name
 from ..device.events import unordered
 from ..inventory.fit import Filling
 from ..inventory.frozen import Forms, freeze, freeze_of
-from ..inventory.layout import unlike_layout
+from ..inventory.layout import memory_like, unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
 from ..memory_access import copyable, expanded, unreadable
@@ -298,8 +298,11 @@ class TensorPart:
             self.said = unlike_layout(self.name, self._whole, tree)
 
     def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterator[TargetMemory]:
-        memory = torch.empty(self._value.shape, dtype=self._value.dtype, device="cpu")
-        yield TargetMemory.of(tree, self._whole, memory, self.name)
+        if tree.shape == self._value.shape:
+            into = memory_like(tree)
+        else:
+            into = torch.empty(self._value.shape, dtype=self._value.dtype, device="cpu")
+        yield TargetMemory.of(tree, self._whole, into, self.name)
 
     def put_back(self, tree: Any) -> None:
         copy_into(self._value, tree)

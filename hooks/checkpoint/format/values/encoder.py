@@ -79,6 +79,8 @@ def encode(value: Any, take_tensor: TakeTensor, path: str = "", left_out: list[s
 def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
     """Return the error for a value that would not come back exactly."""
     kind = type(value)
+    if advice is _ADVICE and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict"):
+        advice = "register it by itself, under a name of its own"
     name = _type_name(kind)
     article = "an" if name[:1].lower() in "aeiou" else "a"
     base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)

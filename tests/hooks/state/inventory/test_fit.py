@@ -182,6 +182,43 @@ def test_memory_of_another_registered_value_is_not_written() -> None:
     assert views["own"] is own
 
 
+def test_a_tensor_that_has_its_saved_value_already_stays() -> None:
+    model = nn.Linear(2, 2)
+    notes = {"params": [*model.parameters()], "state": model.state_dict()}
+    held = [*notes["params"]]
+    assert restored(notes, copy.deepcopy(notes), others=[*model.parameters()]) == []
+    assert all(a is b for a, b in zip(notes["params"], held, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "saved"),
+    [
+        ([1], [2, 3]),
+        (torch.zeros(3), torch.ones(3)),
+        (np.zeros(2), np.ones(2)),
+        ({"a": [1]}, {"a": [2]}),
+    ],
+    ids=["list", "tensor", "array", "dict"],
+)
+def test_one_object_at_several_places_stays_one_if_the_saved_values_agree(one: Any, saved: Any) -> None:
+    one = copy.deepcopy(one)
+    notes: dict[str, Any] = {"a": one, "t": (1, one, {"k": one}), "o": Pair(1, [one])}
+    again = {"a": saved, "t": (1, saved, {"k": saved}), "o": Pair(1, [saved])}
+    assert restored(notes, again) == []
+    assert all(each is one for each in (notes["a"], notes["t"][1], notes["t"][2]["k"], notes["o"].right[0]))
+
+
+def test_views_of_one_tensor_stay_views_if_the_saved_values_agree() -> None:
+    base, fresh = torch.arange(4.0), torch.zeros(4)
+    notes: dict[str, Any] = {"a": fresh, "b": fresh, "c": [fresh[:2]]}
+    view = notes["c"][0]
+    assert restored(notes, {"a": base, "b": base, "c": [base[:2]]}) == []
+    assert notes["a"] is fresh
+    assert notes["b"] is fresh
+    assert notes["c"][0] is view
+    assert fresh.tolist() == [0, 1, 2, 3]
+
+
 def test_values_that_were_one_at_the_start_become_two_as_saved() -> None:
     notes: dict[str, Any] = {"a": torch.zeros(2), "l": [1]}
     notes |= {"b": notes["a"], "m": notes["l"]}
@@ -189,7 +226,7 @@ def test_values_that_were_one_at_the_start_become_two_as_saved() -> None:
     assert restored(notes, saved) == []
     base = torch.zeros(4)
     halves = {"a": base[:2], "b": base[2:], "c": base[1:3]}
-    assert restored(halves, {key: torch.ones(2) for key in "abc"}) == []
+    assert restored(halves, {"a": torch.ones(2), "b": torch.ones(2), "c": torch.zeros(2)}) == []
     assert base.tolist() == [0] * 4
 
 
