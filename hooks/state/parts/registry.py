@@ -208,8 +208,8 @@ def _lost(
             if ways := unsaved(name, each, saved, known):
                 kind = type(each).__name__
                 return (
-                    f"{name} ({kind}) holds {ways[0]}, which no save would include, as it had no tensors at register and its optimizer "
-                    f"is saved for it: have {kind} make them before register, or register them under a name of their own"
+                    f"{name} ({kind}) holds {ways[0]}, which no save would include: its optimizer is saved for it, as its state_dict() "
+                    f"had nothing more at register; give {kind} a state_dict() and a load_state_dict() that include it"
                 )
     return ""
 

@@ -116,18 +116,13 @@ def test_a_layer_between_register_and_restore_is_not_said(caplog: pytest.LogCapt
 
 
 class Averaging(torch.optim.Optimizer):
-    """A wrapper that averages gradients, in tensors that it has from the beginning or makes at its first step."""
+    """A wrapper that averages gradients from its first step on, if `after` steps have passed."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, early: bool) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, after: int) -> None:
+        self.optimizer, self.after = optimizer, after
         self._optimizer_step_pre_hooks: Any = {}
         self._optimizer_step_post_hooks: Any = {}
         self.average: list[torch.Tensor] = []
-        if early:
-            self._make()
-
-    def _make(self) -> None:
-        self.average = [torch.zeros_like(p) for group in self.param_groups for p in group["params"]]
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]
@@ -138,36 +133,51 @@ class Averaging(torch.optim.Optimizer):
         return self.optimizer.state
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        if not self.average:
-            self._make()
+        self.after -= 1
+        if not self.average and self.after < 0:
+            self.average = [torch.ones_like(p) for group in self.param_groups for p in group["params"]]
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"inside": self.optimizer.state_dict(), "average": self.average}
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["inside"])
+        self.optimizer.load_state_dict(state)
+
+
+class Complete(Averaging):
+    """The same with the remedy: its state dict includes its tensors."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "average": self.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({key: state[key] for key in ("state", "param_groups")})
         self.average = state["average"]
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_a_wrapper_that_gets_tensors_is_said_at_that_boundary(
-    early: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("kind", "after", "said"), [(Averaging, 0, 1), (Averaging, 3, 1), (Averaging, 99, 0), (Complete, 0, 0)]
+)
+def test_a_wrapper_that_gets_tensors_is_said_at_a_boundary_unless_its_state_dict_has_them(
+    kind: type[Averaging], after: int, said: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = nn.Linear(2, 2)
-    optimizer = Averaging(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), early=early)
-    with guarded(WatchedStore(), {"model": model, "optimizer": optimizer}) as guard:
-        guard.restore()
-        model(torch.ones(2)).sum().backward()
-        optimizer.step()
-        guard.step()
-        said = [each.getMessage() for each in caplog.records if "average" in each.getMessage()]
-        assert len(said) == (not early)
-        if early:
-            assert guard.save().step == 1
-            return
-        assert "optimizer (Averaging) holds optimizer.average[0], which no save would include" in said[0]
-        assert "have Averaging make them before register" in said[0]
+    store = WatchedStore()
+    for life in range(1 if said else 2):
+        model = nn.Linear(2, 2)
+        optimizer = kind(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), after)
+        with guarded(store, {"model": model, "optimizer": optimizer}) as guard:
+            if guard.restore() == 0:
+                for _ in range(4):
+                    model(torch.ones(2)).sum().backward()
+                    optimizer.step()
+                    guard.step()
+                if not said:
+                    guard.save()
+        assert bool(optimizer.average) == (after < 4), life
+    lines = [each.getMessage() for each in caplog.records if "no save is possible" in each.getMessage()]
+    assert len(lines) == said
+    assert all("optimizer (Averaging) holds optimizer.average[0]" in line for line in lines)
 
 
 def test_a_new_form_is_found_where_saves_wait_for_boundaries(caplog: pytest.LogCaptureFixture) -> None:
