@@ -171,8 +171,10 @@ class Filling:
             for saved, live in meetings
             if id(live) in self._ownership.shared and fit_of(saved, live, alone=True) is PlaceFit.FILL
         ]
-        if {id(live) for live, _ in shared} != self._ownership.shared:
-            return
+        met = Counter(id(live) for live, _ in shared)
+        elsewhere = any(met[id(live)] != self._ownership.places(live) for live, _ in shared)
+        if elsewhere or met.keys() != self._ownership.shared:
+            return  # a value in another registered dict would change too
         before = [freeze(live) for live, _ in shared]
         for live, saved in shared:
             _write(live, saved)

@@ -67,6 +67,7 @@ class Ownership:
             self._follow(each, extents)
         taken = {(*found, -1) for other in others if (found := extent(other)) is not None}
         self._find_shared([*taken, *((*found, key) for key, found in extents.items())])
+        self.shared -= self._owned
 
     def _follow(self, container: Any, extents: dict[int, Extent]) -> None:
         held = children(container)

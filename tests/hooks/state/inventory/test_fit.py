@@ -176,7 +176,9 @@ def test_memory_of_another_registered_value_is_not_written() -> None:
         views[key] = value
     del value
     own = views["own"]
+    views["again"] = views["alias"]
     saved = {"alias": torch.ones(4), "part": torch.ones(2), "array": np.ones(4, "f4"), "own": torch.ones(4)}
+    saved["again"] = torch.ones(4)
     assert restored(views, saved, others=[weights]) == []
     assert weights.tolist() == [0] * 4
     assert views["own"] is own
@@ -206,6 +208,16 @@ def test_one_object_at_several_places_stays_one_if_the_saved_values_agree(one: A
     again = {"a": saved, "t": (1, saved, {"k": saved}), "o": Pair(1, [saved])}
     assert restored(notes, again) == []
     assert all(each is one for each in (notes["a"], notes["t"][1], notes["t"][2]["k"], notes["o"].right[0]))
+
+
+def test_a_tensor_of_two_dicts_is_written_for_neither() -> None:
+    one = torch.zeros(2)
+    dicts = [{"x": one}, {"x": one}]
+    for number, notes in enumerate(dicts):
+        part = DictPart("notes", notes)
+        part.ownership = lambda: Ownership((), dicts)
+        part.put_back({"x": torch.full((2,), number + 1.0)})
+    assert [notes["x"].tolist() for notes in dicts] == [[1, 1], [2, 2]]
 
 
 def test_views_of_one_tensor_stay_views_if_the_saved_values_agree() -> None:
