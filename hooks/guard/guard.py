@@ -228,6 +228,8 @@ class Guard:
             self._losses.read()
         self._metrics.read()
         state.monitor.boundary()
+        for loader in state.loaders:
+            loader.at_boundary()
         try:
             gate.pass_boundary(state.at_boundary, late=state.copies_late())
             if state.audit.wanted == gate.place.completed:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..state.inventory.objects import saved_object
-from ..state.parts.stateful import is_stateful_loader
+from ..state.parts.loaders import ResumableLoader
 from . import checksums
 
 #: Largest tensor, in bytes, that is read a second time within a turn.
@@ -75,7 +75,7 @@ class RegisteredObjects:
         """Return a checksum of each registered tensor and plain value, by name.
 
         Args:
-            small: leave out tensors over 1 MiB, optimizers' moments and stateful loaders.
+            small: leave out tensors over 1 MiB, optimizers' moments and loaders.
         """
         checked: dict[str, str] = {}
         names = self.parameter_names()
@@ -90,9 +90,8 @@ class RegisteredObjects:
                     checked[name] = checksums.of_tensor(value)
             elif isinstance(value, dict):
                 flatten(name, value, checked)
-            elif is_stateful_loader(value):
-                # `state_dict` of a loader that has not begun would make it begin.
-                if not small and value._iterator is not None:
+            elif isinstance(value, ResumableLoader):
+                if not small:
                     flatten(name, value.state_dict(), checked)
             else:
                 flatten(name, value.state_dict(), checked)

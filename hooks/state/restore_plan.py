@@ -21,9 +21,9 @@ from .inventory.ties import FilledTensor, check_overlaps, check_ties, content
 from .inventory.walk import tensors_in
 from .memory_access import expanded
 from .misuse.loaded_otherwise import LoadedOtherwise
+from .parts.loaders.part import is_position
 from .parts.module import KnownTensor, ModulePart
 from .parts.rng import RngPart
-from .parts.stateful import is_position
 from .parts.tree import SavedTrees
 from .parts.values import DictPart, Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local

@@ -28,11 +28,11 @@ from .misuse.step_monitor import StepMonitor, hook
 from .misuse.turn_signs import TurnSigns
 from .misuse.unregistered import parameter_names
 from .misuse.unsaved import UnsavedState
-from .parts.loaders import ResumableLoader
+from .parts.loaders.part import LoaderPart
 from .parts.module import ModulePart
 from .parts.optimizers.optimizer import OptimizerPart
 from .parts.registry import build, check_held
-from .parts.values import Copied, InPlace, Part, StatefulPart, check_savable
+from .parts.values import Copied, InPlace, Part, check_savable
 from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint
@@ -110,6 +110,8 @@ class State:
         self.parts = registered.parts
         self._held = registered.held
         self._unsaved = UnsavedState(registered.lost, registered.changing, self.save_at_boundaries)
+        #: The wrapped loaders. Each is told of every boundary, also if no copies are made there.
+        self.loaders = [part.value for part in self.parts if isinstance(part, LoaderPart)]
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
         self.fence.watch([part.forms.devices for part in self.parts if isinstance(part, Copied)])
@@ -319,9 +321,8 @@ class State:
         for module in self._modules:
             module.begin()
         self.turn.mark()
-        for part in self.parts:
-            if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader):
-                part.value.restored()
+        for loader in self.loaders:
+            loader.restored()
 
     def save_at_boundaries(self, why: str) -> None:
         """Make saves wait for the boundary from now on.

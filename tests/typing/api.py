@@ -66,11 +66,13 @@ def save(notice: Notice) -> None:
 on_notice(lambda notice: print(notice.kind, notice.source))
 
 # A plain loader that continues in the middle of a pass.
-loader = ResumableLoader(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 2))))
+loader = ResumableLoader(
+    torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 2))), limit=3
+)
 register(model=model, optimizer=optimizer, loader=loader)
 for _epoch in range(loader.epoch, 3):
-    for batch in loader:
-        print(batch, len(loader))
+    for number, batch in enumerate(loader, loader.position):
+        print(number, batch, len(loader))
 
 # Into any mesh, by torch's own words.
 load(

@@ -16,8 +16,8 @@ from ...checkpoint.format.coverage import MergedTensor
 from ...checkpoint.format.values.sameness import same
 from ..inventory.looks import Looks, differing, is_as_read, looks
 from ..inventory.walk import place, tensors_in
+from ..parts.loaders.part import is_position
 from ..parts.rng import RngPart
-from ..parts.stateful import is_position
 from ..parts.values import InPlace, Part, StatefulPart
 from ..sharding.dtensor import is_dtensor, local
 from ..state_tensor import StateTensor

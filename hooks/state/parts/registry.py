@@ -19,21 +19,12 @@ from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
 from ..sharding.dtensor import RankOf
 from .loaders import ResumableLoader
+from .loaders.part import LoaderPart, refuse_bare
 from .module import KnownTensor, ModulePart, module_part
 from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
-from .stateful import (
-    ClassedPart,
-    LoaderPart,
-    ScalerPart,
-    StreamPart,
-    check_position,
-    is_like_scheduler,
-    is_stateful_loader,
-    keeps_loaded_aside,
-    reads_a_device,
-)
+from .stateful import ClassedPart, ScalerPart, is_like_scheduler, reads_a_device
 from .values import DictPart, Part, StatefulPart, TensorPart
 from .wrappers import around, can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
@@ -113,6 +104,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
         elif name in optimizers:
             parts.append(optimizer_part(name, value, named, ranks))
         else:
+            refuse_bare(name, value, values.values())
             parts.append(_other(name, value, ranks))
         if is_like_optimizer(value):
             if isinstance(value, Optimizer) and can_be_hooked(value):
@@ -217,9 +209,9 @@ def _lost(
 def _says_its_state(value: Any) -> bool:
     """Return whether the value's `state_dict` may be called.
 
-    A loader's may not, because the loader would begin. A value with a part of its own does not need it.
+    A value with a part of its own does not need it.
     """
-    own = isinstance(value, (nn.Module, torch.Tensor, dict, Optimizer)) or is_stateful_loader(value)
+    own = isinstance(value, (nn.Module, torch.Tensor, dict, Optimizer, ResumableLoader))
     return not own and callable(getattr(value, "state_dict", None))
 
 
@@ -269,11 +261,8 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
         return TensorPart(name, value, ranks)
     if isinstance(value, dict):
         return DictPart(name, value)
-    check_position(name, value)
-    if is_stateful_loader(value):
+    if isinstance(value, ResumableLoader):
         return LoaderPart(name, value)
-    if keeps_loaded_aside(value):
-        return StreamPart(name, value)
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         check_says_state(
             name, value, "register what it is made of, or give it a state_dict() without arguments"
@@ -292,11 +281,6 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
     ):
         advice = (
             "wrap it in an object whose state_dict() returns its state and whose load_state_dict() sets it"
-        )
-    elif isinstance(value, torch.utils.data.DataLoader):
-        raise StateError(
-            f"{name} is a DataLoader, and a DataLoader does not know its position: wrap it, as in {name} = "
-            f"spotguard.ResumableLoader({name}), or use torchdata's StatefulDataLoader [SG402]"
         )
     elif held := next((key for key, each in _attributes(value) if isinstance(each, _LOADERS)), ""):
         advice = f"its loader is in .{held}: register that, as a spotguard.ResumableLoader; or {advice}"

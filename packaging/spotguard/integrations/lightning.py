@@ -25,7 +25,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from spotguard.hooks.state.parts.loaders import ResumableLoader, keeps_workers
+from spotguard.hooks.state.parts.loaders import ResumableLoader
+from spotguard.hooks.state.parts.loaders.drivers import keeps_workers
 from spotguard.providers.errors import UsageError
 
 from . import lightning_results
@@ -181,7 +182,7 @@ class LightningBinding:
             "results": lightning_results.collected(trainer),
             "epoch_began": self._epoch_began,
             "should_stop": trainer.should_stop,
-            "validation": [keeps_workers(each.loader) for each in _loaders(self._epoch_loop.val_loop)],
+            "validation": [keeps_workers(each) for each in _flattened(self._epoch_loop.val_loop)],
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
@@ -274,14 +275,18 @@ class LightningBinding:
         self._epoch_began = {
             "global": captured(),
             "loaders": [each.own_generators() for each in loaders],
-            "kept": [keeps_workers(each.loader) for each in loaders],
+            "kept": [keeps_workers(each) for each in _flattened(self._fit)],
         }
 
 
 def _loaders(loop: Any) -> list[ResumableLoader]:
     """The loaders of a loop, as what knows their generators and workers."""
+    return [ResumableLoader(each) for each in _flattened(loop)]
+
+
+def _flattened(loop: Any) -> list[Any]:
     combined = loop._combined_loader
-    return [] if combined is None else [ResumableLoader(each) for each in combined.flattened]
+    return [] if combined is None else combined.flattened
 
 
 def check_strategy(strategy: Any) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.config import derive, override
 
+from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import UsageError
 
 from .binding import Bound, check_members
@@ -95,6 +96,7 @@ class TitanBinding:
         # Without own checkpoints no worker of the loader tells its position, and a resume would load all batches again.
         if not getattr(trainer.dataloader, "snapshot_every_n_steps", 1):
             trainer.dataloader.snapshot_every_n_steps = 1
+        trainer.dataloader = ResumableLoader(trainer.dataloader)  # training begins its iterator after `load`
 
     # --- the protocol `Binding` ---
 

@@ -171,7 +171,7 @@ class TrainerBinding:
             "counts": {name: getattr(trainer, name) for name in _COUNTS if hasattr(trainer, name)},
             "last": self._last,
             "running": self._running,
-            "samplers": [] if self._loader is None else self._loader.sampler_epochs(),
+            "samplers": [] if self._loader is None else self._loader.epochs.of_samplers(),
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
@@ -293,7 +293,7 @@ class TrainerBinding:
         put_back(self._running["generators"])
         if self._loader is not None:
             self._loader.set_own_generators(self._running["own"])
-            self._loader.set_sampler_epochs(self._samplers)
+            self._loader.epochs.set_samplers(self._samplers)
 
     # --- the repetition of what comes between the boundary and the next step ---
 

@@ -451,7 +451,7 @@ def test_a_value_that_cannot_be_saved_is_refused_at_register(folder: Path) -> No
         (lambda: None, "thing is of type function"),
         ({"f": open}, "thing.f"),
         ({"p": Reduced()}, "thing.p is a tests.hooks.guard.test_guard.Reduced, which cannot be saved"),
-        (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2))), "StatefulDataLoader"),
+        (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2))), "ResumableLoader"),
     ):
         with pytest.raises(StateError) as refused:
             register(folder.as_uri(), run_id="run", **small().values, thing=value)

@@ -75,13 +75,12 @@ def loader_of(case: str, workers: int, folder: Path) -> tuple[Any, Any]:
     if library == "datasets":
         dataset = huggingface(folder, buffer="buffer" in kind)
         if kind.startswith("alone"):
-            batches = dataset.batch(BATCH)
-            return batches, batches
+            return wrapped(dataset.batch(BATCH))
         if kind.startswith("stateful"):
             from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
             loader: Any = StatefulDataLoader(dataset, batch_size=BATCH, num_workers=workers)
-            return loader, loader
+            return wrapped(loader)
     elif library == "mosaic":
         dataset = mosaic(folder)
         from streaming import StreamingDataLoader
@@ -91,11 +90,14 @@ def loader_of(case: str, workers: int, folder: Path) -> tuple[Any, Any]:
             return loader, loader
         if kind == "dataset":
             return loader, dataset
-        loader = spotguard.ResumableLoader(loader)
-        return loader, loader
+        return wrapped(loader)
     else:
         dataset = webdataset(folder, kind)
-    loader = spotguard.ResumableLoader(DataLoader(dataset, batch_size=BATCH, num_workers=workers))
+    return wrapped(DataLoader(dataset, batch_size=BATCH, num_workers=workers))
+
+
+def wrapped(loader: Any) -> tuple[Any, Any]:
+    loader = spotguard.ResumableLoader(loader)
     return loader, loader
 
 

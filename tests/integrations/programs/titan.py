@@ -155,7 +155,7 @@ def main() -> None:
             "moments": [_local(each) for each in optimizer.state.values()],
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedulers": trainer.lr_schedulers.state_dict(),
-            "next": next(trainer.dataloader._iterator),
+            "next": next(trainer.dataloader.loader._iterator),
             "train": trainer.state_dict(),
             "generator": generator,
             "log": sorted(set(log.read_text().splitlines())),  # a repeated line is the same line

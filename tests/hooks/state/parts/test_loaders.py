@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import spotguard
 from spotguard.providers.errors import StateError
 from tests.fakes.dataset import Facts
 from tests.fakes.training import Job, bits, different, guarded, seed, step_on
@@ -34,8 +35,14 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(workers: int, context: str | None = None, socket: str = "") -> Job:
     """Shuffled batches into a network with dropout, over more than one epoch."""
     seed()
-    loader = data.StatefulDataLoader(
-        Facts(12, socket), batch_size=3, shuffle=True, num_workers=workers, multiprocessing_context=context
+    loader = spotguard.ResumableLoader(
+        data.StatefulDataLoader(
+            Facts(12, socket),
+            batch_size=3,
+            shuffle=True,
+            num_workers=workers,
+            multiprocessing_context=context,
+        )
     )
     model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -115,7 +122,7 @@ def test_a_loader_is_not_begun_by_register(folder: Path) -> None:
     with guarded(folder, job.values) as guard:
         guard.restore()
         guard.save()
-        assert job.values["loader"]._iterator is None
+        assert job.values["loader"].loader._iterator is None
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -202,7 +209,7 @@ def test_a_loader_that_cannot_be_saved_says_so_at_its_first_boundary(folder: Pat
             """Nothing comes back."""
 
     job = make(0)
-    job.values["loader"] = data.StatefulDataLoader(Odd(12))
+    job.values["loader"] = spotguard.ResumableLoader(data.StatefulDataLoader(Odd(12)))
     with guarded(folder, job.values) as guard:
         guard.restore()
         assert len(list(job.values["loader"])) == 12

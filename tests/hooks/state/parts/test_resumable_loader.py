@@ -266,7 +266,7 @@ def test_a_pass_that_the_loop_leaves_after_a_step_is_over() -> None:
     loader = spotguard.ResumableLoader(plain())
     batches = iter(loader)
     next(batches)
-    loader.state_dict()
+    loader.at_boundary()
     next(batches)
     assert len(list(loader)) == len(loader) == EACH
     assert loader.epoch == 2

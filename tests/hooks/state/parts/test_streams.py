@@ -1,4 +1,4 @@
-"""Streaming datasets: a loader goes on exactly, or is refused at register, or says after a restart that it does not."""
+"""Streaming datasets: a wrapped loader goes on exactly, a bare one is refused, and other batches after a restart are reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, get_worker_info
 
 import spotguard
 from spotguard.providers.errors import StateError
@@ -18,6 +18,7 @@ from tests.fakes.training import guarded, seed
 from tests.tiers import few_fast
 
 data = pytest.importorskip("torchdata.stateful_dataloader")
+nodes = pytest.importorskip("torchdata.nodes")
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")]
 
@@ -62,20 +63,26 @@ Registered = tuple[Any, Any]
 
 
 def stateful(workers: int) -> Registered:
-    loader = data.StatefulDataLoader(
-        Stream(), batch_size=2, num_workers=workers, multiprocessing_context=fork(workers)
+    return wrapped(
+        data.StatefulDataLoader(
+            Stream(), batch_size=2, num_workers=workers, multiprocessing_context=fork(workers)
+        )
     )
+
+
+def wrapped(loader: Any) -> Registered:
+    loader = spotguard.ResumableLoader(loader)
     return loader, loader
 
 
 def alone() -> Registered:
     """The dataset without a loader, two examples at a time."""
-    stream = Stream()
+    stream = spotguard.ResumableLoader(Stream())
     return _Pairs(stream), stream
 
 
 class _Pairs:
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: spotguard.ResumableLoader) -> None:
         self.dataset = stream
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -85,14 +92,15 @@ class _Pairs:
 
 def distributed(workers: int) -> Registered:
     sampler: Any = DistributedSampler(range(SAMPLES), num_replicas=1, rank=0)  # type: ignore[arg-type]
-    loader = data.StatefulDataLoader(
-        range(SAMPLES),
-        batch_size=2,
-        sampler=sampler,
-        num_workers=workers,
-        multiprocessing_context=fork(workers),
+    return wrapped(
+        data.StatefulDataLoader(
+            range(SAMPLES),
+            batch_size=2,
+            sampler=sampler,
+            num_workers=workers,
+            multiprocessing_context=fork(workers),
+        )
     )
-    return loader, loader
 
 
 class Passes(IterableDataset[int]):
@@ -107,8 +115,7 @@ class Passes(IterableDataset[int]):
 
 
 def counted() -> Registered:
-    loader = spotguard.ResumableLoader(DataLoader(Passes(), batch_size=2))
-    return loader, loader
+    return wrapped(DataLoader(Passes(), batch_size=2))
 
 
 def fork(workers: int) -> str | None:
@@ -118,6 +125,11 @@ def fork(workers: int) -> str | None:
 CASES: dict[str, Callable[[], Registered]] = {
     "stream": lambda: stateful(0),
     "stream, one worker": lambda: stateful(1),
+    "stream, two workers": lambda: stateful(2),
+    "shuffle buffer": lambda: wrapped(data.StatefulDataLoader(buffered(), batch_size=2)),
+    "shuffle buffer alone": lambda: (lambda stream: (_Pairs(stream), stream))(
+        spotguard.ResumableLoader(buffered())
+    ),
     "stream alone": alone,
     "sampler": lambda: distributed(0),
     "sampler, two workers": lambda: distributed(2),
@@ -199,51 +211,86 @@ class Saying(DataLoader[int]):
         """Nothing to load."""
 
 
-class Wanting(IterableDataset[int]):
-    """As `streaming.StreamingDataset` is."""
+class OwnLoader:
+    """A loader that a script has written."""
+
+    def __init__(self) -> None:
+        self.at = 0
 
     def __iter__(self) -> Iterator[int]:
-        return iter(())
+        while self.at < EACH:
+            self.at += 1
+            yield self.at
+        self.at = 0
 
-    def state_dict(self, samples: int) -> dict[str, int]:
-        return {"samples": samples}
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Nothing to load."""
+        self.at = state["at"]
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "buffer alone": (buffered, "loader reads a .* with a shuffle buffer.*SG402"),
-    "buffer in a loader": (
-        lambda: data.StatefulDataLoader(buffered()),
-        "loader reads a .* with a shuffle buffer.*SG402",
-    ),
-    "workers": (
-        lambda: data.StatefulDataLoader(Stream(), num_workers=2),
-        "in 2 workers.*at most 1 worker.*SG402",
-    ),
-    "loader's own state": (
-        lambda: Saying(Passes()),
-        r"loader is a Saying, .*ResumableLoader\(loader\).*SG402",
-    ),
-    "arguments": (Wanting, r"Wanting\.state_dict\(\) fails \(TypeError: .*without arguments"),
+class History(OwnLoader):
+    """What can be indexed is no stream."""
+
+    def __getitem__(self, at: int) -> int:
+        return at
+
+
+class Weighing(Sampler[int]):
+    """A sampler whose weights training changes."""
+
+    def __init__(self) -> None:
+        self.weights = [1.0] * SAMPLES
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(range(SAMPLES), key=self.weights.__getitem__))
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        self.weights = state["weights"]
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "dataset": Stream,
+    "stateful loader": lambda: data.StatefulDataLoader(Stream()),
+    "loader with its own state": lambda: Saying(Passes()),
+    "plain loader": lambda: DataLoader(Passes()),
+    "nodes": lambda: nodes.Loader(nodes.IterableWrapper(range(4))),
+    "own iterable": OwnLoader,
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_loaders_that_would_not_continue_exactly_are_refused_at_register(kind: str, folder: Path) -> None:
-    make, message = REFUSED[kind]
-    with (
-        pytest.raises(StateError, match=message),
-        guarded(folder, {"model": nn.Linear(1, 1), "loader": make()}),
-    ):
+def test_an_iterable_with_a_state_is_registered_in_a_wrapper_only(kind: str, folder: Path) -> None:
+    """The message has the line to write, and with it the loader is taken, without a word."""
+    loader = REFUSED[kind]()
+    values = {"model": nn.Linear(1, 1)}
+    line = r"loader = spotguard\.ResumableLoader\(loader\) \[SG402\]"
+    with pytest.raises(StateError, match=line), guarded(folder, {**values, "loader": loader}):
+        pass
+    with guarded(folder, {**values, "loader": spotguard.ResumableLoader(loader)}):
         pass
 
 
-def test_a_shuffle_buffer_behind_a_resumable_loader_is_taken(folder: Path) -> None:
-    """It is filled again by the batches that are loaded again."""
-    loader = spotguard.ResumableLoader(DataLoader(buffered(), num_workers=2))
-    with guarded(folder, {"model": nn.Linear(1, 1), "loader": loader}):
+def test_a_collection_with_a_state_is_no_loader(folder: Path) -> None:
+    with guarded(folder, {"model": nn.Linear(1, 1), "history": History()}) as guard:
+        guard.restore()
+        guard.save()
+
+
+def test_a_sampler_may_have_a_state_beside_its_loader(folder: Path) -> None:
+    sampler = Weighing()
+    loader = spotguard.ResumableLoader(DataLoader(range(SAMPLES), sampler=sampler))  # type: ignore[arg-type]
+    values = {"model": nn.Linear(1, 1), "sampler": sampler}
+    with guarded(folder, {**values, "loader": loader}):
+        pass
+    with pytest.raises(StateError, match="register the loader that reads it"), guarded(folder, values):
         pass
 
 

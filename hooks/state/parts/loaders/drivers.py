@@ -1,0 +1,255 @@
+"""How each kind of loader begins a pass, says its position, and goes on at one.
+
+A loader without a position that lets training resume exactly is *replayed*: the pass begins again, and its first batches are dropped.
+The others go on at their own state, which costs no loading. A driver decides it at each boundary, from what the loader is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+from .worker_draws import WorkerDraws
+
+_END = object()
+
+
+class ReplayDriver:
+    """A loader that is replayed: torch's `DataLoader`, and whatever else can only be iterated.
+
+    Args:
+        loader: the loader.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        #: Whether the pass under way drew random numbers when it began.
+        self.drew = False
+        #: Whether the dataset draws random numbers in workers; None while it does not matter.
+        self.draws: WorkerDraws | None = None
+
+    def _needs_draws(self, loader: DataLoader[Any]) -> bool:
+        return loader.persistent_workers
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Have workers that start in this block note whether the dataset draws random numbers in them."""
+        base = getattr(self.loader, "base_dataloader", self.loader)
+        if not isinstance(base, DataLoader) or base.num_workers == 0 or not self._needs_draws(base):
+            return nullcontext()
+        self.draws = WorkerDraws() if self.draws is None else self.draws
+        return self.draws.watching(base)
+
+    def begin(self) -> Iterator[Any]:
+        """Return the iterator of a new pass, or of the position that `prepare` has set."""
+        with self.watching():
+            return iter(self.loader)
+
+    def before(self) -> Any:
+        """Return the loader's own state where a pass begins, which a replay begins from; None if it has none."""
+        return None
+
+    def state(self, inside: bool) -> Any:
+        """Return the loader's own position once it has delivered, in a pass or between two; None if it is to be replayed."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Take a state of `state` or `before` at a restore, before any iterator is made."""
+
+    def prepare(self, state: Any, inside: bool) -> Iterator[Any] | None:
+        """Have the next `begin` go on at a state. It may draw random numbers, which the caller takes back.
+
+        Args:
+            state: the loader's position.
+            inside: whether the position is in a pass, and not between two.
+
+        Returns:
+            The iterator, if the loader has made it already.
+        """
+        return None
+
+
+class OwnDriver(ReplayDriver):
+    """An iterable with a state of its own, such as a loader that the script has written.
+
+    It is replayed if its passes begin with random numbers: no state of its own has the order that these make.
+    """
+
+    def before(self) -> Any:
+        return self.loader.state_dict()
+
+    def state(self, inside: bool) -> Any:
+        return None if inside and self.drew else self.loader.state_dict()
+
+    def load(self, state: Any) -> None:
+        self.loader.load_state_dict(state)
+
+    def prepare(self, state: Any, inside: bool) -> Iterator[Any] | None:
+        self.load(state)
+        return None
+
+
+class StreamDriver(OwnDriver):
+    """A `datasets.IterableDataset`, which keeps a loaded state aside until its next pass. Its buffer is filled again by a replay."""
+
+    def before(self) -> Any:
+        return None  # a state of the pass before, at which it would go on
+
+    def state(self, inside: bool) -> Any:
+        return self.loader.state_dict() if inside and not has_shuffle_buffer(self.loader) else None
+
+
+class NodesDriver(ReplayDriver):
+    """`torchdata.nodes.Loader`, which begins as soon as it is asked for its state."""
+
+    def state(self, inside: bool) -> Any:
+        return None if self.loader._it is None else self.loader.state_dict()
+
+    def prepare(self, state: Any, inside: bool) -> Iterator[Any] | None:
+        loader, again = self.loader, self.loader.restart_on_stop_iteration
+        loader.load_state_dict(state)
+        loader.restart_on_stop_iteration = (
+            False  # behind the last batch of a pass it would begin the next one unasked
+        )
+        try:
+            batches: Iterator[Any] = iter(loader)
+        finally:
+            loader.restart_on_stop_iteration = again
+        if inside:
+            return batches
+        next(batches, _END)  # its samplers count a pass that has ended
+        return None
+
+
+class StatefulDriver(ReplayDriver):
+    """torchdata's `StatefulDataLoader`.
+
+    Its state has the position of samplers and datasets that tell theirs. Others it would iterate again when it goes on, from
+    generators at another state; and random numbers of its workers are in no state. Then it is replayed.
+    """
+
+    def _needs_draws(self, loader: DataLoader[Any]) -> bool:
+        return True
+
+    def state(self, inside: bool) -> Any:
+        if self.loader._iterator is None or not self._tells(inside):
+            return None
+        epochs = {where: each.epoch for where, each in self._with_epochs().items()}
+        return {"loader": self.loader.state_dict(), "epochs": epochs}
+
+    def prepare(self, state: Any, inside: bool) -> Iterator[Any] | None:
+        # A `datasets.IterableDataset` ignores the position of another epoch, and a sampler gives another order.
+        told = {where: each.epoch for where, each in self._with_epochs().items()}
+        self._set_epochs(state["epochs"])
+        self.loader.load_state_dict(state["loader"])
+        with self.watching():
+            self.loader.state_dict()  # makes the iterator, which `begin` takes
+        if not inside:
+            self._set_epochs(told)
+            if not self.loader._iterator._finished:  # the loop ended the pass before the loader did
+                forget_early_iterator(self.loader)
+        return None
+
+    def _tells(self, inside: bool) -> bool:
+        loader = self.loader
+        dataset, sampler, batches = loader.dataset, loader.sampler, loader.batch_sampler
+        if keeps_loaded_aside(dataset):
+            return inside and loader.num_workers <= 1 and not has_shuffle_buffer(dataset)
+        if isinstance(dataset, IterableDataset):
+            return _has_state(dataset)
+        if self.draws and not _has_state(dataset):
+            return False
+        if batches is not None and not type(batches).__module__.startswith("torchdata."):
+            return _has_state(batches)
+        ordered = type(sampler) in (SequentialSampler, DistributedSampler)
+        return ordered or _has_state(sampler) or type(sampler).__module__.startswith("torchdata.")
+
+    def _with_epochs(self) -> dict[str, Any]:
+        """Return the dataset and the samplers that are told their epoch by `set_epoch`, by where they are found."""
+        holders = {"dataset": self.loader.dataset, "sampler": self.loader.sampler}
+        holders["batch_sampler.sampler"] = getattr(self.loader.batch_sampler, "sampler", None)
+        return {
+            where: each
+            for where, each in holders.items()
+            if callable(getattr(each, "set_epoch", None)) and isinstance(getattr(each, "epoch", None), int)
+        }
+
+    def _set_epochs(self, epochs: dict[str, int]) -> None:
+        for where, each in self._with_epochs().items():
+            if where in epochs:
+                each.set_epoch(epochs[where])
+
+
+def driver_of(loader: Any) -> ReplayDriver:
+    """Return the driver for a loader."""
+    if is_stateful_loader(loader) and not hasattr(
+        loader, "base_dataloader"
+    ):  # accelerate's fetches one batch ahead
+        return StatefulDriver(loader)
+    if isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
+        return ReplayDriver(loader)
+    if hasattr(loader, "restart_on_stop_iteration") and hasattr(loader, "root"):
+        return NodesDriver(loader)
+    if keeps_loaded_aside(loader):
+        return StreamDriver(loader)
+    return OwnDriver(loader) if _has_state(loader) else ReplayDriver(loader)
+
+
+def is_stateful_loader(value: object) -> bool:
+    """Return whether the value is torchdata's loader, or a subclass of it."""
+    return hasattr(value, "_iterator") and any(
+        cls.__module__.startswith("torchdata.") for cls in type(value).__mro__
+    )
+
+
+def keeps_loaded_aside(dataset: object) -> bool:
+    """Return whether a dataset is a `datasets.IterableDataset`.
+
+    After its `load_state_dict`, its `state_dict` returns the state of before until the first example is read.
+    """
+    return hasattr(dataset, "_starting_state_dict") and hasattr(dataset, "_state_dict")
+
+
+def has_shuffle_buffer(dataset: object) -> bool:
+    """Return whether a `datasets.IterableDataset` shuffles in a buffer. (Its steps are nested in private attributes.)"""
+    waiting, seen = [getattr(dataset, "_ex_iterable", None)], 0
+    while waiting and seen < 1000:
+        each, seen = waiting.pop(), seen + 1
+        if type(each).__name__ == "BufferShuffledExamplesIterable" and getattr(each, "buffer_size", 0) > 1:
+            return True
+        inside = [getattr(each, "ex_iterable", None), *(getattr(each, "ex_iterables", None) or ())]
+        waiting += [one for one in inside if one is not None]
+    return False
+
+
+def _has_state(value: object) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def keeps_workers(loader: Any) -> bool:
+    """Return whether a loader with `persistent_workers` has its workers. Only the iterator that starts them draws a seed."""
+    base = getattr(loader, "base_dataloader", loader)
+    if not isinstance(base, DataLoader) or not base.persistent_workers or hasattr(base, "state_dict"):
+        return False
+    return base._iterator is not None
+
+
+def set_workers(loader: Any, *, kept: bool) -> None:
+    """Start a loader's persistent workers, or end them. To start them draws from the generators."""
+    base = getattr(loader, "base_dataloader", loader)
+    if kept and isinstance(base, DataLoader) and base.persistent_workers:
+        DataLoader.__iter__(base)
+    elif not kept:
+        base._iterator = None
+
+
+def forget_early_iterator(loader: Any) -> None:
+    """Drop the iterator that torchdata's loader makes when it is asked for its state before the first pass, as accelerate does.
+
+    Its workers have the first pass's order, and a later pass would train on it.
+    """
+    loader = getattr(loader, "base_dataloader", loader)
+    if getattr(loader, "_initial_iter_for_state_dict", False):
+        loader._iterator, loader._initial_iter_for_state_dict = None, False

@@ -1,0 +1,156 @@
+"""The random number generators in a loader: of its samplers, its dataset, the transforms, and functions among them.
+
+No other part saves them. Python's, NumPy's and torch's global ones are saved anyway, and are left out here.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .batch_mark import attributes
+
+#: Limits of the search: attributes and items on a path, objects in all, items of one container. A longer one holds data.
+_DEPTH, _OBJECTS, _LONG = 8, 4000, 200
+#: Packages whose functions draw from no generator of their own.
+_LIBRARIES = ("torch.", "torchdata.", "numpy.", "builtins", "collections", "functools", "abc", "typing")
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device)
+_NOT_ENTERED = (*_ATOMS, nn.Module, type, types.ModuleType)
+
+
+class OwnGenerators:
+    """The generators that a loader holds, by where they are found.
+
+    Args:
+        loader: the loader. `look` searches it again, because a script may give its dataset another generator.
+    """
+
+    def __init__(self, loader: object) -> None:
+        self._loader = loader
+        self._found: dict[str, Any] | None = None
+        #: Where a generator is that has no state to save, and its type, as of the last search.
+        self.unsavable: dict[str, str] = {}
+
+    def look(self) -> dict[str, Any]:
+        """Search the loader, and return its generators. It takes some ms at most, and so comes once a pass."""
+        found: dict[str, Any] = {}
+        self._found, self.unsavable = found, {}
+        ids = {id(each) for each in _global_ones()}
+        for path, value in _objects(self._loader):
+            kept = getattr(value, "bit_generator", value)
+            if id(kept) in ids:
+                continue
+            if isinstance(value, random.SystemRandom):
+                self.unsavable[path] = "SystemRandom"
+            elif _access(value) is not None:
+                ids.add(id(kept))
+                found[path] = value
+        return found
+
+    def states(self) -> dict[str, Any]:
+        """Return the generators' states, by where they are found."""
+        found = self.look() if self._found is None else self._found
+        return {path: (_access(each) or _NONE)[0]() for path, each in found.items()}
+
+    def set(self, states: dict[str, Any]) -> None:
+        """Set the states that `states` returned."""
+        found = self.look() if self._found is None else self._found
+        for path, each in found.items():
+            # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then.
+            if path in states:
+                (_access(each) or _NONE)[1](states[path])
+
+
+Access = tuple[Callable[[], Any], Callable[[Any], Any]]
+_NONE: Access = (lambda: None, lambda state: None)
+
+
+def _access(value: Any) -> Access | None:
+    """Return how to read a generator's state, and how to set it; None if the value is no generator."""
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.RandomState):
+        return value.get_state, value.set_state
+    bits = value.bit_generator if isinstance(value, numpy.random.Generator) else value
+    if isinstance(bits, numpy.random.BitGenerator):
+        return (lambda: bits.state), (lambda state: setattr(bits, "state", state))
+    return None
+
+
+def _global_ones() -> Iterator[Any]:
+    yield torch.default_generator
+    yield random._inst
+    if (numpy := sys.modules.get("numpy")) is not None:
+        yield numpy.random.mtrand._rand
+        yield numpy.random.mtrand._rand._bit_generator
+
+
+def _objects(root: object) -> Iterator[tuple[str, Any]]:
+    """Yield each object that the root holds, nearest first, with the path to it."""
+    queue: deque[tuple[str, Any, int]] = deque([("", root, 0)])
+    seen = {id(root)}
+    classes: set[type] = set()
+    while queue and len(seen) < _OBJECTS:
+        path, owner, depth = queue.popleft()
+        for step, value in _children(owner, classes):
+            if isinstance(value, _NOT_ENTERED) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            here = f"{path}{step}".lstrip(".")
+            yield here, value
+            if depth + 1 < _DEPTH and _access(value) is None:
+                queue.append((here, value, depth + 1))
+
+
+def _children(owner: Any, classes: set[type]) -> Iterator[tuple[str, Any]]:
+    if isinstance(owner, dict):
+        if len(owner) <= _LONG:
+            yield from ((f"[{key!r}]", value) for key, value in [*owner.items()])
+    elif isinstance(owner, (list, tuple)):
+        if len(owner) <= _LONG:
+            yield from ((f"[{at}]", value) for at, value in enumerate(owner))
+    elif isinstance(owner, functools.partial):
+        yield from ((f"({step})", value) for step, value in [("func", owner.func), ("args", owner.args)])
+        yield "(keywords)", owner.keywords
+    elif isinstance(owner, (types.MethodType, types.BuiltinMethodType)):
+        yield ".__self__", owner.__self__
+        yield "", getattr(owner, "__func__", None)
+    elif isinstance(owner, types.FunctionType):
+        yield from _of_function(owner)
+        for name, cell in zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=False):
+            try:
+                yield f"({name})", cell.cell_contents
+            except ValueError:  # the cell is empty yet
+                continue
+        yield "(defaults)", owner.__defaults__ or ()
+    else:
+        # An iterator that runs has the generators of its samplers, which are found there.
+        held = attributes(owner).items()
+        yield from ((f".{name}", value) for name, value in held if name != "_iterator")
+        for kind in type(owner).__mro__:
+            if kind not in classes and not f"{kind.__module__}.".startswith(_LIBRARIES):
+                classes.add(kind)
+                functions = [each for each in vars(kind).values() if isinstance(each, types.FunctionType)]
+                for each in functions:
+                    yield from ((f".{each.__name__}{step}", value) for step, value in _of_function(each))
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the generators among the global names that a function uses."""
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if _access(value) is not None:
+            yield f"({name})", value

@@ -1,0 +1,146 @@
+"""Loops over loaders, each run once undisturbed and unguarded, and then in two lives: cut at a step, and resumed from its checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import spotguard
+from tests.fakes.store import FakeStore
+from tests.fakes.training import guarded, seed
+
+WIDTH = 4
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of numbers that tell which one they are."""
+
+    def __init__(self, count: int = 20) -> None:
+        self.rows = torch.arange(count * WIDTH).float().view(count, WIDTH) / (count * WIDTH)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+class Cut(Exception):
+    """The end of a life, right behind the save of a step."""
+
+
+class Unwrapped:
+    """A loader as a script has it that knows no spotguard."""
+
+    epoch = position = 0
+
+    def __init__(self, loader: Any, limit: int | None = None) -> None:
+        self.loader, self._limit = loader, limit
+
+    def __iter__(self) -> Iterator[Any]:
+        batches: Iterator[Any] = iter(self.loader)
+        if self._limit is None:
+            return batches
+        return (next(batches) for _ in range(self._limit))
+
+    def __len__(self) -> int:
+        return len(self.loader) if self._limit is None else self._limit
+
+
+class Loop:
+    """One life of a training on the batches of loaders.
+
+    Args:
+        store: the store; None for a life without a guard.
+        until: the step at which the life ends.
+    """
+
+    def __init__(self, store: FakeStore | None, until: int = -1) -> None:
+        self._store, self._until = store, until
+        seed()
+        self.model = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.losses: dict[int, float] = {}
+        self.done = 0
+        self.guard: Any = None
+        self._open: Any = None
+
+    def wrap(self, loader: Any, limit: int | None = None) -> Any:
+        """Wrap a loader as the script does."""
+        return (
+            Unwrapped(loader, limit)
+            if self._store is None
+            else spotguard.ResumableLoader(loader, limit=limit)
+        )
+
+    def restore(self, **values: Any) -> None:
+        """Register everything and restore."""
+        if self._store is not None:
+            self._open = guarded(self._store, {"model": self.model, "optimizer": self.optimizer, **values})
+            self.guard = self._open.__enter__()
+            self.done = self.guard.restore()
+
+    def learn(self, *batches: torch.Tensor) -> None:
+        """Train one step on one batch or on several, and mark its boundary."""
+        self.optimizer.zero_grad()
+        for batch in batches:
+            self.backward(batch)
+        self.step()
+
+    def backward(self, batch: torch.Tensor) -> None:
+        loss = (self.model(batch.reshape(-1, WIDTH).float()) - 1).square().mean()
+        loss.backward()
+        self.losses[self.done] = self.losses.get(self.done, 0.0) + loss.item()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.done += 1
+        if self.guard is not None:
+            self.guard.step()
+        if self.done == self._until:
+            self.guard.save()
+            raise Cut
+
+    def live(self, script: Callable[[Loop], object]) -> Loop:
+        """Run the script to its end or to the cut."""
+        try:
+            script(self)
+        except Cut:
+            assert self.done == self._until
+        finally:
+            if self._open is not None:
+                self._open.__exit__(None, None, None)
+        return self
+
+
+Script = Callable[[Loop], object]
+
+
+def unequal(script: Script, cuts: Iterable[int]) -> list[int]:
+    """Return the cuts with which a resumed run trains something else than an undisturbed one."""
+    plain = Loop(None).live(script)
+    return [cut for cut in cuts if _resumed(script, cut) != _what(plain, {})]
+
+
+def _resumed(script: Script, cut: int) -> Any:
+    store = FakeStore()
+    first = Loop(store, cut).live(script)
+    assert first.done == cut
+    return _what(Loop(store).live(script), first.losses)
+
+
+def _what(loop: Loop, earlier: dict[int, float]) -> Any:
+    return {**earlier, **loop.losses}, [p.tolist() for p in loop.model.parameters()]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings that were logged, each once, and forget them."""
+    lines = {each.getMessage(): None for each in caplog.records if each.levelno >= logging.WARNING}
+    caplog.clear()
+    return [*lines]
