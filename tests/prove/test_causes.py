@@ -71,7 +71,7 @@ PLANTS = {
     "plain_loader": (
         "iterator-draws",
         "the loader's iterator draws from generator `torch`",
-        "StatefulDataLoader",
+        "ResumableLoader",
     ),
     "prefetch": ("prefetch", "a batch is fetched before the boundary", "fetch a batch after guard.step()"),
     "rebound": ("rebound", "`notes` means another object", "notes.update"),

@@ -181,7 +181,7 @@ _RESUMED = (
             lambda facts: facts.data == "anew" and facts.early_iterators > 0 and bool(facts.loaders)
         ),
         "the loader's iterator was made before restore(), so the position that is restored does not reach it",
-        "make the iterator after restore(): it draws from torch's generator as well",
+        "make the iterator after restore(), from the registered loader: it draws from torch's generator as well",
     ),
     Row(
         "own-file",
@@ -220,7 +220,7 @@ _RESUMED = (
         "loader",
         wording.holds(lambda facts: facts.fetched and not facts.loaders and wording.off(facts)),
         "the loader's batches begin anew after a restore: nothing that is registered knows how far they were",
-        "register a StatefulDataLoader, or draw each batch from the number of its step",
+        "register the loader: loader = spotguard.ResumableLoader(loader); or draw each batch from the number of its step",
     ),
     Row(
         "kept",
@@ -270,7 +270,7 @@ _RESUMED = (
         "iterator-draws",
         wording.named(lambda facts: facts.moved if facts.moved_by == "iterator" else ()),
         "the loader's iterator draws from generator {names}, at another state after a restore than in an uninterrupted run",
-        "wrap the loader in spotguard.ResumableLoader, or register a StatefulDataLoader",
+        "wrap the loader, and register the wrapper: loader = spotguard.ResumableLoader(loader)",
     ),
     Row(
         "drawn-before-loop",

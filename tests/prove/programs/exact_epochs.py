@@ -12,7 +12,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
-loader = StatefulDataLoader(data, batch_size=4, shuffle=True)
+loader = spotguard.ResumableLoader(StatefulDataLoader(data, batch_size=4, shuffle=True))
 progress = {"epoch": 0, "step": 0}
 guard = spotguard.register(model=model, optimizer=optimizer, loader=loader, progress=progress)
 guard.restore()

@@ -1,4 +1,4 @@
-"""Plant: the loader's iterator is made before `restore`."""
+"""Plant: an iterator of the loader inside the registered one is made before `restore`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 data = torch.utils.data.TensorDataset(torch.randn(1200, 8), torch.randn(1200, 1))
 loader = StatefulDataLoader(data, batch_size=4, shuffle=True)
 batches = iter(loader)
-guard = spotguard.register(model=model, optimizer=optimizer, loader=loader)
+guard = spotguard.register(model=model, optimizer=optimizer, loader=spotguard.ResumableLoader(loader))
 for _ in guard.steps(200):
     x, y = next(batches)
     optimizer.zero_grad()

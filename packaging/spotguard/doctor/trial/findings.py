@@ -283,7 +283,7 @@ def _loader(ranks: Sequence[MeasuredRecord]) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     some = max(1, cores // len(ranks))
     if workers == 0:
-        advice = f"load beside training: DataLoader(num_workers={some}, persistent_workers=True)"
+        advice = f"load beside training: DataLoader(num_workers={some})"
     elif workers < some:
         advice = f"more workers: {some} for each rank is what {count(cores, 'core')} give; pin_memory=True with a GPU"
     else:
