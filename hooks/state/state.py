@@ -398,7 +398,8 @@ class State:
         """Return the first sign that the turn behind the last boundary has begun; "" if there is none."""
         if self.monitor.steps:
             return "an optimizer has stepped"
-        return self.turn.begun(copied=not self.boundary_only)
+        # Forward moves buffers alone. A script that also changes weights there loads a model, or converts it.
+        return self.turn.begun(buffers=not (self.boundary_only or self.inconsistency()))
 
     def edited(self) -> str:
         """Return what the audit finds changed since the boundary; "" if it finds nothing."""

@@ -22,6 +22,7 @@ from ..inventory.frozen import Forms
 from ..parts.loaders import ResumableLoader
 from ..parts.module import ModulePart
 from ..parts.optimizers.optimizer import OptimizerPart
+from ..parts.rng import RngPart
 from ..parts.values import CopiedValue, Part, StatefulPart, TensorPart
 from ..sharding.dtensor import local
 
@@ -67,11 +68,11 @@ class TurnSigns:
         if self._loaders:
             self._delivered = [*map(_progress, self._loaders.values())]
 
-    def begun(self, *, copied: bool) -> str:
+    def begun(self, *, buffers: bool) -> str:
         """Return the first sign that the turn has begun, with its path; "" if there is none.
 
         Args:
-            copied: the boundary has copied the buffers.
+            buffers: the boundary has copied the buffers, and weights have not changed since.
         """
         for (name, loader), before in zip(self._loaders.items(), self._delivered, strict=True):
             if (now := _progress(loader)) != before and now[1]:
@@ -82,9 +83,8 @@ class TurnSigns:
                 continue
             if bool((grad._values() if grad.is_sparse else local(grad)).any()):  # zeros are no sign of a turn
                 return f"the gradient of {self._names().get(id(p), 'a parameter')} has changed"
-        trained = (part for part in self._parts if copied and isinstance(part, ModulePart) and part.trained)
-        buffers = (buffer for part in trained for buffer in part.moved_buffers())
-        return next((f"{buffer} has moved" for buffer in buffers), "")
+        trained = (part for part in self._parts if buffers and isinstance(part, ModulePart) and part.trained)
+        return next((f"{name} has moved" for part in trained for name in part.moved_buffers()), "")
 
     def moved(self, *, ask: bool) -> dict[str, str]:
         """Return the registered values that are not those of the boundary, by name: the first path of each that differs.
@@ -116,7 +116,7 @@ class TurnSigns:
                 yield from _differences(*groups, f"{part.name}.param_groups[{at}]")
         elif isinstance(part, TensorPart):
             yield from _differences(part.tree(), part.live, part.name)
-        elif isinstance(part, CopiedValue):
+        elif isinstance(part, CopiedValue) and not isinstance(part, RngPart):  # nobody registers generators
             asked = copy.copy(part)
             asked.forms = Forms(objects=part.forms.objects)
             asked.at_boundary()

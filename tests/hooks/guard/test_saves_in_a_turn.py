@@ -18,7 +18,16 @@ from spotguard.hooks.state.parts.loaders import ResumableLoader  # noqa: E402
 from spotguard.providers.clock import SystemClock  # noqa: E402
 from spotguard.providers.errors import SpotguardError, UsageError  # noqa: E402
 from tests.fakes.store import FakeStore  # noqa: E402
-from tests.fakes.training import PATIENCE, Job, different, guarded, seed, step_on  # noqa: E402
+from tests.fakes.training import (  # noqa: E402
+    PATIENCE,
+    Job,
+    different,
+    finished,
+    guarded,
+    seed,
+    step_on,
+    trajectory,
+)
 from tests.fakes.two_guards import on_all, two_guards  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -250,6 +259,34 @@ def test_each_value_that_a_save_leaves_out_is_named_once(caplog: pytest.LogCaptu
     assert [("model.1" in line, "loader" in line) for line in lines] == [(False, True), (True, True)]
 
 
+def test_a_turn_that_has_moved_generators_alone_is_left_out_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The resumed run draws the same numbers again."""
+
+    def make() -> Job:
+        seed()
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        job = Job({"model": model, "optimizer": optimizer})
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).square().sum().backward()
+            job.at("backward", number)
+            optimizer.step()
+
+        job.step = step
+        return job
+
+    store = FakeStore()
+    saved_at(store, "backward", Guard.save, make())
+    assert "SG405" not in caplog.text
+    done, bits = finished(store, make, TOTAL)
+    assert done == AT
+    assert different(bits, trajectory(make, TOTAL)[-1]) == []
+
+
 @pytest.mark.parametrize("call", [plainly, in_a_thread, by_a_signal])
 def test_half_a_step_is_saved_from_nowhere(call: Callable[[Save], object]) -> None:
     store, errors = FakeStore(), []
@@ -435,6 +472,10 @@ QUIET: dict[str, Callable[[Job], object]] = {
     "numbers": lambda job: torch.rand(3),
     "a note": lambda job: job.values["notes"].update(seen=9),
     "a weight": lambda job: job.values["model"][0].weight.data.clamp_(-0.1, 0.1),
+    "another model in its place": lambda job: job.values["model"].load_state_dict(
+        {key: value + 1 for key, value in job.values["model"].state_dict().items()}
+    ),
+    "another type of numbers": lambda job: job.values["model"].double(),
     "another rate": lambda job: job.values["optimizer"].param_groups[0].update(lr=0.3),
 }
 SIGNS: dict[str, tuple[Callable[[Job], object], str]] = {
