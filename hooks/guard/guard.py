@@ -136,7 +136,8 @@ class Guard:
             StateError: the checkpoint does not fit the registered state. Nothing was changed, unless the message says that
                 an object refused its state half-way: `step` then refuses until a restore succeeds.
             UsageError: `step` is not a number of steps, `run_id` is not a valid run name, or `missing` names nothing
-                registered. Also after `close`, and in a forked child.
+                registered. Also after `close`, and in a forked child. Or this process has trained since its last restore, and the
+                run has no checkpoint to go back to.
             CheckpointError: the store has no checkpoint of the given step or run, or every checkpoint is damaged.
             StoreError: the store refused, or did not answer for 60 s. It is then not known which checkpoints it has.
             Preempted: a notice came, and training must end.
