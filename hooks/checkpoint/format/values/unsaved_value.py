@@ -6,6 +6,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
+from .saved_object import SavedObject
+
 #: There is no live value at a place.
 _NOTHING = object()
 
@@ -19,13 +21,13 @@ class UnsavedValue:
 
 
 #: Types of values that may be, or hold, one that was not saved.
-_WITH_VALUES = {UnsavedValue, dict, OrderedDict, defaultdict, Counter, list, tuple, deque}
+_WITH_VALUES = {UnsavedValue, SavedObject, dict, OrderedDict, defaultdict, Counter, list, tuple, deque}
 
 
 def with_live(saved: Any, live: Any = _NOTHING) -> Any:
     """Return a decoded tree with the live value at each place whose value was not saved. This takes the containers of `saved`.
 
-    If nothing is there, a dict lacks the key, and a list or a tuple has None.
+    If nothing is there, a dict lacks the key, and a list or a tuple has None. The values of an object stand for it.
 
     Args:
         saved: the tree.
@@ -38,6 +40,8 @@ def with_live(saved: Any, live: Any = _NOTHING) -> Any:
 def _placed(saved: Any, live: Any) -> Any:
     if isinstance(saved, UnsavedValue):
         return live
+    if isinstance(saved, SavedObject):
+        return _placed(saved.value, _NOTHING)
     if isinstance(saved, dict):
         for key in [*saved]:
             saved[key] = _placed(saved[key], live.get(key, _NOTHING) if isinstance(live, dict) else _NOTHING)

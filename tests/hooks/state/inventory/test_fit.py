@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -21,10 +22,11 @@ from torch import nn
 
 from spotguard.hooks.checkpoint.format.values.decoder import decode
 from spotguard.hooks.checkpoint.format.values.sameness import same
+from spotguard.hooks.checkpoint.format.values.unsaved_value import with_live
 from spotguard.hooks.state.inventory.frozen import Forms, freeze, prove
 from spotguard.hooks.state.inventory.ownership import Ownership
 from spotguard.hooks.state.parts.values import DictPart
-from spotguard.providers.errors import CheckpointError
+from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.training import guarded
 from tests.fakes.watched_store import WatchedStore
 
@@ -304,20 +306,31 @@ def test_an_object_in_another_form_is_refused(raw: Any) -> None:
         decode(raw, no_tensor)
 
 
-@pytest.mark.parametrize("value", [[1], "x", {"y": 1, 2: 3}, None, (1, 2, 3)])
+def test_other_tools_get_the_values_of_an_object() -> None:
+    notes = {"best": Best(1.0, [2]), "pairs": [Pair(1, Phase.COLD)], "t": (Fixed(2.0),)}
+    assert with_live(frozen(notes)) == {
+        "best": {"loss": 1.0, "at": [2]},
+        "pairs": [(1, "COLD")],
+        "t": ({"rate": 2.0},),
+    }
+
+
+@pytest.mark.parametrize("value", [[1], "x", {"__class__": 1}, None, {"$": "tuple", "items": [1, 2, 3]}])
 def test_a_hostile_object_changes_no_class(value: Any) -> None:
-    """Whatever fields it claims, the live object is of its own class, or stays as it is."""
+    """Whatever values it claims, the live object is of its own class, or stays as it is."""
     for live, kind in (
         (Best(1.0, [1]), "dataclass"),
         (Pair(1, 2), "namedtuple"),
         (Phase.WARM, "enum"),
         (Attributes(a=1), "mapping"),
+        (random.Random(0), "generator"),
     ):
         cls = f"{type(live).__module__}.{type(live).__qualname__}"
-        part = DictPart("notes", {"x": live})
-        part.put_back({"x": decode({"$": "object", "kind": kind, "class": cls, "value": None}, no_tensor)})
-        assert part.said
-        assert type(live) in {Best, Pair, Phase, Attributes}
+        notes = {"x": live}
+        raw = {"$": "object", "kind": kind, "class": cls, "value": value}
+        with contextlib.suppress(StateError):
+            DictPart("notes", notes).put_back({"x": decode(raw, no_tensor)})
+        assert type(notes["x"]) is type(live)
 
 
 def values(notes: dict[str, Any]) -> dict[str, Any]:
