@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim.swa_utils import AveragedModel
 
 from spotguard.hooks.checkpoint.catalog import find_whole
-from spotguard.hooks.state.misuse.unregistered import _names
+from spotguard.hooks.state.misuse.unregistered import parameter_names
 from tests.fakes.training import Job, guarded, seed, step_on
 from tests.fakes.watched_store import WatchedStore
 
@@ -151,7 +151,7 @@ def test_names_have_no_wrapper_in_them(wrap: str) -> None:
     assert saved == {*Model().state_dict()} - {"body.2._extra_state"}
     assert "ema/head.weight" in whole.tensors
     assert "ema/n_averaged" in whole.tensors
-    named = _names({"model": job.values["model"]}).values()
+    named = parameter_names({"model": job.values["model"]}).values()
     assert {*named} == {f"model.{name}" for name, _ in Model().named_parameters()}
     assert manifest.state
 
