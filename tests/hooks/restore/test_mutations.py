@@ -205,7 +205,7 @@ def sealed(manifest: Any) -> bytes:
 _REGISTRATION: tuple[Callable[[Path], bool], ...] = (
     lambda path: path[:1] == ("state",) and len(path) == 2,
     lambda path: path[:3] == ("state", "optimizer", "param_groups"),
-    lambda path: path == ("state", "optimizer", "class"),
+    lambda path: path[:1] == ("state",) and path[1:] in (("optimizer", "class"), ("scheduler", "class")),
     lambda path: path == ("state", "typed", "$"),
     lambda path: path[:3] == ("state", "optimizer", "state"),
     lambda path: path[:2] == ("state", "model") and len(path) == 3,
@@ -285,8 +285,8 @@ class Trial:
         damaged = damaged and not (by_object and said["status"] == "complete")
         assert said["status"] == ("damaged" if damaged else "complete"), said
         assert bool(said["damage"]) == damaged
-        if any("CRC32 differs" in each for each in said["damage"]):
-            return  # of all these, only `verify` reads the tensors' bytes
+        if any("CRC32 differs" in each or "has a header" in each for each in said["damage"]):
+            return  # of all these, only `verify` reads the objects
         line = list_checkpoints(store, "run", deep=True)[0]
         assert (line.status == "damaged") == damaged, line
         pruning = plan_pruning(store, "run", keep=1)

@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "in its place": ({"a": {"w": named("b/v")}, "b": {"v": named("b/v")}}, ("a/w", "b/v"), "another value in place"),
     "of no name": ({"a": {}}, ("b/w",), "no place for tensor 'b/w'"),
     "that nobody lists": ({"a": {"w": named("a/w")}}, (), "'a': it names tensor 'a/w', but no rank wrote it"),
-    "an unknown word": ({"a": {"$": "object"}}, (), "state of 'a': .* type 'object' is unknown"),
+    "an unknown word": ({"a": {"$": "no word"}}, (), "state of 'a': .* type 'no word' is unknown"),
     "no word": ({"a": [{"$": None}]}, (), "unknown"),
     "a wrong field": ({"a": {"$": "tuple", "items": 3}}, (), "int where list is expected"),
     "a name that is a number": ({"a": {"$": "tensor", "name": 3}}, (), "int where str"),
@@ -111,13 +111,13 @@ def test_the_lower_levels_leave_state_out() -> None:
     """An optimizer without its moments still lists what its tree would name; what is there is read."""
     check(held({"a": {}}, "a/w", level="weights"))
     with pytest.raises(CheckpointError, match="unknown"):
-        check(held({"a": {"$": "object"}}, level="weights"))
+        check(held({"a": {"$": "no word"}}, level="weights"))
 
 
 def test_each_rank_s_own_state_is_read() -> None:
     """Ranks whose states are the same text share one reading, and one whose state differs has its own."""
     ranks = [replace(held({"a": [1]}), rank=rank, world=3) for rank in range(3)]
-    ranks[1] = replace(ranks[1], state={"a": {"$": "object"}})
+    ranks[1] = replace(ranks[1], state={"a": {"$": "no word"}})
     read = decode_manifests([(str(each.rank), encode_manifest(each)) for each in ranks])
     state = StateCheck(read)
     state.check(read[0])

@@ -152,7 +152,7 @@ def test_the_words_of_others_are_put_into_one_line() -> None:
         (np.random.default_rng(0), "extra is of type Generator, .* wrap it"),
         (random.Random(0), "extra is of type Random, .* wrap it"),
         (object(), r"extra is of type object, .* give it state_dict\(\) and load_state_dict\(\)"),
-        (torch.utils.data.DataLoader([1]), "extra is a DataLoader, .* StatefulDataLoader"),  # type: ignore[arg-type]
+        (torch.utils.data.DataLoader([1]), "extra is a DataLoader, .* spotguard.ResumableLoader"),  # type: ignore[arg-type]
     ],
     ids=lambda value: type(value).__name__,
 )
