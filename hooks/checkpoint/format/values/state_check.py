@@ -127,7 +127,7 @@ def check_generators(states: Any) -> None:
         if name == "python":
             sound = _is_python_state(state)
         elif name == "numpy":
-            sound = isinstance(state, dict) or _is_numpy_state(state)  # a dict: another bit generator
+            sound = _is_numpy_state(state)
         elif name == "torch":
             sound = _is_bytes(state)
         else:
@@ -147,6 +147,8 @@ def _is_python_state(state: Any) -> bool:
 
 
 def _is_numpy_state(state: Any) -> bool:
+    if isinstance(state, dict):  # another bit generator than numpy's first one
+        return isinstance(state.get("bit_generator"), str) and isinstance(state.get("state"), dict)
     if type(state) is not tuple or [*map(type, state[2:])] != [int, int, float] or state[0] != "MT19937":
         return False
     dtype = getattr(state[1], "dtype", "")

@@ -52,7 +52,7 @@ SOUND: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"notes": {"p": {"$": "parameter", "name": "notes#f", "requires_grad": True}}}, ("notes#f",)),
     ({"notes": {"a": array(name="@00000/notes#1")}}, ("@00000/notes#1",)),
     ({"rng": {"python": encode(random.Random(3).getstate(), str), "torch": named("rng#1"), "cuda": []}}, ("rng#1",)),
-    ({"rng": {"numpy": {"bit_generator": "PCG64"}, "xpu": [named("rng#1")]}}, ("rng#1",)),
+    ({"rng": {"numpy": {"bit_generator": "PCG64", "state": {}}, "xpu": [named("rng#1")]}}, ("rng#1",)),
 ]  # fmt: skip
 
 
