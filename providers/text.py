@@ -62,7 +62,7 @@ def clip(text: str, limit: int) -> str:
 def key_list(keys: Collection[str]) -> str:
     """Return the keys of checkpoints' objects as one text for a message; if they are too many, their checkpoints' directories."""
     if len(keys) > _MOST_OBJECTS:
-        keys = {key.rsplit("/", 2)[0] + "/" for key in keys}
+        keys = {key if key.endswith("/") else key.rsplit("/", 2)[0] + "/" for key in keys}
     return " ".join(sorted(keys)[:_MOST_OBJECTS])
 
 

@@ -72,9 +72,9 @@ class Pruning:
     departing: tuple[CheckpointFolder, ...]
     #: Keys in doomed directories that a kept checkpoint refers to.
     protected: frozenset[str]
-    #: Reason by name for each damaged checkpoint: newer than all that are kept, its manifests there, and not whole.
+    #: The damage by name for each damaged checkpoint: newer than all that are kept, its manifests there, and not whole.
     #: The newest comes first.
-    damaged: Mapping[CheckpointName, str] = field(default_factory=dict)
+    damaged: Mapping[CheckpointName, CheckpointError] = field(default_factory=dict)
     #: The newer attempt that has begun, so that nothing is deleted; 0 for none.
     fenced_by: int = 0
 
@@ -221,7 +221,7 @@ def plan_pruning(
     if attempt is not None and (newest := _newest(store, run_id, folders, timeout)) > attempt:
         log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
         return Pruning((), None, (), frozenset(), fenced_by=newest)
-    damaged: dict[CheckpointName, str] = {}
+    damaged: dict[CheckpointName, CheckpointError] = {}
     known = CheckedCheckpoints() if known is None else known
     known.forget(folders)
 
@@ -258,14 +258,14 @@ def _sort(
     folders: list[CheckpointFolder],
     keep: int,
     check: Callable[[CheckpointFolder], CheckedCheckpoint],
-    damaged: dict[CheckpointName, str],
+    damaged: dict[CheckpointName, CheckpointError],
     unsupported: set[int],
 ) -> tuple[list[CheckedCheckpoint], list[CheckedCheckpoint], list[CheckpointFolder], list[CheckpointFolder]]:
     """Sort the directories into four lists: kept, light, newer, older.
 
     - kept: the whole full checkpoints that stay, and are not suspect.
     - light: those of each lower level, and the suspect ones, that stay and are newer than the newest of `kept`.
-    - newer: those newer than every full one that are not whole; `damaged` gets the reason of each damaged one.
+    - newer: those newer than every full one that are not whole; `damaged` gets the error of each damaged one.
     - older: the rest, which may be deleted.
 
     `unsupported` gets the attempt of each checkpoint whose format is not this version's.
@@ -290,7 +290,7 @@ def _sort(
             passed = kept or any(each.level == "full" for each in light)
             (older if passed else newer).append(folder)
             if not passed and not isinstance(error, PartialCheckpoint):
-                damaged[folder.name] = str(error)
+                damaged[folder.name] = error
             continue
         kind = whole.level, whole.suspect
         if kind == ("full", False):

@@ -358,6 +358,9 @@ class Saver(SaveRequests):
 
     def _conclude(self, job: SaveRequest) -> None:
         preemption = job.preemption
+        damage = "" if job.saved is None else self._checkpointer.saved.damage_of(job.saved)
+        if preemption is not None and damage:  # found since: the agent must not count on it
+            job.saved, job.error = None, CheckpointError(damage)
         if job.saved is not None:
             self.failing = ""
         if job.superseded and job.saved is None:
@@ -370,7 +373,7 @@ class Saver(SaveRequests):
             hurried = job.promoted and self._preemption is None
             with self._lock:
                 self._open()
-            if job.saved is not None and not self._checkpointer.saved.damage_of(job.saved):
+            if job.saved is not None and not damage:
                 self._saved(job.saved)
                 self._listener.checkpointed(job.saved)
             elif job.kind == "background" and job.error is not None and (hurried or not given_up):

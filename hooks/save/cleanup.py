@@ -104,7 +104,8 @@ class Cleanup:
                     self._run_id,
                     attempt,
                 )
-            if news := [each for each in results[0].damaged.items() if self._damage.add(*each)]:
+            found = results[0].damaged.items()
+            if news := [(name, e) for name, e in found if self._damage.add(name, str(e), e.objects)]:
                 # Most likely somebody else deleted objects that it refers to. All later checkpoints would refer to them too.
                 name, why = news[0]
                 log.error(

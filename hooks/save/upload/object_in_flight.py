@@ -240,8 +240,9 @@ class ObjectsInFlight:
         self._write_progress.lose(index)
 
     def refuse(self) -> None:
-        """Note that the store refuses: no byte moves until it accepts a put again."""
-        self._refused = self._now()
+        """Note that the store refuses an object: no byte moves until it accepts a put again."""
+        with self._group.lock:
+            self._refused = self._now()
 
     def laggard(self) -> ObjectInFlight | None:
         """Return a put that lags, once for each put."""

@@ -25,7 +25,7 @@ from .object_in_flight import Progress
 from .retry import retry
 from .transfer import Fill, Known, StateChanged, Transfer
 from .uploader import Uploader
-from .workers import B
+from .workers import B, as_failure
 
 #: Share of the time to the deadline that an entry with a limit may take, so that time is left to look at what it puts in doubt.
 _LIMIT = 0.5
@@ -94,7 +94,7 @@ class QueueEntry:
         return self.state in (EntryState.WAITING, EntryState.DOUBTED)
 
     def fail(self, error: BaseException) -> None:
-        self.state, self.error = EntryState.FAILED, error
+        self.state, self.error = EntryState.FAILED, as_failure(error)
 
     def hold_up(self) -> None:
         """Have it put when its turn comes again."""

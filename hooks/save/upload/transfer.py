@@ -172,7 +172,6 @@ class Transfer(TaskGroup, Generic[B]):
         with self.lock:
             self.last_error = str(error)
             if not error.transient and not isinstance(error, CorruptError):
-                self.flights.refuse()
                 return False
             progress.failures += 1
             progress.doubted.update(progress.stored.keys() - progress.spared)
@@ -270,8 +269,13 @@ class Transfer(TaskGroup, Generic[B]):
             finally:
                 flights.back(flight)
 
+        def hear(error: StoreError) -> None:
+            if not error.transient and not isinstance(error, CorruptError):
+                flights.refuse()
+            self._heard(error)
+
         try:
-            retry(self.part, put, self._heard, self._uploads.refusals)
+            retry(self.part, put, hear, self._uploads.refusals)
         except Superseded:
             with self.lock:
                 if flights.dropped(flight) and flight.index not in self._queue:
@@ -331,6 +335,8 @@ class Transfer(TaskGroup, Generic[B]):
         with self.lock:
             self._looking = False
             if progress.failures == failures:  # else the store has failed again
+                # A listing of the part before may have told of some already.
+                lost = [index for index in lost if index in progress.doubted]
                 progress.doubted.difference_update(listed)
                 self._look_first &= bool(progress.doubted)
                 for index in lost:

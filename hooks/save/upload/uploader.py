@@ -186,8 +186,9 @@ class Uploader(Generic[B]):
         try:
             self.store.warm(timeout=_WARMING)
             self._cold = ""
-        except SpotguardError as error:
+        # Without memory too: a thread that ended here would take its queued tasks along.
+        except (SpotguardError, MemoryError) as error:
             # Log it once: every thread meets the same error every few seconds. The save itself reports it again.
-            before, self._cold = self._cold, str(error)
+            before, self._cold = self._cold, str(error) or "no memory is left"
             if not before:
                 log.warning("the store cannot be reached, a save would fail now: %s [SG313]", error)

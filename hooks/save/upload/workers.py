@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from ....providers.errors import CheckpointError
 from ...ipc.threads import StandingThread, TaskHandle, at_exit
 from ..cancel_scope import Abandoned, CancelScope, with_last
 
@@ -223,6 +224,13 @@ class WorkerPool(Generic[B]):
         self.workers = []
 
 
+def as_failure(error: BaseException) -> BaseException:
+    """Return the error by which a save fails: a want of memory is one of them, so that the save may fall back."""
+    if not isinstance(error, MemoryError):
+        return error
+    return CheckpointError(f"no memory was left for a part of a save: {error} [SG505]")
+
+
 class TaskGroup:
     """Tasks of several workers for a thread that waits: they end with the first error, or when that thread calls them off."""
 
@@ -259,6 +267,8 @@ class TaskGroup:
         self.fail(with_last(why, self.last_error))
 
     def fail(self, error: BaseException) -> None:
+        """End all tasks with an error; the first one counts."""
+        error = as_failure(error)
         with self.lock:
             if self.error is None:
                 self.error = error

@@ -344,12 +344,12 @@ class S3Store:
             try:
                 # A header of each answer of S3's; a portal has no reason to make it up.
                 if _meta(self._ask("delete_object", Key=name)).get("RequestId"):
-                    unsure.remove(name)
+                    unsure.discard(name)
             except ClientError as error:
                 if status(error) != 404 or code(error) == "NoSuchBucket":
                     raise
                 if own(error):
-                    unsure.remove(name)
+                    unsure.discard(name)
         return unsure
 
     def _ask(self, operation: str, **arguments: Any) -> Mapping[str, Any]:

@@ -156,7 +156,7 @@ def test_a_put_that_a_store_has_refused_does_not_lag() -> None:
     clock.advance(1.0)
     work.flights.sent(flights[0], SIZE)
     before = uploads.link.rate(clock.monotonic())
-    work.doubt(DeniedError("no"))
+    work.flights.refuse()
     clock.advance(20.0)
     work.flights.again(flights[0])
     assert not any(each.lags(clock.monotonic(), 0.1) for each in flights)
