@@ -157,7 +157,7 @@ def _leaves(
     if is_optimizer(raw):
         # torch's state dicts do not have it
         raw = {key: value for key, value in raw.items() if key != "other"}
-    tree = with_live(decode(raw, give))
+    tree = with_live(decode(raw, give), plain=True)
     state_tensors: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     for form in _forms(source.part, tree, state)[: 2 if twice else 1]:

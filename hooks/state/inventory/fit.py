@@ -43,11 +43,12 @@ class PlaceFit(enum.Enum):
     KEEP = "keep"
 
 
-def fit_of(saved: Any, live: Any, *, alone: bool) -> PlaceFit:
+def fit_of(saved: Any, live: Any, *, alone: bool, borrowed: bool = False) -> PlaceFit:
     """Return what happens where a saved value meets a live one, without those that they hold.
 
     Args:
         alone: whether nothing at another place differs if the live value takes the saved one.
+        borrowed: whether its memory is another registered value's. Training changes that, and the saved value may have been a copy.
     """
     if isinstance(saved, UnsavedValue):
         return PlaceFit.KEEP
@@ -70,7 +71,7 @@ def fit_of(saved: Any, live: Any, *, alone: bool) -> PlaceFit:
         fills = fills and getattr(live, "maxlen", None) == getattr(saved, "maxlen", None)
     if not fills and isinstance(saved, SavedObject):
         return PlaceFit.MAKE
-    if fills and not alone and _is_equal(live, saved):
+    if fills and not alone and not borrowed and _is_equal(live, saved):
         return PlaceFit.KEEP
     return PlaceFit.FILL if fills and alone else PlaceFit.REPLACE
 
@@ -185,7 +186,9 @@ class Filling:
     def _placed(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
         """Return the value that belongs at a place: the live one, filled or not, or the saved one."""
         alone = id(live) in self._agreed or self._ownership.alone(live)
-        fit = fit_of(saved, live, alone=alone)
+        # A list of a model's parameters means these; a `state_dict()` may have been replaced by copies of the best weights.
+        borrowed = self._ownership.is_owned(live) and not isinstance(live, torch.nn.Parameter)
+        fit = fit_of(saved, live, alone=alone, borrowed=borrowed)
         if fit is PlaceFit.KEEP:
             return live
         fills = fit is PlaceFit.FILL and may_fill

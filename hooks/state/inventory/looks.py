@@ -13,7 +13,7 @@ from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.values.unsaved_value import UnsavedValue
 from ..memory_access import copyable
 from .ownership import is_array
-from .walk import Way, children, walk
+from .walk import Way, children
 
 #: The look of each value, by its keys.
 Looks = dict[Way, Any]
@@ -21,7 +21,15 @@ Looks = dict[Way, Any]
 
 def looks(value: Any) -> Looks:
     """Return the look of a copied value and of each that it holds."""
-    return {way: _look(each) for way, each in walk(value)}
+    return dict(_looks(value, ()))
+
+
+def _looks(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:
+    yield way, _look(value)
+    if isinstance(value, (set, frozenset)):
+        return  # two equal sets may list their elements in two orders
+    for key, each in children(value):
+        yield from _looks(each, (*way, key))
 
 
 def _look(value: Any) -> Any:

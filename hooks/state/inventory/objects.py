@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import random
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ...checkpoint.format.values.saved_object import SavedObject
 
 #: Dicts that typed JSON has a form for.
 _DICTS = (OrderedDict, defaultdict, Counter, dict)
+_CONTAINERS: frozenset[type] = frozenset({dict, list, tuple, set, frozenset, deque})
 
 
 def saved_object(value: Any) -> SavedObject | None:
@@ -31,6 +32,8 @@ def saved_object(value: Any) -> SavedObject | None:
         known = kind.__members__.get(value.name) is value if value.name else False
         return SavedObject("enum", name, value.name) if known else None
     if dataclasses.is_dataclass(value):
+        if _CONTAINERS & {*kind.__mro__} or _has_other_slots(value):
+            return None  # fields are not all that it holds
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
         return SavedObject("dataclass", name, {**fields, **getattr(value, "__dict__", {})})
     if isinstance(value, tuple) and kind is not tuple and hasattr(kind, "_fields"):
@@ -42,12 +45,23 @@ def saved_object(value: Any) -> SavedObject | None:
     return None if state is None else SavedObject("generator", name, state)
 
 
+def _has_other_slots(value: Any) -> bool:
+    """Return whether a dataclass instance has attributes that are neither fields nor in its `__dict__`."""
+    slots = {each for cls in type(value).__mro__ for each in _listed(vars(cls).get("__slots__", ()))}
+    return bool(slots - {field.name for field in dataclasses.fields(value)} - {"__dict__", "__weakref__"})
+
+
+def _listed(slots: Any) -> Any:
+    return (slots,) if isinstance(slots, str) else slots
+
+
 def generator_state(value: Any) -> Any:
     """Return the state of a script's own random number generator; None if the value is not one."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
-        return None if isinstance(value, random.SystemRandom) else value.getstate()
+        more = isinstance(value, random.SystemRandom) or {*vars(value)} - {"gauss_next"}
+        return None if more else value.getstate()
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.random.Generator):
         return value.bit_generator.state

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -104,9 +103,13 @@ def _overlapping(distinct: Sequence[FilledTensor]) -> list[FilledTensor]:
             spans.append((str(shard.device), start, start + (last + 1) * shard.itemsize, each))
     spans.sort(key=lambda span: span[:2])
     found: dict[int, FilledTensor] = {}
-    for (device, _, end, before), (other_device, start, _, behind) in pairwise(spans):
-        if device == other_device and start < end:
+    farthest = spans[:1]
+    for device, start, end, behind in spans[1:]:
+        other_device, _, reached, before = farthest[0]
+        if device == other_device and start < reached:
             found |= {id(before.live): before, id(behind.live): behind}
+        if device != other_device or end > reached:
+            farthest = [(device, start, end, behind)]
     return [*found.values()]
 
 

@@ -308,7 +308,7 @@ def test_an_object_in_another_form_is_refused(raw: Any) -> None:
 
 def test_other_tools_get_the_values_of_an_object() -> None:
     notes = {"best": Best(1.0, [2]), "pairs": [Pair(1, Phase.COLD)], "t": (Fixed(2.0),)}
-    assert with_live(frozen(notes)) == {
+    assert with_live(frozen(notes), plain=True) == {
         "best": {"loss": 1.0, "at": [2]},
         "pairs": [(1, "COLD")],
         "t": ({"rate": 2.0},),
