@@ -325,6 +325,7 @@ class Guard:
             )
         if total is not None and done >= total:
             self._parts.startup_messages.finished(self._run_id, done, total)
+        loop = self._loop
         try:
             for step in count(done) if total is None else range(done, total):
                 self._loop = loop = StepsLoop(step)
@@ -332,9 +333,10 @@ class Guard:
                 if not self._gate.inert:
                     loop.go_on(self._gate.place.completed)
                 self.step()
-        finally:  # also if the loop is left early
-            self._loop.step = -1
-            self.end_training()
+        finally:  # also if the loop is left early; a loop that something still holds may end in the midst of the next one
+            loop.step = -1
+            if self._loop is loop:
+                self.end_training()
 
     def end_training(self) -> None:
         """Tell that no step follows for now: an upload, or a last evaluation, may take long, and is no stall before `--stall-first`.

@@ -130,11 +130,23 @@ class StatefulDriver(ReplayDriver):
     generators at another state; and random numbers of its workers are in no state. Then it is replayed.
     """
 
+    #: The iterator whose workers were watched as they started. One that the script had made before was not, and may draw.
+    _watched: Any = None
+
     def _needs_draws(self, loader: DataLoader[Any]) -> bool:
         return True
 
+    def begin(self) -> Iterator[Any]:
+        early = self.loader._iterator
+        batches = super().begin()
+        if self.loader._iterator is not early:
+            self._watched = self.loader._iterator
+        return batches
+
     def state(self, inside: bool) -> Any:
-        if self.loader._iterator is None or not self._tells(inside):
+        iterator = self.loader._iterator
+        unseen = self.loader.num_workers > 0 and iterator is not self._watched
+        if iterator is None or unseen or not self._tells(inside):
             return None
         epochs = {where: each.epoch for where, each in self._with_epochs().items()}
         return {"loader": self.loader.state_dict(), "epochs": epochs}
@@ -146,6 +158,7 @@ class StatefulDriver(ReplayDriver):
         self.loader.load_state_dict(state["loader"])
         with self.watching():
             self.loader.state_dict()  # makes the iterator, which `begin` takes
+        self._watched = self.loader._iterator
         if not inside:
             self._set_epochs(told)
             if not self.loader._iterator._finished:  # the loop ended the pass before the loader did

@@ -210,7 +210,9 @@ class ResumableLoader:
     def _go_on(self, batches: Iterator[Any]) -> None:
         """Bring an iterator to the interrupted position, and the generators to those of training."""
         after, begin = self._after or self._captured(), self._begin
-        if begin["made"] is not None and not suspension.end():
+        if begin["made"] is None:
+            suspension.generators = None  # of another loader: training goes on from here
+        elif not suspension.end():
             after = self._captured()  # training has gone on by another loader
         if self._loaded is None:
             if begin["first"] is not None:
@@ -326,7 +328,8 @@ class ResumableLoader:
         mark = marked(batch, self._marks[1])
         self._marks = (mark if self._taken == 1 else self._marks[0], mark)
         if first and isinstance(self._driver, OwnDriver):
-            self._driver.drew = not rng.same(self._captured()["global"], self._begin["global"])
+            now = self._captured()
+            self._driver.drew = not all(rng.same(now[each], self._begin[each]) for each in ("global", "own"))
         self.use.took(batch)
 
     def at_boundary(self) -> None:
@@ -369,6 +372,8 @@ class ResumableLoader:
         self._restores += 1
         self._current = None
         suspension.generators = None
+        for iterator in [each for each, loader in _iterated.items() if loader is self]:
+            del _iterated[iterator]
         self.use.restored()
 
     @property
