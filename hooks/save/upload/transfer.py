@@ -335,7 +335,7 @@ class Transfer(TaskGroup, Generic[B]):
         with self.lock:
             self._looking = False
             if progress.failures == failures:  # else the store has failed again
-                # A listing of the part before may have told of some already.
+                # An earlier part's listing may have told of some.
                 lost = [index for index in lost if index in progress.doubted]
                 progress.doubted.difference_update(listed)
                 self._look_first &= bool(progress.doubted)
