@@ -14,6 +14,7 @@ from ...checkpoint.format.crc import combine
 from ..memory_access import unreadable
 from ..sharding.dtensor import is_dtensor, local
 from .looks import is_as_read
+from .ownership import extent
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
@@ -94,13 +95,7 @@ def check_overlaps(overlapping: Sequence[FilledTensor]) -> None:
 
 def _overlapping(distinct: Sequence[FilledTensor]) -> list[FilledTensor]:
     """Return the tensors whose bytes may be those of another one too."""
-    spans = []
-    for each in distinct:
-        shard = local(each.live)
-        if shard.numel() and not unreadable(shard):
-            last = sum((n - 1) * step for n, step in zip(shard.shape, shard.stride(), strict=True))
-            start = shard.data_ptr()
-            spans.append((str(shard.device), start, start + (last + 1) * shard.itemsize, each))
+    spans = [(*span, each) for each in distinct if (span := extent(each.live)) is not None]
     spans.sort(key=lambda span: span[:2])
     found: dict[int, FilledTensor] = {}
     farthest = spans[:1]
