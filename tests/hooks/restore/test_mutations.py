@@ -206,6 +206,7 @@ _REGISTRATION: tuple[Callable[[Path], bool], ...] = (
     lambda path: path[:1] == ("state",) and len(path) == 2,
     lambda path: path[:3] == ("state", "optimizer", "param_groups"),
     lambda path: path[:1] == ("state",) and path[1:] in (("optimizer", "class"), ("scheduler", "class")),
+    lambda path: path == ("state", "scheduler", "state"),
     lambda path: path == ("state", "typed", "$"),
     lambda path: path[:3] == ("state", "optimizer", "state"),
     lambda path: path[:2] == ("state", "model") and len(path) == 3,

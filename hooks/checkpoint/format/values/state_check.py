@@ -8,6 +8,7 @@ A registered object may still refuse what is its own: no rule knows the kind of 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -139,11 +140,14 @@ def check_generators(states: Any) -> None:
 def _is_python_state(state: Any) -> bool:
     if type(state) is not tuple or [*map(type, state[:2])] != [int, tuple] or {*map(type, state[1])} != {int}:
         return False
+    generator = random.Random()
     try:
-        random.Random().setstate(state)
+        generator.setstate(state)
     except (TypeError, ValueError, OverflowError):
         return False
-    return True
+    # It takes those of older versions too, and cuts large numbers. A NaN is equal to no state, and to itself in a tuple.
+    now = generator.getstate()
+    return now == state and now[2] == state[2]
 
 
 def _is_numpy_state(state: Any) -> bool:
@@ -153,7 +157,8 @@ def _is_numpy_state(state: Any) -> bool:
         return False
     dtype = getattr(state[1], "dtype", "")
     word, shape = getattr(dtype, "str", dtype), getattr(state[1], "shape", ())
-    return str(word)[1:] == "u4" and shape == (624,) and 0 <= state[2] <= 624 and state[3] in (0, 1)
+    sound = 0 <= state[2] <= 624 and state[3] in (0, 1) and not math.isnan(state[4])
+    return str(word)[1:] == "u4" and shape == (624,) and sound
 
 
 def _is_bytes(state: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -86,6 +87,10 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "a gradient of bytes": ({"a": {"$": "parameter", "name": "a#1", "requires_grad": True}}, ("a#1",), "requires a gradient"),
     "no dict of generators": ({"rng": 3}, (), "state of 'rng': the generators' states are a int"),
     "python's without its index": ({"rng": {"python": {"$": "tuple", "items": [3, {"$": "tuple", "items": [1] * 624}, None]}}}, (), "python"),
+    "python's of version 2": ({"rng": {"python": encode((2, random.Random(3).getstate()[1], None), str)}}, (), "python"),
+    "python's word of 64 bits": ({"rng": {"python": encode((3, (2**40, *random.Random(3).getstate()[1][1:]), None), str)}}, (), "python"),
+    "python's draw that is no number": ({"rng": {"python": encode((3, random.Random(3).getstate()[1], math.nan), str)}}, (), "python"),
+    "numpy's draw that is no number": ({"rng": {"numpy": {"$": "tuple", "items": ["MT19937", array(dtype="<u4", base64=text(bytes(2496)), shape=[624]), 1, 1, encode(math.nan, str)]}}}, (), "numpy"),
     "torch's numbers": ({"rng": {"torch": named("rng#f")}}, ("rng#f",), "torch's generator"),
     "cuda's dict": ({"rng": {"cuda": {}}}, (), "cuda's generator"),
     "numpy's name": ({"rng": {"numpy": {"$": "tuple", "items": ["X", array(base64="", shape=[0]), 1, 0, 0.0]}}}, (), "numpy's generator"),
