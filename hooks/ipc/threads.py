@@ -152,16 +152,25 @@ class ThreadPool:
     Args:
         name: the name of each thread.
         count: number of threads that the pool keeps.
+        idle: as for `StandingThread`, and `every` too. No task waits for it.
     """
 
-    def __init__(self, name: str, count: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        idle: Callable[[], None] = lambda: None,
+        every: float | None = None,
+    ) -> None:
         self._name = name
+        self._idle, self._every = idle, every
         self._count = count
         self._process = os.getpid()
         self._tasks: queue.SimpleQueue[TaskHandle | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the fields below
         self._threads: list[StandingThread] = []
-        #: Number of tasks that have not ended.
+        #: Number of tasks that have not ended, and of threads that are in `idle`.
         self._open = 0
         self._closed = False
 
@@ -173,7 +182,7 @@ class ThreadPool:
     def make(self) -> None:
         """Start the threads that the pool keeps, or as many as can be started."""
         with self._lock:
-            while len(self._threads) < self._count and self._start():
+            while len(self._threads) < self._count and self._start(idle_first=self._every is not None):
                 pass
 
     def give(self, run: Callable[[], object]) -> TaskHandle:
@@ -208,14 +217,29 @@ class ThreadPool:
             thread.end()
         self._tasks = queue.SimpleQueue()  # one that hangs leaves its end in the old one
 
-    def _start(self) -> bool:
+    def _start(self, *, idle_first: bool = False) -> bool:
         """Start a thread; the caller holds the lock. Return whether it runs."""
         try:
-            self._threads.append(StandingThread(self._name, self._tasks, stays=self._stays))
+            thread = StandingThread(
+                self._name,
+                self._tasks,
+                stays=self._stays,
+                idle=self._look_after,
+                every=self._every,
+                idle_first=idle_first,
+            )
+            self._threads.append(thread)
         except RuntimeError as error:
             log.debug("no other thread for %s: %s", self._name, error)
             return False
         return True
+
+    def _look_after(self) -> None:
+        with self._lock:
+            self._open += 1
+        self._idle()
+        with self._lock:
+            self._open -= 1
 
     def _stays(self, thread: StandingThread) -> bool:
         with self._lock:

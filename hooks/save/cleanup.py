@@ -20,6 +20,7 @@ from ..checkpoint.format.keys import MARKER, SAVING, CheckpointName, checkpoint_
 from ..checkpoint.marker import put_saving
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, deletions, plan_pruning
 from .cancel_scope import Abandoned, CancelScope
+from ..ipc.threads import TaskHandle
 from .plan.damage import FoundDamage
 from .plan.plan_cache import WritePlanCache
 from .upload.uploader import Uploader
@@ -172,8 +173,8 @@ class SmallRequests:
         self._uploads = uploads
         self._run_id = run_id
         self._clock = clock
-        #: The checkpoints that were announced since the last `retract`.
-        self._announced: list[CheckpointName] = []
+        #: The checkpoints that were announced since the last `retract`, each with its request.
+        self._announced: list[tuple[CheckpointName, TaskHandle | None]] = []
 
     def starts(self) -> dict[int, float]:
         """Return when each of the last few attempts of this run began, in wall seconds; {} if the store does not answer in time."""
@@ -218,18 +219,25 @@ class SmallRequests:
             heard: called if the request fails transiently.
         """
         store, seconds = self._uploads.store, min(left, _ANNOUNCING)
-        self._announced.append(name)
-        self._uploads.aside(lambda: put_saving(store, self._run_id, name, left, timeout=seconds), heard)
+        put = self._uploads.aside(lambda: put_saving(store, self._run_id, name, left, timeout=seconds), heard)
+        self._announced.append((name, put))
 
     def retract(self, committed: CheckpointName | None) -> None:
         """Remove the announcements since the last call, except that of the committed checkpoint: nothing is worth a wait."""
-        store = self._uploads.store
-        keys = [
-            checkpoint_prefix(self._run_id, name) + SAVING for name in self._announced if name != committed
-        ]
-        self._announced.clear()
-        if keys:
-            self._uploads.aside(lambda: store.delete(keys, timeout=_ANNOUNCING))
+        store, (announced, self._announced) = self._uploads.store, (self._announced, [])
+        void = {
+            checkpoint_prefix(self._run_id, name) + SAVING: put
+            for name, put in announced
+            if name != committed
+        }
+
+        def remove() -> None:
+            for put in filter(None, void.values()):
+                self._clock.wait(put.done, _ANNOUNCING)  # else it may arrive behind its removal
+            store.delete([*void], timeout=_ANNOUNCING)
+
+        if void:
+            self._uploads.aside(remove)
 
     def put(self, key: str, data: memoryview, seconds: float) -> None:
         """Put an object beside the checkpoints, and try only once.

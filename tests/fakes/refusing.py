@@ -115,4 +115,7 @@ def as_time_goes_by(
 def _polls(thread: int | None) -> bool:
     """Return whether a thread waits by real time, for a put that lags."""
     frame = sys._current_frames().get(thread or 0)
-    return frame is not None and frame.f_code is threading.Condition.wait.__code__
+    if frame is None or frame.f_code is not threading.Condition.wait.__code__:
+        return False
+    caller = frame.f_back  # an event is waited for by a thread that starts another
+    return caller is None or caller.f_code is not threading.Event.wait.__code__

@@ -27,6 +27,7 @@ from ....providers.errors import (
 )
 from ....providers.stores.base import BlobStore, Identified
 from ...checkpoint.store_probe import StoreProbe
+from ...ipc.threads import TaskHandle
 from ..cancel_scope import Abandoned, CancelScope, with_last
 from .machine_turn import MachineTurn
 
@@ -170,7 +171,7 @@ class Refusals:
         self,
         store: BlobStore,
         run_id: str,
-        aside: Callable[[Callable[[], object]], None],
+        aside: Callable[[Callable[[], object]], TaskHandle | None],
         machine: MachineTurn | None = None,
     ) -> None:
         self._store = store
@@ -190,8 +191,9 @@ class Refusals:
         #: The save whose thread asks for all, and the save whose refusal is logged.
         self._asking: object = None
         self._logged: object = None
-        #: The credential chain is asked now.
-        self._renewing = False
+        #: The newest request to the credential chain, and when it counts as hanging, in monotonic seconds.
+        self._renewal: TaskHandle | None = None
+        self._renewed_by = -math.inf
 
     @property
     def refused(self) -> bool:
@@ -217,7 +219,7 @@ class Refusals:
                 "the store refuses this save, spotguard asks for newer credentials and tries again until the deadline: %s",
                 error,
             )
-        self._ask_the_chain()
+        self._ask_the_chain(scope.now())
 
     @contextmanager
     def passage(self, scope: CancelScope, hear: Callable[[StoreError], None]) -> Iterator[None]:
@@ -277,7 +279,7 @@ class Refusals:
             scope.pause(_LOOK)
             return False
         scope.pause(random.uniform(*_BETWEEN))
-        self._ask_the_chain()
+        self._ask_the_chain(scope.now())
         if self._misled:
             return True
         left = scope.left()
@@ -296,17 +298,12 @@ class Refusals:
         self._aside(probe.remove)
         return False
 
-    def _ask_the_chain(self) -> None:
+    def _ask_the_chain(self, now: float) -> None:
         """Have another thread ask: no answer of a metadata service may take the window."""
-        if isinstance(self._store, Identified) and not self._renewing:
-            self._renewing = True
-            self._aside(partial(self._renew, self._store))
-
-    def _renew(self, store: Identified) -> None:
-        try:
-            store.renew_credentials(timeout=_PROBING)
-        finally:
-            self._renewing = False
+        asking = self._renewal is not None and not self._renewal.done.is_set() and now < self._renewed_by
+        if isinstance(self._store, Identified) and not asking:
+            self._renewed_by = now + 2 * _PROBING
+            self._renewal = self._aside(partial(self._store.renew_credentials, timeout=_PROBING))
 
     def _begin(self, scope: CancelScope) -> bool:
         with self._lock:

@@ -14,11 +14,12 @@ from typing import Generic
 
 from ....providers.errors import CheckpointError, SpotguardError, StoreError
 from ....providers.stores.base import BlobStore
+from ...ipc.threads import TaskHandle, ThreadPool
 from ..cancel_scope import CancelScope
 from ..plan.throughput import StoreLink, UploadWidth
 from .machine_turn import MachineTurn
 from .retry import Refusals, retry
-from .workers import B, TaskGroup, UploadWorker, WorkerPool
+from .workers import IDLE, B, TaskGroup, UploadWorker, WorkerPool
 
 log = logging.getLogger("spotguard")
 
@@ -47,8 +48,8 @@ class Uploader(Generic[B]):
         self.pool = pool if pool is not None else WorkerPool(make, self._keep_warm)
         #: Workers for requests that put no object, so that a manifest does not wait for the puts before it or around it.
         self.request_pool = WorkerPool(make, self._keep_warm)
-        #: One worker for requests that no save waits for.
-        self.aside_pool = WorkerPool(make, self._keep_warm)
+        #: For requests that no save waits for. None of them waits for one that hangs.
+        self._aside = ThreadPool("spotguard-aside", idle=self._keep_warm, every=IDLE)
         turn = MachineTurn(store.url, run_id) if world > 1 else None
         #: How a save with a deadline waits for a store that refuses. A local copy does not: the state is copied to memory instead.
         self.refusals = Refusals(store, run_id, self.aside, turn) if pool is None else None
@@ -66,7 +67,7 @@ class Uploader(Generic[B]):
         size = self.object_size(nbytes)
         self.workers(-(-nbytes // size) + 1, size)  # one more for headers, and for pieces that leave gaps
         self.request_pool.ready(2, 1)  # the manifests of both levels may be on their way
-        self.aside_pool.ready(1, 1)
+        self._aside.make()
 
     def close(self) -> None:
         """End the threads."""
@@ -74,7 +75,7 @@ class Uploader(Generic[B]):
             self.refusals.close()
         self.pool.dismiss()
         self.request_pool.dismiss()
-        self.aside_pool.dismiss()
+        self._aside.close()
 
     def ask(
         self,
@@ -129,14 +130,17 @@ class Uploader(Generic[B]):
 
     def aside(
         self, what: Callable[[], object], heard: Callable[[StoreError], None] = lambda error: None
-    ) -> None:
-        """Make a request that no save waits for, after those that were given before. It may fail, or be dropped.
+    ) -> TaskHandle | None:
+        """Make a request that no save waits for. It may fail. Any thread may call this.
 
         Args:
             heard: called if it fails transiently.
+
+        Returns:
+            The handle of the request; None if it is dropped, as no thread is left.
         """
 
-        def task(_: B) -> None:
+        def task() -> None:
             try:
                 what()
             except Exception as error:  # noqa: BLE001 - nothing depends on it
@@ -145,11 +149,10 @@ class Uploader(Generic[B]):
                 log.debug("a request beside a save: %s", error)
 
         try:
-            (worker,) = self.aside_pool.workers or self.aside_pool.ready(1, 1)
-        except (RuntimeError, MemoryError) as error:
+            return self._aside.give(task)
+        except RuntimeError as error:
             log.debug("a request beside a save: %s", error)
-            return
-        worker.give(task, lambda: None)
+            return None
 
     def workers(self, objects: int, size: int, scope: CancelScope | None = None) -> list[UploadWorker[B]]:
         """Return as many workers as `objects` of at most `size` bytes keep busy.

@@ -255,6 +255,23 @@ def test_a_chain_that_hangs_delays_no_request(saving: Callable[..., Refused]) ->
     assert one.stored == one.objects
 
 
+def test_a_chain_that_hangs_is_asked_again(saving: Callable[..., Refused]) -> None:
+    """The first answer never comes, and the credentials are there a while later."""
+    clock, over, asked = WatchedClock(), threading.Event(), list[float]()
+
+    def renew() -> None:
+        asked.append(clock.monotonic())
+        if len(asked) == 1:
+            over.wait(100.0)
+
+    one = saving(
+        RefusingStore(clock, lambda request: denied() if len(asked) < 2 else None, renew=renew), clock
+    )
+    one.run()
+    over.set()
+    assert one.stored == one.objects
+
+
 def test_a_temporary_redirect_is_sent_again(saving: Callable[..., Refused]) -> None:
     """After a pause, by the same thread: nobody else stops."""
     clock, said = WatchedClock(), [StoreError("put x: 307 (307)", "307")]

@@ -53,6 +53,19 @@ def test_idle_threads_are_gone_when_the_writer_is_closed() -> None:
     assert not any(thread.is_alive() for thread in putting)
 
 
+def test_requests_beside_a_save_that_hang_delay_no_later_one() -> None:
+    """Not the removal of what they put, and not the question for newer credentials: each hand that hangs is replaced."""
+    store, done = WatchedStore(), threading.Event()
+    with writer_of(store) as writer:
+        writer.uploads.warm(1)
+        store.hold(lambda key: True)
+        held = [writer.uploads.aside(lambda: store.put("a", memoryview(b""))) for _ in range(5)]
+        writer.uploads.aside(done.set)
+        assert done.wait(PATIENCE)
+        assert not any(each is None or each.done.is_set() for each in held)
+        store.let_go()
+
+
 def test_the_threads_of_a_save_are_there_before_it() -> None:
     """None is started on the way, where Python 3.12 could not at its end; the next save has the same."""
     putting: set[threading.Thread] = set()
