@@ -352,7 +352,13 @@ class Checkpointer:
         This is for a call of the ranks that a later call has replaced. The other ranks may have committed the earlier one, and
         may be gone.
         """
-        self._agreed.look_back(self.requests.complete)
+
+        def complete(name: CheckpointName) -> bool:
+            if (found := self.requests.complete(name)) is not None:
+                self._committer.see(name, found.suspect, found.left_out)
+            return found is not None
+
+        self._agreed.look_back(complete)
 
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
         if save.agreed.roles.whole_each:
@@ -384,10 +390,12 @@ class Checkpointer:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
-        suspect = self._committer.suspect(name)
-        saved = SavedCheckpoint(name.step, url, nbytes, at - started, at, level, why, blocked, suspect)
+        suspect, left_out = self._committer.seen(name, self._left_out)
+        saved = SavedCheckpoint(
+            name.step, url, nbytes, at - started, at, level, why, blocked, suspect, left_out
+        )
         refers = write_progress.refers(self._run_id, name)
-        saved = replace(saved.lacking(self._lacks), left_out=self._left_out, name=name, refers=refers)
+        saved = replace(saved.lacking(self._lacks), name=name, refers=refers)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self.saved.add(saved)

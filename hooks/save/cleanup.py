@@ -15,9 +15,10 @@ from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError, StoreError
 from ...providers.stores.base import ObjectInfo
 from ..checkpoint.attempts import attempt_starts
-from ..checkpoint.catalog import examine, folders_of, scan
+from ..checkpoint.catalog import WholeCheckpoint, examine, folders_of, scan
 from ..checkpoint.format.keys import MARKER, SAVING, CheckpointName, checkpoint_prefix
-from ..checkpoint.marker import put_saving
+from ..checkpoint.format.manifest import CommitMarker
+from ..checkpoint.marker import put_saving, read_marker
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, deletions, plan_pruning
 from .cancel_scope import Abandoned, CancelScope
 from ..ipc.threads import TaskHandle
@@ -190,19 +191,20 @@ class SmallRequests:
             log.debug("how often this run was preempted is not known: %s", error)
         return results
 
-    def complete(self, name: CheckpointName) -> bool:
-        """Return whether a checkpoint can be restored: a rank has marked it, or all that it names is there.
+    def complete(self, name: CheckpointName) -> CommitMarker | WholeCheckpoint | None:
+        """Return a checkpoint if it can be restored: a rank has marked it, or all that it names is there.
 
         False if the store does not answer in time.
         """
-        results = []
+        results: list[CommitMarker | WholeCheckpoint] = []
         store = self._uploads.store
 
         def look(left: float | None) -> None:
             folders = scan(store, self._run_id, timeout=left)
             for folder in folders:
                 if folder.name == name:
-                    results.append(MARKER in folder.files or examine(store, folder, folders, timeout=left))
+                    marker = MARKER in folder.files and read_marker(store, self._run_id, name, timeout=left)
+                    results.append(marker or examine(store, folder, folders, timeout=left))
 
         try:
             self._ask(look, _GLANCE)

@@ -61,13 +61,21 @@ class Committer:
         self._suspicion = suspicion
         #: Whether this rank marked the last commit, so that the work after a commit (the pruning) is its own.
         self.marked = True
-        #: Why some rank's losses make the last commit suspect; "" if none do.
-        self._last: tuple[CheckpointName | None, str] = None, ""
+        #: The last commit, why some rank's losses make it suspect ("" if none do), and the values that its ranks have left out.
+        self._last: tuple[CheckpointName | None, str, tuple[str, ...]] = None, "", ()
 
-    def suspect(self, name: CheckpointName) -> str:
-        """Return why some rank's losses make a checkpoint suspect; this rank's, if it was not the last commit."""
-        last, why = self._last
-        return why if name == last else self._suspicion(name.step, False)
+    def see(self, name: CheckpointName, suspect: str, left_out: tuple[str, ...]) -> None:
+        """Note a commit, with what all its ranks say of it."""
+        self._last = name, suspect, left_out
+
+    def seen(self, name: CheckpointName, left_out: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """Return why a rank's losses make a checkpoint suspect, and the values that a rank has left out.
+
+        Args:
+            left_out: those of this rank, which alone is known if this was not the last commit.
+        """
+        last, suspect, of_all = self._last
+        return (suspect, of_all) if name == last else (self._suspicion(name.step, False), left_out)
 
     def queue(
         self,
@@ -148,12 +156,12 @@ class Committer:
         scope = queue.scope if scope is None else scope
         if self._world == 1:
             seconds = publish(queue, own, scope, self._clock)
-            self._last = own.manifest.checkpoint, suspicion([own.manifest])
+            self.see(own.manifest.checkpoint, suspicion([own.manifest]), own.manifest.left_out)
         else:
             published = self._together(queue, own, save, scope)
             seconds, self.marked = published.seconds, published.marked
-            manifest, suspect = own.manifest, published.suspect
-            self._last = manifest.checkpoint, suspicion([manifest]) if suspect is None else suspect
+            manifest = own.manifest
+            self.see(manifest.checkpoint, published.suspect, published.left_out)
             say_what_drifted(manifest.checkpoint, published.digests)
             if manifest.missing and save.agreed.speaks:
                 # The line that ends a notice reports it too.

@@ -276,9 +276,9 @@ class SavedCheckpoint:
     why: str = ""
     #: Seconds for which training stood still, for a background checkpoint.
     blocked: float = 0.0
-    #: Why this rank's losses make it suspect; "" if they do not.
+    #: Why some rank's losses make it suspect; "" if none do.
     suspect: str = ""
-    #: The path and the type of each value of this rank that no save can hold: a restore leaves the live one.
+    #: The path and the type of each value of any rank that no save can hold: a restore leaves the live one.
     left_out: tuple[str, ...] = ()
     #: Its name, and the keys of the earlier checkpoints' objects that this rank's part refers to. Only spotguard uses them.
     name: CheckpointName | None = field(default=None, repr=False, compare=False)

@@ -29,11 +29,12 @@ WORLD = 2
 
 @dataclass(frozen=True)
 class Trainer:
-    """One of the two ranks: its guard, what its agent would be told, and one step of its training."""
+    """One of the two ranks: its guard, what its agent would be told, one step of its training, and its optimizer."""
 
     guard: Guard
     heard: Heard
     step: Callable[[], None]
+    optimizer: torch.optim.Optimizer
 
 
 def layer() -> nn.Module:
@@ -65,7 +66,7 @@ def join(
             optimizer.step()
             guard.step()
 
-        return Trainer(guard, heard, step)
+        return Trainer(guard, heard, step, optimizer)
 
     return on_all(one)
 

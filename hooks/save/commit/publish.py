@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ....providers.clock import Clock
 from ....providers.errors import CheckpointError, StoreError, UnavailableError
-from ...checkpoint.format.manifest import suspicion
+from ...checkpoint.format.manifest import left_out_of, suspicion
 from ...checkpoint.marker import encoded_index, encoded_marker
 from ..cancel_scope import Abandoned, CancelScope
 from ..upload.save_queue import QueueEntry, SaveQueue
@@ -74,8 +74,10 @@ class Published:
     marked: bool
     #: The digests of replicated tensors in each rank's manifest; () on a rank that has not marked the checkpoint.
     digests: Sequence[Mapping[str, int]] = ()
-    #: Why some rank's losses make it suspect, "" if none do; None if this rank has seen neither all manifests nor the marker.
-    suspect: str | None = None
+    #: Why some rank's losses make it suspect; "" if none do.
+    suspect: str = ""
+    #: The path and the type of each value that a rank has left out.
+    left_out: tuple[str, ...] = ()
 
 
 def publish_together(
@@ -112,7 +114,9 @@ def publish_together(
         raise
     except Abandoned as why:
         raise IncompleteError(f"{why}; {others.whose()}", others.missing) from why
-    return Published(seconds, marked=False, suspect=None if others.marker is None else others.marker.suspect)
+    marker = others.marker
+    assert marker is not None
+    return Published(seconds, marked=False, suspect=marker.suspect, left_out=marker.left_out)
 
 
 def _wait(queue: SaveQueue[B], others: PeerManifests, scope: CancelScope) -> bool:
@@ -180,7 +184,9 @@ def _mark(
     """
     seconds += queue.ask(others.check, scope)
     created, step, marks = clock.time(), others.mine.step, 0
-    published = Published(seconds, marked=False, suspect=suspicion(others.manifests))
+    published = Published(
+        seconds, marked=False, suspect=suspicion(others.manifests), left_out=left_out_of(others.manifests)
+    )
     while True:
         met = queue.write_progress.failures
         seconds += _look_at_all(queue, own, others, scope)
@@ -199,7 +205,7 @@ def _mark(
         log.debug("step %d has no index: a restore reads its manifests one by one: %s", step, last.error)
     seconds += marker.seconds
     digests = [each.digests for each in others.manifests]
-    return Published(seconds, marked=True, digests=digests, suspect=published.suspect)
+    return replace(published, seconds=seconds, marked=True, digests=digests)
 
 
 def _index_entry(queue: SaveQueue[B], others: PeerManifests, marker: QueueEntry) -> QueueEntry:

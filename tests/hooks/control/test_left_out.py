@@ -19,6 +19,7 @@ from spotguard.providers.errors import StateError
 from tests.fakes.noticed import Heard, notice
 from tests.fakes.store import FakeStore
 from tests.fakes.training import Job, guarded, small, step_on
+from tests.fakes.two_guards import on_all, two_guards
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -115,6 +116,25 @@ def test_a_value_that_no_save_can_hold_is_left_out_alone_and_stays_at_a_restore(
         assert guard.restore() == 2
     assert here(again) == "here"
     assert again.values["notes"]["best"] == 0.5
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_value_that_one_rank_leaves_out_is_named_by_all_ranks_and_in_the_record(rank: int) -> None:
+    """One rank writes the record, and another one may mark the checkpoint."""
+    store = FakeStore()
+    with two_guards([store, store]) as trainers:
+        trainers[rank].optimizer.param_groups[0]["tag"] = PATH
+        on_all(lambda each: trainers[each].step())
+        trainers[0].guard._agent.hear(notice())
+        details = on_all(lambda each: trainers[each].heard.wait(protocol.Committed).detail)
+        named = f"optimizer.param_groups[0].tag: pathlib.PurePosixPath on rank {rank}"
+        assert details == [f"left out: {named}"] * 2
+        assert [each.guard._position().checkpoint_left_out for each in trainers] == [named] * 2
+    outcomes = [json.loads(store.objects[key]) for key in store.objects if "/outcomes/" in key]
+    assert [each["left_out"] for each in outcomes] == [[named]]
+    whole = find_whole(store, "run")
+    assert whole is not None
+    assert whole.left_out == (named,)
 
 
 @pytest.mark.parametrize("kind", ["by hand", "background"])

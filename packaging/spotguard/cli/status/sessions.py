@@ -101,14 +101,16 @@ def rows_of_several(found: Sequence[dict[str, Any]]) -> Iterator[Row]:
             why.setdefault(_mode(each), []).append(f"pid {each['pid']}")
     for mode, who in why.items():
         yield "saves", f"{mode} ({', '.join(who)})", ""
+    for left_out in dict.fromkeys(
+        each["checkpoint_left_out"] for each in found if each["checkpoint_left_out"]
+    ):
+        yield "left out", left_out, "yellow"  # each rank's are named on all ranks
     wrong: dict[tuple[str, str], list[str]] = {}
     for each in by_rank(found):
         if still := still_of(each):
             yield "progress", f"rank {each['rank']}: {still}", "yellow"
         if suspect := _suspect(each):
             yield "SUSPECT", f"rank {each['rank']}: {suspect}", "bold red"
-        if left_out := each["checkpoint_left_out"]:
-            yield "left out", f"rank {each['rank']}: {left_out}", "yellow"
         if high := each["high_loss"]:
             yield "HIGH", f"rank {each['rank']}: {high}", "yellow"
         for problem in misuse_of(each):
