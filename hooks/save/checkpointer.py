@@ -84,7 +84,7 @@ class Checkpointer:
             history=self._history,
             suspicion=suspicion,
         )
-        self.cleanup = Cleanup(run_id, self._writer.uploads, self._writer.plans, self.damage)
+        self.cleanup = Cleanup(run_id, self._writer.uploads, self.damage)
         self._copies = LocalCopies(stage, self._writer, self._committer, clock, suspicion, ahead=copies)
         self._numbers = SaveNumbers()
         #: The write plan of the last save, or of the rehearsal after it.
@@ -257,7 +257,6 @@ class Checkpointer:
         write_progress = WriteProgress(write_plan, roles=save.agreed.roles)
         if not save.in_place and self._world > 1:
             save = replace(save, digests=save.state.digests(state_tensors, save.scope.check))
-            self.cleanup.see_referred(save.scope)
         queue = self._writer.queue(
             state_tensors,
             name,

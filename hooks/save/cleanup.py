@@ -20,10 +20,9 @@ from ..checkpoint.format.keys import MARKER, SAVING, CheckpointName, checkpoint_
 from ..checkpoint.format.manifest import CommitMarker
 from ..checkpoint.marker import put_saving, read_marker
 from ..checkpoint.retention import CheckedCheckpoints, Keep, Pruning, deletions, plan_pruning
-from .cancel_scope import Abandoned, CancelScope
 from ..ipc.threads import TaskHandle
+from .cancel_scope import Abandoned, CancelScope
 from .plan.damage import FoundDamage
-from .plan.plan_cache import WritePlanCache
 from .upload.uploader import Uploader
 from .upload.workers import B
 
@@ -36,11 +35,10 @@ _AT_ONCE = 32
 class Cleanup:
     """Removes old checkpoints of one run from one store. The saving thread uses it; the writer's threads ask the store."""
 
-    def __init__(self, run_id: str, uploads: Uploader[B], plans: WritePlanCache, damage: FoundDamage) -> None:
+    def __init__(self, run_id: str, uploads: Uploader[B], damage: FoundDamage) -> None:
         self._store = uploads.store
         self._run_id = run_id
         self._uploads = uploads
-        self._plans = plans
         self._damage = damage
         self._checked = CheckedCheckpoints()
         #: The attempts that a newer attempt has overtaken.
@@ -49,33 +47,6 @@ class Cleanup:
     def overtaken(self, attempt: int) -> bool:
         """Return whether a newer attempt has begun, as far as `prune` saw: two processes train this run."""
         return attempt in self._overtaken
-
-    def see_referred(self, scope: CancelScope) -> None:
-        """Report the checkpoints of which the store has lost an object that the next save would refer to.
-
-        Among several ranks only the rank that prunes examines checkpoints, and only after a commit. So each rank lists its own
-        objects before it refers to them, with one listing for each checkpoint.
-
-        Raises:
-            Abandoned, StoreError: as `Uploader.ask`.
-        """
-        for name, objects in self._plans.referred().items():
-            prefix = checkpoint_prefix(self._run_id, name)
-            own = prefix + min(objects).partition("/")[0]
-            there: set[str] = set()
-
-            def look(
-                left: float | None, own: str = own, prefix: str = prefix, there: set[str] = there
-            ) -> None:
-                there.update(info.key.removeprefix(prefix) for info in self._store.list(own, timeout=left))
-
-            self._uploads.ask(look, scope, again=False)
-            if gone := sorted(objects - there):
-                log.error(
-                    "objects of frozen tensors in checkpoint %s are gone: spotguard uploads them again", name
-                )
-                why = f"object {gone[0]} is missing, and frozen tensors are in it"
-                self._damage.add(name, why, [prefix + each for each in gone])
 
     def prune(self, keep: Keep, attempt: int, scope: CancelScope) -> None:
         """Remove all checkpoints but those that `keep` names and those that must stay, a few objects at a time."""
@@ -194,7 +165,7 @@ class SmallRequests:
     def complete(self, name: CheckpointName) -> CommitMarker | WholeCheckpoint | None:
         """Return a checkpoint if it can be restored: a rank has marked it, or all that it names is there.
 
-        False if the store does not answer in time.
+        None if the store does not answer in time.
         """
         results: list[CommitMarker | WholeCheckpoint] = []
         store = self._uploads.store
@@ -210,7 +181,7 @@ class SmallRequests:
             self._ask(look, _GLANCE)
         except (Abandoned, StoreError, CheckpointError) as error:
             log.debug("whether %s is committed by now is not known: %s", name, error)
-        return bool(results)
+        return results[0] if results else None
 
     def announce(self, name: CheckpointName, left: float, heard: Callable[[StoreError], None]) -> None:
         """Tell a start that comes early that this checkpoint may be complete in `left` seconds.

@@ -120,8 +120,7 @@ class ShardWriter:
         """Return the queue of a save. The arguments are those of `write`."""
         fill = fill or partial(_fill, write_progress, scope, state_tensors)
         aside = partial(_moved_aside, moved, {state_tensor.tensor.device for state_tensor in state_tensors})
-        known = self.plans.as_before
-        return SaveQueue(self.uploads, write_progress, name, scope, fill, aside, known, progress)
+        return SaveQueue(self.uploads, write_progress, name, scope, fill, aside, self.plans, progress)
 
     def requests(self, scope: CancelScope) -> SaveQueue[HostBuffer]:
         """Return the queue of a save whose objects are in the store."""

@@ -5,9 +5,8 @@ It also knows which objects an earlier save has put, so that the next one refers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ...checkpoint.format.keys import CheckpointName, object_name
 from ...state.state_tensor import StateTensor, Tier
 from .damage import FoundDamage
 from .partitioner import group_of
@@ -89,13 +88,6 @@ class WritePlanCache:
             }
         else:
             self._known = {}  # it refers to no earlier object, and `prune` removes objects without a reference
-
-    def referred(self) -> Mapping[CheckpointName, frozenset[str]]:
-        """Return the names of the known objects, by the checkpoint whose directory has them."""
-        objects_of: dict[CheckpointName, set[str]] = {}
-        for index, stored in self._sound().items():
-            objects_of.setdefault(stored.at, set()).add(object_name(self._rank, self._world, index))
-        return {name: frozenset(objects) for name, objects in objects_of.items()}
 
     def forget(self) -> None:
         """Forget the known objects: later saves refer to none of them."""

@@ -147,6 +147,8 @@ class WriteProgress:
     stored: dict[int, StoredObject] = field(default_factory=dict)
     #: Objects in `stored` that an earlier checkpoint has put.
     spared: set[int] = field(default_factory=set)
+    #: Objects that a manifest of this save names where they are.
+    named: set[int] = field(default_factory=set)
     #: Objects in `stored` that the store may have lost, as it has failed since. They do not count until they are checked again.
     doubted: set[int] = field(default_factory=set)
     #: Objects that the store has lost, as they were put. The manifest may name them already, so they are put again as they were.
@@ -173,6 +175,7 @@ class WriteProgress:
             self,
             stored=dict(self.stored),
             spared=set(self.spared),
+            named=set(self.named),
             doubted=set(self.doubted),
             lost=dict(self.lost),
             leaving={},
@@ -197,8 +200,15 @@ class WriteProgress:
 
     def lose(self, index: int) -> None:
         """Note that the store has lost an object."""
-        self.lost[index] = self.stored.pop(index)
+        stored = self.stored.pop(index)
+        if not self.borrows(index):  # else it is put anew, as this save's own
+            self.lost[index] = stored
+        self.spared.discard(index)
         self.leaving.pop(index, None)
+
+    def borrows(self, index: int) -> bool:
+        """Return whether an earlier checkpoint has put the object, and no manifest of this save names it yet."""
+        return index in self.spared and index not in self.named
 
     def holds_back(self, tier: Tier) -> bool:
         """Return whether an object of this tier has to wait, even if its put has begun."""
@@ -258,6 +268,7 @@ class WriteProgress:
         """
         write_plan, mine = self.write_plan, self.mine
         used = [i for i, planned in enumerate(write_plan.objects) if i in mine and planned.tier in tiers]
+        self.named.update(used)
         number = {index: at for at, index in enumerate(used)}
         chunks: dict[int, list[Chunk]] = {
             i: [] for i, item in enumerate(write_plan.items) if item.tier in tiers

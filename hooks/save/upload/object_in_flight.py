@@ -223,15 +223,21 @@ class ObjectsInFlight:
             return self.current(flight.shift) and flight.index not in self._write_progress.stored
 
     def spare(self, index: int, known: StoredObject) -> None:
-        """Note that an earlier save has put the object, so that this save refers to it."""
-        now = self._now()
+        """Note that an earlier save has put the object, so that this save refers to it, once it is seen in the store."""
+        self.pause()
         with self._group.lock:
-            if self._quiet is not None:  # reading and hashing the object is not the link's time
-                self._link.paused(now - self._quiet)
-                self._quiet = now
             self._spared += self._size(index)
             self._write_progress.spared.add(index)
+            self._write_progress.doubted.add(index)
             self._lands(index, known)
+
+    def pause(self) -> None:
+        """Take the time since no object is on its way from the link's: objects were read, hashed or listed in it."""
+        now = self._now()
+        with self._group.lock:
+            if self._quiet is not None:
+                self._link.paused(now - self._quiet)
+                self._quiet = now
 
     def lose(self, index: int) -> None:
         """Note that the store has lost the object."""

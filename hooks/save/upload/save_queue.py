@@ -20,10 +20,11 @@ from ....providers.errors import StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
 from ...state.state_tensor import Tier
 from ..cancel_scope import Abandoned, CancelScope
+from ..plan.plan_cache import WritePlanCache
 from ..plan.write_plan import ALL, WriteProgress, WrittenState
 from .object_in_flight import Progress
 from .retry import retry
-from .transfer import Fill, Known, StateChanged, Transfer
+from .transfer import Fill, StateChanged, Transfer
 from .uploader import Uploader
 from .workers import B, as_failure
 
@@ -121,14 +122,14 @@ class SaveQueue(Generic[B]):
         scope: CancelScope,
         fill: Fill[B],
         moved: Callable[[B], str],
-        known: Known,
+        plans: WritePlanCache,
         progress: Progress | None = None,
     ) -> None:
         self.store = uploads.store
         self.scope = scope
         self.write_progress = write_progress
         self._uploads = uploads
-        self._work = Transfer(uploads, write_progress, name, scope, fill, moved, known, self.hear, progress)
+        self._work = Transfer(uploads, write_progress, name, scope, fill, moved, plans, self.hear, progress)
         self._entries: list[QueueEntry] = []
         #: Called while the saving thread waits. It may queue more, and returns the monotonic seconds at which to call it again.
         self.plan: Callable[[], float] = lambda: math.inf

@@ -5,8 +5,9 @@ thread begins its parts and has workers begin; each worker puts objects while th
 put that lags behind its peers a second time, from a copy. The first to arrive counts; both are the same bytes under the same key.
 
 A store that was away, or failed for a moment, may have lost what it had confirmed. So a transient failure that any request of the
-save meets puts everything in doubt that the store has confirmed. A worker lists the doubted objects as soon as the store answers
-again, and those that are lost are put again. The entries behind the objects (`save_queue`) are put again.
+save meets puts everything in doubt that the store has confirmed. An object of an earlier save is in doubt from the beginning. A
+worker lists the doubted objects as soon as the store answers, and those that are lost are put again. The entries behind the objects
+(`save_queue`) are put again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
 from ...state.state_tensor import Tier
 from ..cancel_scope import CancelScope
-from ..plan.write_plan import ALL, StoredObject, WriteProgress
+from ..plan.plan_cache import WritePlanCache
+from ..plan.write_plan import ALL, WEIGHTS, StoredObject, WriteProgress
 from .object_in_flight import ObjectInFlight, ObjectsInFlight, Progress, Shift, Superseded
 from .retry import retry
 from .uploader import Uploader
@@ -34,8 +36,6 @@ log = logging.getLogger("spotguard")
 
 #: Writes the bytes of the object with this index into a buffer, and returns the CRCs of its pieces.
 Fill = Callable[[int, B], list[int]]
-#: Returns an object that an earlier save has put, with the same bytes as the one that is about to be put; None if there is none.
-Known = Callable[[int, StoredObject], StoredObject | None]
 
 #: Seconds between two checks for a put that lags.
 _LOOK = 0.1
@@ -53,6 +53,7 @@ class Transfer(TaskGroup, Generic[B]):
     Args:
         fill: writes the bytes of an object into a worker's buffer.
         moved: called after each `fill`. It returns "" or what has moved since the boundary.
+        plans: knows the objects that earlier saves have put, and hears of those that are gone.
         heard: called with each failure of the store. It calls `doubt`.
     """
 
@@ -64,7 +65,7 @@ class Transfer(TaskGroup, Generic[B]):
         scope: CancelScope,
         fill: Fill[B],
         moved: Callable[[B], str],
-        known: Known,
+        plans: WritePlanCache,
         heard: Callable[[StoreError], None],
         progress: Progress | None = None,
     ) -> None:
@@ -74,7 +75,7 @@ class Transfer(TaskGroup, Generic[B]):
         self._uploads = uploads
         self._fill = fill
         self._moved = moved
-        self._known = known
+        self._plans = plans
         self._heard = heard
         self._working = False
         #: The bytes of the present part; None: it tells nothing of the width.
@@ -174,7 +175,7 @@ class Transfer(TaskGroup, Generic[B]):
             if not error.transient and not isinstance(error, CorruptError):
                 return False
             progress.failures += 1
-            progress.doubted.update(progress.stored.keys() - progress.spared)
+            progress.doubted.update(progress.stored)
             # A store that is busy was most likely not away: one look before the manifest is enough.
             self._look_first |= isinstance(error, UnavailableError)
             self.lock.notify_all()
@@ -198,7 +199,7 @@ class Transfer(TaskGroup, Generic[B]):
                     self._put_object(shift, buffer, index)
                 elif (flight := self._laggard(shift)) is not None:
                     self.send_again(shift, buffer, flight)
-                elif not self.more():
+                elif not (self.more() or self._must_look()):
                     return
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits; the others stop
             if self.flights.current(shift):
@@ -226,9 +227,9 @@ class Transfer(TaskGroup, Generic[B]):
         stored = StoredObject(crcs, self.name if lost is None else lost.at)
         if planned.tier is Tier.FROZEN:
             stored.digest = hashlib.sha256(data).digest()
-            if (known := self._known(index, stored)) is not None:
+            if lost is None and (known := self._plans.as_before(index, stored)) is not None:
                 self.flights.spare(index, known)
-                self._tell()
+                self._lands(index)
                 return
         self._put(self.flights.starts(index, data, planned.crc32(crcs, data), stored, shift))
 
@@ -240,7 +241,7 @@ class Transfer(TaskGroup, Generic[B]):
         with self.lock:
             while self.flights.current(shift) and not self.sound() and not self.more():
                 hurried = self.scope.left() is not None
-                if (not hurried and not self._queue) or (self.write_progress.doubted and not self._looking):
+                if (not hurried and not self._queue) or self._must_look():
                     return None
                 if hurried and (flight := self.flights.laggard()) is not None:
                     return flight
@@ -282,7 +283,7 @@ class Transfer(TaskGroup, Generic[B]):
                     self._queue.append(flight.index)
             return
         flights.done(flight)
-        self._tell()
+        self._lands(flight.index)
 
     # --- what is in doubt ---
 
@@ -290,10 +291,18 @@ class Transfer(TaskGroup, Generic[B]):
         """Return the objects to check again; for one worker at a time, which then calls `looked`."""
         progress = self.write_progress
         with self.lock:
-            if self._looking or self.error is not None or not (self._look_first or not self.more()):
+            if not self._must_look():
                 return {}
-            self._looking = bool(progress.doubted)
+            self._looking = True
             return {index: progress.stored[index] for index in progress.doubted}
+
+    def _must_look(self) -> bool:
+        """Return whether to check the doubted objects now: one look is enough, behind the weights that are still on their way."""
+        progress = self.write_progress
+        with self.lock:
+            if self._looking or self.error is not None or not progress.doubted:
+                return False
+            return self._look_first or not (self.more() or progress.missing(WEIGHTS))
 
     def _look_again(self, doubted: dict[int, StoredObject]) -> None:
         """List the doubted objects, and have those put again that are gone or have another size."""
@@ -317,11 +326,15 @@ class Transfer(TaskGroup, Generic[B]):
                 self._looking = False
             raise
         if lost := [index for index, key in keys.items() if sizes.get(key) != objects[index].size]:
-            log.warning(
-                "the store has failed and lost %d objects of this save: spotguard uploads them again",
-                len(lost),
-            )
+            log.warning("the store has lost %d objects of this save: spotguard uploads them again", len(lost))
+        self._report_damage({index: doubted[index] for index in lost if self.write_progress.borrows(index)})
         self.looked(failures, doubted, lost)
+
+    def _report_damage(self, gone: dict[int, StoredObject]) -> None:
+        """Report the checkpoints that have lost these objects. No save refers to an object of theirs from now on."""
+        for at in {stored.at for stored in gone.values()}:
+            keys = [self._key(index, at) for index, stored in gone.items() if stored.at == at]
+            self._plans.damage.add(at, f"object {keys[0]} is missing, and frozen tensors are in it", keys)
 
     def looked(self, failures: int, listed: Collection[int], lost: Collection[int]) -> None:
         """Note that `doubted` objects were listed, and queue the lost ones of this part again.
@@ -332,6 +345,7 @@ class Transfer(TaskGroup, Generic[B]):
             lost: indices of the lost objects.
         """
         progress, objects = self.write_progress, self.write_progress.write_plan.objects
+        self.flights.pause()
         with self.lock:
             self._looking = False
             if progress.failures == failures:  # else the store has failed again
@@ -362,6 +376,14 @@ class Transfer(TaskGroup, Generic[B]):
             if self.error is not None or self._working:
                 return 0
             return len(self._queue) if self._queue else int(bool(self.write_progress.doubted))
+
+    def _lands(self, index: int) -> None:
+        """Report that an object is in the store. Behind the last of the weights, their manifest waits only for what is in doubt."""
+        progress = self.write_progress
+        with self.lock:
+            if progress.doubted and progress.write_plan.objects[index].tier in WEIGHTS:
+                self._look_first |= not progress.missing(WEIGHTS)
+        self._tell()
 
     def _tell(self) -> None:
         """Report that an object has arrived in the store or is lost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -11,9 +11,9 @@ import torch
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.restore.reads.verify import verify
-from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.providers.errors import CheckpointError
 from tests.fakes.training import Job, different, seed
+from tests.fakes.watched_store import is_object
 from tests.hooks.save.narrow_saves import RATE, Saving, saving
 
 pytestmark = pytest.mark.torch
@@ -84,53 +84,44 @@ def test_a_frozen_tensor_that_is_changed_is_put_again(saving: Callable[..., Savi
     assert_adapted(one)
 
 
-def test_objects_lost_from_the_store_are_named_and_put_again(
-    saving: Callable[..., Saving], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Somebody else deleted what is referred to: the next checkpoint is whole."""
-    one = saving(job=adapted())
-    one.background()
-    gone = max(one.store.objects, key=lambda key: len(one.store.objects[key]))
-    del one.store.objects[gone]
-    one.train()
-    with pytest.raises(CheckpointError, match="step 3 was committed, and cannot be restored"):
-        one.background()
-    assert one.newest() is None
-    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "step 3 cannot be restored" in said.message
-    assert gone.rpartition("/")[2] in said.message
-    caplog.clear()
-    one.train()
-    one.background()
-    assert references(one.newest()).keys() == {""}
-    assert not caplog.records
-    assert_adapted(one)
+def lose_shared(one: Saving, count: int) -> list[str]:
+    """Delete objects of the base from the store."""
+    largest = sorted(filter(is_object, one.store.objects), key=lambda key: -len(one.store.objects[key]))
+    for key in largest[:count]:
+        del one.store.objects[key]
+    return largest[:count]
 
 
-def test_objects_that_a_rank_finds_lost_before_it_refers_to_them_make_the_newest_checkpoint_count_no_more(
-    saving: Callable[..., Saving],
+@pytest.mark.parametrize("kind", ["background", "manual", "emergency"])
+def test_an_earlier_saves_objects_that_are_gone_are_named_and_put_again(
+    saving: Callable[..., Saving], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The newest one has not lost an object of its own: it refers to the one that has."""
+    """Somebody else deleted what is referred to: the very checkpoint that would refer to it is whole."""
     one = saving(job=adapted())
     one.background()
-    first = CheckpointName(1, one.done, 0)
+    first = one.done
     one.train()
     one.background()
     assert one.checkpointer.saved.complete == one.done
-    assert one.writer.plans.referred().keys() == {first}
-    gone = max(one.store.objects, key=lambda key: len(one.store.objects[key]))
-    assert str(first) in gone
-    del one.store.objects[gone]
-    one.checkpointer.cleanup.see_referred(CancelScope(one.clock))
-    assert one.checkpointer.damage.of(first, ())
-    assert (one.checkpointer.last, one.checkpointer.saved.complete) == (None, -1)
-    assert one.writer.plans.referred() == {}
-    assert one.writer.plans.known(one.writer.plans.of(one.state.collect().state_tensors)) == frozenset()
+    one.train()
+    (gone, *_) = lose_shared(one, 3)
+    found: list[tuple[CheckpointName, bool]] = []
+
+    def see(name: CheckpointName, why: str, objects: Collection[str], heard: bool) -> None:
+        found.append((name, gone in why))
+        assert (one.checkpointer.last, one.checkpointer.saved.complete) == (None, -1)
+
+    one.checkpointer.damage._found = see
+    saved = one.background() if kind == "background" else one.save(1000.0, kind)
+    assert saved is not None
+    assert found == [(CheckpointName(1, first, 0), True)], "once, before the checkpoint is there"
+    assert one.checkpointer.last == saved
+    assert references(one.newest())[""] > 3
+    assert ["the store has lost 3 objects" in record.message for record in caplog.records] == [True]
+    assert_adapted(one)
     one.train()
     one.background()
-    assert references(one.newest()).keys() == {""}
-    assert one.checkpointer.saved.complete == one.done
-    assert_adapted(one)
+    assert str(CheckpointName(1, first, 0)) not in references(one.newest()), "what has damaged it may go on"
 
 
 def test_save_under_way_that_refers_to_objects_found_damaged_meanwhile_has_failed(

@@ -133,7 +133,7 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
             CancelScope(Impatient(), 2000.0),
             lambda index, buffer: pytest.fail("a worker fills its buffer"),
             lambda buffer: "",
-            writer.plans.as_before,
+            writer.plans,
             lambda error: None,
         )
         work.begin()

@@ -44,7 +44,7 @@ class Outage:
         self.below = FakeStore()
         self.number, self.when, self.error = number, when, error
         self.count, self.key = 0, ""
-        #: A rank has listed the whole checkpoint, or has marked it.
+        #: The save has not begun; or a rank has listed the whole checkpoint, or has marked it.
         self.over = False
         self._lock = threading.Lock()
 
@@ -83,11 +83,18 @@ class _AwayOnce(CalledStore):
 
 
 def save(
-    store: BlobStore, rank: int, world: int, kind: Kind, weights: Weights | None, clock: Clock
+    away: Outage, rank: int, world: int, kind: Kind, weights: Weights | None, clock: Clock, *, frozen: bool
 ) -> SavedCheckpoint | Exception | None:
-    """One rank's save of its own model and moments. An error is a result."""
+    """One rank's save of its own model and moments. An error is a result.
+
+    Args:
+        frozen: the save refers to weights that an earlier one has put.
+    """
+    store = away.store()
     model = torch.nn.Linear(32, 32)
-    optimizer = torch.optim.Adam(model.parameters())
+    if frozen:
+        model.add_module("base", torch.nn.Linear(32, 32).requires_grad_(False))
+    optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad])
     state = State(
         {f"model{rank}": model, f"optimizer{rank}": optimizer}, lambda buffer: None, rank=rank, world=world
     )
@@ -102,6 +109,13 @@ def save(
         Checkpointer(store, "run", 1, clock=clock, keep=Keep(3), rank=rank, world=world, incarnation="nonce")
     ) as checkpointer:
         try:
+            if frozen:
+                away.over = True
+                checkpointer.save(
+                    state, SaveSpec(0, parked=True), "background", CancelScope(clock), opened=lambda: None
+                )
+                assert checkpointer._writer.plans._known
+                away.over = False
             opened = (lambda: None) if kind == "background" else None
             return checkpointer.save(state, agreed, kind, scope, opened=opened)
         except (Abandoned, StoreError) as error:
@@ -117,11 +131,15 @@ def outage(
     kind: Kind,
     weights: Weights | None,
     error: type[StoreError] = UnavailableError,
+    *,
+    frozen: bool = False,
 ) -> tuple[Outage, list[SavedCheckpoint | Exception | None]]:
     """A save of all ranks at once."""
     away, clock = Outage(number, when, error), Quick()
     with ThreadPoolExecutor(world) as pool:
-        saves = [pool.submit(save, away.store(), rank, world, kind, weights, clock) for rank in range(world)]
+        saves = [
+            pool.submit(save, away, rank, world, kind, weights, clock, frozen=frozen) for rank in range(world)
+        ]
         return away, [each.result(100) for each in saves]
 
 
@@ -134,9 +152,9 @@ def assert_kept(away: Outage, results: list[SavedCheckpoint | Exception | None])
             assert (whole.name.step, verify(away.below, whole)) == (STEP, [])
 
 
-def requests(world: int, kind: Kind, weights: Weights | None) -> int:
+def requests(world: int, kind: Kind, weights: Weights | None, *, frozen: bool = False) -> int:
     """The number of requests of a save that meets no failure, roughly: ranks poll."""
-    away, results = outage(-1, "before", world, kind, weights)
+    away, results = outage(-1, "before", world, kind, weights, frozen=frozen)
     assert all(isinstance(result, SavedCheckpoint) and result.level == "full" for result in results)
     return away.count
 
@@ -151,15 +169,20 @@ ALONE: list[tuple[Kind, Weights | None]] = [
 ]
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["own", "frozen"])
 @pytest.mark.parametrize("error", [UnavailableError, ThrottledError])
 @pytest.mark.parametrize("when", ["before", "behind"])
 @pytest.mark.parametrize(("kind", "weights"), ALONE)
 def test_an_outage_at_any_request_of_a_single_process_is_made_good(
-    kind: Kind, weights: Weights | None, when: Literal["before", "behind"], error: type[StoreError]
+    kind: Kind,
+    weights: Weights | None,
+    when: Literal["before", "behind"],
+    error: type[StoreError],
+    frozen: bool,
 ) -> None:
-    """With one failure there is time enough, so all of it is reported, and is there."""
-    for number in range(requests(1, kind, weights)):
-        away, results = outage(number, when, 1, kind, weights, error)
+    """With one failure there is time enough, so all of it is reported, and is there; what an earlier save has put is lost too."""
+    for number in range(requests(1, kind, weights, frozen=frozen)):
+        away, results = outage(number, when, 1, kind, weights, error, frozen=frozen)
         assert_kept(away, results)
         (saved,) = results
         assert isinstance(saved, SavedCheckpoint), f"{saved} at {away.key}"

@@ -7,6 +7,8 @@ import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
+from spotguard.hooks.save.plan.plan_cache import WritePlanCache
 from spotguard.hooks.save.plan.write_plan import WEIGHTS, StoredObject, WritePlan, WriteProgress
 from spotguard.hooks.save.upload.object_in_flight import ObjectInFlight
 from spotguard.hooks.save.upload.transfer import Transfer
@@ -32,7 +34,7 @@ def transfer(
         scope or CancelScope(ManualClock()),
         lambda index, buffer: pytest.fail("a worker fills its buffer"),
         lambda buffer: "",
-        lambda index, stored: None,
+        WritePlanCache(0, 1, lambda nbytes: OBJECT_BYTES),
         lambda error: None,
     )
     work.begin()
@@ -245,3 +247,19 @@ def test_a_lost_moment_is_not_put_again_by_a_part_of_the_weights() -> None:
     assert not work.more()
     assert work.sound()
     assert work.write_progress.missing() == [1]
+
+
+def test_earlier_saves_object_is_looked_at_before_the_moments_go() -> None:
+    """The manifest of the weights waits for the look, and for no moment."""
+    what = [StateTensor(tier.name, torch.ones(8), tier=tier) for tier in Tier]
+    work = transfer(WritePlan.of(what, 2**12, 0, 1))
+    (weights,), (frozen,) = (
+        work.write_progress.write_plan.indices_of(tier) for tier in Tier if tier in WEIGHTS
+    )
+    work.flights.spare(frozen, StoredObject([], CheckpointName(1, 4, 0)))
+    work._lands(frozen)
+    assert not work.doubted(), "one listing for all of them"
+    arrives(work, weights)
+    work._lands(weights)
+    assert work.more()
+    assert list(work.doubted()) == [frozen]
