@@ -15,7 +15,7 @@ import torch
 import spotguard
 from spotguard.demo import data
 from spotguard.demo.model import GPT
-from spotguard.hooks.save.plan.schedule import AUTO_EVERY
+from spotguard.hooks.save.schedule import AUTO_EVERY
 
 from .environment import environment
 from .rows import Row

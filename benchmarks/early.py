@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from spotguard.hooks.checkpoint.format.keys import parse_manifest_name
 from spotguard.hooks.checkpoint.retention import Keep
-from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.commit.cancel_scope import CancelScope
+from spotguard.hooks.commit.plan.write_plan import WEIGHTS
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.plan.write_plan import WEIGHTS
 from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from spotguard.hooks.save.plan.schedule import PRIOR, best_interval, lost_training
+from spotguard.hooks.save.schedule import PRIOR, best_interval, lost_training
 
 from .interruptions import CUT, LOST, PREEMPTION, WINDOW, InterruptionCost
 from .replay import STEP, Job

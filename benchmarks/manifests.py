@@ -41,9 +41,9 @@ from spotguard.hooks.checkpoint.format.manifest import (
 )
 from spotguard.hooks.checkpoint.format.packing import PackedCache
 from spotguard.hooks.checkpoint.index import IndexBuilder, decode_index
-from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.own_manifest import queue_manifest
-from spotguard.hooks.save.commit.publish import publish_together
+from spotguard.hooks.commit.cancel_scope import CancelScope
+from spotguard.hooks.commit.own_manifest import queue_manifest
+from spotguard.hooks.commit.publish import publish_together
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import NotFoundError

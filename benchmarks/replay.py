@@ -18,7 +18,8 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from spotguard.hooks.save.plan.budget import (
+from spotguard.hooks.commit.plan.throughput import StoreLink
+from spotguard.hooks.save.emergency.budget import (
     BudgetChoice,
     BudgetInputs,
     BudgetPlan,
@@ -29,8 +30,7 @@ from spotguard.hooks.save.plan.budget import (
     plan,
     replan,
 )
-from spotguard.hooks.save.plan.schedule import CheckpointSchedule, lost_training
-from spotguard.hooks.save.plan.throughput import StoreLink
+from spotguard.hooks.save.schedule import CheckpointSchedule, lost_training
 
 #: Seconds: a step of training, a commit, and how often the link's rate moves and the plan is looked at.
 STEP, COMMIT, TICK = 0.5, 0.1, 0.5

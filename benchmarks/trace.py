@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from spotguard.hooks.save.plan.schedule import PRIOR
+from spotguard.hooks.save.schedule import PRIOR
 
 from .replay import Job, Lost, Notice, live
 from .rows import Row

@@ -3,8 +3,8 @@
 Read `register`, then `guard`, which a training script holds, and then one way:
 
 - **a save**: `control` (training thread and saver thread), `consensus` (one step for all ranks), `state` (what is
-  saved), `save` (plan, upload, commit), `checkpoint` (what then lies in the store);
-- **a restore**: `restore`, and `interop` for other readers.
+  saved), `save` (its bytes), `commit` (plan, upload, commit), `checkpoint` (what then lies in the store);
+- **a restore**: `restore`, and `interop` in it for other readers.
 
 `ipc` is the socket to the machine's agent. `recorder` serves `spotguard prove`.
 """

@@ -59,9 +59,9 @@ PLANTED = [
     ("agent/stray.py", "from ..hooks import stray", "of the hooks", "agent.stray -> spotguard.hooks.stray"),
     (
         "hooks/state/parts/values.py",
-        "from ...save import cancel_scope",
+        "from ...save import committer",
         "inside the hooks",
-        "values -> spotguard.hooks.save.cancel_scope",
+        "values -> spotguard.hooks.save.committer",
     ),
     (
         "hooks/checkpoint/format/keys.py",
@@ -70,7 +70,7 @@ PLANTED = [
         "keys -> spotguard.hooks.state.parts.rng",
     ),
     (
-        "hooks/save/upload/workers.py",
+        "hooks/commit/upload/workers.py",
         "from ...control import saver",
         "inside the hooks",
         "workers -> spotguard.hooks.control.saver",
@@ -113,10 +113,10 @@ PLANTED = [
         "paths -> spotguard.agent.core.budget",
     ),
     (
-        "hooks/save/upload/workers.py",
-        "from ...state.device import host_buffer",
-        "upload, commit, retention",
-        "workers -> spotguard.hooks.state.device.host_buffer",
+        "hooks/commit/cleanup.py",
+        "from ..state.device import streams",
+        "queue, commit, retention",
+        "cleanup -> spotguard.hooks.state.device.streams",
     ),
     ("providers/health.py", "from . import notice", "no package imports", ".notice -> .health"),
 ]

@@ -162,7 +162,7 @@ def test_each_line_has_one_kind() -> None:
 @pytest.mark.parametrize(
     ("path", "room"),
     [
-        ("hooks/save/upload/retry.py", "hooks/save"),
+        ("hooks/commit/upload/retry.py", "hooks/commit"),
         ("hooks/register.py", "hooks"),
         ("packaging/spotguard/cli/main.py", "packaging/spotguard/cli"),
         ("tests/hooks/save/test_a.py", "tests/hooks/save"),

@@ -59,7 +59,7 @@ def proven_alone(mine: RankManifest, created: float) -> tuple[str, bytes]:
     """Prove that this manifest can be read back and is a complete checkpoint, in a job of one process.
 
     Returns:
-        The key and the bytes of its marker. `hooks.save.commit` does the same for several ranks.
+        The key and the bytes of its marker. `hooks.commit` does the same for several ranks.
 
     Raises:
         CheckpointError: the manifest is not a complete checkpoint.

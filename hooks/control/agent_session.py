@@ -14,11 +14,11 @@ from dataclasses import replace
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from ..checkpoint.format.keys import CheckpointName
+from ..commit.plan.damage import FoundDamage
 from ..ipc import interpreter_lock, protocol
 from ..ipc.client import SocketClient
 from ..ipc.notice import PreemptionNotice
-from ..save.plan.damage import FoundDamage
-from ..save.plan.schedule import CheckpointSchedule
+from ..save.schedule import CheckpointSchedule
 from .ranks.coordinator import Coordinator
 from .report import Report
 from .saver import NOT_BEGUN, Saver

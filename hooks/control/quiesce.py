@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..save.cancel_scope import Abandoned
+from ..commit.cancel_scope import Abandoned
 from ..save.request import SaveRequest, SaveSpec
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State

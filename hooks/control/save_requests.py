@@ -15,10 +15,10 @@ from collections.abc import Callable
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
 from ..checkpoint.catalog import WholeCheckpoint
+from ..commit.cancel_scope import Abandoned, CancelScope
 from ..ipc.interpreter_lock import Hurry
 from ..ipc.notice import PreemptionNotice
 from ..ipc.protocol import PEER
-from ..save.cancel_scope import Abandoned, CancelScope
 from ..save.checkpointer import Checkpointer
 from ..save.request import SavedCheckpoint, SaveRequest
 from ..state.state import State

@@ -18,10 +18,10 @@ from ...providers.clock import Clock
 from ...providers.errors import CheckpointError, SpotguardError
 from ...providers.text import TEXT, clip
 from ..checkpoint.format.manifest import named
+from ..commit.cancel_scope import Abandoned
+from ..commit.publish import IncompleteError
 from ..consensus.vote import it_stands
-from ..save.cancel_scope import Abandoned
 from ..save.checkpointer import Checkpointer
-from ..save.commit.publish import IncompleteError
 from ..save.request import UNCHECKED, SavedCheckpoint, SaveRequest, SaveSpec
 from ..state.device.streams import ThreadStreams
 from ..state.device_boundary import DeviceBoundary

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..save.plan.schedule import lost_training, mean_between
 from ..save.request import SavedCheckpoint
+from ..save.schedule import lost_training, mean_between
 from .parts import GuardParts
 
 

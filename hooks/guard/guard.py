@@ -15,6 +15,7 @@ from ...providers.errors import CheckpointError, StateError, UsageError
 from ...providers.stores.base import BlobStore
 from ..arguments import completed_steps, without_our_frames
 from ..checkpoint.format.keys import check_run_id
+from ..commit.cancel_scope import Abandoned
 from ..consensus.channel import Channel
 from ..control.ending import sigterm
 from ..control.ending.error_save import no_worker_error
@@ -22,7 +23,6 @@ from ..control.ending.sigterm import Preempted
 from ..control.gate_rule import Shut
 from ..ipc import protocol
 from ..ipc.notice import BY_HAND, PreemptionNotice
-from ..save.cancel_scope import Abandoned
 from ..save.request import SavedCheckpoint
 from .background import BackgroundCheckpoints
 from .call_place import IN_A_HANDLER, IN_ANOTHER_THREAD, StepsLoop, beside_training

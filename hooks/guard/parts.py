@@ -19,6 +19,7 @@ from ..arguments import for_one_process, kept, stage_folder, yes
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
+from ..commit.plan.damage import FoundDamage
 from ..consensus.channel import Channel
 from ..control.agent_session import AgentMessages, AgentSession
 from ..control.ending import sigterm
@@ -38,9 +39,8 @@ from ..ipc.threads import join_ended
 from ..restore.collective import cannot_begin
 from ..restore.startup import Startup, StartupMessages
 from ..save.checkpointer import Checkpointer
-from ..save.plan.damage import FoundDamage
-from ..save.plan.schedule import CheckpointSchedule
 from ..save.request import SavedCheckpoint
+from ..save.schedule import CheckpointSchedule
 from ..state.state import State
 
 log = logging.getLogger("spotguard")

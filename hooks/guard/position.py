@@ -7,8 +7,8 @@ import os
 import sys
 
 from ...providers.text import TEXT, clip
+from ..commit.plan.partitioner import ALL_STAY
 from ..ipc import protocol
-from ..save.plan.partitioner import ALL_STAY
 from .parts import GuardParts
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from ...providers.clock import Clock
 from ...providers.stores.base import BlobStore
+from ..commit.plan.partitioner import ALL_STAY
 from ..consensus.channel import Channel
 from ..guard import Guard
 from ..ipc.notice import PreemptionNotice
 from ..ipc.protocol import Position
-from ..save.plan.partitioner import ALL_STAY
 from ..save.request import SavedCheckpoint
 from .plan import LifePlan
 

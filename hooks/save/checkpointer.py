@@ -19,22 +19,22 @@ from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.ranking import counts
 from ..checkpoint.retention import Keep
+from ..commit.cancel_scope import CancelScope
+from ..commit.cleanup import Cleanup, SmallRequests
+from ..commit.plan.damage import FoundDamage
+from ..commit.plan.partitioner import RankRoles
+from ..commit.plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
+from ..commit.upload.object_in_flight import Progress
+from ..commit.upload.transfer import StateChanged
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
-from .cancel_scope import CancelScope
-from .cleanup import Cleanup, SmallRequests
 from .committer import Committer
+from .emergency.budget import EarlierCheckpoint
 from .emergency.emergency_save import AgreedSaves, EmergencySave
 from .emergency.save_budget import BackgroundUpload, SaveBudget
 from .local_copy.local_copies import LocalCopies
-from .plan.budget import EarlierCheckpoint
-from .plan.damage import FoundDamage
-from .plan.partitioner import RankRoles
-from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
 from .request import SaveContext, SaveCost, SavedCheckpoint, SavedCheckpoints, SaveNumbers, SaveSpec
 from .shard_writer import ShardWriter
-from .upload.object_in_flight import Progress
-from .upload.transfer import StateChanged
 
 log = logging.getLogger("spotguard")
 

@@ -14,16 +14,16 @@ from ..checkpoint.attempts import claim_step
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Level, RankManifest, lacks, named, reason_of, suspicion
 from ..checkpoint.history import AttemptHistory
+from ..commit.cancel_scope import CancelScope
+from ..commit.own_manifest import OwnManifest, publish, queue_manifest, queue_own_marker
+from ..commit.plan.write_plan import ALL, WEIGHTS, WrittenState
+from ..commit.publish import IncompleteError, Published, publish_together
+from ..commit.upload.save_queue import Put, QueueEntry, SaveQueue
+from ..commit.upload.transfer import StateChanged
+from ..commit.upload.workers import B
 from ..state.sharding.fingerprint import drifted
-from .cancel_scope import CancelScope
-from .commit.own_manifest import OwnManifest, publish, queue_manifest, queue_own_marker
-from .commit.publish import IncompleteError, Published, publish_together
-from .plan.write_plan import ALL, WEIGHTS, WrittenState
 from .request import SaveContext
 from .shard_writer import ShardWriter
-from .upload.save_queue import Put, QueueEntry, SaveQueue
-from .upload.transfer import StateChanged
-from .upload.workers import B
 
 log = logging.getLogger("spotguard")
 

@@ -21,6 +21,12 @@ from ...providers.errors import CheckpointError, SpotguardError
 from ..checkpoint.catalog import WholeCheckpoint
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.format.manifest import Kind, Level
+from ..commit.cancel_scope import CancelScope
+from ..commit.plan.damage import FoundDamage
+from ..commit.plan.partitioner import ALL_STAY, RankRoles
+from ..commit.plan.write_plan import WriteProgress, WrittenState
+from ..commit.upload.object_in_flight import Progress
+from ..commit.upload.transfer import Fill, StateChanged
 from ..ipc.notice import PreemptionNotice
 from ..state.changes.audit import Reference
 from ..state.collected import CollectedState
@@ -28,12 +34,6 @@ from ..state.device.host_buffer import HostBuffer
 from ..state.device_boundary import DeviceBoundary
 from ..state.state import State
 from ..state.state_tensor import StateTensor
-from .cancel_scope import CancelScope
-from .plan.damage import FoundDamage
-from .plan.partitioner import ALL_STAY, RankRoles
-from .plan.write_plan import WriteProgress, WrittenState
-from .upload.object_in_flight import Progress
-from .upload.transfer import Fill, StateChanged
 
 #: Why a copy of the state is not kept if no checksums were taken at its boundary. It may equal the boundary: nothing tells.
 UNCHECKED = "no checksums were taken at its boundary"

@@ -14,18 +14,19 @@ import torch
 from ...providers.stores.base import BlobStore
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.keys import CheckpointName
+from ..checkpoint.tier import Tier
+from ..commit.cancel_scope import CancelScope
+from ..commit.plan.partitioner import ALL_STAY, RankRoles, share_of
+from ..commit.plan.plan_cache import WritePlanCache
+from ..commit.plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
+from ..commit.upload.object_in_flight import Progress
+from ..commit.upload.save_queue import SaveQueue
+from ..commit.upload.transfer import Fill
+from ..commit.upload.uploader import Uploader
+from ..commit.upload.workers import WorkerPool
 from ..state.device.host_buffer import HostBuffer, box
-from ..state.state_tensor import StateTensor, Tier
-from .cancel_scope import CancelScope
-from .plan.partitioner import ALL_STAY, RankRoles, share_of
-from .plan.plan_cache import WritePlanCache
-from .plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState, is_moment
+from ..state.state_tensor import StateTensor
 from .request import SaveCost
-from .upload.object_in_flight import Progress
-from .upload.save_queue import SaveQueue
-from .upload.transfer import Fill
-from .upload.uploader import Uploader
-from .upload.workers import WorkerPool
 
 #: `_READ`: bytes a second that one thread copies and checksums, until a save has measured it. `_TELLING`: bytes that a
 #: measurement needs.
@@ -124,7 +125,7 @@ class ShardWriter:
 
     def requests(self, scope: CancelScope) -> SaveQueue[HostBuffer]:
         """Return the queue of a save whose objects are in the store."""
-        nothing = WriteProgress(WritePlan([], (), (), 0, self._rank, self._world))
+        nothing = WriteProgress(WritePlan((), (), (), 0, self._rank, self._world))
         return self.queue((), CheckpointName(0, 0, 0), scope, write_progress=nothing)
 
     def beside(self, store: BlobStore) -> ShardWriter:
@@ -212,7 +213,8 @@ def _fill(
         source = state_tensor.tensor
         if piece.sizes != source.shape:
             source = box(source, piece.local, piece.sizes)
-        dtype = torch.bfloat16 if write_plan.rounded and is_moment(state_tensor) else None
+        stored = write_plan.items[piece.item].dtype
+        dtype = torch_dtype(stored) if stored != write_plan.forms[piece.item].dtype else None
         crcs.append(buffer.copy_in(source, piece.start, dtype))
     return crcs
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .hooks.control.callback import on_notice
     from .hooks.control.ending.sigterm import Preempted
     from .hooks.guard import Guard
-    from .hooks.interop.dcp_reader import StorageReader
     from .hooks.register import register
+    from .hooks.restore.interop.dcp_reader import StorageReader
     from .hooks.state.parts.loaders import ResumableLoader
     from .providers.errors import SpotguardError
     from .providers.notice import Notice
@@ -40,7 +40,7 @@ _HOMES = {
     "Preempted": ".hooks.control.ending.sigterm",
     "ResumableLoader": ".hooks.state.parts.loaders",
     "SpotguardError": ".providers.errors",
-    "StorageReader": ".hooks.interop.dcp_reader",
+    "StorageReader": ".hooks.restore.interop.dcp_reader",
     "on_notice": ".hooks.control.callback",
     "register": ".hooks.register",
 }

@@ -32,7 +32,7 @@ from spotguard.providers.errors import UsageError  # noqa: E402
 from spotguard.providers.stores.factory import open_store  # noqa: E402
 from tests.fakes.cut import Cut, grid  # noqa: E402
 from tests.fakes.four import saved_by_four, trained  # noqa: E402
-from tests.hooks.interop.programs.load import Small  # noqa: E402
+from tests.hooks.restore.interop.programs.load import Small  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from spotguard.hooks.save.plan.budget import BudgetChoice, BudgetInputs, SaveSizes, plan
-from spotguard.hooks.save.plan.schedule import best_interval
-from spotguard.hooks.save.plan.throughput import LinkRate
+from spotguard.hooks.commit.plan.throughput import LinkRate
+from spotguard.hooks.save.emergency.budget import BudgetChoice, BudgetInputs, SaveSizes, plan
+from spotguard.hooks.save.schedule import best_interval
 from tests.docs.pages import ROOT, section
 
 PAGE = ROOT / "docs" / "explanation" / "budget.md"

@@ -28,7 +28,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
     TensorEntry,
     private_name,
 )
-from spotguard.hooks.save.plan.bin_packing import PlannedTensor, plan
+from spotguard.hooks.commit.plan.bin_packing import PlannedTensor, plan
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.commit import put_manifest, put_marker
 

@@ -10,7 +10,7 @@ from torch import nn
 from spotguard.hooks.checkpoint.format.values.encoder import encode
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.cut import Cut, rows
-from tests.hooks.interop.programs.load import Small
+from tests.hooks.restore.interop.programs.load import Small
 
 
 def trained() -> tuple[Small, torch.optim.Optimizer]:

@@ -6,7 +6,7 @@ import gc
 import re
 from pathlib import Path
 
-from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.commit.cancel_scope import CancelScope
 from spotguard.providers.clock import SystemClock
 
 _SMAPS, _CLEAR = Path("/proc/self/smaps"), Path("/proc/self/clear_refs")

@@ -28,7 +28,7 @@ from spotguard.hooks.checkpoint.format.manifest import (
     private_name,
 )
 from spotguard.hooks.checkpoint.format.values.encoder import encode
-from spotguard.hooks.save.plan.bin_packing import PlannedTensor, plan
+from spotguard.hooks.commit.plan.bin_packing import PlannedTensor, plan
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.commit import put_manifest, put_marker

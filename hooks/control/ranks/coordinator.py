@@ -17,6 +17,8 @@ from ....providers.errors import SpotguardError
 from ....providers.text import TEXT, clip, key_list
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.ranking import counts
+from ...commit.cancel_scope import Abandoned
+from ...commit.plan.partitioner import RankRoles
 from ...consensus.channel import Channel
 from ...consensus.events import (
     BackgroundEvent,
@@ -37,10 +39,8 @@ from ...consensus.topology import covered, gather_holdings, holding, machines_to
 from ...consensus.vote import Decision, Vote, ranges, shared
 from ...ipc import protocol
 from ...ipc.notice import PreemptionNotice
-from ...save.cancel_scope import Abandoned
 from ...save.checkpointer import Checkpointer
-from ...save.plan.budget import early
-from ...save.plan.partitioner import RankRoles
+from ...save.emergency.budget import early
 from ...save.request import SaveRequest, SaveSpec, Weights
 from ...state.state import State
 from ..report import MessageSender, Report

@@ -21,7 +21,7 @@ from ....providers.clock import Clock, SystemClock
 from ....providers.errors import CheckpointError, CorruptError, NotFoundError, StoreError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format import crc
-from ...save.upload.workers import B
+from ...commit.upload.workers import B
 from .ranges import SPARE, ReadBatch, ReadRequest, RequestsInFlight, WantedChunk
 
 #: Called with (bytes read, bytes in total), on the thread that waits.

@@ -13,7 +13,7 @@ from ...checkpoint.catalog import WholeCheckpoint
 from ...checkpoint.format.manifest import Chunk, RankManifest
 from ...checkpoint.format.safetensors_header import WRONG_HEADER, wrong_headers
 from ...checkpoint.format.values.state_check import StateCheck
-from ...save.upload.workers import PlainBuffer
+from ...commit.upload.workers import PlainBuffer
 from .fetch import BufferSpan, Fetch, Progress
 from .ranges import ReadBatch, WantedChunk, plan
 

@@ -22,15 +22,15 @@ from collections.abc import Callable
 from ....providers.errors import SpotguardError, StoreError
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.format.manifest import Level
+from ...commit.cancel_scope import Abandoned
+from ...commit.own_manifest import OwnManifest
+from ...commit.plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
+from ...commit.upload.save_queue import SaveQueue
+from ...commit.upload.transfer import StateChanged
 from ...state.device.host_buffer import HostBuffer
-from ..cancel_scope import Abandoned
-from ..commit.own_manifest import OwnManifest
 from ..committer import Committer
-from ..plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
 from ..request import SaveContext
 from ..shard_writer import ShardWriter
-from ..upload.save_queue import SaveQueue
-from ..upload.transfer import StateChanged
 from .save_budget import SaveBudget
 
 log = logging.getLogger("spotguard")

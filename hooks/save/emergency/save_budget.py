@@ -14,10 +14,14 @@ from collections.abc import Callable, Sequence
 
 from ....providers.clock import Clock
 from ...checkpoint.format.keys import CheckpointName
+from ...checkpoint.tier import Tier
+from ...commit.cancel_scope import Abandoned, CancelScope
+from ...commit.plan.write_plan import ALL, WEIGHTS, WriteProgress
+from ...commit.upload.save_queue import SaveQueue
 from ...state.device.host_buffer import HostBuffer
-from ...state.state_tensor import StateTensor, Tier
-from ..cancel_scope import Abandoned, CancelScope
-from ..plan.budget import (
+from ...state.state_tensor import StateTensor
+from ..shard_writer import ShardWriter
+from .budget import (
     BudgetChoice,
     BudgetInputs,
     BudgetPlan,
@@ -28,9 +32,6 @@ from ..plan.budget import (
     plan,
     replan,
 )
-from ..plan.write_plan import ALL, WEIGHTS, WriteProgress
-from ..shard_writer import ShardWriter
-from ..upload.save_queue import SaveQueue
 
 log = logging.getLogger("spotguard")
 

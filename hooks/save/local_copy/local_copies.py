@@ -9,17 +9,17 @@ from ....providers.clock import Clock
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.local_stage import Stage
+from ...commit.cancel_scope import CancelScope
+from ...commit.own_manifest import publish, queue_manifest
+from ...commit.plan.write_plan import ALL, WriteProgress
+from ...commit.upload.save_queue import SaveQueue
+from ...commit.upload.transfer import StateChanged
 from ...state.changes.audit import Reference
 from ...state.device.host_buffer import HostBuffer
 from ...state.state_tensor import StateTensor
-from ..cancel_scope import CancelScope
-from ..commit.own_manifest import publish, queue_manifest
 from ..committer import Committer
-from ..plan.write_plan import ALL, WriteProgress
 from ..request import SaveContext, StagedSave
 from ..shard_writer import ShardWriter
-from ..upload.save_queue import SaveQueue
-from ..upload.transfer import StateChanged
 from .snapshot import Snapshot
 from .stage_writer import StageWriter
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 
 from ....providers.errors import CheckpointError
+from ...commit.cancel_scope import Abandoned, CancelScope
 from ...ipc.threads import TaskHandle, ThreadPool
 from ...state.device.host_memory import host_memory
 from ...state.device.streams import CopyStreams
 from ...state.memory_access import available_memory, copyable
 from ...state.state_tensor import StateTensor
-from ..cancel_scope import Abandoned, CancelScope
 
 #: Bytes that are copied between two checks whether the save may go on.
 _PIECE = 64 * 2**20

@@ -10,25 +10,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import torch
-
 from ....providers.errors import CheckpointError, CorruptError, SpotguardError, StoreError
 from ....providers.stores.base import BlobStore
 from ...checkpoint.format.crc import crc32
-from ...checkpoint.format.dtypes import torch_dtype
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name, parse_object_name
 from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.local_stage import Stage
+from ...commit.cancel_scope import Abandoned, CancelScope
+from ...commit.plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
+from ...commit.plan.partitioner import ALL_STAY, RankRoles
+from ...commit.plan.write_plan import StoredObject, WritePlan, WriteProgress
+from ...commit.upload.save_queue import SaveQueue
+from ...commit.upload.transfer import Fill, StateChanged
 from ...state.device.host_buffer import HostBuffer
 from ...state.state_tensor import StateTensor
-from ..cancel_scope import Abandoned, CancelScope
-from ..plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
-from ..plan.partitioner import ALL_STAY, RankRoles
-from ..plan.write_plan import StoredObject, TensorForm, WritePlan, WriteProgress
 from ..request import StagedSave
 from ..shard_writer import ShardWriter
-from ..upload.save_queue import SaveQueue
-from ..upload.transfer import Fill, StateChanged
 
 log = logging.getLogger("spotguard")
 
@@ -182,9 +179,9 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
         CorruptError: the header of an object is damaged.
     """
     pieces: dict[int, list[tuple[PlannedChunk, int]]] = {}
-    shapes, items = [], []
+    forms, items = [], []
     for item, tensor in enumerate(manifest.tensors):
-        shapes.append(TensorForm(tensor.name, torch_dtype(tensor.dtype), torch.Size(tensor.shape)))
+        forms.append(PlannedTensor(tensor.name, tensor.dtype, tensor.shape))
         items.append(PlannedTensor(tensor.name, tensor.stored or tensor.dtype, tensor.shape))
         for chunk in tensor.chunks:
             piece = PlannedChunk(item, (), chunk.sizes, 0, 0, chunk.offsets, chunk.start, chunk.end)
@@ -213,5 +210,5 @@ def _draft_of(files: BlobStore, manifest: RankManifest) -> WriteProgress:
         objects.append(PlannedObject(bytes(header), tuple([piece for piece, _ in chunks]), entry.size))
         stored[place[2]] = StoredObject([crc for _, crc in chunks], at)
     largest = max((planned.size for planned in objects), default=0)
-    write_plan = WritePlan(shapes, tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
+    write_plan = WritePlan(tuple(forms), tuple(items), tuple(objects), largest, manifest.rank, manifest.world)
     return WriteProgress(write_plan, stored)

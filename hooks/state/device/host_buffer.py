@@ -30,7 +30,7 @@ torch.frombuffer(bytearray(2**16), dtype=torch.uint8).zero_()  # large enough to
 
 
 class HostBuffer:
-    """One reused buffer of `size` bytes, which implements `save.upload.workers.Buffer`. One thread uses it at a time.
+    """One reused buffer of `size` bytes, which implements `commit.upload.workers.Buffer`. One thread uses it at a time.
 
     Args:
         size: bytes.

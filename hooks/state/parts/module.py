@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ....providers.errors import CheckpointError, StateError
+from ...checkpoint.tier import Tier
 from ..changes.change_detector import ModuleTables
 from ..inventory.frozen import Forms, freeze_of
 from ..inventory.inner_tensors import description, inner
@@ -29,7 +30,7 @@ from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
-from ..state_tensor import StateTensor, Tier
+from ..state_tensor import StateTensor
 from .boundary_copies import BoundaryCopies
 from .module_entries import (
     EXTRA_STATE,

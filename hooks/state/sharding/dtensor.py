@@ -19,7 +19,8 @@ import torch
 
 from ....providers.errors import StateError
 from ...checkpoint.format.manifest import private_name
-from ..state_tensor import StateTensor, Tier
+from ...checkpoint.tier import Tier
+from ..state_tensor import StateTensor
 from .boxes import MeshCut, box
 
 if TYPE_CHECKING:

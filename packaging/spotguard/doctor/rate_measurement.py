@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spotguard.hooks.save.plan.throughput import UploadWidth
+from spotguard.hooks.commit.plan.throughput import UploadWidth
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore

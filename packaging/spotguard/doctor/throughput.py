@@ -1,6 +1,6 @@
 """Measurement of the rate at which this machine uploads to a store, for two seconds, with a save's connections and objects.
 
-Bytes count as in a save (`hooks.save.plan.throughput`), once the connections are full. Bytes that the kernel buffers ahead
+Bytes count as in a save (`hooks.commit.plan.throughput`), once the connections are full. Bytes that the kernel buffers ahead
 of the network say nothing about the rate.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spotguard.hooks.checkpoint.format.crc import crc32
-from spotguard.hooks.save.plan.throughput import StoreLink
+from spotguard.hooks.commit.plan.throughput import StoreLink
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import StoreError
 from spotguard.providers.stores.base import BlobStore

@@ -29,9 +29,9 @@ WORLD = INDEXED
 def committed(store: FakeStore, save: Save) -> list[RankManifest]:
     """By the rank that comes last."""
     pytest.importorskip("torch")
-    from spotguard.hooks.save.cancel_scope import CancelScope
+    from spotguard.hooks.commit.cancel_scope import CancelScope
     from spotguard.hooks.save.shard_writer import ShardWriter
-    from tests.hooks.save.commit.writes import commit_together
+    from tests.hooks.commit.writes import commit_together
 
     *others, last = [save.write_objects(store, rank) for rank in range(save.world)]
     for manifest in others:

@@ -14,12 +14,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.retention import Keep
+from spotguard.hooks.commit.cancel_scope import CancelScope
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.stores.connection import JobStore
 from spotguard.hooks.control.ending import sigterm
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State

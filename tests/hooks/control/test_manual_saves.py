@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.control.manual_saves import ManualSaves
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CheckpointError

@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.consensus.vote import Decision
 from spotguard.hooks.control.gate_rule import GateRule
 from spotguard.hooks.control.quiesce import Quiescence
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.ipc.notice import PreemptionNotice
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest, SaveSpec
 from spotguard.hooks.state.device.events import Fence
 from tests.fakes.clock import ManualClock

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import spotguard  # noqa: E402 - after the skip
-from spotguard.hooks.save.plan.schedule import AUTO_EVERY, CheckpointSchedule  # noqa: E402
+from spotguard.hooks.save.schedule import AUTO_EVERY, CheckpointSchedule  # noqa: E402
 from spotguard.providers.errors import FullError, SpotguardError  # noqa: E402
 from tests.fakes.agent import FakeAgent  # noqa: E402
 from tests.fakes.called import CalledStore, Request  # noqa: E402

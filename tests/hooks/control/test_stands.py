@@ -15,13 +15,13 @@ from spotguard.hooks.checkpoint.catalog import scan
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.retention import Keep
+from spotguard.hooks.commit.plan.partitioner import RankRoles
 from spotguard.hooks.consensus.vote import Decision
 from spotguard.hooks.control.gate import Gate
 from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
 from spotguard.hooks.ipc.notice import PreemptionNotice
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.plan.partitioner import RankRoles
 from spotguard.hooks.save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import SystemClock

@@ -18,6 +18,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.marker import put_saving
+from spotguard.hooks.commit.cancel_scope import CancelScope
+from spotguard.hooks.commit.plan.write_plan import WriteProgress
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.collective_results import result_of_first_rank
 from spotguard.hooks.consensus.stores.connection import JobStore, StoreSilent
@@ -26,8 +28,6 @@ from spotguard.hooks.restore.collective import cannot_begin, restore_together, s
 from spotguard.hooks.restore.restore import CheckpointChoice
 from spotguard.hooks.restore.saves_in_flight import SavesInFlight
 from spotguard.hooks.restore.startup import Startup
-from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock, SystemClock

@@ -10,9 +10,9 @@ import pytest
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.retention import Keep
+from spotguard.hooks.commit.cancel_scope import CancelScope
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.hooks.restore.restore import CheckpointChoice, restore
-from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec
 from spotguard.hooks.state.state import State

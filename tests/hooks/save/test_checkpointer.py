@@ -10,8 +10,8 @@ import torch
 
 from spotguard.hooks.checkpoint.format.codec import decode_saving
 from spotguard.hooks.checkpoint.retention import Keep
+from spotguard.hooks.commit.cancel_scope import CancelScope
 from spotguard.hooks.restore.restore import restore
-from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State

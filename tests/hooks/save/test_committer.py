@@ -14,11 +14,11 @@ from spotguard.hooks.checkpoint.catalog import whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import decode_marker
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
-from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.commit.publish import IncompleteError
+from spotguard.hooks.commit.cancel_scope import CancelScope
+from spotguard.hooks.commit.plan.partitioner import RankRoles
+from spotguard.hooks.commit.plan.write_plan import WriteProgress
+from spotguard.hooks.commit.publish import IncompleteError
 from spotguard.hooks.save.committer import Committer, say_what_drifted
-from spotguard.hooks.save.plan.partitioner import RankRoles
-from spotguard.hooks.save.plan.write_plan import WriteProgress
 from spotguard.hooks.save.request import SaveContext, SaveSpec
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.hooks.state.state import State

@@ -11,13 +11,13 @@ import torch
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.retention import Keep, prune
+from spotguard.hooks.checkpoint.tier import Tier
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.commit.plan.write_plan import WEIGHTS as WEIGHT_TIERS
 from spotguard.hooks.restore.reads.verify import verify
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.plan.write_plan import WEIGHTS as WEIGHT_TIERS
 from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec, Weights
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.state_tensor import Tier
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import FullError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotguard.hooks.checkpoint.tier import Tier
+from spotguard.hooks.commit.cancel_scope import Abandoned
 from spotguard.hooks.restore.reads.verify import verify
-from spotguard.hooks.save.cancel_scope import Abandoned
-from spotguard.hooks.state.state_tensor import Tier
 from tests.fakes.narrow_store import PIECE
 from tests.hooks.save.narrow_saves import RATE, Saving, assert_full, assert_weights
 from tests.tiers import examples

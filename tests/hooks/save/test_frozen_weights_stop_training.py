@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.hooks.checkpoint.retention import Keep
-from spotguard.hooks.save.cancel_scope import Abandoned
+from spotguard.hooks.commit.cancel_scope import Abandoned
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State

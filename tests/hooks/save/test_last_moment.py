@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from spotguard.hooks.commit.own_manifest import MARKING
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.commit.own_manifest import MARKING
 from spotguard.providers.errors import DeniedError, FullError
 from tests.fakes.clock import ManualClock
 from tests.fakes.noticed import notice, trained

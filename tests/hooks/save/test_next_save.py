@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.save.plan.throughput import UploadWidth
+from spotguard.hooks.commit.plan.throughput import UploadWidth
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from tests.hooks.save.narrow_saves import OBJECT, Saving, saving
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from spotguard.hooks.commit.plan import partitioner
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.plan import partitioner
 from spotguard.hooks.state.state import State
 from tests.fakes.noticed import notice, trained
 from tests.fakes.training import different, restored, small, step_on, trajectory
@@ -28,7 +28,7 @@ def test_a_notice_finds_the_save_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         ready.set()
         return partitioner.plan_shares(items, rank, sizes)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("spotguard.hooks.save.plan.write_plan.plan_shares", plan)
+    monkeypatch.setattr("spotguard.hooks.commit.plan.write_plan.plan_shares", plan)
     store = WatchedStore()
     with trained(store, steps=5) as (guard, job, heard):
         assert ready.wait(PATIENCE)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.hooks.checkpoint.retention import Keep
-from spotguard.hooks.save.cancel_scope import CancelScope
+from spotguard.hooks.commit.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.request import SaveSpec
 from spotguard.hooks.state.state import State

@@ -13,18 +13,19 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.plan.write_plan import WriteProgress
-from spotguard.hooks.save.upload.transfer import StateChanged
+from spotguard.hooks.checkpoint.tier import Tier
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.commit.plan.write_plan import WriteProgress
+from spotguard.hooks.commit.upload.transfer import StateChanged
 from spotguard.hooks.state.device.streams import CopyStreams
-from spotguard.hooks.state.state_tensor import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import DeniedError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
-from tests.hooks.save.commit.writes import NAME, OBJECT, state_tensors, write, writer_of
+from tests.hooks.commit.writes import NAME, OBJECT, state_tensors, write, writer_of
 
 pytestmark = pytest.mark.torch
 

@@ -9,10 +9,10 @@ import torch
 
 from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.plan.write_plan import StoredObject, WriteProgress, WrittenState
-from spotguard.hooks.save.upload.retry import retry
-from spotguard.hooks.save.upload.transfer import Transfer
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.commit.plan.write_plan import StoredObject, WriteProgress, WrittenState
+from spotguard.hooks.commit.upload.retry import retry
+from spotguard.hooks.commit.upload.transfer import Transfer
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import CorruptError, StoreError, UnavailableError
@@ -21,7 +21,7 @@ from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.watched_store import PATIENCE, WatchedStore
-from tests.hooks.save.commit.writes import NAME, OBJECT, state_tensors, write, writer_of
+from tests.hooks.commit.writes import NAME, OBJECT, state_tensors, write, writer_of
 
 pytestmark = pytest.mark.torch
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.format.keys import checkpoint_prefix
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
-from spotguard.hooks.save.plan.write_plan import ALL, WriteProgress
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.commit.plan.write_plan import ALL, WriteProgress
+from spotguard.hooks.commit.upload.transfer import StateChanged
 from spotguard.hooks.save.shard_writer import ShardWriter
-from spotguard.hooks.save.upload.transfer import StateChanged
 from spotguard.providers.errors import StoreError, ThrottledError, UnavailableError
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Hurried
 from tests.fakes.store import FakeStore
-from tests.hooks.save.commit.writes import NAME, state_tensors
+from tests.hooks.commit.writes import NAME, state_tensors
 
 pytestmark = pytest.mark.torch
 

@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from .....providers.errors import CheckpointError, StateError
+from ....checkpoint.tier import Tier
 from ...inventory.frozen import Forms, freeze
 from ...inventory.inner_tensors import check_outlines, is_outline, named, outlined, whole
 from ...inventory.walk import tensors_in
@@ -29,7 +30,7 @@ from ...sharding.dtensor import (
     local,
     state_tensor,
 )
-from ...state_tensor import StateTensor, Tier
+from ...state_tensor import StateTensor
 from ..module import KnownTensor
 from ..stateful import ClassedPart, check_class
 from ..tree import SavedTrees

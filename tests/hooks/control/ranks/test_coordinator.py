@@ -18,6 +18,8 @@ from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import RankManifest
 from spotguard.hooks.checkpoint.retention import Keep
+from spotguard.hooks.commit.cancel_scope import CancelScope
+from spotguard.hooks.commit.plan.partitioner import RankRoles
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.events import LogEvent, NoticeEvent, WithdrawnEvent
 from spotguard.hooks.consensus.job_state import JobState
@@ -30,9 +32,7 @@ from spotguard.hooks.control.report import Report
 from spotguard.hooks.control.saver import Saver
 from spotguard.hooks.ipc.notice import PreemptionNotice
 from spotguard.hooks.ipc.protocol import FAILURE, LAUNCHER, PEER, STALL, Message, PeerPreempted, Preempt
-from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.checkpointer import Checkpointer
-from spotguard.hooks.save.plan.partitioner import RankRoles
 from spotguard.hooks.save.request import SavedCheckpoint, SaveRequest, SaveSpec
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock, SystemClock

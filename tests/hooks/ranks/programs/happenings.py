@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from spotguard.hooks.commit.plan.partitioner import ALL_STAY
 from spotguard.hooks.control.gate_rule import Shut
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.plan.partitioner import ALL_STAY
 from spotguard.testing import preempt
 from tests.fakes.several import whole
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from spotguard.hooks.checkpoint.format.manifest import Chunk
+from spotguard.hooks.commit.upload.workers import PlainBuffer
 from spotguard.hooks.restore.reads.fetch import BufferSpan, Fetch
 from spotguard.hooks.restore.reads.ranges import LEAST, ReadBatch, WantedChunk, plan
-from spotguard.hooks.save.upload.workers import PlainBuffer
 from spotguard.providers.errors import CheckpointError, StoreError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.clock import ManualClock

@@ -7,9 +7,9 @@ import zlib
 import pytest
 
 from spotguard.hooks.checkpoint.format.manifest import Chunk
+from spotguard.hooks.commit.upload.workers import PlainBuffer
 from spotguard.hooks.restore.reads.fetch import READERS, Fetch
 from spotguard.hooks.restore.reads.ranges import WantedChunk
-from spotguard.hooks.save.upload.workers import PlainBuffer
 from spotguard.providers.errors import CheckpointError, CorruptError, DeniedError, NotFoundError, StoreError
 from tests.cases import cases
 from tests.fakes.reads import Reads

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.manifest import Chunk
+from spotguard.hooks.commit.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.restore.reads.ranges import (
     GAP_BYTES,
     MOST_PARTS,
@@ -19,7 +20,6 @@ from spotguard.hooks.restore.reads.ranges import (
     WantedChunk,
     plan,
 )
-from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 
 
 def wanted(start: int, *sizes: int, key: str = "k", itemsize: int = 1) -> WantedChunk:

@@ -14,12 +14,12 @@ from spotguard.hooks.checkpoint.format.crc import crc32
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import Chunk, ObjectEntry, RankManifest, TensorEntry
 from spotguard.hooks.checkpoint.format.safetensors_header import header
+from spotguard.hooks.commit.cancel_scope import CancelScope
+from spotguard.hooks.commit.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.restore.reads.ranges import GAP_BYTES, REQUEST_BYTES
 from spotguard.hooks.restore.reads.resharding import fill, parts_of
 from spotguard.hooks.restore.reads.resharding import read as read_leaves
 from spotguard.hooks.restore.retrying_store import RetryingStore
-from spotguard.hooks.save.cancel_scope import CancelScope
-from spotguard.hooks.save.plan.bin_packing import OBJECT_BYTES
 from spotguard.hooks.state.device.host_buffer import box
 from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
@@ -28,7 +28,7 @@ from tests.fakes.clock import Impatient
 from tests.fakes.cut import Cut, Rule, columns, grid, rows
 from tests.fakes.reads import Reads
 from tests.fakes.store import FakeStore, Fault
-from tests.hooks.save.commit.writes import writer_of
+from tests.hooks.commit.writes import writer_of
 
 pytestmark = pytest.mark.torch
 

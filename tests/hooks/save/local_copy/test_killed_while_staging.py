@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from spotguard.hooks.checkpoint.catalog import find_whole
+from spotguard.hooks.commit.cancel_scope import CancelScope
 from spotguard.hooks.ipc import protocol
-from spotguard.hooks.save.cancel_scope import CancelScope
 from spotguard.hooks.save.request import SaveSpec
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.file import FileStore

@@ -15,10 +15,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.checkpoint.tier import Tier
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.local_copy.snapshot import Snapshot
 from spotguard.hooks.state.memory_access import available_memory
-from spotguard.hooks.state.state_tensor import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.errors import CheckpointError
 from tests.fakes.clock import ManualClock
 from tests.fakes.training import PATIENCE

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.state.device.events import Fence, unordered
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.device.host_memory import host_tensor

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from spotguard.hooks.save.cancel_scope import Abandoned, CancelScope
+from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.save.request import SaveRequest
 from spotguard.hooks.state.misuse.step_monitor import (
     BETWEEN,

@@ -16,8 +16,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it scripts functions, which torch has deprecated
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from spotguard.hooks.checkpoint.tier import Tier
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.state_tensor import StateTensor, Tier
+from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.errors import StateError
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import Way, ddp, fsdp, hsdp, mesh_of, tp, tp_fsdp

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from spotguard.hooks.checkpoint.tier import Tier
 from spotguard.hooks.state.state import State
-from spotguard.hooks.state.state_tensor import Tier
 from tests.fakes.ranks import rank_of
 from tests.fakes.several import mesh_of
 

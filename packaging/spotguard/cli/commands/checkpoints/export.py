@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.checkpoint.format.manifest import lacks
-from spotguard.hooks.interop import safetensors_export
+from spotguard.hooks.restore.interop import safetensors_export
 from spotguard.hooks.restore.progress import ReadProgress
 from spotguard.hooks.restore.retrying_store import RetryingStore
 from spotguard.providers.clock import SystemClock
@@ -140,7 +140,7 @@ def _safetensors(store: BlobStore, whole: WholeCheckpoint, path: Path, *, everyt
 
 
 def _dcp(store: BlobStore, whole: WholeCheckpoint, path: Path) -> int:
-    from spotguard.hooks.interop.dcp_export import to_dcp
+    from spotguard.hooks.restore.interop.dcp_export import to_dcp
 
     path.mkdir()
     with _meter(whole) as meter:

@@ -1,6 +1,0 @@
-"""The plan of a save, decided from values alone: `budget` by the time, `partitioner` by rank, `bin_packing` by object.
-
-`write_plan` holds the result, and its objects that are in the store; `plan_cache` keeps it for the next save. `damage` knows
-which checkpoints are damaged. `throughput` is what earlier saves have measured of the link. `schedule` decides when the next
-background checkpoint is due.
-"""
