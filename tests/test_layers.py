@@ -202,7 +202,7 @@ def test_the_agent_loads_nothing_large() -> None:
     large = {"azure", "boto3", "botocore", "google", "numpy", "safetensors", "torch"}
     assert {name for name in loaded if name.partition(".")[0] in large} == set()
     hooks = {name for name in loaded if name.startswith("spotguard.hooks")}
-    known = ("failure_classes", "peer_credentials", "messages", "protocol", "typed_json")
+    known = ("agent_messages", "failure_classes", "peer_credentials", "messages", "protocol", "typed_json")
     assert hooks <= {
         "spotguard.hooks",
         "spotguard.hooks.ipc",

@@ -10,8 +10,9 @@ of a machine, and only differences are shown.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 #: Increase this number when a message changes. A peer's first message has it, and the agent refuses every other number.
 VERSION = 1
@@ -48,24 +49,31 @@ class Message:
     type: ClassVar[str]
 
 
+_M = TypeVar("_M", bound=Message)
+
 #: Message class by its name on the wire.
 TYPES: dict[str, type[Message]] = {}
 
 
-def _on_the_wire(cls: type[Message]) -> type[Message]:
-    TYPES[cls.type] = cls
-    return cls
+@dataclass_transform(frozen_default=True)
+def message(word: str) -> Callable[[type[_M]], type[_M]]:
+    """Return what makes a class the message with this name on the wire."""
+
+    def make(cls: type[_M]) -> type[_M]:
+        cls.type = word
+        TYPES[word] = made = dataclass(frozen=True, slots=True)(cls)
+        return made
+
+    return make
 
 
 # --- sent by a training process ------------------------------------------------------------------------
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("register")
 class Register(Message):
     """First message of a training process. The agent answers `Welcome` or `Refused`."""
 
-    type: ClassVar[str] = "register"
     pid: int
     run_id: str
     #: The script's name, for `status`.
@@ -86,12 +94,10 @@ class Register(Message):
     heartbeat: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("delivered")
 class Delivered(Message):
     """Report that the notice has reached the hook."""
 
-    type: ClassVar[str] = "delivered"
     id: str
     monotonic: float
     #: Kind, source and seconds left of a notice that no agent sent (`OF_A_RANK`).
@@ -100,8 +106,7 @@ class Delivered(Message):
     seconds_left: float = 0.0
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("progress")
 class Progress(Message):
     """Phase of an emergency save.
 
@@ -109,7 +114,6 @@ class Progress(Message):
     the manifest follows).
     """
 
-    type: ClassVar[str] = "progress"
     id: str
     phase: str
     monotonic: float
@@ -119,12 +123,10 @@ class Progress(Message):
     detail: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("committed")
 class Committed(Message):
     """Report of a complete checkpoint in the store, marker included. `id` is "" for a background checkpoint."""
 
-    type: ClassVar[str] = "committed"
     id: str
     step: int
     nbytes: int
@@ -140,26 +142,22 @@ class Committed(Message):
     detail: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("failed")
 class Failed(Message):
     """Report that this process will not commit for this notice.
 
     `last_step` is the step of the newest committed checkpoint, -1 for none.
     """
 
-    type: ClassVar[str] = "failed"
     id: str
     reason: str
     last_step: int = -1
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("training-failed")
 class TrainingFailed(Message):
     """Report of the error that ends training, before its save."""
 
-    type: ClassVar[str] = "training-failed"
     #: As in `ipc.failures.diagnosis.DiagnosedError`.
     kind: str
     error: str
@@ -178,12 +176,10 @@ class TrainingFailed(Message):
     confidence: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("position")
 class Position(Message):
     """Current step and checkpoint of a training process, sent every few seconds for `status`."""
 
-    type: ClassVar[str] = "position"
     step: int
     #: Newest committed checkpoint: its step (-1 for none) and its age in seconds.
     checkpoint_step: int = -1
@@ -237,17 +233,14 @@ class Position(Message):
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("bye")
 class Bye(Message):
     """Report that training ended by itself, so that the agent takes the closed socket for no failure."""
 
-    type: ClassVar[str] = "bye"
     reason: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("peer-preempted")
 class PeerPreempted(Message):
     """Report that another machine of this job got a notice: this process saves with the others, and then leaves.
 
@@ -255,7 +248,6 @@ class PeerPreempted(Message):
     are one call. The agent then sends all of them a `Preempt` of kind `PEER`.
     """
 
-    type: ClassVar[str] = "peer-preempted"
     #: Id of the call, the same in every process of the job. The answers (`Delivered` … `Failed`) may carry it.
     id: str
     #: Kind and source of the other machine's notice.
@@ -274,24 +266,20 @@ class PeerPreempted(Message):
     meet: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("peer-cancelled")
 class PeerCancelled(Message):
     """Cancellation of the call; training goes on."""
 
-    type: ClassVar[str] = "peer-cancelled"
     id: str
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("watch-machines")
 class WatchMachines(Message):
     """Request for heartbeats with the agents of the job's other machines.
 
     The first rank of a machine sends it on each connection, to an agent whose `Welcome` has `heartbeat`.
     """
 
-    type: ClassVar[str] = "watch-machines"
     #: By "ADDRESS PORT SECRET" of an agent: the name of its machine.
     machines: dict[str, Any] = field(default_factory=dict)
 
@@ -299,10 +287,8 @@ class WatchMachines(Message):
 # --- sent by the agent to a training process -----------------------------------------------------------
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("welcome")
 class Welcome(Message):
-    type: ClassVar[str] = "welcome"
     session: int
     pid: int
     #: Whether a notice is pending. A `Preempt` follows then, and a process that has not begun to train waits for
@@ -312,24 +298,20 @@ class Welcome(Message):
     heartbeat: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("refused")
 class Refused(Message):
     """Refusal of the peer; the connection closes after it."""
 
-    type: ClassVar[str] = "refused"
     reason: str
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("preempt")
 class Preempt(Message):
     """Order to save now.
 
     The agent sends it again, with fewer seconds, when a deadline moves earlier. A deadline never moves later.
     """
 
-    type: ClassVar[str] = "preempt"
     id: str
     #: Seconds until the machine may be gone. The last `reserve` seconds belong to the agent: the save must be done
     #: before them.
@@ -343,12 +325,10 @@ class Preempt(Message):
     detail: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("checkpoint")
 class CheckpointNow(Message):
     """Request for a checkpoint beside training, soon. Every process stays, and `Committed` is the only answer."""
 
-    type: ClassVar[str] = "checkpoint"
     #: Reason, for the log.
     reason: str
     #: Whether the machine goes at a near deadline. The process then saves even if background checkpoints are
@@ -356,15 +336,13 @@ class CheckpointNow(Message):
     going: bool = False
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("damaged")
 class CheckpointDamaged(Message):
     """Report that a checkpoint of the run cannot be restored. The side that finds it tells the other one.
 
     From then on neither side counts on the checkpoint. The process makes another one beside training, soon.
     """
 
-    type: ClassVar[str] = "damaged"
     #: Name of the checkpoint in the store.
     checkpoint: str
     #: Completed steps of the checkpoint.
@@ -375,122 +353,23 @@ class CheckpointDamaged(Message):
     objects: str = ""
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("withdrawn")
 class Withdrawn(Message):
     """Cancellation of the notice; training goes on."""
 
-    type: ClassVar[str] = "withdrawn"
     id: str
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("resume")
 class Resume(Message):
     """End of the drill; training goes on."""
 
-    type: ClassVar[str] = "resume"
     id: str
 
 
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
+@message("leave")
 class Leave(Message):
     """Order to end now, with this exit code: every process has committed, or is out of time."""
 
-    type: ClassVar[str] = "leave"
     id: str
     code: int
-
-
-# --- exchanged with a person, or with another agent ----------------------------------------------------
-
-
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
-class Ask(Message):
-    """Question of a person. `what` is "status" or "drill"; `window` is the seconds that a drill pretends to have."""
-
-    type: ClassVar[str] = "ask"
-    what: str
-    window: float = 30.0
-    #: For a drill: run it to the end, as a preemption.
-    preempt: bool = False
-    protocol: int = VERSION
-
-
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
-class Answer(Message):
-    """Answer to `Ask`, as plain JSON. If `last` is False, more answers follow on this connection."""
-
-    type: ClassVar[str] = "answer"
-    body: dict[str, Any] = field(default_factory=dict)
-    last: bool = True
-
-
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
-class Watch(Message):
-    """First message of a `spotguard run` that lets the machine's service agent poll the sources."""
-
-    type: ClassVar[str] = "watch"
-    pid: int
-    protocol: int = VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign(Message):
-    """First message of a peer of another version. Nothing else of it is read, and the agent refuses the peer."""
-
-    type: ClassVar[str] = "foreign"
-    version: str
-
-
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
-class Watched(Message):
-    """First answer to `Watch`, repeated every few seconds as a sign of life.
-
-    Notices and health of the sources follow it.
-    """
-
-    type: ClassVar[str] = "watched"
-    #: Number of sources that the agent polls. With 0 it would never report a notice.
-    sources: int
-    #: Seconds of warning that the cloud's own service announces; 0 if it announces none.
-    window: float = 0.0
-
-
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
-class FeedNotice(Message):
-    type: ClassVar[str] = "notice"
-    id: str
-    kind: str
-    source: str
-    seconds_left: float
-    window: float
-    detail: str
-    #: Severity as in `providers.notice.Severity`.
-    severity: str
-
-
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
-class FeedNoticeGone(Message):
-    type: ClassVar[str] = "notice-gone"
-    id: str
-
-
-@_on_the_wire
-@dataclass(frozen=True, slots=True)
-class FeedHealth(Message):
-    type: ClassVar[str] = "health"
-    source: str
-    sight: str
-    reason: str
-    detail: str
-    advice: str
-    #: Seconds for which the source has had this sight.
-    seconds: float

@@ -69,6 +69,7 @@ def test_it_loads_no_tensors_no_store_no_sdk(provider: str) -> None:
     assert {m for m in after if m.startswith("spotguard.hooks.")} <= {
         "spotguard.hooks.ipc",
         "spotguard.hooks.ipc.peer_credentials",
+        "spotguard.hooks.ipc.agent_messages",
         "spotguard.hooks.ipc.messages",
         "spotguard.hooks.ipc.protocol",
         "spotguard.hooks.ipc.typed_json",
