@@ -22,6 +22,7 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
@@ -128,9 +129,8 @@ class CheckedCheckpoints:
     def check(
         self,
         store: BlobStore,
-        folder: CheckpointFolder,
         folders: list[CheckpointFolder],
-        timeout: float | None,
+        folder: CheckpointFolder,
     ) -> CheckedCheckpoint:
         """Check one checkpoint.
 
@@ -140,7 +140,7 @@ class CheckedCheckpoints:
         listing = sha256(repr(sorted(folder.files.items())).encode()).digest()
         known = self._known.get(folder.name)
         if known is None or known.listing != listing or not _are_listed(known.refers, folders):
-            whole = examine(store, folder, folders, timeout=timeout)
+            whole = examine(store, folder, folders)
             whole.prove(headers=False)  # in the training process, after each commit
             known = CheckedCheckpoint(
                 whole.name, whole.level, bool(whole.suspect), listing, referred(whole.manifests)
@@ -166,26 +166,6 @@ def _are_listed(objects: Mapping[str, int], folders: list[CheckpointFolder]) -> 
     return True
 
 
-def prune(
-    store: BlobStore,
-    run_id: str,
-    *,
-    keep: int,
-    every: int = 0,
-    attempt: int | None = None,
-    protect: Iterable[CheckpointName] = (),
-) -> list[CheckpointName]:
-    """Delete the checkpoints that `plan_pruning` selects, and return their names.
-
-    Raises:
-        UsageError: `keep` is below 1.
-    """
-    pruning = plan_pruning(store, run_id, keep=keep, every=every, attempt=attempt, protect=protect)
-    for keys in pruning.steps():
-        store.delete(keys)
-    return [folder.name for folder in pruning.departing]
-
-
 def plan_pruning(
     store: BlobStore,
     run_id: str,
@@ -193,9 +173,7 @@ def plan_pruning(
     keep: int,
     every: int = 0,
     attempt: int | None = None,
-    protect: Iterable[CheckpointName] = (),
     known: CheckedCheckpoints | None = None,
-    timeout: float | None = None,
 ) -> Pruning:
     """Decide what to prune; delete nothing.
 
@@ -206,27 +184,23 @@ def plan_pruning(
         every: as in `Keep`.
         attempt: the attempt that prunes. If a newer attempt has claimed its number, nothing is deleted. None: a
             person asks.
-        protect: checkpoints whose objects the caller is about to refer to.
         known: the checkpoints that earlier calls have merged.
-        timeout: seconds for each request.
 
     Raises:
         UsageError: `keep` is below 1.
     """
     if keep < 1:
         raise UsageError(f"keep {keep} would delete the last good checkpoint; use 1 or more")
-    folders = scan(store, run_id, timeout=timeout)
+    folders = scan(store, run_id)
     # Read the claims after the listing: an attempt that claims later also lists later, and finds the kept
     # checkpoints.
-    if attempt is not None and (newest := _newest(store, run_id, folders, timeout)) > attempt:
+    if attempt is not None and (newest := _newest(store, run_id, folders)) > attempt:
         log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
         return Pruning((), None, (), frozenset(), fenced_by=newest)
     damaged: dict[CheckpointName, CheckpointError] = {}
     known = CheckedCheckpoints() if known is None else known
     known.forget(folders)
-
-    def check(folder: CheckpointFolder) -> CheckedCheckpoint:
-        return known.check(store, folder, folders, timeout)
+    check = partial(known.check, store, folders)
 
     unsupported: set[int] = set()
     kept, light, newer, older = _sort(folders, keep, check, damaged, unsupported)
@@ -239,19 +213,17 @@ def plan_pruning(
         names = tuple(whole.name for whole in (*light, *kept))
     stay = {whole.name for whole in kept}
     older = [folder for folder in older if folder.name not in stay]
-    unsupported |= {f.name.attempt for f in (*newer, *older) if _is_unsupported(store, f, timeout)}
+    unsupported |= {f.name.attempt for f in (*newer, *older) if _is_unsupported(store, f)}
     older = [folder for folder in older if folder.name.attempt not in unsupported]
-    spared = set(protect)
-    departing = [folder for folder in older if folder.name not in spared]
     protected = {key for whole in (*light, *kept) for key in whole.refers}
-    for folder in [*newer, *(folder for folder in older if folder.name in spared)]:
-        protected |= referred(_readable(store, folder, timeout)).keys()
-    return Pruning(names, checked, tuple(reversed(departing)), frozenset(protected), damaged)
+    for folder in newer:
+        protected |= referred(_readable(store, folder)).keys()
+    return Pruning(names, checked, tuple(reversed(older)), frozenset(protected), damaged)
 
 
-def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder], timeout: float | None) -> int:
+def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder]) -> int:
     """Return the highest attempt that has begun."""
-    return max([newest_claim(store, run_id, timeout=timeout), *(folder.name.attempt for folder in folders)])
+    return max([newest_claim(store, run_id), *(folder.name.attempt for folder in folders)])
 
 
 def _sort(
@@ -346,13 +318,13 @@ def _resumed_at(folders: list[CheckpointFolder]) -> dict[int, float]:
     return resumed
 
 
-def _is_unsupported(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> bool:
+def _is_unsupported(store: BlobStore, folder: CheckpointFolder) -> bool:
     """Whether one manifest has another format. One is enough, because a save has one writer's format."""
     name = next((name for name in sorted(folder.files) if parse_manifest_name(name)), None)
     if name is None:
         return False
     try:
-        _manifest(store, folder, name, timeout)
+        _manifest(store, folder, name)
     except UnsupportedFormatError:
         return True
     except (CheckpointError, NotFoundError):
@@ -360,17 +332,17 @@ def _is_unsupported(store: BlobStore, folder: CheckpointFolder, timeout: float |
     return False
 
 
-def _manifest(store: BlobStore, folder: CheckpointFolder, name: str, timeout: float | None) -> RankManifest:
+def _manifest(store: BlobStore, folder: CheckpointFolder, name: str) -> RankManifest:
     if (parsed := parse_manifest_name(name)) is not None:
         check_size(folder, name, parsed[1])
-    return decode_manifest(store.get(folder.prefix + name, timeout=timeout), folder.prefix + name)
+    return decode_manifest(store.get(folder.prefix + name), folder.prefix + name)
 
 
-def _readable(store: BlobStore, folder: CheckpointFolder, timeout: float | None) -> Iterator[RankManifest]:
+def _readable(store: BlobStore, folder: CheckpointFolder) -> Iterator[RankManifest]:
     """Yield the manifests that a save under way has put so far: the objects that they refer to must stay."""
     for name in folder.files:
         if parse_manifest_name(name):
             try:
-                yield _manifest(store, folder, name, timeout)
+                yield _manifest(store, folder, name)
             except (CheckpointError, NotFoundError):
                 continue  # unreadable, so no restore can use it, and it needs no objects

@@ -19,6 +19,7 @@ from ..commit.cancel_scope import Abandoned, CancelScope
 from ..ipc.interpreter_lock import Hurry
 from ..ipc.notice import PreemptionNotice
 from ..ipc.protocol import PEER
+from ..ipc.threads import TaskHandle
 from ..save.checkpointer import Checkpointer
 from ..save.request import SavedCheckpoint, SaveRequest
 from ..state.state import State
@@ -299,9 +300,8 @@ class SaveRequests:
 
     def end_drills(self) -> None:
         """End a drill whose agent is gone, because no other process will. A notice still stands."""
-        preemption = self._preemption
-        for id in list(preemption.ids) if preemption is not None and preemption.drill else []:
-            self._void(id, "the agent that ran this drill is gone")
+        if self._preemption is not None and self._preemption.drill:
+            self.void_all("the agent that ran this drill is gone")
 
     def _void(self, id: str, why: str) -> None:
         """End a notice. In a job of several ranks, call all ranks; training goes on when this rank reads the call."""
@@ -455,16 +455,9 @@ class SaveRequests:
         """
         if self._coordinator is None:
             return None
-        looked = threading.Event()
-
-        def look() -> None:
-            try:
-                self._checkpointer.look_back()
-            finally:
-                looked.set()
-
-        self.in_turn(look)  # after the save that was called off
-        self._clock.wait(looked, _WINDING_DOWN)
+        look = TaskHandle(self._checkpointer.look_back)
+        self.in_turn(look.run)  # after the save that was called off
+        self._clock.wait(look.done, _WINDING_DOWN)
         saved = self.committed
         return saved if saved is not None and saved.level == "full" else None
 

@@ -212,8 +212,7 @@ class Saver(SaveRequests):
         if preemption is not None and self._coordinator is not None:
             # This rank calls once, not over and over.
             preemption.deadline = self._clock.monotonic() + _HEARD
-        for id in list(preemption.ids) if preemption is not None else []:
-            self._void(id, "the deadline has passed, and this process still runs")
+        self.void_all("the deadline has passed, and this process still runs")
 
     def _do(self, job: SaveRequest) -> None:
         # All ranks have loaded, but not in the same instant: the first one may save by hand right behind its restore. Only such a

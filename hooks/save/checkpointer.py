@@ -158,9 +158,6 @@ class Checkpointer:
     def begin_attempt(self, attempt: int) -> None:
         """Begin a new attempt: training went back and goes another way. All later saves count as newer than all earlier ones."""
         self.attempt = attempt
-        self._forget_objects()
-
-    def _forget_objects(self) -> None:
         self._writer.plans.forget()
         self._copies.forget_objects()
 
@@ -266,14 +263,13 @@ class Checkpointer:
             write_progress=write_progress,
             fill=None if staged is None else staged.fill,
         )
+        record = partial(self._saved, name, write_progress, started, *save.agreed.extent)
         if not save.in_place:
             self._upload = BackgroundUpload(self._writer, self._clock, queue, name, started)
         try:
             queue.objects()
             queue.wait(queue.whole)
-            self._agreed.put(
-                save, name, partial(self._saved, name, write_progress, started, *save.agreed.extent)
-            )
+            self._agreed.put(save, name, record)
             own = self._committer.queue(queue, save, name, "full", self._writer)
             self._committer.commit(queue, own, save, self._writer)
             self._agreed.seen()
@@ -351,13 +347,7 @@ class Checkpointer:
         This is for a call of the ranks that a later call has replaced. The other ranks may have committed the earlier one, and
         may be gone.
         """
-
-        def complete(name: CheckpointName) -> bool:
-            if (found := self.requests.complete(name)) is not None:
-                self._committer.see(name, found.suspect, found.left_out)
-            return found is not None
-
-        self._agreed.look_back(complete)
+        self._agreed.look_back(self.requests.complete, self._committer.see)
 
     def _plan(self, save: SaveContext, *, renew: bool = False) -> WritePlan:
         if save.agreed.roles.whole_each:
@@ -389,12 +379,10 @@ class Checkpointer:
         at = self._clock.monotonic() if at is None else at
         url = inside(self._store.url, checkpoint_prefix(self._run_id, name))
         nbytes = write_progress.put_of(WEIGHTS if level == "weights" else ALL)
-        suspect, left_out = self._committer.seen(name, self._left_out)
+        seen, refers = self._committer.seen(name, self._left_out), write_progress.refers(self._run_id, name)
         saved = SavedCheckpoint(
-            name.step, url, nbytes, at - started, at, level, why, blocked, suspect, left_out
-        )
-        refers = write_progress.refers(self._run_id, name)
-        saved = replace(saved.lacking(self._lacks), name=name, refers=refers)
+            name.step, url, nbytes, at - started, at, level, why, blocked, *seen, name, refers
+        ).lacking(self._lacks)
         # Another attempt: training went back meanwhile, and goes on from another checkpoint.
         if name.attempt == self.attempt:
             self.saved.add(saved)

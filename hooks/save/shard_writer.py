@@ -181,11 +181,9 @@ class ShardWriter:
             self._read = nbytes / seconds
         return ""
 
-    def second_look(
-        self, state_tensors: Sequence[StateTensor], write_plan: WritePlan, roles: RankRoles = ALL_STAY
-    ) -> float:
+    def second_look(self, state_tensors: Sequence[StateTensor], write_plan: WritePlan) -> float:
         """Return the seconds that `unchanged` will most likely take."""
-        mine = share_of(write_plan.objects, write_plan.rank, roles)
+        mine = share_of(write_plan.objects, write_plan.rank, ALL_STAY)
         frozen = mine.intersection(write_plan.indices_of(Tier.FROZEN))
         spared = frozen if self.plans.known(write_plan).issuperset(frozen) else frozenset[int]()
         pieces = (piece for index in mine - spared for piece in write_plan.objects[index].pieces)

@@ -20,8 +20,9 @@ import math
 from collections.abc import Callable
 
 from ....providers.errors import SpotguardError, StoreError
+from ...checkpoint.catalog import WholeCheckpoint
 from ...checkpoint.format.keys import CheckpointName
-from ...checkpoint.format.manifest import Level
+from ...checkpoint.format.manifest import CommitMarker, Level
 from ...commit.cancel_scope import Abandoned
 from ...commit.own_manifest import OwnManifest
 from ...commit.plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
@@ -322,7 +323,19 @@ class AgreedSaves:
         """Note that this rank has seen the commit."""
         self._unseen = []
 
-    def look_back(self, complete: Callable[[CheckpointName], bool]) -> None:
-        """Record the newest checkpoint that the other ranks have committed, if there is one."""
-        there = (record for _, name, record in reversed(self._unseen) if complete(name))
-        next(there, lambda: None)()
+    def look_back(
+        self,
+        complete: Callable[[CheckpointName], CommitMarker | WholeCheckpoint | None],
+        see: Callable[[CheckpointName, str, tuple[str, ...]], None],
+    ) -> None:
+        """Record the newest checkpoint that the other ranks have committed, if there is one.
+
+        Args:
+            complete: returns a checkpoint if it can be restored.
+            see: called before the record, with why the checkpoint is suspect and what its ranks have left out.
+        """
+        for _, name, record in reversed(self._unseen):
+            if (found := complete(name)) is not None:
+                see(name, found.suspect, found.left_out)
+                record()
+                return

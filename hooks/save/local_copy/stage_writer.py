@@ -18,7 +18,6 @@ from ...checkpoint.format.manifest import RankManifest
 from ...checkpoint.local_stage import Stage
 from ...commit.cancel_scope import Abandoned, CancelScope
 from ...commit.plan.bin_packing import PlannedChunk, PlannedObject, PlannedTensor
-from ...commit.plan.partitioner import ALL_STAY, RankRoles
 from ...commit.plan.write_plan import StoredObject, WritePlan, WriteProgress
 from ...commit.upload.save_queue import SaveQueue
 from ...commit.upload.transfer import Fill, StateChanged
@@ -56,14 +55,12 @@ class StageWriter:
         scope: CancelScope,
         moved: Callable[[], str],
         commit: Callable[[SaveQueue[HostBuffer]], None],
-        roles: RankRoles = ALL_STAY,
     ) -> StagedSave | None:
         """Write a checkpoint onto the stage, with the plan of the store.
 
         Args:
             moved: called after each object's bytes were read. It returns "" or what has moved since the boundary.
             commit: commits the objects of the queue, and raises the errors of a commit.
-            roles: the roles of the save, so that the stage gets only the objects that the save will put.
 
         Returns:
             The staged checkpoint; None if the stage cannot take it. The reason is logged.
@@ -72,7 +69,7 @@ class StageWriter:
             Abandoned: `scope` was called off.
             StateChanged: the state moved during the read.
         """
-        write_progress = WriteProgress(write_plan, roles=roles)
+        write_progress = WriteProgress(write_plan)
         seconds = _PATIENCE + write_progress.share() / _SLOWEST
         limit = scope.part(scope.now() + seconds)
         self.writer.plans.adopt(write_plan)

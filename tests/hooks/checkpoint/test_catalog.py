@@ -13,12 +13,12 @@ from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError, enco
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry, most_bytes
 from spotguard.hooks.checkpoint.listing import list_checkpoints, list_runs
-from spotguard.hooks.checkpoint.retention import prune
 from spotguard.providers.errors import CheckpointError, UnavailableError
 from spotguard.providers.stores.base import BlobStore, ObjectInfo
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.checkpoint import FOREIGN, Save
 from tests.fakes.commit import put_manifest
+from tests.fakes.pruned import prune
 from tests.fakes.store import FakeStore, Fault, Killed
 
 

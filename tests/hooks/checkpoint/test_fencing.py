@@ -14,13 +14,13 @@ import pytest
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.keys import CheckpointName, checkpoints_prefix
-from spotguard.hooks.checkpoint.retention import prune
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
 from tests.cases import cases
 from tests.fakes.checkpoint import Save
 from tests.fakes.commit import mark_alone, put_manifest
+from tests.fakes.pruned import prune
 from tests.fakes.store import FakeStore
 from tests.fakes.turns import Turns
 from tests.servers.moto import Moto

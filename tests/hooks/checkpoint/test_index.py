@@ -16,11 +16,11 @@ from spotguard.hooks.checkpoint.format.codec import encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.keys import INDEX, MARKER, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, RankManifest
 from spotguard.hooks.checkpoint.index import INDEXED, IndexBuilder, decode_index
-from spotguard.hooks.checkpoint.retention import prune
 from spotguard.providers.errors import CheckpointError, SpotguardError, StoreError
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Hurried
 from tests.fakes.commit import put_index, put_manifest
+from tests.fakes.pruned import prune
 from tests.fakes.store import FakeStore
 
 WORLD = INDEXED

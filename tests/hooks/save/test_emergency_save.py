@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spotguard.hooks.checkpoint.catalog import find_whole
-from spotguard.hooks.checkpoint.retention import Keep, prune
+from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.checkpoint.tier import Tier
 from spotguard.hooks.commit.cancel_scope import Abandoned, CancelScope
 from spotguard.hooks.commit.plan.write_plan import WEIGHTS as WEIGHT_TIERS
@@ -23,6 +23,7 @@ from spotguard.providers.errors import FullError, StoreError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import ManualClock
+from tests.fakes.pruned import prune
 from tests.fakes.store import FakeStore, Fault
 from tests.fakes.training import different, small
 from tests.hooks.save.narrow_saves import (

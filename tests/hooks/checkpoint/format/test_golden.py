@@ -17,10 +17,10 @@ from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.hooks.checkpoint.format.values.decoder import decode
 from spotguard.hooks.checkpoint.format.values.sameness import same
 from spotguard.hooks.checkpoint.listing import list_checkpoints
-from spotguard.hooks.checkpoint.retention import prune
 from spotguard.hooks.restore.reads.verify import verify
 from spotguard.providers.stores.file import FileStore
 from tests.fakes.checkpoint import Save
+from tests.fakes.pruned import prune
 from tests.fakes.store import FakeStore
 from tests.golden.make_v1 import RUN, STATE, TENSORS, content
 
