@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 from ...providers.errors import UsageError
 from ..control.gate import Gate
+from ..state.misuse.loop_order import CallPath, call_path
 
 #: The places beside training in which a call of `save` may come, as messages name them.
 IN_ANOTHER_THREAD, IN_A_HANDLER = "in another thread than guard.step()", "in a signal's handler"
@@ -71,30 +73,41 @@ def _handles(frame: FrameType) -> bool:
 
 
 class StepsLoop:
-    """A turn of a loop over `steps`, which the script may end itself by `guard.step()` if it leaves the loop then.
+    """A loop over `steps`. The script may mark a turn itself by `guard.step()` if it leaves the loop then.
+
+    Nothing tells that a loop was left while a variable still holds its iterator. So a call is inside the loop if its place is in the
+    loop's body.
 
     Args:
-        step: the step of the turn; -1: the script is in no such loop.
+        taker: the frame that takes the steps; None: the script is in no such loop.
     """
 
-    def __init__(self, step: int) -> None:
-        #: Completed steps with which a `guard.step()` is a call inside the loop; -1 outside the loop's body.
-        self.step = self._step = step
+    def __init__(self, taker: FrameType | None = None) -> None:
+        self._path = call_path(taker)
+        #: Completed steps with which a `guard.step()` may be a call inside the loop; -1 outside the loop's body.
+        self.step = -1
+        #: The step of the turn; -1 before the first.
+        self.turn = -1
         self._line = ""
 
+    def begin_turn(self, step: int) -> None:
+        self.step = self.turn = step
+
     def marked_by_hand(self) -> None:
-        """Note a `guard.step()` inside the loop.
+        """Note a `guard.step()` that may be inside the loop.
 
         Raises:
             UsageError: it is the second one of this turn.
         """
-        if self._line:
-            raise self._counts_twice()
-        self.step += 1
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.startswith(_HOOKS):
             frame = frame.f_back
-        self._line = "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        if not _in_body(self._path, path := call_path(frame)):
+            return
+        if self._line:
+            raise self._counts_twice()
+        self.step += 1
+        self._line = path[-1].place
 
     def go_on(self, completed: int) -> None:
         """Leave the loop's body, in order to mark its turn.
@@ -108,10 +121,10 @@ class StepsLoop:
         self.step = -1
         if self._line:
             raise self._counts_twice()
-        if completed != self._step:
+        if completed != self.turn:
             raise UsageError(
-                f"the loop over guard.steps() is in the turn behind step {self._step}, and training is at step {completed}, "
-                "because guard.restore() or another such loop ran inside it: begin a new loop over guard.steps() after that "
+                f"the loop over guard.steps() is in the turn behind step {self.turn}, and training is at step {completed}, because "
+                "guard.step(), guard.restore() or another such loop ran inside it: begin a new loop over guard.steps() after that "
                 "[SG405]"
             )
 
@@ -120,3 +133,13 @@ class StepsLoop:
             f"guard.step() ({self._line}) was called inside a loop over guard.steps(), which marks each turn itself, so the turn "
             "would count twice: leave that call out, except right before break [SG405]"
         )
+
+
+def _in_body(taker: CallPath, call: CallPath) -> bool:
+    """Return whether a call is in the body of the `for` that takes the steps, or in what that calls."""
+    for one, other in zip(taker, call, strict=False):
+        if one != other:
+            *_, taking = (each for each in dis.get_instructions(one.code) if each.offset <= one.offset)
+            body = range(one.offset, taking.argval if taking.opname == "FOR_ITER" else 0)
+            return one.code is other.code and other.offset in body
+    return len(taker) < len(call)  # a function of C takes the steps, such as `map`, and has called the script

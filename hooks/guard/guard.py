@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import count
 from threading import current_thread
@@ -85,12 +86,12 @@ class Guard:
         self._schedule, self._history, self._clock = parts.schedule, parts.history, clock
         self._run_id, self._rank, self._world = run_id, parts.rank, parts.world
         self._channel, self._coordinator, self._agent = channel, parts.coordinator, parts.agent
-        self._restored_at, self._restored_step, self._skip_steps = 0.0, 0, 0
+        self._restored_at, self._skip_steps = 0.0, 0
         self._followers = Followers()
         self._restored = self.closed = self._forked = False
         #: A forked child, which has not reported yet that it trains on.
         self._unguarded = False
-        self._loop = StepsLoop(-1)
+        self._loop = StepsLoop()
         #: The thread of the last boundary.
         self._trainer = current_thread()
         #: The values that the log has named as missing from a save by hand.
@@ -162,8 +163,7 @@ class Guard:
                 step=step,
                 run_id=run_id,
                 again=self._restored,
-                trained=self._restored
-                and (self._gate.place.completed != self._restored_step or bool(self._begun())),
+                trained=self._restored and (self._state.trained or bool(self._begun())),
             )
             self._skip_steps = (
                 0 if run_id != self._run_id else max(0, self._parts.startup.skip_until - done.step)
@@ -175,7 +175,7 @@ class Guard:
             self._saver.loading = False
         self._state.restored()
         self._trainer = current_thread()
-        self._restored_at, self._restored_step = self._clock.monotonic(), done.step
+        self._restored_at, self._loop = self._clock.monotonic(), StepsLoop()
         self._parts.progress.begin()
         self._followers.restored(done.step)
         self._unsettled = _SETTLED
@@ -318,17 +318,17 @@ class Guard:
         done = self._gate.place.completed
         if not self._restored or self._state.poisoned:
             done = self.restore()
-        elif not self._gate.inert and (begun := self._begun()):
+        elif not (self._gate.inert or self._at_first_turn()) and (begun := self._begun()):
             raise UsageError(
                 f"guard.steps() was called in the middle of the turn behind step {done}, because {begun}: call guard.step() "
                 "before break where a loop leaves behind a step's work, or guard.restore() to go back [SG405]"
             )
         if total is not None and done >= total:
             self._parts.startup_messages.finished(self._run_id, done, total)
-        loop = self._loop
+        self._loop = loop = StepsLoop(sys._getframe().f_back)
         try:
             for step in count(done) if total is None else range(done, total):
-                self._loop = loop = StepsLoop(step)
+                loop.begin_turn(step)
                 yield step
                 if not self._gate.inert:
                     loop.go_on(self._gate.place.completed)
@@ -418,6 +418,13 @@ class Guard:
     def _begun(self) -> str:
         """Return why the turn behind the last boundary has begun; "" if it has not."""
         return "an optimizer has stepped" if self.in_step else self._state.begun()
+
+    def _at_first_turn(self) -> bool:
+        """Return whether training is still to begin: what a script tries out behind `restore` belongs to no turn.
+
+        It may look at a batch, warm up, or find a learning rate and put the weights back.
+        """
+        return self._loop.turn < 0 and not self._state.trained
 
     def _keep_to_boundary(self, where: str) -> None:
         """Name the values that a save of the last boundary leaves out.

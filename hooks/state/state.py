@@ -213,6 +213,8 @@ class State:
         if not self._stepped:
             self._stepped = True
             self._stepped_at = self._now()
+            if not self._passed:
+                self.turn.keep_weights()
             self.audit.look()
             if self.fence.devices and not self.boundary_only:
                 self.fence.begin(self._detector.unchanged_by_host)
@@ -320,7 +322,7 @@ class State:
         self._passed = 0
         for module in self._modules:
             module.begin()
-        self.turn.mark()
+        self.turn.begin()
         for loader in self.loaders:
             loader.restored()
 
@@ -400,6 +402,11 @@ class State:
             return "an optimizer has stepped"
         # Forward moves buffers alone. A script that also changes weights there loads a model, or converts it.
         return self.turn.begun(buffers=not (self.boundary_only or self.inconsistency()))
+
+    @property
+    def trained(self) -> bool:
+        """Whether training has gone on from the restore: a boundary came, or an optimizer stepped and left other weights."""
+        return self._passed > 0 or self.turn.has_other_weights()
 
     def edited(self) -> str:
         """Return what the audit finds changed since the boundary; "" if it finds nothing."""

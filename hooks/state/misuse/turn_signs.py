@@ -54,9 +54,14 @@ class TurnSigns:
             if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader)
         }
         self._followed: list[torch.Tensor] = []
-        self._marks = 0
         self._gradients: list[tuple[torch.Tensor | None, int]] = []
-        self._delivered: list[tuple[int, int]] = [*map(_progress, self._loaders.values())]
+        self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._delivered: list[tuple[int, int]] = []
+
+    def begin(self) -> None:
+        """Take the signs behind a restore."""
+        self._marks, self._weights = 0, []
+        self.mark()
 
     def mark(self) -> None:
         """Take the signs at a boundary. On the training thread, after every step: microseconds count."""
@@ -67,6 +72,14 @@ class TurnSigns:
         self._gradients = [((g := p.grad), 0 if g is None else g._version) for p in self._followed]
         if self._loaders:
             self._delivered = [*map(_progress, self._loaders.values())]
+
+    def keep_weights(self) -> None:
+        """Keep the weights that are followed, before the first step of an optimizer changes them."""
+        self._weights = [(p, local(p.detach()).clone()) for p in self._followed]
+
+    def has_other_weights(self) -> bool:
+        """Return whether the weights that are followed are others than those that were kept."""
+        return any(same(before, local(p.detach())) for p, before in self._weights)
 
     def begun(self, *, buffers: bool) -> str:
         """Return the first sign that the turn has begun, with its path; "" if there is none.

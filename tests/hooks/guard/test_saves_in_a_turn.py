@@ -511,6 +511,30 @@ def test_a_turn_begins_with_its_first_sign(what: Callable[[Job], object], sign: 
     assert begun_after(what) == sign
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_look_at_a_batch_before_the_first_turn_is_exact(
+    interrupted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A save in the first turn takes the restored position, and not that of the look."""
+    store = FakeStore()
+    for total in (1, TOTAL) if interrupted else (TOTAL,):
+        job = loaded()
+        with guarded(store, job.values) as guard:
+            guard.restore()
+            next(iter(job.values["loader"]))
+            for number in guard.steps(total):
+                if interrupted and total == 1:
+                    guard.save()
+                    break
+                job.step(number)
+    whole = loaded()
+    next(iter(whole.values["loader"]))
+    for number in range(TOTAL):
+        whole.step(number)
+    assert different(bits_of(job), bits_of(whole)) == []
+    assert "is in the middle" not in caplog.text
+
+
 def test_the_first_turn_begins_as_any_other() -> None:
     job = loaded()
     with guarded(FakeStore(), job.values) as guard:

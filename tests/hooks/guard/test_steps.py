@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +129,62 @@ def with_saves(guard: Guard, job: Job) -> None:
             job.step(number)
 
 
+class Bar:
+    """A bar as those of tqdm: it holds what it goes through, and iterates by a generator."""
+
+    def __init__(self, steps: Iterator[int]) -> None:
+        self.steps = steps
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.steps
+
+
+def held_and_left_behind_a_boundary(guard: Guard, job: Job) -> None:
+    bar, steps = Bar(guard.steps()), guard.steps()
+    for number in bar:
+        job.step(number)
+        if number == 1:
+            guard.step()
+            break
+    for number in steps:
+        job.step(number)
+        if number == 2:
+            guard.step()
+            break
+    for number in (3, 4):
+        job.step(number)
+        guard.step()
+
+
+def held_and_left_before_the_work(guard: Guard, job: Job) -> None:
+    steps = guard.steps()
+    for number in steps:
+        if number == 2:
+            break
+        job.step(number)
+    for number in range(2, TOTAL):
+        job.step(number)
+        guard.step()
+
+
+def held_across_a_restore(guard: Guard, job: Job) -> None:
+    steps = iter(guard.steps())
+    for number in steps:
+        if number == 2:
+            guard.save()
+        job.step(number)
+        if number == 3:
+            guard.step()
+            break
+    assert guard.restore() == 2
+    step_on(guard, job, 2, 3, 4)
+    assert next(guard.steps()) == TOTAL
+
+
 LOOPS = (
+    held_and_left_behind_a_boundary,
+    held_and_left_before_the_work,
+    held_across_a_restore,
     in_epochs,
     behind_restore,
     left_before_the_work,
@@ -175,8 +232,8 @@ def gradients(job: Job) -> None:
     job.values["model"].eval()(torch.ones(6, 8)).sum().backward()
 
 
-def forward(job: Job) -> None:
-    job.values["model"](torch.ones(6, 8))
+def forward(job: Job) -> Any:
+    return job.values["model"](torch.ones(6, 8))
 
 
 BEGUN = {
@@ -198,6 +255,74 @@ def test_a_loop_left_in_its_turn_is_followed_by_no_other(why: str, work: Callabl
         with pytest.raises(UsageError, match=MIDDLE.format(2, why)):
             next(guard.steps(TOTAL))
         assert guard.view.completed() == 2
+
+
+@pytest.mark.parametrize(("why", "work"), BEGUN.items(), ids=BEGUN)
+def test_a_loop_left_in_its_first_turn_is_followed_by_no_other(
+    why: str, work: Callable[[Job], object]
+) -> None:
+    job = small()
+    with guarded(FakeStore(), job.values) as guard:
+        for _ in guard.steps():
+            work(job)
+            break
+        with pytest.raises(UsageError, match=MIDDLE.format(0, why)):
+            next(guard.steps(TOTAL))
+
+
+def warm_up(job: Job) -> None:
+    for _ in range(3):
+        forward(job)
+
+
+def rate_search(job: Job) -> None:
+    model, optimizer = job.values["model"], job.values["optimizer"]
+    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for rate in (1e-4, 1e-2, 1.0):
+        optimizer.param_groups[0]["lr"] = rate
+        forward(job).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.load_state_dict(kept[0])
+    optimizer.load_state_dict(kept[1])
+
+
+def pretrained(job: Job) -> None:
+    job.values["model"].load_state_dict(
+        {key: value + 1 for key, value in job.values["model"].state_dict().items()}
+    )
+    rate_search(job)
+
+
+@pytest.mark.parametrize("work", [warm_up, gradients, rate_search, pretrained])
+def test_the_first_loop_begins_behind_what_the_script_has_tried_out(
+    work: Callable[[Job], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = small()
+    work(whole)
+    for number in range(TOTAL):
+        whole.step(number)
+    bits = whole.bits()
+    store, job = FakeStore(), small()
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        work(job)
+        for number in guard.steps(TOTAL):
+            job.step(number)
+        guard.save()
+    assert different(job.bits(), bits) == []
+    assert restored(store, small)[0] == TOTAL
+    assert "SG405" not in caplog.text
+
+
+def test_the_first_loop_begins_in_no_step_of_an_optimizer() -> None:
+    """The resumed run would make that step again."""
+    job = small()
+    with guarded(FakeStore(), job.values) as guard:
+        guard.restore()
+        job.step(0)
+        with pytest.raises(UsageError, match=MIDDLE.format(0, "an optimizer has stepped")):
+            next(guard.steps(TOTAL))
 
 
 def test_a_restore_goes_back_from_a_turn_that_has_begun() -> None:
@@ -250,6 +375,15 @@ def for_each_batch(guard: Guard, job: Job) -> Iterator[int]:
             guard.step()
 
 
+def by_a_function_of_c(guard: Guard, job: Job) -> Iterator[int]:
+    def train(number: int) -> int:
+        job.step(number)
+        guard.step()
+        return number
+
+    yield from map(train, guard.steps(TOTAL))
+
+
 def at_the_top(guard: Guard, job: Job) -> Iterator[int]:
     for number in guard.steps(TOTAL):
         yield number
@@ -257,7 +391,9 @@ def at_the_top(guard: Guard, job: Job) -> Iterator[int]:
         job.step(number)
 
 
-@pytest.mark.parametrize("loop", [in_the_body, in_a_callback, beside_a_loader, for_each_batch, at_the_top])
+@pytest.mark.parametrize(
+    "loop", [in_the_body, in_a_callback, beside_a_loader, for_each_batch, by_a_function_of_c, at_the_top]
+)
 def test_a_turn_that_is_marked_by_hand_does_not_count_twice(
     loop: Callable[[Guard, Job], Iterator[int]],
 ) -> None:
