@@ -11,6 +11,7 @@ from ...providers.clock import Clock
 from ...providers.stores.base import BlobStore
 from ..ipc.notice import PreemptionNotice
 from ..save.request import SavedCheckpoint
+from .parts import GuardParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,17 @@ class Followers:
     def _announce(self, step: int, saved: SavedCheckpoint | None, notice: PreemptionNotice | None) -> None:
         for events in self._queues:
             events.put((step, saved, notice))
+
+
+def view_of(parts: GuardParts, followers: Followers) -> GuardView:
+    """Return the view of a guard with these parts."""
+    return GuardView(
+        parts.rank,
+        parts.run_id,
+        parts.checkpointer.attempt,
+        parts.store,
+        parts.clock,
+        lambda: parts.saver.saving,
+        lambda: parts.gate.place.completed,
+        followers.add,
+    )

@@ -40,7 +40,8 @@ from .state_tensor import StateTensor
 
 log = logging.getLogger("spotguard")
 
-#: Boundaries at which the training thread checks all optimizer state, until the optimizers have created it.
+#: Boundaries at which the training thread checks all optimizer state, until the optimizers have created it. At this last one copies
+#: are made in any case.
 _EARLY = 4
 #: Seconds between two checks of the modules' tables at boundaries. A check costs 15 µs for ResNet-50. A save checks again.
 _LOOK_EVERY = 1.0
@@ -90,9 +91,9 @@ class State:
         self._environment = describe()
         self._threads = torch.get_num_threads()
         self._stepped = False
-        #: Steps since training began or returned to an earlier one.
-        self._passed = 0
-        self._boundaries = 0
+        #: Boundaries since training began or returned to an earlier one, and whether this one is among 0, 1, 2, 4, 8 and so on: there
+        #: the state is looked through for what costs too much at each.
+        self.passed, self.looks = 0, True
         #: Whether an optimizer creates new state tensors at every step (LBFGS). Then each boundary checks its state.
         self._restless = False
         #: Checksums of the last boundary's state. They find edits that the change detector misses.
@@ -213,7 +214,7 @@ class State:
         if not self._stepped:
             self._stepped = True
             self._stepped_at = self._now()
-            if not self._passed:
+            if not self.passed:
                 self.turn.keep_weights()
             self.audit.look()
             if self.fence.devices and not self.boundary_only:
@@ -226,11 +227,10 @@ class State:
         self._after_change(frame)
 
     def copies_late(self) -> bool:
-        """Return whether a boundary's copies wait until a save wants them. At steps 1, 2, 4, 8 and so on they do not, so that new
-        forms are found. On the training thread, once for each step.
-        """
-        self._passed += 1
-        return self.boundary_only != "" and bool(self._passed & (self._passed - 1))
+        """Count a boundary, and return whether its copies wait until a save wants them. On the training thread, once for each step."""
+        self.passed += 1
+        self.looks = not self.passed & (self.passed - 1)
+        return self.boundary_only != "" and not self.looks
 
     def at_boundary(self) -> None:
         """Copy the values that change between steps, and mark the values that must not change.
@@ -251,12 +251,11 @@ class State:
         for optimizer in self._optimizers:
             counts += optimizer.counts()
         once = 0.0
-        if self._boundaries < _EARLY or counts != self._counts or self._restless:
-            self._boundaries += 1
+        if self.passed <= _EARLY or counts != self._counts or self._restless:
             self._environment = describe()
             looking = self._now()
             moved = any(part.moved() for part in self._optimizers)
-            if self._boundaries == _EARLY:
+            if self.passed == _EARLY:
                 self._restless = moved
             if moved:
                 for part in self._optimizers:
@@ -264,8 +263,7 @@ class State:
                 self._refresh()
             if not self._restless:
                 once = self._now() - looking
-        # At steps 1, 2, 4, 8 and so on: it takes some ms each time, and the first step creates the moments and late layers.
-        if not self._passed & (self._passed - 1):
+        if self.looks:  # it takes some ms each time, and the first step creates the moments and late layers
             looking = self._now()
             self._unsaved.look_elsewhere(self._refresh)
             self._look_at = 0.0
@@ -319,10 +317,10 @@ class State:
     def restored(self) -> None:
         """Note that training begins, or returns to an earlier step. On the training thread."""
         self.monitor.restored()
-        self._passed = 0
+        self.passed, self.looks = 0, True
         for module in self._modules:
             module.begin()
-        self.turn.begin()
+        self.turn.mark(look=True)
         for loader in self.loaders:
             loader.restored()
 
@@ -406,7 +404,7 @@ class State:
     @property
     def trained(self) -> bool:
         """Whether training has gone on from the restore: a boundary came, or an optimizer stepped and left other weights."""
-        return self._passed > 0 or self.turn.has_other_weights()
+        return self.passed > 0 or self.turn.has_other_weights()
 
     def edited(self) -> str:
         """Return what the audit finds changed since the boundary; "" if it finds nothing."""

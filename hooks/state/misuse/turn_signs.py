@@ -58,17 +58,15 @@ class TurnSigns:
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._delivered: list[tuple[int, int]] = []
 
-    def begin(self) -> None:
-        """Take the signs behind a restore."""
-        self._marks, self._weights = 0, []
-        self.mark()
+    def mark(self, *, look: bool) -> None:
+        """Take the signs at a boundary. On the training thread, after every step: microseconds count.
 
-    def mark(self) -> None:
-        """Take the signs at a boundary. On the training thread, after every step: microseconds count."""
-        # At boundaries 1, 2, 4, 8 and so on: the first step shows which parameters have gradients.
-        if not self._marks & (self._marks - 1):
+        Args:
+            look: choose the parameters to follow. The first step shows which ones have gradients.
+        """
+        if look:
             self._followed = [p for params in self._trained()[:_OPTIMIZERS] for p in _smallest(params)]
-        self._marks += 1
+            self._weights = []
         self._gradients = [((g := p.grad), 0 if g is None else g._version) for p in self._followed]
         if self._loaders:
             self._delivered = [*map(_progress, self._loaders.values())]

@@ -27,7 +27,7 @@ def saving(guard: Guard) -> tuple[list[object], threading.Thread]:
     ended: list[object] = []
 
     def save() -> None:
-        guard._trainer = threading.current_thread()
+        guard._place.here()
         try:
             ended.append(guard.save())
         except Preempted as error:

@@ -1,14 +1,61 @@
-"""The load of a checkpoint into the registered state, from which training goes on."""
+"""A restore: the load of a checkpoint into the registered state, and a training that goes on from there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...providers.errors import UsageError
+from ..arguments import completed_steps
+from ..checkpoint.format.keys import check_run_id
 from ..restore.restore import Restored
+from .call_place import CallPlace
 from .parts import GuardParts
 
 
-def load(parts: GuardParts, *, step: int | None, run_id: str, again: bool, trained: bool) -> Restored:
-    """Load a checkpoint, and have every part that counts from it begin anew. The training thread calls it.
+def restore(
+    parts: GuardParts, place: CallPlace, step: int | None, run_id: str | None, missing: Iterable[str]
+) -> tuple[Restored, int]:
+    """Load a checkpoint, and arrive there. The training thread calls it.
+
+    Args:
+        parts: the parts of the guard.
+        place: the place of the training thread.
+        step: completed steps of the checkpoint; None for the newest.
+        run_id: the run that made it; None for this one.
+        missing: registered names that it may lack.
+
+    Returns:
+        What was loaded, and the steps whose data the script is to leave out.
+
+    Raises:
+        UsageError, StateError, CheckpointError, StoreError, Preempted: as `Guard.restore` does.
+    """
+    gate, state, saver = parts.gate, parts.state, parts.saver
+    step = None if step is None else completed_steps(step)
+    run_id = parts.run_id if run_id is None else check_run_id(run_id)
+    state.allow_missing(missing)
+    # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
+    saver.call_off("guard.restore() was called")
+    gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing
+    saver.loading = parts.coordinator is not None  # the other ranks may be further
+    try:
+        done = _load(parts, step, run_id, again=place.restored, trained=place.trained)
+        # Set before the saver is ready: this rank must not vote for a step of the training that it has just left.
+        gate.arrive(done.step)
+        place.restored = saver.ready = True
+    finally:  # also after a Ctrl-C, or a save by hand would wait for this load without end
+        saver.loading = False
+    state.restored()
+    place.begin()
+    parts.progress.begin()
+    parts.schedule.restored(parts.clock.monotonic())
+    skip = 0 if run_id != parts.run_id else max(0, parts.startup.skip_until - done.step)
+    parts.startup_messages.restored(run_id, done.step, guarded=parts.agent.guarded, skip=skip)
+    return done, skip
+
+
+def _load(parts: GuardParts, step: int | None, run_id: str, *, again: bool, trained: bool) -> Restored:
+    """Load a checkpoint, and have every part that counts from it begin anew.
 
     Args:
         step: completed steps of the checkpoint; None for the newest.
