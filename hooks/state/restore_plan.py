@@ -24,9 +24,9 @@ from .misuse.loaded_otherwise import LoadedOtherwise
 from .parts.loaders.part import is_position
 from .parts.module import KnownTensor, ModulePart
 from .parts.rng import RngPart
-from .parts.tree import SavedTrees
 from .parts.values import DictPart, Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
+from .sharding.saved_trees import SavedTrees
 from .state_tensor import StateTensor
 
 #: No rank's state replaces another's.

@@ -30,8 +30,10 @@ from ..memory_access import unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
-from ..state_tensor import StateTensor
+from ..sharding.saved_trees import SavedTrees
+from ..state_tensor import StateTensor, Tier
 from .boundary_copies import BoundaryCopies
+from .late_state import AT_REGISTER, LateState
 from .module_entries import (
     EXTRA_STATE,
     check_names,
@@ -43,7 +45,6 @@ from .module_entries import (
     unwrap,
     warn_of_copies,
 )
-from .tree import SavedTrees
 from .values import (
     COPY_AT_BOUNDARY,
     REFUSALS,
@@ -104,12 +105,16 @@ class ModulePart:
         self.said: list[str] = []
         #: The ids of parameters that only a hooked optimizer changes. The registry sets them.
         self.stepped: frozenset[int] = frozenset()
+        #: Keys of the buffers that the restore under way makes anew.
+        self._to_make: set[str] = set()
         #: Names of entries, as `below` returns them, that the next checkpoint to restore may lack.
         self.may_lack: frozenset[str] = frozenset()
+        #: Whether the module may have changed since the last look at what is new.
+        self._refreshed = True
         self._list(entries)
         self.refresh()
-        #: The keys that the module had when training began; None before.
-        self._begun_with: set[str] | None = None
+        buffers = {key: self._live[key] for _, own, key in self._places if own != SHARDED}
+        self._late = LateState(name, module, buffers)
         if ranks.world > 1:
             warn_of_copies(name, self._live, self._declared, ranks.world)
 
@@ -153,32 +158,14 @@ class ModulePart:
         ]
 
     def begin(self) -> None:
-        """Note that training begins. What the module gets from here on, the script must put there again before a restore."""
-        self._begun_with = {*self._live, *self._late()}
+        """Note that training begins. What changes in the module from here on, the script must change before its next restore."""
+        self._late.begin(self._leaf, self._live)
 
     def say_what_is_new(self) -> None:
-        """Log the layers that the module got since training began. (A restore makes a buffer that was None.)"""
-        if self._begun_with is None:
-            return
-        new = [key for key in self._live if key not in self._begun_with]
-        self._begun_with |= {*new}
-        if new:
-            log.warning(
-                "%s.%s%s came into the module after guard.restore(), and a restore finds it only in a module that has it: put it there "
-                "before guard.restore(), as by one forward pass before register [SG602]",
-                self.name,
-                new[0],
-                f" and {len(new) - 1} more" if len(new) > 1 else "",
-            )
-
-    def _late(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Return the places of the persistent buffers that are None now: key -> (the table, its key there)."""
-        return {
-            f"{prefix}.{key}".lstrip("."): (module._buffers, key)
-            for prefix, module in named_modules(self._module)
-            for key, buffer in module._buffers.items()
-            if buffer is None and key not in module._non_persistent_buffers_set
-        }
+        """Log what has changed in the module since training began, or since the last look."""
+        if self._refreshed:
+            self._refreshed = False
+            self._late.say(self._leaf, self._live)
 
     def _list_anew(self) -> None:
         """List the module again: from here on a save has the layers and tensors added since `register`, and lacks
@@ -262,6 +249,7 @@ class ModulePart:
             known.setdefault(
                 id(entry), KnownTensor(f"{self.name}/{key}", entry, self._outer_declared[key], span)
             )
+        self._refreshed = True
         self._known = known
         self._sources = [(t, read.get(id(t), self._leaf[k].tensor)) for k, t in self._live.items()]
         self._in_place = [t for t in self._live.values() if id(t) not in copies]
@@ -376,7 +364,8 @@ class ModulePart:
     def tree(self) -> Any:
         self._copies.tensors()
         tensors = {k: state_tensor.tensor for k, state_tensor in self._leaf.items()}
-        return tensors | self._descriptions | self._frozen_extra
+        late = self._late.record((key, tensors[key]) for _, _, key in self._places)
+        return tensors | self._descriptions | self._frozen_extra | late
 
     def merge(self, trees: SavedTrees) -> Any:
         """Return each key from the first rank that has it.
@@ -385,15 +374,17 @@ class ModulePart:
         """
         if trees.alone:
             return trees.own
-        wanted = self._keys | self._late().keys()
+        wanted = self._keys | self._late.unmade().keys()
         merged: dict[str, Any] = {}
         for _, tree in trees.each():
             if not isinstance(tree, dict):
                 return tree
             merged |= {
-                k: v for k, v in tree.items() if k not in merged and (k in wanted or self._ranks.world == 1)
+                k: v
+                for k, v in tree.items()
+                if k not in merged and (k in wanted or k == AT_REGISTER or self._ranks.world == 1)
             }
-            if len(merged) == len(wanted) and self._ranks.world > 1:
+            if wanted <= merged.keys() and self._ranks.world > 1:
                 break
         return merged
 
@@ -402,7 +393,7 @@ class ModulePart:
         return {*self._live, *self._outer, *self._extra_keys}
 
     def _held_by(self, tree: Any) -> list[tuple[str, torch.Tensor]]:
-        return [(key, tensor) for key, tensor in self._live.items() if key in tree]
+        return [(key, t) for key, t in self._live.items() if key in tree and key not in self._to_make]
 
     def below(self, path: str) -> set[str]:
         """Return the names of the entries at or below the path of a layer, such as `model.head`."""
@@ -416,8 +407,10 @@ class ModulePart:
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict):
             raise StateError(f"{self.name} is a module here and a {type(tree).__name__} in the checkpoint")
-        late = {key for key in self._late().keys() - self._keys if isinstance(tree.get(key), torch.Tensor)}
+        unmade = self._late.unmade().keys() - self._keys
+        late = {AT_REGISTER} | {key for key in unmade if isinstance(tree.get(key), torch.Tensor)}
         check_names(self.name, self._keys, set(tree) - late, self.may_lack)
+        self._to_make = self._late.to_make(tree, self._live)
         for key, text in self._descriptions.items():
             if tree.get(key, text) != text:
                 raise StateError(
@@ -444,8 +437,10 @@ class ModulePart:
     def put_back(self, tree: Any) -> None:
         let_go(self._module)
         beside = next(iter(self._live.values()), None)
-        for key, (table, own) in self._late().items():
-            if key in tree:  # the first forward made it, and comes too late for a restore
+        unmade = self._late.unmade()
+        made = {key: (table, own) for table, own, key in self._places if key in self._to_make}
+        for key, (table, own) in (unmade | made).items():
+            if key in tree:  # a forward made it, and comes too late for a restore
                 table[own] = tree[key] if beside is None else tree[key].to(local(beside).device)
         for key, tensor in self._held_by(tree):
             copy_into(local(tensor), local(tree[key]))

@@ -6,7 +6,7 @@ A part answers three questions:
 - Which tensors stay unchanged until the next `optimizer.step()`? A save reads these in place.
 - How does a saved tree go back into the same live objects?
 
-The saved form of a value is a *tree* (`tree`).
+The saved form of a value is a *tree* (`sharding.saved_trees`).
 """
 
 from __future__ import annotations

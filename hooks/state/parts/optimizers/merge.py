@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .....providers.errors import StateError
-from ..tree import SavedTrees
+from ...sharding.saved_trees import SavedTrees
 from .optimizer_tree import Shard, shard, steps
 
 

@@ -30,10 +30,10 @@ from ...sharding.dtensor import (
     local,
     state_tensor,
 )
-from ...state_tensor import StateTensor
+from ...sharding.saved_trees import SavedTrees
+from ...state_tensor import StateTensor, Tier
 from ..module import KnownTensor
 from ..stateful import ClassedPart, check_class
-from ..tree import SavedTrees
 from ..values import Part, load_into
 from ..wrappers import can_be_hooked, check_says_state
 from . import groups, optimizer_tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,104 @@ def test_a_layer_between_register_and_restore_is_not_said(caplog: pytest.LogCapt
             guard.step()
         guard.save()
     assert not [each for each in caplog.records if "model" in each.getMessage()]
+
+
+class Queue(nn.Module):
+    """Keeps its last outputs in a buffer that grows to six rows."""
+
+    queue: torch.Tensor
+
+    def __init__(self, rows: int = 0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("queue", torch.zeros(rows, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        self.queue = torch.cat([self.queue, y.detach()])[-6:]
+        return y - self.queue.mean(0)
+
+
+def observed() -> nn.Module:
+    """A model that is prepared for quantization: its observers get a value for each channel in the first forward."""
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    with warnings.catch_warnings(action="ignore"):
+        model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+        prepared: nn.Module = torch.ao.quantization.prepare_qat(model.train())
+    return prepared
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Queue, observed, lambda: nn.Sequential(nn.Linear(3, 3), Queue()), lambda: nn.ModuleList([Queue()])[0]],
+    ids=["queue", "observers", "below", "of a list"],
+)
+def test_a_buffer_that_training_gives_another_shape_comes_back(
+    make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, cut = (trained(make, stop, WatchedStore()) for stop in (6, 3))
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+    assert not [each for each in caplog.records if "model" in each.getMessage()]
+
+
+def test_a_buffer_of_another_shape_at_register_is_refused() -> None:
+    store = WatchedStore()
+    trained(Queue, 6, store)
+    with pytest.raises(StateError, match=r"model.queue is \(2, 2\) torch.float32 here and \(6, 2\)"):
+        trained(lambda: Queue(rows=2), 6, store)
+
+
+def _tie(model: Any) -> None:
+    model[1].weight = model[0].weight
+
+
+def _untie(model: Any) -> None:
+    model[2].weight = nn.Parameter(model[3].weight.detach().clone())
+
+
+def _halve(model: Any) -> None:
+    model[1].double()
+
+
+def _shrink(model: Any) -> None:
+    model[1].bias = nn.Parameter(model[1].bias[:1].detach().clone())
+
+
+def _cut(model: Any) -> None:
+    del model[1].bias
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_tie, "model[1].weight is one tensor with model[0].weight since this step"),
+        (_untie, "model[3].weight is no longer one tensor with model[2].weight since this step"),
+        (
+            _halve,
+            "model[1].weight is float64 of shape (3, 3), not float32 of shape (3, 3), and 1 more since this step",
+        ),
+        (_shrink, "model[1].bias is float32 of shape (1), not float32 of shape (3), since this step"),
+        (_cut, "model[1].bias is in the module no more since this step"),
+    ],
+)
+def test_a_change_that_a_restore_does_not_make_is_said_at_its_step(
+    change: Callable[[Any], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model: Any = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    model[3].weight = model[2].weight
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with guarded(WatchedStore(), {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        guard.step()
+        assert not [each for each in caplog.records if "model" in each.getMessage()]
+        change(model)
+        guard.save()
+        guard.step()
+        guard.step()
+        guard.save()
+    (line,) = [each.getMessage() for each in caplog.records if "model" in each.getMessage()]
+    assert line.startswith(said)
 
 
 class Averaging(torch.optim.Optimizer):

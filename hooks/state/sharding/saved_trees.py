@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..sharding.dtensor import RankOf
+from .dtensor import RankOf
 
 
 class SavedTrees:
