@@ -20,6 +20,8 @@ from ...checkpoint.format.values.saved_object import SavedObject
 
 #: Dicts that typed JSON has a form for.
 _DICTS = (OrderedDict, defaultdict, Counter, dict)
+#: Kinds of numpy's, by their names in `numpy.random`.
+_NUMPYS = ("Generator", "BitGenerator", "RandomState", "SeedSequence")
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple, set, frozenset, deque})
 
 
@@ -41,6 +43,8 @@ def saved_object(value: Any) -> SavedObject | None:
     if isinstance(value, dict) and kind not in _DICTS:
         beside = getattr(value, "__dict__", {})
         return SavedObject("mapping", name, (dict(value), {} if beside is value else dict(beside)))
+    if not is_generator(value) or {*getattr(value, "__dict__", ())} - {"gauss_next"}:
+        return None
     state = generator_state(value)
     return None if state is None else SavedObject("generator", name, state)
 
@@ -55,19 +59,45 @@ def _listed(slots: Any) -> Any:
     return (slots,) if isinstance(slots, str) else slots
 
 
+def is_generator(value: object) -> bool:
+    """Return whether the value is a random number generator, or what makes new ones: python's, torch's or numpy's."""
+    numpy = sys.modules.get("numpy")
+    kinds = () if numpy is None else tuple(getattr(numpy.random, name) for name in _NUMPYS)
+    return isinstance(value, (torch.Generator, random.Random, *kinds))
+
+
 def generator_state(value: Any) -> Any:
-    """Return the state of a script's own random number generator; None if the value is not one."""
+    """Return the state of a random number generator; None if it has none that can be set."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
-        more = isinstance(value, random.SystemRandom) or {*vars(value)} - {"gauss_next"}
-        return None if more else value.getstate()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.random.Generator):
-        return value.bit_generator.state
-    if numpy is not None and isinstance(value, numpy.random.RandomState):
+        return None if isinstance(value, random.SystemRandom) else value.getstate()
+    if hasattr(value, "set_state"):
         return value.get_state(legacy=False)
-    return None
+    if hasattr(value, "generate_state"):
+        return value.state
+    bits = getattr(value, "bit_generator", value)
+    return {"bits": bits.state, "seeds": getattr(getattr(bits, "seed_seq", None), "state", None)}
+
+
+def set_generator(live: Any, state: Any) -> None:
+    """Set the state that `generator_state` returned."""
+    if isinstance(live, random.Random):
+        live.setstate(state)
+    elif hasattr(live, "set_state"):
+        live.set_state(state)
+    elif hasattr(live, "generate_state"):
+        if state["pool_size"] != live.pool_size:
+            raise ValueError(
+                f"the saved pool has {state['pool_size']} words, and the one here {live.pool_size}"
+            )
+        # numpy has no setter for the count of children, from which `spawn` makes the next one.
+        sys.modules["numpy"].random.SeedSequence.__init__(live, **state)
+    else:
+        bits = getattr(live, "bit_generator", live)
+        bits.state = state["bits"]
+        if state["seeds"] is not None and hasattr(seeds := getattr(bits, "seed_seq", None), "state"):
+            set_generator(seeds, state["seeds"])
 
 
 def fits(saved: SavedObject, live: Any) -> bool:
@@ -106,7 +136,7 @@ def another(live: Any, kind: str, value: Any) -> Any:
 def fill(live: Any, kind: str, value: Any) -> None:
     """Give a live object its values."""
     if kind == "generator":
-        _set_generator(live, value)
+        set_generator(live, value)
     elif kind == "mapping":
         items, beside = value
         base: Any = next(each for each in _DICTS if isinstance(live, each))
@@ -121,14 +151,3 @@ def fill(live: Any, kind: str, value: Any) -> None:
             object.__delattr__(live, key)
         for key, each in value.items():
             object.__setattr__(live, key, each)
-
-
-def _set_generator(live: Any, state: Any) -> None:
-    if isinstance(live, torch.Generator):
-        live.set_state(state)
-    elif isinstance(live, random.Random):
-        live.setstate(state)
-    elif hasattr(live, "bit_generator"):
-        live.bit_generator.state = state
-    else:
-        live.set_state(state)

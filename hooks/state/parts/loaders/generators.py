@@ -10,12 +10,13 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...inventory.objects import generator_state, is_generator, set_generator
 from .batch_mark import attributes
 
 #: Limits of the search: attributes and items on a path, objects in all, items of one container. A longer one holds data.
@@ -48,17 +49,18 @@ class OwnGenerators:
             kept = getattr(value, "bit_generator", value)
             if id(kept) in ids:
                 continue
-            if isinstance(value, random.SystemRandom):
-                self.unsavable[path] = "SystemRandom"
-            elif _access(value) is not None:
+            if is_generator(value):
                 ids.add(id(kept))
-                found[path] = value
+                if generator_state(value) is None:
+                    self.unsavable[path] = type(value).__name__
+                else:
+                    found[path] = value
         return found
 
     def states(self) -> dict[str, Any]:
         """Return the generators' states, by where they are found."""
         found = self.look() if self._found is None else self._found
-        return {path: (_access(each) or _NONE)[0]() for path, each in found.items()}
+        return {path: generator_state(each) for path, each in found.items()}
 
     def set(self, states: dict[str, Any]) -> None:
         """Set the states that `states` returned."""
@@ -66,28 +68,7 @@ class OwnGenerators:
         for path, each in found.items():
             # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then.
             if path in states:
-                (_access(each) or _NONE)[1](states[path])
-
-
-Access = tuple[Callable[[], Any], Callable[[Any], Any]]
-_NONE: Access = (lambda: None, lambda state: None)
-
-
-def _access(value: Any) -> Access | None:
-    """Return how to read a generator's state, and how to set it; None if the value is no generator."""
-    if isinstance(value, torch.Generator):
-        return value.get_state, value.set_state
-    if isinstance(value, random.Random):
-        return value.getstate, value.setstate
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    if isinstance(value, numpy.random.RandomState):
-        return value.get_state, value.set_state
-    bits = value.bit_generator if isinstance(value, numpy.random.Generator) else value
-    if isinstance(bits, numpy.random.BitGenerator):
-        return (lambda: bits.state), (lambda state: setattr(bits, "state", state))
-    return None
+                set_generator(each, states[path])
 
 
 def _global_ones() -> Iterator[Any]:
@@ -111,7 +92,7 @@ def _objects(root: object) -> Iterator[tuple[str, Any]]:
             seen.add(id(value))
             here = f"{path}{step}".lstrip(".")
             yield here, value
-            if depth + 1 < _DEPTH and _access(value) is None:
+            if depth + 1 < _DEPTH and not is_generator(value):
                 queue.append((here, value, depth + 1))
 
 
@@ -152,5 +133,5 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the generators among the global names that a function uses."""
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
-        if _access(value) is not None:
+        if is_generator(value):
             yield f"({name})", value

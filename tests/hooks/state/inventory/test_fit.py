@@ -92,6 +92,16 @@ class Marked(OrderedDict[str, Any]):
 Pair = namedtuple("Pair", "left right")
 
 
+def after_spawn(generator: Any) -> Any:
+    """Return one of numpy's that has made two children: the next ones are others."""
+    getattr(generator, "seed_seq", generator).spawn(2)
+    return generator
+
+
+def bits_after_spawn(seed: Any) -> Any:
+    return after_spawn(np.random.default_rng(seed).bit_generator)
+
+
 @pytest.mark.parametrize(
     ("live", "saved"),
     [
@@ -118,6 +128,10 @@ Pair = namedtuple("Pair", "left right")
         (random.Random(0), random.Random(1)),
         (np.random.default_rng(0), np.random.default_rng(1)),
         (np.random.RandomState(0), np.random.RandomState(1)),
+        (np.random.default_rng(0), np.random.Generator(bits_after_spawn(0))),
+        (np.random.Philox(0), after_spawn(np.random.Philox(0))),
+        (np.random.SeedSequence(0), after_spawn(np.random.SeedSequence(1))),
+        (np.random.SeedSequence([1, 2]).spawn(1)[0], after_spawn(np.random.SeedSequence([1, 2]).spawn(2)[1])),
     ],
     ids=lambda value: type(value).__name__,
 )

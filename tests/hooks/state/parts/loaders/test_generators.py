@@ -67,10 +67,18 @@ def drawn(rng: np.random.Generator) -> float:
     return float(rng.random())
 
 
+def of_children(rng: np.random.Generator) -> float:
+    return float(rng.spawn(1)[0].random())
+
+
 PLACES: dict[str, Callable[[], Draw]] = {
     "random.Random": lambda: random.Random(1).random,
     "numpy's Generator": lambda: functools.partial(drawn, np.random.default_rng(1)),
     "numpy's MT19937": lambda: functools.partial(drawn, np.random.Generator(np.random.MT19937(1))),
+    "numpy's children": lambda: functools.partial(of_children, np.random.default_rng(1)),
+    "a sequence of seeds": lambda: (
+        lambda own: lambda: own.spawn(1)[0].entropy + drawn(np.random.default_rng(own.spawn(1)[0]))
+    )(np.random.SeedSequence(1)),
     "torch's": lambda: (lambda own: lambda: torch.rand(1, generator=own).item())(
         torch.Generator().manual_seed(1)
     ),
