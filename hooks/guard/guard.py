@@ -259,6 +259,8 @@ class Guard:
         if total is not None and done >= total:
             self._parts.startup_messages.finished(self._run_id, done, total)
         self._place.loop = loop = StepsLoop(sys._getframe().f_back)
+        for loader in self._state.loaders:
+            loader.before_turn()
         try:
             for step in count(done) if total is None else range(done, total):
                 loop.begin_turn(step)

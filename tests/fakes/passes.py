@@ -70,6 +70,7 @@ class Loop:
         self.done = 0
         self.guard: Any = None
         self._open: Any = None
+        self._by_hand = True
 
     def wrap(self, loader: Any, limit: int | None = None) -> Any:
         """Wrap a loader as the script does."""
@@ -98,11 +99,22 @@ class Loop:
         loss.backward()
         self.losses[self.done] = self.losses.get(self.done, 0.0) + loss.item()
 
+    def turns(self, total: int) -> Iterator[int]:
+        """Yield the steps that are still to do, each of which the guard marks itself."""
+        self._by_hand = False
+        for number in range(self.done, total) if self.guard is None else self.guard.steps(total):
+            self._end()
+            yield number
+
     def step(self) -> None:
         self.optimizer.step()
         self.done += 1
-        if self.guard is not None:
-            self.guard.step()
+        if self._by_hand:
+            if self.guard is not None:
+                self.guard.step()
+            self._end()
+
+    def _end(self) -> None:
         if self.done == self._until:
             self.guard.save()
             raise Cut

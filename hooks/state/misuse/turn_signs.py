@@ -69,7 +69,7 @@ class TurnSigns:
             self._weights = []
         self._gradients = [((g := p.grad), 0 if g is None else g._version) for p in self._followed]
         if self._loaders:
-            self._delivered = [*map(_progress, self._loaders.values())]
+            self._delivered = [each.progress for each in self._loaders.values()]
 
     def keep_weights(self) -> None:
         """Keep the weights that are followed, before the first step of an optimizer changes them."""
@@ -86,7 +86,7 @@ class TurnSigns:
             buffers: the boundary has copied the buffers, and weights have not changed since.
         """
         for (name, loader), before in zip(self._loaders.items(), self._delivered, strict=True):
-            if (now := _progress(loader)) != before and now[1]:
+            if (now := loader.progress) != before and now[1]:
                 return f"{name} has delivered a batch"
         for p, (gradient, version) in zip(self._followed, self._gradients, strict=True):
             grad = p.grad
@@ -118,7 +118,7 @@ class TurnSigns:
     def _moved(self, part: Part) -> Iterator[str]:
         if part.name in self._loaders:
             before = self._delivered[[*self._loaders].index(part.name)]
-            if (now := _progress(self._loaders[part.name])) != before:
+            if (now := self._loaders[part.name].progress) != before:
                 yield f"{part.name} (batch {before[1]}, now {now[1]})"
         elif isinstance(part, ModulePart):
             yield from part.moved_buffers()
@@ -132,11 +132,6 @@ class TurnSigns:
             asked.forms = Forms(objects=part.forms.objects)
             asked.at_boundary()
             yield from _differences(part.tree(), asked.tree(), part.name)
-
-
-def _progress(loader: ResumableLoader) -> tuple[int, int]:
-    """Return the passes that are over, and the batches that the loader has delivered of this pass."""
-    return loader.epoch, loader._taken
 
 
 def _smallest(trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:

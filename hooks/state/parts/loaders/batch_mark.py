@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,8 +31,21 @@ def marked(batch: Any, mark: int) -> int:
         batch: tensors, arrays, numbers and strings, in any sequence, mapping, dataclass or object.
         mark: the checksum of the batches before it.
     """
-    waiting, seen, values = [batch], 0, 0
-    while waiting and values < _VALUES and seen < _OBJECTS:
+    for _, sample in islice(_leaves(batch), _VALUES):
+        mark = crc32(sample, mark)
+    return mark
+
+
+def leaf_of(batch: Any) -> Any:
+    """Return the first tensor or array of a batch, which lives as long as the batch does; None if there is none."""
+    tensors = (v for v, _ in _leaves(batch) if isinstance(v, torch.Tensor) or (_is_array(v) and v.ndim))
+    return next(tensors, None)
+
+
+def _leaves(batch: Any) -> Iterator[tuple[Any, bytes]]:
+    """Yield the values in a batch, each with a sample of it."""
+    waiting, seen = [batch], 0
+    while waiting and seen < _OBJECTS:
         value = waiting.pop()
         seen += 1
         if isinstance(value, dict):
@@ -39,30 +53,11 @@ def marked(batch: Any, mark: int) -> int:
         elif isinstance(value, (list, tuple)):
             waiting += value[:_VALUES]
         elif (sample := _sample(value)) is not None:
-            values += 1
-            mark = crc32(sample, mark)
+            yield value, sample
         elif isinstance(value, Mapping):  # slower to ask than the others
             waiting += value.values()
         elif not isinstance(value, _CODE):
             waiting += [*attributes(value).values()][:_VALUES]
-    return mark
-
-
-def leaf_of(batch: Any) -> Any:
-    """Return the first tensor or array of a batch, which lives as long as the batch does; None if there is none."""
-    waiting, seen = [batch], 0
-    while waiting and seen < _OBJECTS:
-        value = waiting.pop()
-        seen += 1
-        if isinstance(value, torch.Tensor) or (_is_array(value) and value.ndim):
-            return value
-        if isinstance(value, Mapping):
-            waiting += value.values()
-        elif isinstance(value, (list, tuple)):
-            waiting += value[:_VALUES]
-        elif not isinstance(value, (*_PLAIN, *_CODE)):
-            waiting += [*attributes(value).values()][:_VALUES]
-    return None
 
 
 def attributes(value: object) -> dict[str, Any]:

@@ -6,12 +6,15 @@ The others go on at their own state, which costs no loading. A driver decides it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
+from ....checkpoint.format.values.sameness import same
+from .generators import objects
+from .passes import Pass
 from .worker_draws import WorkerDraws
 
 _END = object()
@@ -28,6 +31,10 @@ class ReplayDriver:
         self.loader = loader
         #: Whether the pass under way drew random numbers when it began.
         self.drew = False
+        #: The loader's own restored position, until it delivers.
+        self.loaded: Any = None
+        #: Whether it has delivered since the restore. One that has not would begin if it were asked for its state.
+        self.has_begun = False
         #: Whether the dataset draws random numbers in workers; None while it does not matter.
         self.draws: WorkerDraws | None = None
 
@@ -47,12 +54,43 @@ class ReplayDriver:
         with self.watching():
             return iter(self.loader)
 
+    def between(self, states: Any, put_back: Callable[[Any], None]) -> Any:
+        """Go to the restored position between two passes; return the loader's own state there, which a replay begins from.
+
+        Args:
+            states: the generators, which this may move.
+            put_back: sets the generators.
+        """
+        if self.loaded is not None:
+            self.prepare(self.loaded, inside=False)
+            put_back(states)
+        return self.before() if self.has_begun or self.loaded is not None else None
+
     def before(self) -> Any:
-        """Return the loader's own state where a pass begins, which a replay begins from; None if it has none."""
+        """Return the loader's own state where a pass begins; None if it has none."""
         return None
 
-    def state(self, inside: bool) -> Any:
-        """Return the loader's own position once it has delivered, in a pass or between two; None if it is to be replayed."""
+    def delivered(self, drew: bool) -> None:
+        """Note a batch, or the end of a pass, and whether random numbers were drawn for the first batch."""
+        self.has_begun, self.loaded, self.drew = True, None, self.drew or drew
+
+    def position(self, taken: int | None) -> Any:
+        """Return what a restart sets: the loader's own position, or the restored one until it delivers; None for a replay.
+
+        Args:
+            taken: the batches that training took of a pass; None between two.
+        """
+        return self.state(taken) if self.has_begun else self.loaded
+
+    def restored(self, state: Any, this: Pass | None) -> None:
+        """Take what `position` returned, and the pass that was interrupted."""
+        self.loaded, self.has_begun = state, False
+        begun = this.before if state is None and this is not None else state
+        if begun is not None:
+            self.load(begun)
+
+    def state(self, taken: int | None) -> Any:
+        """Return the loader's own position once it has delivered; None if it is to be replayed."""
         return None
 
     def load(self, state: Any) -> None:
@@ -74,14 +112,35 @@ class ReplayDriver:
 class OwnDriver(ReplayDriver):
     """An iterable with a state of its own, such as a loader that the script has written.
 
-    It is replayed if its passes begin with random numbers: no state of its own has the order that these make.
+    It is replayed if its passes begin with random numbers: no state of its own has the order that these make. So it is until its
+    state has changed with the batches: one that does not, such as an epoch, is no position.
     """
 
-    def before(self) -> Any:
-        return self.loader.state_dict()
+    #: The batches taken, and the state with them, as of the last boundary of this pass.
+    _seen: tuple[int, Any] | None = None
+    #: Whether the state changes with the batches; None while that is not known.
+    _moves: bool | None = None
 
-    def state(self, inside: bool) -> Any:
-        return None if inside and self.drew else self.loader.state_dict()
+    def before(self) -> Any:
+        state = self.loader.state_dict()
+        self._seen = 0, state
+        return state
+
+    def state(self, taken: int | None) -> Any:
+        if taken is not None and self.drew:
+            return None
+        state = self.loader.state_dict()
+        if taken is None:
+            self._seen = None
+            return state
+        seen, self._seen = self._seen, (taken, state)
+        if seen is not None and seen[0] != taken and self._moves is not False:
+            self._moves = bool(same(seen[1], state))
+        return state if self._moves else None
+
+    def restored(self, state: Any, this: Pass | None) -> None:
+        super().restored(state, this)
+        self._seen, self._moves = None, True if this is not None and state is not None else None
 
     def load(self, state: Any) -> None:
         self.loader.load_state_dict(state)
@@ -97,14 +156,14 @@ class StreamDriver(OwnDriver):
     def before(self) -> Any:
         return None  # a state of the pass before, at which it would go on
 
-    def state(self, inside: bool) -> Any:
-        return self.loader.state_dict() if inside and not has_shuffle_buffer(self.loader) else None
+    def state(self, taken: int | None) -> Any:
+        return self.loader.state_dict() if taken is not None and not has_shuffle_buffer(self.loader) else None
 
 
 class NodesDriver(ReplayDriver):
     """`torchdata.nodes.Loader`, which begins as soon as it is asked for its state."""
 
-    def state(self, inside: bool) -> Any:
+    def state(self, taken: int | None) -> Any:
         return None if self.loader._it is None else self.loader.state_dict()
 
     def prepare(self, state: Any, inside: bool) -> Iterator[Any] | None:
@@ -143,10 +202,10 @@ class StatefulDriver(ReplayDriver):
             self._watched = self.loader._iterator
         return batches
 
-    def state(self, inside: bool) -> Any:
+    def state(self, taken: int | None) -> Any:
         iterator = self.loader._iterator
         unseen = self.loader.num_workers > 0 and iterator is not self._watched
-        if iterator is None or unseen or not self._tells(inside):
+        if iterator is None or unseen or not self._tells(inside=taken is not None):
             return None
         epochs = {where: each.epoch for where, each in self._with_epochs().items()}
         return {"loader": self.loader.state_dict(), "epochs": epochs}
@@ -165,7 +224,7 @@ class StatefulDriver(ReplayDriver):
                 forget_early_iterator(self.loader)
         return None
 
-    def _tells(self, inside: bool) -> bool:
+    def _tells(self, *, inside: bool) -> bool:
         loader = self.loader
         dataset, sampler, batches = loader.dataset, loader.sampler, loader.batch_sampler
         if keeps_loaded_aside(dataset):
@@ -227,14 +286,9 @@ def keeps_loaded_aside(dataset: object) -> bool:
 
 def has_shuffle_buffer(dataset: object) -> bool:
     """Return whether a `datasets.IterableDataset` shuffles in a buffer. (Its steps are nested in private attributes.)"""
-    waiting, seen = [getattr(dataset, "_ex_iterable", None)], 0
-    while waiting and seen < 1000:
-        each, seen = waiting.pop(), seen + 1
-        if type(each).__name__ == "BufferShuffledExamplesIterable" and getattr(each, "buffer_size", 0) > 1:
-            return True
-        inside = [getattr(each, "ex_iterable", None), *(getattr(each, "ex_iterables", None) or ())]
-        waiting += [one for one in inside if one is not None]
-    return False
+    steps = (each for _, each in objects(getattr(dataset, "_ex_iterable", None)))
+    named = (each for each in steps if type(each).__name__ == "BufferShuffledExamplesIterable")
+    return any(getattr(each, "buffer_size", 0) > 1 for each in named)
 
 
 def _has_state(value: object) -> bool:

@@ -21,10 +21,12 @@ from .batch_mark import attributes
 
 #: Limits of the search: attributes and items on a path, objects in all, items of one container. A longer one holds data.
 _DEPTH, _OBJECTS, _LONG = 8, 4000, 200
+#: The most objects, where those that hold data count.
+_DATA = 10**6
 #: Packages whose functions draw from no generator of their own.
 _LIBRARIES = ("torch.", "torchdata.", "numpy.", "builtins", "collections", "functools", "abc", "typing")
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device)
-_NOT_ENTERED = (*_ATOMS, nn.Module, type, types.ModuleType)
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_NOT_ENTERED = (torch.Tensor, nn.Module, type, types.ModuleType)
 
 
 class OwnGenerators:
@@ -45,7 +47,7 @@ class OwnGenerators:
         found: dict[str, Any] = {}
         self._found, self.unsavable = found, {}
         ids = {id(each) for each in _global_ones()}
-        for path, value in _objects(self._loader):
+        for path, value in objects(self._loader):
             kept = getattr(value, "bit_generator", value)
             if id(kept) in ids:
                 continue
@@ -79,29 +81,35 @@ def _global_ones() -> Iterator[Any]:
         yield numpy.random.mtrand._rand._bit_generator
 
 
-def _objects(root: object) -> Iterator[tuple[str, Any]]:
-    """Yield each object that the root holds, nearest first, with the path to it."""
+def objects(root: object, *, data: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield each object that the root holds, nearest first, with the path to it.
+
+    Args:
+        root: a loader, or a part of one.
+        data: whether long containers count, which hold data.
+    """
     queue: deque[tuple[str, Any, int]] = deque([("", root, 0)])
     seen = {id(root)}
     classes: set[type] = set()
-    while queue and len(seen) < _OBJECTS:
+    most, long = (_DATA, _DATA) if data else (_OBJECTS, _LONG)
+    while queue and len(seen) < most:
         path, owner, depth = queue.popleft()
-        for step, value in _children(owner, classes):
-            if isinstance(value, _NOT_ENTERED) or id(value) in seen:
+        for step, value in _children(owner, classes, long):
+            if isinstance(value, _ATOMS) or id(value) in seen:
                 continue
             seen.add(id(value))
             here = f"{path}{step}".lstrip(".")
             yield here, value
-            if depth + 1 < _DEPTH and not is_generator(value):
+            if depth + 1 < _DEPTH and not isinstance(value, _NOT_ENTERED) and not is_generator(value):
                 queue.append((here, value, depth + 1))
 
 
-def _children(owner: Any, classes: set[type]) -> Iterator[tuple[str, Any]]:
+def _children(owner: Any, classes: set[type], long: int) -> Iterator[tuple[str, Any]]:
     if isinstance(owner, dict):
-        if len(owner) <= _LONG:
+        if len(owner) <= long:
             yield from ((f"[{key!r}]", value) for key, value in [*owner.items()])
     elif isinstance(owner, (list, tuple)):
-        if len(owner) <= _LONG:
+        if len(owner) <= long:
             yield from ((f"[{at}]", value) for at, value in enumerate(owner))
     elif isinstance(owner, functools.partial):
         yield from ((f"({step})", value) for step, value in [("func", owner.func), ("args", owner.args)])

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from .....providers.errors import StateError
 from ...inventory.frozen import freeze_of, prove
 from ..values import StatefulPart
-from .resumable import ResumableLoader, suspension
+from .passes import first_draws
+from .resumable import ResumableLoader
 
 log = logging.getLogger("spotguard")
 
@@ -41,7 +42,7 @@ class LoaderPart(StatefulPart):
             )
 
     def at_boundary(self) -> None:
-        suspension.end()
+        first_draws.end()
         # Only the loader's own state can change later: all else is made anew by each call, or never changed once it is made.
         state = self.value.state_dict()
         state["loader"] = freeze_of(self.name, state["loader"], self.forms)

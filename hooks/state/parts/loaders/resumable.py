@@ -5,41 +5,23 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from .....providers.errors import StateError, UsageError
 from .. import rng
 from .batch_mark import marked
-from .drivers import OwnDriver, ReplayDriver, driver_of, forget_early_iterator, keeps_workers, set_workers
+from .drivers import ReplayDriver, driver_of, forget_early_iterator, keeps_workers, set_workers
 from .epochs import LoaderEpochs
 from .generators import OwnGenerators
 from .loop_use import LoopUse
+from .passes import Captured, Pass, first_draws
 
 log = logging.getLogger("spotguard")
 
 _END = object()
 
 
-class Suspension:
-    """The generators of training, while a resumed loader has those of its pass's beginning: from iter() to the first batch."""
-
-    def __init__(self) -> None:
-        self.generators: dict[str, Any] | None = None
-
-    def begin(self, generators: dict[str, Any]) -> None:
-        """Keep training's generators, unless another loader has done it."""
-        self.generators = generators if self.generators is None else self.generators
-
-    def end(self) -> bool:
-        """Put training's generators back; return whether any were kept."""
-        kept, self.generators = self.generators, None
-        if kept is not None:
-            rng.restore(kept)
-        return kept is not None
-
-
-#: Of all loaders of the process, as the generators are.
-suspension = Suspension()
 #: The loaders with an iterator that lives, by that iterator. `zip` leaves the others where one of them ends.
 _iterated: weakref.WeakKeyDictionary[Any, ResumableLoader] = weakref.WeakKeyDictionary()
 
@@ -102,24 +84,13 @@ class ResumableLoader:
         self.epochs = LoaderEpochs(loader)
         #: What the training loop does with the loader.
         self.use = LoopUse(loader)
-        self._taken = 0
-        #: Checksums over samples of the first batch, and of all batches that were taken.
-        self._marks = (0, 0)
-        #: Batches of an interrupted pass that its next iterator drops, and their checksums.
-        self._cut = 0
-        self._cut_marks = (0, 0)
-        #: Whether a boundary came since the iterator was made. The batches of an iterator without one trained nothing.
-        self._stepped = False
-        #: The generators at the beginning of this pass, and the epoch that the sampler had then.
-        self._begin: dict[str, Any] = {}
-        #: The loader's own restored position, until it delivers.
-        self._loaded: Any = None
-        #: Whether it has delivered since the restore. One that has not would begin if it were asked for its state.
-        self._has_begun = False
+        #: The pass under way, or interrupted, and what the next iterator resumes of it.
+        self._pass: Pass | None = None
+        self._resumes: Pass | None = None
         #: The generators of the restored step, once an iterator was made after it.
-        self._after: dict[str, Any] | None = None
-        #: The iterator whose batches count; an older one that is used on changes nothing.
-        self._current: object = None
+        self._after: Captured | None = None
+        #: Whether the script looks at a first batch before a pass. If not, a second iterator begins another pass; None: not known.
+        self._looks: bool | None = None
         #: Whether the saved run kept its workers from an earlier pass; None once the next iterator is made.
         self._kept: bool | None = None
         #: The number of restores. An iterator of before the last one is at another position than the state.
@@ -143,113 +114,117 @@ class ResumableLoader:
 
     @property
     def position(self) -> int:
-        return 0 if self._stepped else self._cut
+        self.use.counts = True
+        resumes = self._to_resume()
+        return 0 if resumes is None else resumes.taken
 
     @property
     def delivered(self) -> int:
         """Batches that training has taken since the last boundary."""
         return self.use.delivered
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The passes that are over, and the batches that training has taken of this one."""
+        return self.epoch, 0 if self._pass is None else self._pass.taken
+
     def __iter__(self) -> Iterator[Any]:
-        if self.position:
-            return self._resumed()
-        if self._taken and self._stepped:  # the loop was left in the middle of a pass
-            self.epoch += 1
-        self._taken = self._cut = 0
-        self._marks = (0, 0)
+        if (resumes := self._to_resume()) is not None:
+            return self._resumed(resumes)
+        this = self._pass
+        if this is not None and this.taken and (this.stepped or self._resumes is not None):
+            self.epoch += 1  # the loop was left in the middle of a pass
+        elif this is not None and this.taken:
+            self._looks = True
+        self._resumes = None
         self._own.look()
         self._report_draws()
         self.align_workers(self._kept)
-        if self._loaded is not None:
-            now = self._captured()
-            self._driver.prepare(self._loaded, inside=False)
-            self._put_back(now)
-        self._begin = {
-            **self._captured(),
-            "kept": keeps_workers(self.loader),
-            "epoch": self.epochs.of_first_sampler(),
-            "passes": self.epochs.passes(),
-            "before": self._driver.before() if self._has_begun or self._loaded is not None else None,
-            "made": None,
-            "first": None,
-        }
-        self._driver.drew = False
-        return self._counted(self._driver.begin())
+        begin = self.captured()
+        before = self._driver.between(begin, self.put_back)
+        kept, epochs = keeps_workers(self.loader), self.epochs
+        first_draws.watch(self, None)
+        this = Pass(begin, kept, epochs.of_first_sampler(), epochs.passes(), before)
+        batches = first_draws.by_loader(self._driver.begin)
+        made = self.captured()
+        self._driver.drew = not rng.same(made, begin)
+        first_draws.waiting[self] = [made, made]
+        return self._counted(batches, this, made)
 
-    def _resumed(self) -> Iterator[Any]:
+    def _to_resume(self) -> Pass | None:
+        """Return the interrupted pass with which the next iterator goes on; None if it begins another one."""
+        this, resumes = self._pass, self._resumes
+        begun = this is not None and resumes is not None and this.taken > resumes.taken
+        return None if begun and self._looks is False else resumes
+
+    def _resumed(self, resumes: Pass) -> Iterator[Any]:
         """The rest of the pass that was interrupted."""
         self._own.look()
-        if self._after is None:
-            held = suspension.generators
-            self._after = {"global": rng.capture() if held is None else held, "own": self._own.states()}
-        begin = self._begin
-        self.align_workers(begin["kept"])
-        self._put_back(begin)
-        self._driver.drew = self._loaded is None
+        self._after = self._after or self.captured()
+        self.align_workers(resumes.kept)
+        self.put_back(resumes.begin)
+        loaded = self._driver.loaded
+        self._driver.drew = loaded is None
         batches = None
-        if self._loaded is not None:
-            if begin["first"] is not None:
-                self._put_back(begin["first"])
-            batches = self._driver.prepare(self._loaded, inside=True)
-            self._put_back(begin["made"] or self._after)
+        if loaded is not None:
+            if resumes.first is not None:
+                self.put_back(resumes.first)
+            batches = self._driver.prepare(loaded, inside=True)
+            self.put_back(resumes.made or self._after)
         else:
-            if begin["before"] is not None:
-                self._driver.load(begin["before"])
-                self._put_back(begin)
-            self.epochs.set_all(begin["epoch"])
-            self.epochs.set_passes(begin["passes"])
+            if resumes.before is not None:
+                self._driver.load(resumes.before)
+                self.put_back(resumes.begin)
+            self.epochs.set_all(resumes.epoch)
+            self.epochs.set_passes(resumes.passes)
         batches = self._driver.begin() if batches is None else batches
-        self._taken, self._marks = self._cut, self._cut_marks
-        if begin["made"] is None:
-            self._go_on(batches)
-            return self._counted(batches, resumed=True)
-        # What the script draws between iter() and the first batch, it draws again. Another loader may begin there.
-        suspension.begin(self._after["global"])
-        return self._counted(batches, resumed=True, suspended=True)
+        this = replace(resumes)
+        if this.made is None:
+            self._go_on(batches, this, self._after)
+        else:
+            first_draws.repeated.append((self, self._after))
+        return self._counted(batches, this, None, repeats=this.made is not None)
 
-    def _go_on(self, batches: Iterator[Any]) -> None:
+    def _go_on(self, batches: Iterator[Any], this: Pass, after: Captured) -> None:
         """Bring an iterator to the interrupted position, and the generators to those of training."""
-        after, begin = self._after or self._captured(), self._begin
-        if begin["made"] is None:
-            suspension.generators = None  # of another loader: training goes on from here
-        elif not suspension.end():
-            after = self._captured()  # training has gone on by another loader
-        if self._loaded is None:
-            if begin["first"] is not None:
-                self._put_back(begin["first"])
-            self._replay(batches)
-        self._put_back(after)
+        if self._driver.loaded is None:
+            if this.first is not None:
+                self.put_back(this.first)
+            self._replay(batches, this)
+        self.put_back(after)
 
-    def _replay(self, batches: Iterator[Any]) -> None:
+    def _replay(self, batches: Iterator[Any], this: Pass) -> None:
         """Take the batches of before the restart again, and drop them."""
         first = mark = 0
         # Without workers, a dataset draws its random numbers between those of training: what it draws here is dropped, so it may differ.
         alone = not getattr(self.loader, "num_workers", 0)
         drew = False
-        for number in range(self._cut):
+        for number in range(this.taken):
             before = rng.capture() if alone and number and not drew else None
             if (batch := next(batches, _END)) is _END:
                 raise StateError(
-                    f"the loader ended after {number} batches, and {self._cut} were taken before the restart: give it the "
+                    f"the loader ended after {number} batches, and {this.taken} were taken before the restart: give it the "
                     "same dataset, batch size and number of ranks"
                 )
             drew = drew or (before is not None and not rng.same(before, rng.capture()))
             mark = marked(batch, mark)
             first = mark if number == 0 else first
-        if first != self._cut_marks[0] or (mark != self._cut_marks[1] and not drew):
+        if first != this.marks[0] or (mark != this.marks[1] and not drew):
             log.warning(
                 "%s's first %d batches are not those of before the restart, so the resumed run is not the uninterrupted one; "
                 "likely first: something in the dataset draws without a seed (pass a seed to each shuffle), a dataset or sampler "
                 "counts passes from 0 (call its set_epoch(loader.epoch)), or files come in another order (sort them) [SG420]",
                 "the loader" if self.use.name == "loader" else self.use.name,
-                self._cut,
+                this.taken,
             )
-            self._marks = (first, mark)
+            this.marks = (first, mark)
 
-    def _captured(self) -> dict[str, Any]:
+    def captured(self) -> Captured:
+        """Return the states of the global generators, and of those inside the loader."""
         return {"global": rng.capture(), "own": self._own.states()}
 
-    def _put_back(self, states: dict[str, Any]) -> None:
+    def put_back(self, states: Captured) -> None:
+        """Set the states that `captured` returned."""
         rng.restore(states["global"])
         self._own.set(states["own"])
 
@@ -262,46 +237,55 @@ class ResumableLoader:
         """After a restore, have the loader's workers or not, as the saved run had where the next iterator was made."""
         self._kept = None
         if kept is not None and keeps_workers(self.loader) != kept:
-            now = self._captured()
+            now = self.captured()
             with self._driver.watching():
                 set_workers(self.loader, kept=kept)
-            self._put_back(now)
+            self.put_back(now)
 
     def _counted(
-        self, batches: Iterator[Any], *, resumed: bool = False, suspended: bool = False
+        self, batches: Iterator[Any], this: Pass, made: Captured | None, *, repeats: bool = False
     ) -> Iterator[Any]:
-        self._current = batches
-        self._stepped = False
+        self._pass = this
+        this.live = True
         restores = self._restores
-        made = None if resumed else self._captured()
-        self.use.began(batches, self._taken)
+        self.use.began(batches, this.taken)
 
         def rest() -> Iterator[Any]:
             # Not a for loop: that calls iter() again, and DeepSpeed's loader is an iterator that begins anew then.
-            nonlocal suspended
-            first = not resumed
-            while self._limit is None or self._taken < self._limit or self._current is not batches:
+            nonlocal repeats
+            while self._limit is None or this.taken < self._limit:
                 if self._restores != restores:
                     raise StateError(
                         "an iterator of this loader was made before guard.restore(), and its batches are not those of the "
                         "restored position: call iter(loader) after guard.restore() [SG417]"
                     )
-                if first and self._current is batches:
-                    self._begins(made)
-                if suspended:
-                    suspended = False
-                    self._go_on(batches)
-                if (batch := next(batches, _END)) is _END:
+                watched = bool(first_draws.repeated)
+                first_draws.deliver()
+                if repeats:
+                    repeats = False
+                    self._go_on(batches, this, self.captured())
+                    if watched:
+                        first_draws.watch(self, this)
+                now = self._before_batch(this, made)
+                batch = (
+                    first_draws.by_loader(lambda: next(batches, _END))
+                    if first_draws.waiting
+                    else next(batches, _END)
+                )
+                if batch is _END:
                     break
-                if self._current is batches:
-                    self._took(batch, first)
-                first = False
+                mark = marked(batch, this.marks[1])
+                this.taken += 1
+                this.marks = (mark if this.taken == 1 else this.marks[0], mark)
+                if self._pass is this:
+                    self._driver.delivered(now is not None and not rng.same(now, self.captured()))
+                    self.use.took(batch)
                 yield batch
-            if self._current is batches:
-                self._current, self._loaded, self._has_begun = None, None, True
+            if self._pass is this:
+                self._pass = self._resumes = None
+                first_draws.watch(self, None)
+                self._driver.delivered(False)
                 self.epoch += 1
-                self._taken = self._cut = 0
-                self._marks = (0, 0)
                 self.use.ended()
                 for other in {*_iterated.values()} - {self}:
                     other._left_by_another()
@@ -312,57 +296,59 @@ class ResumableLoader:
 
     def _left_by_another(self) -> None:
         """Note that a loop that reads another loader too may have ended with it. The next iterator begins a pass then."""
-        self._stepped = self._stepped or self._cut > 0
+        if self._pass is not None and self._resumes is not None:
+            self._pass.stepped, self._resumes = True, None
         self.use.left()
 
-    def _begins(self, made: dict[str, Any] | None) -> None:
-        """Record the generators before a pass's first batch, if they moved since the iterator was made."""
-        now = self._captured()
-        if not rng.same(now, made):
-            # Behind a boundary, what moved them was training, which a restart does not repeat here.
-            self._begin = {**self._begin, "made": None if self._stepped else made, "first": now}
+    def _before_batch(self, this: Pass, made: Captured | None) -> Captured | None:
+        """Record the generators before a pass's first batch, and return them; None before any other batch."""
+        if this.taken:
+            return None
+        now = self.captured()
+        this.first = None if rng.same(now, made) else now
+        if self._pass is this:
+            first_draws.decide(self, this, sure=False)
+        return now
 
-    def _took(self, batch: Any, first: bool) -> None:
-        self._taken += 1
-        self._has_begun, self._loaded = True, None
-        mark = marked(batch, self._marks[1])
-        self._marks = (mark if self._taken == 1 else self._marks[0], mark)
-        if first and isinstance(self._driver, OwnDriver):
-            now = self._captured()
-            self._driver.drew = not all(rng.same(now[each], self._begin[each]) for each in ("global", "own"))
-        self.use.took(batch)
+    def before_turn(self) -> None:
+        """Note that `guard.steps()` yields for the first time. No turn repeats what the script has drawn until now."""
+        first_draws.end()
+        if self._pass is not None:
+            first_draws.decide(self, self._pass, sure=True)
 
     def at_boundary(self) -> None:
         """Note that what was taken has trained. The training thread calls it after every step."""
-        suspension.end()
-        self._stepped = self._stepped or self._current is not None
+        first_draws.boundary()
+        if self._pass is not None and self._pass.live:
+            self._pass.stepped, self._resumes = True, None
         self.use.boundary()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, with the generators that a resumed pass begins from."""
-        own = self._driver.state(self._taken > 0) if self._has_begun else self._loaded
-        kept = keeps_workers(self.loader) if self._kept is None else self._kept
-        position = {"epoch": self.epoch, "taken": self._taken, "marks": self._marks, "kept": kept}
+        this = self._pass
         return {
-            **position,
-            "begin": self._begin,
+            "epoch": self.epoch,
+            "taken": 0 if this is None else this.taken,
+            "marks": (0, 0) if this is None else this.marks,
+            "begin": None if this is None else this.begun(),
+            "looks": self._looks,
+            "kept": keeps_workers(self.loader) if self._kept is None else self._kept,
             "own": self._own.states(),
             "passes": self.epochs.passes(),
-            "loader": own,
+            "loader": self._driver.position(None if this is None else this.taken),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a position of `state_dict`. The next iterator continues there."""
-        self.epoch, self._taken, self._begin = state["epoch"], state["taken"], state["begin"]
-        self._cut, self._stepped, self._after = self._taken, False, None
-        self._current = None
-        self._marks = self._cut_marks = state["marks"]
-        self._kept = state["kept"]
-        self._loaded, self._has_begun = state["loader"], False
+        self.epoch, self._looks, self._kept = state["epoch"], state["looks"], state["kept"]
+        self._pass = None
+        if state["begin"] is not None:
+            self._pass = Pass(**state["begin"], taken=state["taken"], marks=state["marks"])
+        self._resumes = self._pass
+        self._after = None
         if self.epoch:
             forget_early_iterator(self.loader)
-        if (begun := self._loaded if self._loaded is not None else self._begin.get("before")) is not None:
-            self._driver.load(begun)
+        self._driver.restored(state["loader"], self._pass)
         self._own.look()
         self._own.set(state["own"])
         self.epochs.set_passes(state["passes"])
@@ -370,8 +356,10 @@ class ResumableLoader:
     def restored(self) -> None:
         """Refuse the iterators made until now, after a restore or at a first start. `guard.restore()` calls this."""
         self._restores += 1
-        self._current = None
-        suspension.generators = None
+        self._pass = self._resumes
+        if not self.epoch and self._pass is None:  # from here on all looks are seen
+            self._looks = False
+        first_draws.forget()
         for iterator in [each for each, loader in _iterated.items() if loader is self]:
             del _iterated[iterator]
         self.use.restored()

@@ -62,6 +62,73 @@ def a_held_iterator(loop: Loop) -> None:
             loop.learn(x)
 
 
+def other() -> torch.Tensor:
+    return torch.rand(4, 4)
+
+
+Turn = Callable[[int, Iterator[torch.Tensor], Iterator[torch.Tensor]], torch.Tensor]
+
+
+def held(turn: Turn, steps: bool = False, noise: bool = False) -> Script:
+    """Two iterators that are made before the loop, and read by some turns; some draw their data themselves."""
+
+    def script(loop: Loop) -> None:
+        a, b = loop.wrap(shuffled(60)), loop.wrap(shuffled(60))
+        loop.restore(a=a, b=b)
+        one, two = iter(a), iter(b)
+        added = torch.rand(1) if noise else 0
+        for n in loop.turns(12) if steps else range(loop.done, 12):
+            loop.learn(turn(n, one, two) + added)
+
+    return script
+
+
+def rarely(n: int, one: Iterator[torch.Tensor], two: Iterator[torch.Tensor]) -> torch.Tensor:
+    return next(one) if n % 3 == 2 else other()
+
+
+def at_first(n: int, one: Iterator[torch.Tensor], two: Iterator[torch.Tensor]) -> torch.Tensor:
+    return next(two) + next(one) if n % 3 == 0 else other()
+
+
+def late(n: int, one: Iterator[torch.Tensor], two: Iterator[torch.Tensor]) -> torch.Tensor:
+    return next(one) if n > 8 else other()
+
+
+def in_turns(n: int, one: Iterator[torch.Tensor], two: Iterator[torch.Tensor]) -> torch.Tensor:
+    return (next(one), next(two), other())[n % 3] if n else next(two) + next(one)
+
+
+def after_a_draw(n: int, one: Iterator[torch.Tensor], two: Iterator[torch.Tensor]) -> torch.Tensor:
+    return other() + next(one)
+
+
+def sometimes_after_a_draw(n: int, one: Iterator[torch.Tensor], two: Iterator[torch.Tensor]) -> torch.Tensor:
+    return other() + (next(one) if n % 2 == 0 else 0)
+
+
+HELD: dict[str, Script] = {
+    "not for ten steps": held(late),
+    "every third step": held(rarely),
+    "the first step, and every third": held(at_first),
+    "in turns": held(in_turns),
+    "behind a draw": held(after_a_draw),
+    "steps, not for ten": held(late, steps=True, noise=True),
+    "steps, every third": held(at_first, steps=True, noise=True),
+    "steps, in turns": held(in_turns, steps=True, noise=True),
+    "steps, behind a draw": held(after_a_draw, steps=True, noise=True),
+    "steps, sometimes behind a draw": held(sometimes_after_a_draw, steps=True, noise=True),
+}
+
+
+@pytest.mark.parametrize("case", few_fast(HELD, 6))
+def test_an_iterator_that_waits_moves_no_generator_of_training(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert unequal(HELD[case], (1, 2, 5, 9)[case == "behind a draw" :]) == []
+    assert said(caplog) == []
+
+
 def inner(loop: Loop) -> None:
     a, b = loop.wrap(shuffled()), loop.wrap(shuffled(8))
     loop.restore(a=a, b=b)
@@ -219,11 +286,67 @@ class OwnWithout:
         return (rows for rows in Rows().rows[torch.randperm(20)].split(4))
 
 
-@pytest.mark.parametrize("kind", [Own, OwnDrawing, OwnWithout])
+class OwnCounting(Own):
+    """Only the passes are in its state."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from Rows().rows[self.order()].split(4)
+        self.passes += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.passes = state["passes"]
+
+
+class OwnEmpty(OwnWithout):
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """There is nothing to load."""
+
+
+class OwnConstant(OwnEmpty):
+    """Its state is what it was made from, and an order that is drawn once."""
+
+    def __init__(self) -> None:
+        self.order = torch.randperm(20)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(Rows().rows[self.order].split(4))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order, "seed": 3}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order = state["order"]
+
+
+class OwnLive(OwnCounting):
+    """Its state is the live one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"passes": 0}
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from super().__iter__()
+        self.state["passes"] = self.passes
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state, self.passes = dict(state), state["passes"]
+
+
+@pytest.mark.parametrize("kind", [Own, OwnDrawing, OwnWithout, OwnCounting, OwnEmpty, OwnConstant, OwnLive])
 def test_a_loader_of_the_scripts_own_goes_on_where_it_was(
     kind: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert unequal(lambda loop: passes(loop, kind()), (*CUTS, 10, 12)) == []
+    assert unequal(lambda loop: passes(loop, kind()), (1, *CUTS, 6, 10, 12)) == []
     assert said(caplog) == []
 
 
@@ -299,12 +422,32 @@ def cycled(loop: Loop) -> None:
         loop.learn(next(endless))
 
 
+def ended_by_a_range(loop: Loop, *, behind: bool) -> None:
+    """Two batches to a step: the fifth one belongs to none, and its gradient goes into the next step."""
+    a = loop.wrap(shuffled(28))
+    loop.restore(a=a)
+    for _ in range(a.epoch, 4):
+        numbers = range(a.position, 5)
+        for number, x in (
+            ((n, x) for x, n in zip(a, numbers, strict=False)) if behind else zip(numbers, a, strict=False)
+        ):
+            loop.backward(x)
+            if number % 2 == 1:
+                loop.step()
+                loop.optimizer.zero_grad()
+
+
 POSITIONS: dict[str, Script] = {
     "position": by_position,
     "limit": limited,
     "limit, stateful": a_limited_stateful_loader,
     "cycle": cycled,
 }
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_pass_that_another_iterator_ends_leaves_its_tail_to_the_next_step(behind: bool) -> None:
+    assert unequal(lambda loop: ended_by_a_range(loop, behind=behind), (1, 2, 3, 4)) == []
 
 
 @pytest.mark.parametrize("case", POSITIONS)
